@@ -1,0 +1,72 @@
+# Everything a checkout can do. `make` alone lists the targets.
+# Only git, make and python3 (3.11 or newer, with venv) are assumed; databases and the rest are installed when needed.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Named after the lock's content, so that switching branches back and forth reinstalls only when the lock differs.
+STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+
+PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
+
+.PHONY: help env proto proto-check format lint types layers check unit test demo bench lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+env: $(STAMP) ## create .venv with the locked dependencies and this package, editable
+
+$(STAMP):
+	@.ci/ensure-environment "$(PYTHON)" "$(VENV)"
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+proto: $(STAMP) ## regenerate tao/wire/v1 from protos/
+	@.ci/generate-code "$(BIN)" .
+
+proto-check: $(STAMP) ## is the generated code what protos/ says?
+	@$(BIN)/pytest -q -p no:cacheprovider tests/unit/test_generated_code.py
+
+format: $(STAMP) ## put the code into its form and fix what can be fixed by itself
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+lint: $(STAMP) ## ruff: rules and form
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP) ## mypy --strict on the product, its tests and its benchmarks
+	$(BIN)/mypy tao $(wildcard loadtest) $(wildcard tests)
+
+layers: $(STAMP) ## the floors: who may import whom
+	$(BIN)/lint-imports --no-cache
+
+check: lint types layers proto-check ## everything that needs no database: lint, types, layers, generated code
+
+unit: $(STAMP) ## the tests that start no process and no database
+	$(BIN)/pytest tests/unit tests/properties tests/paper
+
+test: check ## check, and every test, on a real database
+	@.ci/ensure-database
+	$(BIN)/pytest
+
+demo: $(STAMP) ## start a cluster, show a page and a social graph through it, stop (EDGES=file OBJECTS=file)
+	@.ci/ensure-database
+	$(BIN)/tao demo $(if $(EDGES),--edges "$(EDGES)") $(if $(OBJECTS),--objects "$(OBJECTS)")
+
+bench: $(STAMP) ## measure cached reads and durable writes, beside Redis; JSON in build/bench.json
+	@.ci/ensure-database
+	@.ci/ensure-redis build/bin
+	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
+
+lock: ## resolve the dependencies anew into requirements.lock
+	@.ci/lock "$(PYTHON)"
+
+clean: ## remove what the other targets made (not .tao-dev, which holds your data)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(VENV)
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,7 @@
+"""What a cache server remembers: objects, list prefixes and counts, and which answers follow from them.
+
+Pure and synchronous: time is passed in, nothing is awaited, logged or drawn at random, so a hit is a plain call and
+the whole package can be tested against a naive dictionary with messages reordered, repeated and late.
+Versions decide everything: a floor per key remembers the highest version heard of, whether or not anything is cached,
+and a fill below its floor is neither stored nor served. Who fetches a miss, and from where, is not decided here.
+"""
