@@ -1,0 +1,109 @@
+"""What a committed write changed, and the maintenance messages made of it (DESIGN.md §6, §7).
+
+A *change* is the net effect of one transaction on one key, ``before → after``. A cache that holds ``before`` applies
+it; one that holds ``after`` or later ignores it; one that holds something older drops its entry. So changes may arrive
+twice, late or out of order. A *changeset* is the tuple of changes of one transaction. Leader and tailer produce the
+same one: the leader from the rows it locked, the tailer from the row images in the binlog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from tao.model.graph import ABSENT, Edge
+from tao.model.ids import SHARD_SHIFT
+
+
+class ObjectChange(msgspec.Struct, frozen=True, tag="object"):
+    """The object is now ``(otype, data)`` at version ``after``; ``otype=ABSENT``: it does not exist any more.
+
+    ``data=None`` says that the new value is not carried (too large to send along): drop and re-read."""
+
+    id: int
+    before: int
+    after: int
+    otype: int
+    data: bytes | None
+
+    @property
+    def shard(self) -> int:
+        return self.id >> SHARD_SHIFT
+
+    @property
+    def deleted(self) -> bool:
+        return self.otype == ABSENT
+
+
+class GoneEdge(msgspec.Struct, frozen=True, gc=False):
+    """Where an edge was: its id2 and its *old* time, so that a holder finds its old place in the list."""
+
+    id2: int
+    time: int
+
+
+class ListChange(msgspec.Struct, frozen=True, tag="list"):
+    """The list ``(id1, atype)`` lost ``gone`` and gained ``put``, and has ``count`` edges at version ``after``.
+
+    An edge whose time changed is in both, with its old time in ``gone``. An edge whose data alone changed is in
+    ``put`` only. Both are in list order (newest first)."""
+
+    id1: int
+    atype: int
+    before: int
+    after: int
+    count: int
+    gone: tuple[GoneEdge, ...] = ()
+    put: tuple[Edge, ...] = ()
+
+    @property
+    def shard(self) -> int:
+        return self.id1 >> SHARD_SHIFT
+
+
+class ObjectInvalidation(msgspec.Struct, frozen=True, tag="invalidate_object"):
+    """Drop the object unless it is held at ``version`` or later."""
+
+    id: int
+    version: int
+
+    @property
+    def shard(self) -> int:
+        return self.id >> SHARD_SHIFT
+
+
+class ListInvalidation(msgspec.Struct, frozen=True, tag="invalidate_list"):
+    """Drop list and count unless held at ``version`` or later."""
+
+    id1: int
+    atype: int
+    version: int
+
+    @property
+    def shard(self) -> int:
+        return self.id1 >> SHARD_SHIFT
+
+
+class ShardInvalidation(msgspec.Struct, frozen=True, tag="invalidate_shard"):
+    """Bulk invalidation: everything cached of the shard is void."""
+
+    shard: int
+
+
+Change = ObjectChange | ListChange
+Message = ObjectChange | ListChange | ObjectInvalidation | ListInvalidation | ShardInvalidation
+Changeset = tuple[Change, ...]
+
+
+class ShardMessages(msgspec.Struct, frozen=True):
+    """Messages of one shard with the version epoch of the shard when they were made."""
+
+    shard: int
+    version_epoch: int
+    messages: tuple[Message, ...]
+
+
+def sort_edges(edges: Iterable[Edge]) -> list[Edge]:
+    """List order: time descending, ties by id2 descending."""
+    return sorted(edges, key=lambda edge: (edge.time, edge.id2), reverse=True)

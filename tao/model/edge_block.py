@@ -1,0 +1,208 @@
+"""The edge block: a run of an association list, packed in columns (DESIGN.md §4, §11).
+
+The same bytes are a cache entry, a message between tiers and an answer to a client, so that a list travels without
+being taken apart. Layout, little-endian::
+
+    version u64 | count u64 | n u32 | flags u32 | id2 u64 * n | time u64 * n [ | data_end u32 * n | data ]
+
+``count`` is the length of the whole list at ``version``; ``n`` the number of edges here, newest first (time, then id2,
+descending). The bracketed part is there only when some edge has data; ``data_end`` is cumulative.
+
+Columns, because the questions asked of a block are column questions: an id2 is looked for with one C-level byte search
+over 8 n bytes, a time bound by bisection, and a page is one slice per column.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import Final
+
+from tao.model.errors import ProtocolError
+from tao.model.graph import Edge
+
+if sys.byteorder != "little":  # pragma: no cover - every platform that we support is little-endian
+    raise ImportError("tao packs edge columns in native order and supports little-endian machines only")
+
+COMPLETE: Final = 1
+"""The block holds the whole list."""
+LIMIT_CUT: Final = 2
+"""The limit asked for was above the type's bound and was cut to it."""
+HAS_DATA: Final = 4
+PREFIX: Final = 8
+"""The block starts at position 0: it may be cached as a prefix."""
+
+_HEADER = struct.Struct("<QQII")
+HEADER_BYTES: Final = _HEADER.size
+
+
+def encode_block(version: int, count: int, edges: Sequence[Edge], flags: int) -> bytes:
+    """Pack edges, which must be newest first. ``HAS_DATA`` is worked out here."""
+    n = len(edges)
+    id2s = [edge.id2 for edge in edges]
+    times = [edge.time for edge in edges]
+    return pack_columns(version, count, flags, id2s, times, [edge.data for edge in edges] if n else ())
+
+
+def pack_columns(
+    version: int, count: int, flags: int, id2s: Sequence[int], times: Sequence[int], data: Sequence[bytes]
+) -> bytes:
+    """Pack columns of equal length. ``data`` may also be empty: no edge has any."""
+    n = len(id2s)
+    blob = b"".join(data)
+    if not blob:
+        return struct.pack(f"<QQII{n}Q{n}Q", version, count, n, flags & ~HAS_DATA, *id2s, *times)
+    ends = accumulate(map(len, data))
+    head = struct.pack(f"<QQII{n}Q{n}Q{n}I", version, count, n, flags | HAS_DATA, *id2s, *times, *ends)
+    return head + blob
+
+
+def empty_block(version: int, count: int = 0, flags: int = COMPLETE | PREFIX) -> bytes:
+    """A block without edges; by default that of an empty list."""
+    return _HEADER.pack(version, count, 0, flags)
+
+
+def header(block: bytes) -> tuple[int, int, int, int]:
+    """``(version, count, n, flags)``."""
+    return _HEADER.unpack_from(block)
+
+
+def with_flags(block: bytes, flags: int) -> bytes:
+    """The same block with these flags instead of its own (``HAS_DATA`` stays as it is)."""
+    version, count, n, old = _HEADER.unpack_from(block)
+    new = (flags & ~HAS_DATA) | (old & HAS_DATA)
+    return block if new == old else _HEADER.pack(version, count, n, new) + block[HEADER_BYTES:]
+
+
+def check_block(block: bytes) -> bytes:
+    """Return the block, or raise `ProtocolError` when its length and columns do not agree."""
+    if len(block) < HEADER_BYTES:
+        raise ProtocolError(f"an edge block has at least {HEADER_BYTES} bytes, this one {len(block)}")
+    _, count, n, flags = _HEADER.unpack_from(block)
+    size = HEADER_BYTES + 16 * n
+    if flags & HAS_DATA and n:
+        if len(block) < size + 4 * n:
+            raise ProtocolError(f"an edge block of {n} edges with data ends within its columns")
+        ends = memoryview(block)[size : size + 4 * n].cast("I")
+        previous = 0
+        for end in ends:
+            if end < previous:
+                raise ProtocolError("the data offsets of an edge block decrease")
+            previous = end
+        size += 4 * n + ends[n - 1]
+    if len(block) != size or n > count:
+        raise ProtocolError(f"an edge block of {n} edges of {count} should have {size} bytes, not {len(block)}")
+    return block
+
+
+def id2_column(block: bytes) -> memoryview:
+    """The id2 column as a typed view (items are int)."""
+    n = int.from_bytes(block[16:20], "little")
+    return memoryview(block)[HEADER_BYTES : HEADER_BYTES + 8 * n].cast("Q")
+
+
+def time_column(block: bytes) -> memoryview:
+    """The time column as a typed view (items are int)."""
+    n = int.from_bytes(block[16:20], "little")
+    return memoryview(block)[HEADER_BYTES + 8 * n : HEADER_BYTES + 16 * n].cast("Q")
+
+
+def data_at(block: bytes, index: int) -> bytes:
+    """The data of the edge at ``index`` of this block."""
+    _, _, n, flags = _HEADER.unpack_from(block)
+    if not flags & HAS_DATA:
+        return b""
+    ends_at = HEADER_BYTES + 16 * n
+    data_starts = ends_at + 4 * n
+    start = int.from_bytes(block[ends_at + 4 * index - 4 : ends_at + 4 * index], "little") if index else 0
+    end = int.from_bytes(block[ends_at + 4 * index : ends_at + 4 * index + 4], "little")
+    return block[data_starts + start : data_starts + end]
+
+
+def decode_block(block: bytes) -> list[Edge]:
+    """All edges, newest first."""
+    _, _, n, flags = _HEADER.unpack_from(block)
+    columns = struct.unpack_from(f"<{2 * n}Q", block, HEADER_BYTES)
+    if not flags & HAS_DATA:
+        return [Edge(id2, time) for id2, time in zip(columns[:n], columns[n:], strict=True)]
+    ends_at = HEADER_BYTES + 16 * n
+    ends = struct.unpack_from(f"<{n}I", block, ends_at)
+    data_starts = ends_at + 4 * n
+    edges: list[Edge] = []
+    start = data_starts
+    for id2, time, end in zip(columns[:n], columns[n:], ends, strict=True):
+        edges.append(Edge(id2, time, block[start : data_starts + end]))
+        start = data_starts + end
+    return edges
+
+
+def position_of(block: bytes, id2: int) -> int:
+    """Index of the edge to ``id2`` in this block, or -1. One byte search, whatever the length."""
+    n = int.from_bytes(block[16:20], "little")
+    needle = id2.to_bytes(8, "little")
+    end = HEADER_BYTES + 8 * n
+    at = block.find(needle, HEADER_BYTES, end)
+    while at != -1:
+        index, misaligned = divmod(at - HEADER_BYTES, 8)
+        if not misaligned:
+            return index
+        at = block.find(needle, at + 1, end)
+    return -1
+
+
+def first_not_newer(block: bytes, time: int) -> int:
+    """Index of the first edge whose time is ≤ ``time``; n when there is none."""
+    times = time_column(block)
+    low, high = 0, len(times)
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] <= time:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def slice_block(block: bytes, start: int, stop: int, flags: int) -> bytes:
+    """The edges at ``start … stop-1`` (clamped to the block) with its version and count, under the given flags."""
+    version, count, n, old = _HEADER.unpack_from(block)
+    stop = min(stop, n)
+    start = min(start, stop)
+    if start == 0 and stop == n:
+        return with_flags(block, flags)
+    m = stop - start
+    id2s = block[HEADER_BYTES + 8 * start : HEADER_BYTES + 8 * stop]
+    times_at = HEADER_BYTES + 8 * n
+    times = block[times_at + 8 * start : times_at + 8 * stop]
+    if not (old & HAS_DATA and m):
+        return _HEADER.pack(version, count, m, flags & ~HAS_DATA) + id2s + times
+    ends_at = HEADER_BYTES + 16 * n
+    ends = memoryview(block)[ends_at : ends_at + 4 * n].cast("I")
+    first = ends[start - 1] if start else 0
+    last = ends[stop - 1]
+    if first == last:
+        return _HEADER.pack(version, count, m, flags & ~HAS_DATA) + id2s + times
+    if first:
+        shifted = struct.pack(f"<{m}I", *[end - first for end in ends[start:stop]])
+    else:
+        shifted = block[ends_at : ends_at + 4 * m]
+    data_at_byte = ends_at + 4 * n
+    head = _HEADER.pack(version, count, m, flags | HAS_DATA)
+    return head + id2s + times + shifted + block[data_at_byte + first : data_at_byte + last]
+
+
+def pick_edges(block: bytes, indexes: Iterable[int], flags: int) -> bytes:
+    """The edges at these indexes, in the order given, with the block's version and count."""
+    version, count, _, _ = _HEADER.unpack_from(block)
+    id2s, times = id2_column(block), time_column(block)
+    chosen = list(indexes)
+    return pack_columns(
+        version,
+        count,
+        flags,
+        [id2s[i] for i in chosen],
+        [times[i] for i in chosen],
+        [data_at(block, i) for i in chosen],
+    )

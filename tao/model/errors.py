@@ -1,0 +1,211 @@
+"""The one error tree of the system (DESIGN.md §2, §6, §9).
+
+TaoError
+ ├─ RequestError              the caller must change something before trying again
+ │   ├─ InvalidArgument       a number, bound, id or set that no request may carry
+ │   ├─ UnknownType           no such object or association type in the schema
+ │   ├─ WrongType             the id belongs to an object of another type
+ │   ├─ InvalidField          a field is unknown, or its value has the wrong type
+ │   ├─ TooLarge              data, an id2 set or a message above its limit
+ │   └─ Unauthorized          the peer showed no or wrong credentials
+ ├─ RetryableError            nothing was written; the same request may succeed later
+ │   ├─ NotMine               the server does not host that shard (topology skew)
+ │   ├─ Overloaded            a bounded queue is full, or the deadline cannot be met
+ │   │   └─ ShardBlocked      a row or metadata lock of one shard was not had in time
+ │   ├─ Unavailable           the server, leader or database needed cannot be reached
+ │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
+ │   ├─ Fenced                the writer no longer owns the shard
+ │   └─ StaleRead             every copy within reach is below the version asked for
+ ├─ OutcomeUnknown            the write may or may not have been committed
+ ├─ ProtocolError             a peer broke the wire protocol
+ ├─ OperatorError             an operator's mistake; the message says what to do
+ │   ├─ SchemaError           the schema file is wrong
+ │   ├─ SettingsError         a settings file is wrong
+ │   └─ TopologyError         the topology document is wrong
+ │       └─ TopologyConflict  someone else changed the document first (compare-and-set)
+ └─ InternalError             a bug here: an invariant did not hold
+
+Every class has a stable, machine-readable ``reason``, which travels on the wire, and says in ``retryable`` whether
+sending the same request again can help. The message is for people and says what to do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TaoError(Exception):
+    """Root of all errors raised on purpose. ``reason`` and ``retryable`` are properties of the class."""
+
+    reason: ClassVar[str] = "TAO_ERROR"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class RequestError(TaoError):
+    """The request is wrong; nothing was written and a repetition fails the same way."""
+
+    reason = "INVALID_REQUEST"
+
+
+class InvalidArgument(RequestError):
+    """A bound, id, position, limit or time outside what the operation accepts."""
+
+    reason = "INVALID_ARGUMENT"
+
+
+class UnknownType(RequestError):
+    """The schema has no such object or association type."""
+
+    reason = "UNKNOWN_TYPE"
+
+
+class WrongType(RequestError):
+    """The id is that of an object of another type than the one named."""
+
+    reason = "WRONG_TYPE"
+
+
+class InvalidField(RequestError):
+    """A field is not in the type's schema, or its value has another type."""
+
+    reason = "INVALID_FIELD"
+
+
+class TooLarge(RequestError):
+    """Data, an id2 set or a message above the limit that DESIGN.md §2 states."""
+
+    reason = "TOO_LARGE"
+
+
+class Unauthorized(RequestError):
+    """The peer's credentials are missing or wrong."""
+
+    reason = "UNAUTHORIZED"
+
+
+class RetryableError(TaoError):
+    """Nothing was written; the same request may succeed later or elsewhere."""
+
+    reason = "RETRYABLE"
+    retryable = True
+
+
+class NotMine(RetryableError):
+    """The server does not host the shard. Refresh the topology to at least ``topology_version`` and ask again."""
+
+    reason = "NOT_MINE"
+
+    def __init__(self, message: str, topology_version: int = 0) -> None:
+        super().__init__(message)
+        self.topology_version = topology_version
+
+
+class Overloaded(RetryableError):
+    """A bounded queue is full, or the request cannot be served within its deadline."""
+
+    reason = "OVERLOADED"
+
+
+class ShardBlocked(Overloaded):
+    """A lock was not had in time; the transaction is rolled back. ``shard`` is -1 when the server did not tell."""
+
+    reason = "SHARD_BLOCKED"
+
+    def __init__(self, message: str, shard: int = -1) -> None:
+        super().__init__(message)
+        self.shard = shard
+
+
+class Unavailable(RetryableError):
+    """A server, leader or database that the request needs cannot be reached."""
+
+    reason = "UNAVAILABLE"
+
+
+class DeadlineExceeded(RetryableError):
+    """The time allowed for the request has passed; nothing was written."""
+
+    reason = "DEADLINE_EXCEEDED"
+
+
+class Fenced(RetryableError):
+    """The leader that tried to write no longer owns the shard; its owner can do the write (DESIGN.md §6)."""
+
+    reason = "FENCED"
+
+
+class StaleRead(RetryableError):
+    """No copy within reach has the minimum version that the read asks for."""
+
+    reason = "STALE_READ"
+
+
+class OutcomeUnknown(TaoError):
+    """The connection broke while the write was being committed: it may have happened. Writes of the graph are
+    idempotent except for allocation, so repeating it is safe unless another writer came between."""
+
+    reason = "OUTCOME_UNKNOWN"
+
+
+class ProtocolError(TaoError):
+    """A peer sent what the wire protocol does not allow; its connection is closed."""
+
+    reason = "PROTOCOL_ERROR"
+
+
+class OperatorError(TaoError):
+    """A mistake in how the system is run. The message says what to do; it is shown without a traceback."""
+
+    reason = "OPERATOR_ERROR"
+
+
+class SchemaError(OperatorError):
+    """The schema file cannot be used; the message names file, line and path."""
+
+    reason = "SCHEMA_ERROR"
+
+
+class SettingsError(OperatorError):
+    """A settings file cannot be used; the message names file and field."""
+
+    reason = "SETTINGS_ERROR"
+
+
+class TopologyError(OperatorError):
+    """The topology document cannot be used."""
+
+    reason = "TOPOLOGY_ERROR"
+
+
+class TopologyConflict(TopologyError):
+    """The topology changed since it was read; read it again and repeat the change."""
+
+    reason = "TOPOLOGY_CONFLICT"
+
+
+class InternalError(TaoError):
+    """An invariant of the system did not hold. Please report it with the server's log."""
+
+    reason = "INTERNAL"
+
+
+def _all_classes(root: type[TaoError]) -> list[type[TaoError]]:
+    found = [root]
+    for child in root.__subclasses__():
+        found.extend(_all_classes(child))
+    return found
+
+
+_BY_REASON: dict[str, type[TaoError]] = {cls.reason: cls for cls in _all_classes(TaoError)}
+
+
+def error_from_reason(reason: str, message: str, topology_version: int = 0) -> TaoError:
+    """Rebuild an error that travelled as ``(reason, message)``; an unknown reason becomes a plain `TaoError`."""
+    cls = _BY_REASON.get(reason, TaoError)
+    if cls is NotMine:
+        return NotMine(message, topology_version)
+    return cls(message)

@@ -1,0 +1,88 @@
+"""Ports: what the core asks of the outside, as Protocols (DESIGN.md §14).
+
+Above these there are no threads, no sockets and no time but the loop's, so that a simulator can put its own clock,
+store and network under the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Protocol, Self
+
+from tao.model.queries import FillRead, Query
+from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
+from tao.model.topology import Topology
+
+
+class Clock(Protocol):
+    """Time, from the loop."""
+
+    def monotonic(self) -> float:
+        """Seconds; only differences mean something."""
+
+    def unix_ms(self) -> int:
+        """Milliseconds since 1970, for ids and people."""
+
+
+class ReadStore(Protocol):
+    """Reads of one region's databases for cache fills (autocommit, read-only account)."""
+
+    async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
+        """Answer each query by its encoded value, in order. Every answer is of one snapshot. ``critical`` goes to the
+        master database. Raises `Unavailable`, `Overloaded` or `DeadlineExceeded`."""
+
+
+class Transaction(Protocol):
+    """One write transaction on one database server."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Rolls back unless committed; the connection is never returned to the pool with a transaction open."""
+
+    async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
+        """Share-lock the rows of table ``shard`` in shard order, then lock and read the named rows in key order.
+        Raises `ShardBlocked` when a lock was not had in time; everything is rolled back."""
+
+    async def apply(self, rows: RowChanges) -> None:
+        """Write; raises as `lock_and_read` does."""
+
+    async def commit(self) -> None:
+        """Raises `OutcomeUnknown` when the connection broke meanwhile."""
+
+
+class WriteStore(Protocol):
+    """Writes to the master databases (leaders only)."""
+
+    def server_of(self, shard: int) -> str:
+        """Name of the database server that is master of the shard. Writes of shards with one name can share a
+        transaction."""
+
+    def transaction(self, server: str, *, timeout_seconds: float) -> Transaction:
+        """A transaction on that server, to be used as a context manager; begins with `Transaction.lock_and_read`."""
+
+    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
+        """Make ``owner`` the owner of the shard under a generation one higher, under the exclusive lock. When it is
+        the owner already the generation is raised all the same: an older incarnation must be fenced off."""
+
+    async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
+        """The rows of table ``shard`` as they are, without locks."""
+
+    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
+        """Intents created before the given time, at most ``limit``, for repair."""
+
+
+class TopologyStore(Protocol):
+    """Where the topology document lives."""
+
+    async def load(self) -> Topology:
+        """Raises `TopologyError` when there is none or it is wrong."""
+
+    async def change(self, expected_version: int, changed: Topology) -> Topology:
+        """Compare-and-set: store ``changed`` as version ``expected_version + 1``. Raises `TopologyConflict`."""
+
+    def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
+        """Call back on every newer document until the returned function is called."""

@@ -1,0 +1,60 @@
+"""Read queries, as the store answers them for fills (DESIGN.md §2, §3). Answers are the encoded values of
+`tao.model.graph` and `tao.model.edge_block`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tao.model.graph import MAX_TIME
+
+
+class ObjectQuery(msgspec.Struct, frozen=True, tag="object"):
+    """→ object value."""
+
+    id: int
+
+
+class CountQuery(msgspec.Struct, frozen=True, tag="count"):
+    """→ count value; version 0, count 0 for a list that was never written."""
+
+    id1: int
+    atype: int
+
+
+class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
+    """→ edge block of positions ``pos … pos+limit-1``; with ``pos=0`` a prefix that may be cached."""
+
+    id1: int
+    atype: int
+    pos: int
+    limit: int
+
+
+class TimeRangeQuery(msgspec.Struct, frozen=True, tag="time_range"):
+    """→ edge block of at most ``limit`` edges with ``high ≥ time ≥ low``, newest first."""
+
+    id1: int
+    atype: int
+    high: int
+    low: int
+    limit: int
+
+
+class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):
+    """→ edge block, in list order, of the edges to ``id2s`` with ``high ≥ time ≥ low``."""
+
+    id1: int
+    atype: int
+    id2s: tuple[int, ...]
+    high: int = MAX_TIME
+    low: int = 0
+
+
+Query = ObjectQuery | CountQuery | RangeQuery | TimeRangeQuery | EdgesQuery
+
+
+class FillRead(msgspec.Struct, frozen=True):
+    """Answers to queries, one encoded value each, and the version epoch of every shard asked."""
+
+    values: list[bytes]
+    version_epochs: dict[int, int]

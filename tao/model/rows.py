@@ -1,0 +1,99 @@
+"""Rows of a shard's tables as values, and what a write transaction reads and changes (DESIGN.md §3).
+
+The store port speaks in these; SQL is known to `tao.storage` alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from tao.model.graph import Edge, EdgeKey, ListKey
+
+
+class ShardRow(msgspec.Struct, frozen=True):
+    """The one row of table ``shard``: who may write, and under which version epoch."""
+
+    shard: int
+    master_server: str
+    version_epoch: int
+    owner: str
+    generation: int
+
+
+class ObjectRow(msgspec.Struct, frozen=True):
+    """A row of ``objects``. A deleted object keeps its row, so that its version never goes back."""
+
+    id: int
+    otype: int
+    version: int
+    deleted: bool
+    data: bytes
+
+
+class ListRow(msgspec.Struct, frozen=True, gc=False):
+    """A row of ``assoc_lists``. It stays when the count is 0."""
+
+    count: int
+    version: int
+
+
+class IntentKey(msgspec.Struct, frozen=True, gc=False, order=True):
+    """The pair of ids whose edges are being written on two shards; ``low_id < high_id``."""
+
+    low_id: int
+    high_id: int
+
+
+class IntentRow(msgspec.Struct, frozen=True):
+    """An inverse that is still to be written: copy the coordinator's edges of these ``atypes`` (as seen from
+    ``low_id``) to the other side. ``token`` grows with every write of the pair while the intent stands."""
+
+    low_id: int
+    high_id: int
+    atypes: tuple[int, ...]
+    token: int
+    created_unix_ms: int
+
+
+@dataclass(slots=True)
+class WriteKeys:
+    """The rows that a batch of writes has to lock and read. A list's own row is read with its edges."""
+
+    objects: set[int] = field(default_factory=set)
+    lists: set[ListKey] = field(default_factory=set)
+    edges: set[EdgeKey] = field(default_factory=set)
+    intents: set[IntentKey] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class ExistingRows:
+    """The locked rows; what is missing here does not exist."""
+
+    objects: dict[int, ObjectRow] = field(default_factory=dict)
+    lists: dict[ListKey, ListRow] = field(default_factory=dict)
+    edges: dict[EdgeKey, Edge] = field(default_factory=dict)
+    intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class RowChanges:
+    """What a transaction writes; every row at most once."""
+
+    put_objects: list[ObjectRow] = field(default_factory=list)
+    put_lists: dict[ListKey, ListRow] = field(default_factory=dict)
+    put_edges: dict[EdgeKey, Edge] = field(default_factory=dict)
+    delete_edges: list[EdgeKey] = field(default_factory=list)
+    put_intents: list[IntentRow] = field(default_factory=list)
+    delete_intents: list[IntentKey] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(
+            self.put_objects
+            or self.put_lists
+            or self.put_edges
+            or self.delete_edges
+            or self.put_intents
+            or self.delete_intents
+        )

@@ -1,0 +1,39 @@
+"""Versions: ``epoch (15 bits) | counter (48 bits)``, one per object and one per association list (DESIGN.md §6).
+
+The store raises a key's counter by exactly one per transaction. The epoch is the shard's version epoch, raised when a
+master is promoted: every later version is then higher than any that the lost master may have given out. A version is
+a plain integer, so that comparing two is comparing integers; 0 means "never written".
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+COUNTER_BITS: Final = 48
+COUNTER_MASK: Final = (1 << COUNTER_BITS) - 1
+MAX_EPOCH: Final = (1 << 15) - 1
+NEVER_WRITTEN: Final = 0
+FIRST_EPOCH: Final = 1
+
+
+def epoch_of(version: int) -> int:
+    """The version epoch in the high bits; 0 for `NEVER_WRITTEN`."""
+    return version >> COUNTER_BITS
+
+
+def counter_of(version: int) -> int:
+    """How many transactions have changed the key."""
+    return version & COUNTER_MASK
+
+
+def make_version(epoch: int, counter: int) -> int:
+    """Compose a version; both parts must fit their bits."""
+    if not (0 <= epoch <= MAX_EPOCH and 0 <= counter <= COUNTER_MASK):
+        raise ValueError(f"version ({epoch}, {counter}) does not fit 15 + 48 bits")
+    return epoch << COUNTER_BITS | counter
+
+
+def next_version(before: int, epoch: int) -> int:
+    """The version after one more transaction under ``epoch``. Never lower than ``before``: a shard whose epoch went
+    back (which nothing legal does) keeps the higher one."""
+    return max(before >> COUNTER_BITS, epoch) << COUNTER_BITS | (before & COUNTER_MASK) + 1

@@ -1,0 +1,92 @@
+"""Writes as the leader plans them: validated, ids fixed, types numeric (DESIGN.md §2, §6)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tao.model.errors import TaoError
+
+
+class ObjAdd(msgspec.Struct, frozen=True, tag="obj_add"):
+    """Create object ``id``. ``allocated``: the leader chose the id itself, so when it is taken another is chosen;
+    otherwise the caller reserved it, and adding the same type and data again is a success without effect."""
+
+    id: int
+    otype: int
+    data: bytes
+    allocated: bool
+
+
+class ObjUpdate(msgspec.Struct, frozen=True, tag="obj_update"):
+    """Merge ``patch`` (msgpack map; nil removes a field) into the object. ``otype=0``: whatever type it has."""
+
+    id: int
+    otype: int
+    patch: bytes
+
+
+class ObjDelete(msgspec.Struct, frozen=True, tag="obj_delete"):
+    """Delete an object; its edges stay."""
+
+    id: int
+
+
+class AssocAdd(msgspec.Struct, frozen=True, tag="assoc_add"):
+    """Add or overwrite an edge, and its inverse when the type has one."""
+
+    id1: int
+    atype: int
+    id2: int
+    time: int
+    data: bytes
+
+
+class AssocDelete(msgspec.Struct, frozen=True, tag="assoc_delete"):
+    """Delete an edge, and its inverse."""
+
+    id1: int
+    atype: int
+    id2: int
+
+
+class AssocChangeType(msgspec.Struct, frozen=True, tag="assoc_change_type"):
+    """Move an edge, and its inverse, to another type; time and data stay."""
+
+    id1: int
+    atype: int
+    id2: int
+    new_atype: int
+
+
+class SettleEdge(msgspec.Struct, frozen=True, tag="settle_edge"):
+    """Make one edge equal to what the coordinator of its pair holds: ``present`` with this time and data, or absent.
+
+    The sub-write that mirrors a coordinator's current rows to the other side of a pair; idempotent."""
+
+    id1: int
+    atype: int
+    id2: int
+    present: bool
+    time: int = 0
+    data: bytes = b""
+
+
+class ForgetIntent(msgspec.Struct, frozen=True, tag="forget_intent"):
+    """The pair's other side has been settled up to ``token``: remove the intent if it still carries that token."""
+
+    low_id: int
+    high_id: int
+    token: int
+
+
+Write = ObjAdd | ObjUpdate | ObjDelete | AssocAdd | AssocDelete | AssocChangeType | SettleEdge | ForgetIntent
+
+
+class WriteOutcome(msgspec.Struct):
+    """What became of one write. ``id``: the object's id for `ObjAdd`. ``found``: the thing named existed before (the
+    edge to delete or change, the object to delete or update). ``error``: the write failed and nothing of it was
+    written."""
+
+    id: int = 0
+    found: bool = False
+    error: TaoError | None = None
