@@ -1,0 +1,153 @@
+"""May the schema OLD be replaced by NEW while servers run and data is stored? (DESIGN.md §2)
+
+Types and fields are their numbers: that is what the store and the wire hold. So a number may appear, and may retire
+into ``reserved``; it never changes its meaning and never comes back. Names are for people: a rename harms no data, but
+programs that use the old name must follow. What a cache or an answer is limited to may change at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tao.schema.registry import Schema
+from tao.schema.types import AssocType, Field, ObjectType
+
+
+class ChangeKind(StrEnum):
+    """What was done."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    RENAMED = "renamed"
+    RENUMBERED = "renumbered"
+    REUSED = "number reused"
+    UNRESERVED = "number no longer reserved"
+    TYPE_CHANGED = "type changed"
+    INVERSE_CHANGED = "inverse changed"
+    TABLE_CHANGED = "table changed"
+    DATA_BOUND_CHANGED = "data bound changed"
+    LIMIT_CHANGED = "limit changed"
+    ARENA_CHANGED = "arena changed"
+    DEFAULT_CHANGED = "default changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference. ``path`` as in the schema file, by the old name where there is one; ``why`` says in a sentence
+    why it is safe, or what it would break; ``warns`` marks a safe change that somebody should still know of."""
+
+    kind: ChangeKind
+    path: str
+    compatible: bool
+    why: str
+    warns: bool = False
+
+
+def compare(old: Schema, new: Schema) -> list[Change]:
+    """The differences that matter, ordered by path. Empty when the two say the same."""
+    changes = [
+        *_numbered_changes("objects", old.objects, new.objects, old.reserved_otypes, new.reserved_otypes),
+        *_numbered_changes("associations", old.assocs, new.assocs, old.reserved_atypes, new.reserved_atypes),
+    ]
+    new_objects = {each.number: each for each in new.objects}
+    new_assocs = {each.number: each for each in new.assocs}
+    for otype in old.objects:
+        if (other := new_objects.get(otype.number)) is not None:
+            changes.extend(_inside(f"objects.{otype.name}", otype, other))
+    for atype in old.assocs:
+        if (successor := new_assocs.get(atype.number)) is not None:
+            changes.extend(_inside(f"associations.{atype.name}", atype, successor))
+            changes.extend(_assoc_changes(f"associations.{atype.name}", atype, successor))
+    return sorted(changes, key=lambda change: (change.path, change.kind))
+
+
+def is_compatible(changes: Iterable[Change]) -> bool:
+    """Whether all changes may be made while serving."""
+    return all(change.compatible for change in changes)
+
+
+_Numbered = ObjectType | AssocType | Field
+
+
+def _numbered_changes(
+    path: str,
+    old: Iterable[_Numbered],
+    new: Iterable[_Numbered],
+    old_reserved: frozenset[int],
+    new_reserved: frozenset[int],
+) -> Iterator[Change]:
+    """What happened to the numbers of one list of types or fields."""
+    old_names = {each.number: each.name for each in old}
+    new_names = {each.number: each.name for each in new}
+    old_numbers = _inverted(old_names)
+    new_numbers = _inverted(new_names)
+    for number, name in old_names.items():
+        at = f"{path}.{name}"
+        moved_to = new_numbers.get(name, number)
+        if moved_to != number:
+            why = f"from {number} to {moved_to}: what is stored under {number} would no longer be found"
+            yield Change(ChangeKind.RENUMBERED, at, False, why)
+        elif number in new_names and new_names[number] != name:
+            why = f"to {new_names[number]}: stored data is unharmed, programs that say {name!r} must follow"
+            yield Change(ChangeKind.RENAMED, at, True, why, warns=True)
+        elif number not in new_names and number in new_reserved:
+            why = f"number {number} is reserved; what is stored is kept, and shown to nobody"
+            yield Change(ChangeKind.REMOVED, at, True, why, warns=True)
+        elif number not in new_names:
+            why = f"list {number} under 'reserved', or it may come back with another meaning"
+            yield Change(ChangeKind.REMOVED, at, False, why)
+    for number, name in new_names.items():
+        at = f"{path}.{name}"
+        if number in old_reserved:
+            why = f"{number} was reserved: data of its former meaning may still be stored"
+            yield Change(ChangeKind.REUSED, at, False, why)
+        elif number not in old_names and name not in old_numbers:
+            yield Change(ChangeKind.ADDED, at, True, "what does not know it passes it over")
+        elif number in old_names and name in old_numbers and old_numbers[name] != number:
+            why = f"{number} was {old_names[number]!r}: stored data would change its meaning"
+            yield Change(ChangeKind.REUSED, at, False, why)
+    for number in sorted(old_reserved - new_reserved - new_names.keys()):
+        why = f"{number} could be used again, though data of its former meaning may still be stored"
+        yield Change(ChangeKind.UNRESERVED, f"{path}.{number}", False, why)
+
+
+def _inverted(names: Mapping[int, str]) -> dict[str, int]:
+    return {name: number for number, name in names.items()}
+
+
+def _inside(path: str, old: ObjectType | AssocType, new: ObjectType | AssocType) -> Iterator[Change]:
+    yield from _numbered_changes(f"{path}.fields", old.fields, new.fields, old.reserved, new.reserved)
+    for field in old.fields:
+        successor = new.layout.by_number.get(field.number)
+        if successor is None:
+            continue
+        at = f"{path}.fields.{field.name}"
+        if successor.kind is not field.kind:
+            why = f"from {field.kind} to {successor.kind}: stored values are of the old type; add a field instead"
+            yield Change(ChangeKind.TYPE_CHANGED, at, False, why)
+        elif repr(successor.default) != repr(field.default):
+            why = f"from {field.default!r} to {successor.default!r}: wherever it is not set, readers see the new one"
+            yield Change(ChangeKind.DEFAULT_CHANGED, at, True, why, warns=True)
+    if old.arena != new.arena:
+        why = f"from {old.arena} to {new.arena}: caches move what they read from now on"
+        yield Change(ChangeKind.ARENA_CHANGED, path, True, why)
+
+
+def _assoc_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change]:
+    if old.inverse != new.inverse:
+        why = f"from {old.inverse} to {new.inverse}: stored edges would lack their inverse, or leave one behind"
+        yield Change(ChangeKind.INVERSE_CHANGED, path, False, why)
+    if old.table != new.table:
+        why = f"from {old.table or 'the default'} to {new.table or 'the default'}: stored edges would not be found"
+        yield Change(ChangeKind.TABLE_CHANGED, path, False, why)
+    if old.max_data_bytes > new.max_data_bytes:
+        why = f"from {old.max_data_bytes} to {new.max_data_bytes}: stored edges may exceed it"
+        yield Change(ChangeKind.DATA_BOUND_CHANGED, path, False, why)
+    elif old.max_data_bytes < new.max_data_bytes:
+        why = f"from {old.max_data_bytes} to {new.max_data_bytes}: whatever is stored still fits"
+        yield Change(ChangeKind.DATA_BOUND_CHANGED, path, True, why)
+    if old.limit != new.limit:
+        why = f"from {old.limit} to {new.limit}: it bounds caches and answers, not what is stored"
+        yield Change(ChangeKind.LIMIT_CHANGED, path, True, why)

@@ -1,0 +1,281 @@
+"""The schema document: what a schema file may say, checked; and its translation to types and back.
+
+Two passes: pydantic checks each entry by itself, then `_faults` checks what spans entries (numbers used twice, inverse
+pairs, defaults against kinds). Both report every fault with its path, so that one run of an editor mends the file.
+
+A pair of inverse types shares one field list and one ``max_data_bytes``, because the inverse of an edge carries the
+same data: the side that leaves out ``fields`` takes its partner's, and if both write them they must be equal.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import difflib
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Final, Literal
+
+import pydantic
+
+from tao.schema.kinds import FieldKind, FieldValue, WrongValue, check_of
+from tao.schema.parsing import Parsed, Path
+from tao.schema.types import (
+    DEFAULT_ARENA,
+    DEFAULT_LIST_LIMIT,
+    MAX_ASSOC_DATA_BYTES,
+    MAX_CUSTOM_ASSOC_DATA_BYTES,
+    MAX_FIELD_NUMBER,
+    MAX_TYPE_NUMBER,
+    AssocType,
+    Field,
+    ObjectType,
+)
+
+_NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
+# Whole names of tables, as the database shows them; the prefix keeps them apart from the tables of the system.
+_TABLE: Final = r"^assocs_[a-z0-9][a-z0-9_]{0,33}$"
+_MAX_FIELDS: Final = 1000
+_MAX_LIST_LIMIT: Final = 1_000_000  # one list of this many edges is already tens of megabytes in every cache
+
+Name = Annotated[str, pydantic.StringConstraints(pattern=_NAME)]
+TypeNumber = Annotated[int, pydantic.Field(ge=1, le=MAX_TYPE_NUMBER)]
+FieldNumber = Annotated[int, pydantic.Field(ge=1, le=MAX_FIELD_NUMBER)]
+
+
+class _Entry(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FieldEntry(_Entry):
+    """One field. ``default`` of a bytes field is written as base64 text."""
+
+    number: FieldNumber
+    type: Annotated[FieldKind, pydantic.Field(strict=False)]
+    default: object = None
+
+
+Fields = Annotated[dict[Name, FieldEntry], pydantic.Field(max_length=_MAX_FIELDS)]
+
+
+class ObjectEntry(_Entry):
+    """One object type."""
+
+    number: TypeNumber
+    fields: Fields = {}
+    arena: Name = DEFAULT_ARENA
+    reserved: list[FieldNumber] = []
+
+
+class AssocEntry(_Entry):
+    """One association type; ``inverse`` is the name of one, maybe its own."""
+
+    number: TypeNumber
+    fields: Fields | None = None
+    inverse: Name | None = None
+    limit: Annotated[int, pydantic.Field(ge=1, le=_MAX_LIST_LIMIT)] = DEFAULT_LIST_LIMIT
+    max_data_bytes: Annotated[int, pydantic.Field(ge=0, le=MAX_CUSTOM_ASSOC_DATA_BYTES)] = MAX_ASSOC_DATA_BYTES
+    table: Annotated[str, pydantic.StringConstraints(pattern=_TABLE)] | None = None
+    arena: Name = DEFAULT_ARENA
+    reserved: list[FieldNumber] = []
+
+
+class ReservedEntry(_Entry):
+    """Numbers of types that existed once and must not come back."""
+
+    objects: list[TypeNumber] = []
+    associations: list[TypeNumber] = []
+
+
+class SchemaDocument(_Entry):
+    """A whole schema file."""
+
+    format: Literal[1]
+    objects: dict[Name, ObjectEntry] = {}
+    associations: dict[Name, AssocEntry] = {}
+    reserved: ReservedEntry = ReservedEntry()
+
+
+_KEYS: Final = sorted({key for entry in _Entry.__subclasses__() for key in entry.model_fields})
+
+
+def read_document(parsed: Parsed) -> SchemaDocument:
+    """The checked document of plain data. Raises `SchemaError` with every fault's line and path."""
+    try:
+        document = SchemaDocument.model_validate(parsed.data)
+    except pydantic.ValidationError as why:
+        raise parsed.error(_told(fault["loc"], fault["type"], fault["msg"]) for fault in why.errors()) from None
+    faults = list(_faults(document))
+    if faults:
+        raise parsed.error(faults)
+    return document
+
+
+def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[AssocType, ...]]:
+    """The types of a checked document, each kind ascending by number."""
+    objects = [
+        ObjectType(entry.number, name, _fields(entry.fields), entry.arena, frozenset(entry.reserved))
+        for name, entry in document.objects.items()
+    ]
+    assocs = [
+        AssocType(
+            number=entry.number,
+            name=name,
+            fields=_fields(_shared_fields(document, name)),
+            inverse=None if entry.inverse is None else document.associations[entry.inverse].number,
+            limit=entry.limit,
+            max_data_bytes=entry.max_data_bytes,
+            table=entry.table,
+            arena=entry.arena,
+            reserved=frozenset(entry.reserved),
+        )
+        for name, entry in document.associations.items()
+    ]
+    return tuple(sorted(objects, key=_number)), tuple(sorted(assocs, key=_number))
+
+
+def document_of(
+    objects: Iterable[ObjectType],
+    assocs: Iterable[AssocType],
+    reserved_otypes: Iterable[int],
+    reserved_atypes: Iterable[int],
+) -> dict[str, object]:
+    """The document of types in its canonical form, as plain data for JSON: every default written out."""
+    assocs = list(assocs)
+    names = {atype.number: atype.name for atype in assocs}
+    return {
+        "format": 1,
+        "objects": {each.name: _told_type(each) for each in objects},
+        "associations": {
+            each.name: {
+                **_told_type(each),
+                "inverse": None if each.inverse is None else names[each.inverse],
+                "limit": each.limit,
+                "max_data_bytes": each.max_data_bytes,
+                "table": each.table,
+            }
+            for each in assocs
+        },
+        "reserved": {"objects": sorted(reserved_otypes), "associations": sorted(reserved_atypes)},
+    }
+
+
+def _told_type(each: ObjectType | AssocType) -> dict[str, object]:
+    fields: dict[str, object] = {}
+    for field in each.fields:
+        default = field.default
+        written = base64.b64encode(default).decode() if isinstance(default, bytes) else default
+        fields[field.name] = {"number": field.number, "type": field.kind.value, "default": written}
+    return {"number": each.number, "fields": fields, "arena": each.arena, "reserved": sorted(each.reserved)}
+
+
+def _told(path: Path, kind: str, message: str) -> tuple[Path, str]:
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(path[-1]), _KEYS, n=1)
+        return path, "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
+    if kind == "missing":
+        return path, "is missing"
+    if kind in ("model_type", "dict_type"):
+        return path, "must be a mapping of keys to values"
+    if path and path[-1] == "[key]":  # how pydantic marks a fault in a key itself
+        return path[:-1], f"as a name: {message}"
+    return path, message
+
+
+def _number(each: ObjectType | AssocType) -> int:
+    return each.number
+
+
+def _fields(entries: Mapping[str, FieldEntry]) -> tuple[Field, ...]:
+    fields = [Field(entry.number, name, entry.type, _default(entry)) for name, entry in entries.items()]
+    return tuple(sorted(fields, key=lambda field: field.number))
+
+
+def _default(entry: FieldEntry) -> FieldValue | None:
+    """Raises `WrongValue` when the default is not of the field's kind."""
+    if entry.default is None:
+        return None
+    if entry.type is FieldKind.BYTES:
+        if not isinstance(entry.default, str):
+            raise WrongValue("the default of a bytes field is written as base64 text")
+        try:
+            return base64.b64decode(entry.default, validate=True)
+        except (binascii.Error, ValueError) as why:
+            raise WrongValue(f"the default of a bytes field is written as base64 text: {why}") from None
+    value = check_of(entry.type)(entry.default)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise WrongValue("a default must be a finite number")  # JSON, in which schemas travel, has no others
+    return value
+
+
+def _shared_fields(document: SchemaDocument, name: str) -> Mapping[str, FieldEntry]:
+    entry = document.associations[name]
+    if entry.fields is None and entry.inverse is not None:
+        return document.associations[entry.inverse].fields or {}
+    return entry.fields or {}
+
+
+def _faults(document: SchemaDocument) -> Iterator[tuple[Path, str]]:
+    yield from _number_faults("objects", document.objects, document.reserved.objects)
+    yield from _number_faults("associations", document.associations, document.reserved.associations)
+    for name, entry in document.objects.items():
+        yield from _field_faults(("objects", name), entry.fields, entry.reserved)
+    for name, assoc in document.associations.items():
+        path: Path = ("associations", name)
+        yield from _field_faults(path, assoc.fields or {}, assoc.reserved)
+        if assoc.table is None and assoc.max_data_bytes > MAX_ASSOC_DATA_BYTES:
+            yield (
+                (*path, "max_data_bytes"),
+                f"the default table holds at most {MAX_ASSOC_DATA_BYTES} bytes; name a custom 'table' for more",
+            )
+        if assoc.inverse is not None:
+            yield from _inverse_faults(document, name, assoc, assoc.inverse)
+
+
+def _number_faults(
+    group: str, entries: Mapping[str, ObjectEntry | AssocEntry], reserved: Iterable[int]
+) -> Iterator[tuple[Path, str]]:
+    taken = dict.fromkeys(reserved, "reserved")
+    for name, entry in entries.items():
+        if entry.number in taken:
+            yield (group, name, "number"), f"{entry.number} is already {taken[entry.number]}"
+        taken.setdefault(entry.number, f"that of {name!r}")
+
+
+def _field_faults(path: Path, fields: Mapping[str, FieldEntry], reserved: Iterable[int]) -> Iterator[tuple[Path, str]]:
+    taken = dict.fromkeys(reserved, "reserved")
+    for name, entry in fields.items():
+        at = (*path, "fields", name)
+        if entry.number in taken:
+            yield (*at, "number"), f"{entry.number} is already {taken[entry.number]}"
+        taken.setdefault(entry.number, f"that of {name!r}")
+        try:
+            _default(entry)
+        except WrongValue as wrong:
+            yield (*at, "default"), str(wrong)
+
+
+def _inverse_faults(document: SchemaDocument, name: str, entry: AssocEntry, inverse: str) -> Iterator[tuple[Path, str]]:
+    path: Path = ("associations", name)
+    partner = document.associations.get(inverse)
+    if partner is None:
+        near = difflib.get_close_matches(inverse, document.associations, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        yield (*path, "inverse"), f"there is no association type {inverse!r}{hint}"
+        return
+    if partner.inverse != name:
+        yield (*path, "inverse"), f"{inverse!r} must name {name!r} as its inverse, too"
+        return
+    if entry.fields is None:
+        for field_name, each in (partner.fields or {}).items():
+            if each.number in entry.reserved:
+                yield (*path, "reserved"), f"{each.number} is in use as {field_name!r}, taken from {inverse!r}"
+    if entry.number > partner.number:
+        return  # what follows is told once a pair
+    if None not in (entry.fields, partner.fields) and entry.fields != partner.fields:
+        yield (*path, "fields"), f"differ from those of the inverse {inverse!r}; write them at one of the two only"
+    if entry.max_data_bytes != partner.max_data_bytes:
+        yield (
+            (*path, "max_data_bytes"),
+            f"is not {partner.max_data_bytes}, that of the inverse {inverse!r}: both carry the same data",
+        )

@@ -1,0 +1,130 @@
+"""`Schema`: the types by number and by name, as one immutable value with a hash that names its version.
+
+A schema is replaced whole, never changed: a server that reloads swaps one reference, and an answer under way keeps
+the schema it started with.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from tao.model.errors import UnknownType
+from tao.schema.document import SchemaDocument, document_of, read_document, types_of
+from tao.schema.parsing import parse_json, parse_yaml
+from tao.schema.types import AssocType, GraphType, ObjectType
+
+_NAMES_SHOWN: Final = 10  # of the known types in a message
+
+_Type = TypeVar("_Type", ObjectType, AssocType)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Schema:
+    """Look-ups of types (DESIGN.md §2). Made by `load_schema` from a file's text or by `Schema.from_json`.
+
+    ``objects`` and ``assocs`` ascend by number; ``reserved_otypes`` and ``reserved_atypes`` are numbers of types that
+    existed once; ``version_hash`` is the SHA-256 of the canonical document, in hex, and equal for equal schemas.
+    """
+
+    objects: tuple[ObjectType, ...]
+    assocs: tuple[AssocType, ...]
+    reserved_otypes: frozenset[int]
+    reserved_atypes: frozenset[int]
+    version_hash: str = field(init=False)
+    _canonical: str = field(init=False)
+    _objects: Mapping[int | str, ObjectType] = field(init=False)
+    _assocs: Mapping[int | str, AssocType] = field(init=False)
+
+    def __post_init__(self) -> None:
+        document = document_of(self.objects, self.assocs, self.reserved_otypes, self.reserved_atypes)
+        canonical = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        object.__setattr__(self, "_canonical", canonical)
+        object.__setattr__(self, "version_hash", hashlib.sha256(canonical.encode()).hexdigest())
+        object.__setattr__(self, "_objects", _by_key(self.objects))
+        object.__setattr__(self, "_assocs", _by_key(self.assocs))
+
+    @staticmethod
+    def from_json(text: str | bytes, source: str = "schema document") -> Schema:
+        """The schema of a canonical document, as `GetSchema` returns it. Raises `SchemaError` naming ``source``."""
+        return _schema_of(read_document(parse_json(text, source)))
+
+    def to_json(self) -> str:
+        """The canonical document: JSON with sorted keys, every default written out, bytes as base64."""
+        return self._canonical
+
+    def otype(self, key: int | str) -> ObjectType:
+        """The object type of a number or name. Raises `UnknownType`, with near misses."""
+        found = self._objects.get(key)
+        if found is None:
+            raise _unknown("object", key, self._objects, "association", self._assocs)
+        return found
+
+    def atype(self, key: int | str) -> AssocType:
+        """The association type of a number or name. Raises `UnknownType`, with near misses."""
+        found = self._assocs.get(key)
+        if found is None:
+            raise _unknown("association", key, self._assocs, "object", self._objects)
+        return found
+
+    def inverse_of(self, atype: AssocType) -> AssocType | None:
+        """The type of the edge the other way (maybe ``atype`` itself), or None when edges of it have no inverse."""
+        return None if atype.inverse is None else self._assocs[atype.inverse]
+
+    def custom_tables(self) -> dict[str, int]:
+        """Custom table → the largest ``max_data_bytes`` of the association types kept in it; for migrations."""
+        widths: dict[str, int] = {}
+        for atype in self.assocs:
+            if atype.table is not None:
+                widths[atype.table] = max(widths.get(atype.table, 0), atype.max_data_bytes)
+        return widths
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and self._canonical == other._canonical
+
+    def __hash__(self) -> int:
+        return hash(self.version_hash)
+
+    def __repr__(self) -> str:
+        return f"Schema({len(self.objects)} otypes, {len(self.assocs)} atypes, {self.version_hash[:12]})"
+
+
+def load_schema(text: str, source: str) -> Schema:
+    """The schema of a YAML file's ``text``. ``source`` is the file's name, for messages.
+
+    Raises `SchemaError` that lists each fault with file, line and path of the key.
+    """
+    return _schema_of(read_document(parse_yaml(text, source)))
+
+
+def _schema_of(document: SchemaDocument) -> Schema:
+    objects, assocs = types_of(document)
+    return Schema(objects, assocs, frozenset(document.reserved.objects), frozenset(document.reserved.associations))
+
+
+def _by_key(types: Iterable[_Type]) -> dict[int | str, _Type]:
+    keyed: dict[int | str, _Type] = {}
+    for each in types:
+        keyed[each.number] = keyed[each.name] = each
+    return keyed
+
+
+def _unknown(
+    wanted: str, key: object, types: Mapping[int | str, GraphType], other: str, others: Mapping[int | str, GraphType]
+) -> UnknownType:
+    names = [name for name in types if isinstance(name, str)]
+    if isinstance(key, str):
+        near = difflib.get_close_matches(key, names, n=3)
+        if near:
+            hint = "did you mean " + " or ".join(repr(name) for name in near) + "?"
+        elif key in others:
+            hint = f"it is an {other} type"
+        else:
+            hint = f"the schema has {len(names)}: " + ", ".join(names[:_NAMES_SHOWN])
+    else:
+        hint = "see the schema for the numbers in use"
+    return UnknownType(f"unknown {wanted} type {key!r}; {hint}")
