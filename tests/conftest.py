@@ -1,0 +1,57 @@
+"""What the whole suite shares: one private database server, and the name of the server it ran on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.server_binary import find_server_binary
+from tao.devcluster.server_options import Durability, ServerOptions
+from tao.devcluster.template import default_cache_folder
+from tao.model.errors import OperatorError
+from tao.storage.accounts import Account, ServiceAccounts
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    try:
+        binary = find_server_binary(os.environ)
+    except OperatorError as error:
+        return f"database: {error}"
+    return f"database: {binary.flavour} {binary.version_text} ({binary.path})"
+
+
+@pytest.fixture(scope="session")
+def database_accounts() -> ServiceAccounts:
+    """Fixed names and passwords for private servers of tests."""
+    return ServiceAccounts(
+        administrator=Account("tao_admin", "admin-secret"),
+        leader=Account("tao_leader", "leader-secret"),
+        reader=Account("tao_reader", "reader-secret"),
+        replicator=Account("tao_replicator", "replicator-secret"),
+    )
+
+
+@pytest.fixture(scope="session")
+def database_server(
+    tmp_path_factory: pytest.TempPathFactory, database_accounts: ServiceAccounts
+) -> Iterator[DatabaseInstance]:
+    """A running server for the whole session, shared: make schemas of your own name under ``tao_``, and drop them.
+
+    Says where by ``.host``, ``.port`` and ``.socket_path`` (root, without a password), and who by ``.accounts``.
+    Durability is relaxed: it syncs nothing at commit.
+    """
+    settings = InstanceSettings(
+        folder=tmp_path_factory.mktemp("database"),
+        accounts=database_accounts,
+        cache_folder=default_cache_folder(os.environ),
+        options=ServerOptions(durability=Durability.RELAXED),
+    )
+    with asyncio.Runner() as runner:
+        instance = DatabaseInstance(find_server_binary(os.environ), settings)
+        runner.run(instance.start())
+        yield instance
+        runner.run(instance.stop())

@@ -1,0 +1,240 @@
+"""Private database instances with a real server: start, crash, recovery, company, and what an operator gets wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiomysql
+import pymysql.err
+import pytest
+
+from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.database_server import DatabaseStartFailed
+from tao.devcluster.identity import read_record, write_record
+from tao.devcluster.server_binary import Flavour, ServerBinaryMissing, find_server_binary
+from tao.devcluster.server_options import Durability, ServerOptions
+from tao.devcluster.template import default_cache_folder, prepare_template
+from tao.model.errors import OperatorError
+from tao.storage.accounts import Account, ServiceAccounts
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+MakeInstance = Callable[..., DatabaseInstance]
+
+
+@pytest.fixture
+async def make_instance(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[MakeInstance]:
+    """Makes instances, each in its own folder, and stops what still runs at the end."""
+    made: list[DatabaseInstance] = []
+
+    def make(name: str = "one", **changes: Any) -> DatabaseInstance:
+        settings = InstanceSettings(
+            **{
+                "folder": tmp_path / name,
+                "accounts": database_accounts,
+                "cache_folder": default_cache_folder(os.environ),
+                "options": ServerOptions(server_id=len(made) + 1, durability=Durability.RELAXED),
+                **changes,
+            }
+        )
+        made.append(DatabaseInstance(find_server_binary(os.environ), settings))
+        return made[-1]
+
+    yield make
+    for instance in made:
+        await instance.stop()
+
+
+@contextlib.asynccontextmanager
+async def connected(instance: DatabaseInstance, account: Account) -> AsyncIterator[Any]:
+    connection = await aiomysql.connect(
+        host=instance.host, port=instance.port, user=account.user, password=account.password, autocommit=True
+    )
+    try:
+        async with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+async def fetch(instance: DatabaseInstance, account: Account, statement: str) -> list[tuple[Any, ...]]:
+    async with connected(instance, account) as cursor:
+        await cursor.execute(statement)
+        return list(await cursor.fetchall())
+
+
+async def fill(instance: DatabaseInstance) -> None:
+    async with connected(instance, instance.accounts.administrator) as cursor:
+        await cursor.execute("CREATE DATABASE tao_00001")
+        await cursor.execute("CREATE TABLE tao_00001.objects (id BIGINT PRIMARY KEY, data VARBINARY(9)) ENGINE=InnoDB")
+        await cursor.execute("INSERT INTO tao_00001.objects VALUES (1, 'kept')")
+
+
+async def test_what_was_committed_is_there_after_a_crash_and_a_restart_on_the_same_port(
+    make_instance: MakeInstance,
+) -> None:
+    instance = make_instance()
+    await instance.start()
+    port = instance.port
+    await fill(instance)
+    await instance.kill()
+    assert not instance.is_running
+
+    await instance.start()
+
+    assert instance.port == port
+    assert await fetch(instance, instance.accounts.reader, "SELECT * FROM tao_00001.objects") == [(1, b"kept")]
+
+
+async def test_a_folder_left_by_another_cluster_that_crashed_is_taken_over(
+    make_instance: MakeInstance, tmp_path: Path
+) -> None:
+    first = make_instance()
+    await first.start()
+    await fill(first)
+    first_process = first.process.identity
+    await first.kill()
+    # As a crash of the whole machine leaves it: record, pid file, socket and MySQL's socket lock are still there.
+    write_record(tmp_path / "one" / "process.json", first_process)
+    (tmp_path / "one" / "db.sock.lock").write_text(f"{os.getpid()}\n")
+
+    second = make_instance()
+    await second.start()
+
+    assert await fetch(second, second.accounts.leader, "SELECT id FROM tao_00001.objects") == [(1,)]
+
+
+async def test_a_clean_stop_needs_no_force_and_leaves_no_record(make_instance: MakeInstance, tmp_path: Path) -> None:
+    instance = make_instance()
+    await instance.start()
+    assert read_record(tmp_path / "one" / "process.json") == instance.process.identity
+
+    assert await instance.stop()
+
+    assert read_record(tmp_path / "one" / "process.json") is None
+    assert await instance.process.wait() == 0
+
+
+async def test_each_account_may_do_its_own_work_and_nothing_else(make_instance: MakeInstance) -> None:
+    instance = make_instance()
+    await instance.start()
+    await fill(instance)
+    accounts = instance.accounts
+    mariadb = instance.binary.flavour is Flavour.MARIADB
+    position = "SHOW BINLOG STATUS" if mariadb or instance.binary.version < (8, 2, 0) else "SHOW BINARY LOG STATUS"
+
+    await fetch(instance, accounts.leader, "DELETE FROM tao_00001.objects WHERE id = 2")
+    await fetch(instance, accounts.reader, "SELECT * FROM tao_00001.objects")
+    assert await fetch(instance, accounts.replicator, position)
+
+    for account, forbidden in (
+        (accounts.leader, "DROP TABLE tao_00001.objects"),
+        (accounts.leader, "CREATE DATABASE taox00001"),
+        (accounts.reader, "DELETE FROM tao_00001.objects"),
+        (accounts.replicator, "SELECT * FROM tao_00001.objects"),
+    ):
+        with pytest.raises((pymysql.err.OperationalError, pymysql.err.ProgrammingError), match="denied"):
+            await fetch(instance, account, forbidden)
+
+
+async def test_making_accounts_leaves_no_trace_in_the_binlog(make_instance: MakeInstance) -> None:
+    instance = make_instance()
+    await instance.start()
+    events = await fetch(instance, instance.accounts.administrator, "SHOW BINLOG EVENTS")
+    assert events  # the format description at least
+    assert not [event for event in events if "USER" in str(event).upper()]
+
+
+async def test_the_server_runs_as_the_design_asks(make_instance: MakeInstance) -> None:
+    instance = make_instance(options=ServerOptions(server_id=7, gtid_domain=3))
+    await instance.start()
+    mariadb = instance.binary.flavour is Flavour.MARIADB
+    expected: dict[str, object] = {
+        "server_id": 7,
+        "binlog_format": "ROW",
+        "binlog_row_image": "FULL",
+        "binlog_row_metadata": "FULL",
+        "innodb_flush_log_at_trx_commit": 1,
+        "sync_binlog": 1,
+        "lock_wait_timeout": 2,
+        "innodb_lock_wait_timeout": 2,
+        "tx_isolation" if mariadb else "transaction_isolation": "READ-COMMITTED",
+        "log_slave_updates" if mariadb else "log_replica_updates": 1,
+        **({"gtid_domain_id": 3, "gtid_strict_mode": 1} if mariadb else {"gtid_mode": "ON"}),
+    }
+    names = ", ".join(f"@@GLOBAL.{name}" for name in expected)
+
+    (row,) = await fetch(instance, instance.accounts.administrator, f"SELECT {names}")
+
+    assert dict(zip(expected, row, strict=True)) == expected
+
+
+async def test_two_instances_run_at_once_and_build_one_template_between_them(
+    make_instance: MakeInstance, tmp_path: Path
+) -> None:
+    one = make_instance("one", cache_folder=tmp_path / "cache")
+    two = make_instance("two", cache_folder=tmp_path / "cache")
+
+    await asyncio.gather(one.start(), two.start())
+
+    assert one.port != two.port
+    await fill(one)
+    assert await fetch(two, two.accounts.administrator, "SHOW DATABASES LIKE 'tao%'") == []
+    left = sorted(path.name for path in (tmp_path / "cache" / "databases").iterdir())
+    template = await prepare_template(one.binary, tmp_path / "cache", ServerOptions().redo_log_mb)
+    assert left == [template.name, f"{template.name}.lock"]
+
+
+async def test_a_port_that_is_taken_is_said_in_one_line_and_nothing_is_made(
+    make_instance: MakeInstance, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(OperatorError, match=f"port {port} .* choose another port") as raised:
+            await make_instance(port=port).start()
+    assert "\n" not in raised.value.message
+    assert not (tmp_path / "one").exists()
+
+
+async def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(
+    make_instance: MakeInstance, tmp_path: Path
+) -> None:
+    (tmp_path / "one" / "data").mkdir(parents=True)  # data that no server ever wrote
+    instance = make_instance()
+    with pytest.raises(
+        DatabaseStartFailed, match=r"(?s)ended with status 1 .*server\.log ends with:\n.*ERROR"
+    ) as raised:
+        await instance.start()
+    assert not instance.is_running
+    assert len(raised.value.message.splitlines()) < 20
+
+
+async def test_a_folder_that_is_being_served_is_not_served_twice(make_instance: MakeInstance) -> None:
+    running = make_instance()
+    await running.start()
+    with pytest.raises(OperatorError, match=f"is running already, as process {running.process.pid}"):
+        await make_instance().start()
+    assert running.is_running
+
+
+def test_a_machine_without_a_server_is_told_the_line_that_installs_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tao.devcluster.server_binary._SYSTEM_FOLDERS", ())
+    with pytest.raises(ServerBinaryMissing, match="apt-get install mariadb-server-core") as raised:
+        find_server_binary({"PATH": str(tmp_path)})
+    assert "\n" not in raised.value.message
+
+
+async def test_a_disk_that_is_too_full_is_said_before_anything_is_made(
+    make_instance: MakeInstance, tmp_path: Path
+) -> None:
+    with pytest.raises(OperatorError, match="MB are needed: make room"):
+        await make_instance(min_free_disk_mb=2**40).start()
+    assert not (tmp_path / "one").exists()
