@@ -38,7 +38,7 @@ class Ring:
     __slots__ = ("_hashes", "_owners", "names")
 
     def __init__(self, servers: Mapping[str, float], settings: RingSettings | None = None) -> None:
-        """Raises `TopologyError` without any server of positive weight, for a negative weight, or above `MAX_POINTS`."""
+        """Raises `TopologyError` when no weight is above 0, one is below, or the points are more than `MAX_POINTS`."""
         per_weight = (settings or RingSettings()).virtual_nodes_per_weight
         points = {name: _points(name, weight, per_weight) for name, weight in servers.items()}
         if not any(points.values()):
@@ -46,7 +46,7 @@ class Ring:
         if sum(points.values()) > MAX_POINTS:
             raise TopologyError(f"the ring would have {sum(points.values())} points, at most {MAX_POINTS} are allowed")
         placed = sorted(
-            (xxhash.xxh3_64_intdigest(f"{name}#{index}", _POINT_SEED), name)  # by name where hashes collide
+            (xxhash.xxh3_64_intdigest(f"{name}#{index}".encode(), _POINT_SEED), name)  # by name where hashes collide
             for name, count in points.items()
             for index in range(count)
         )
@@ -56,7 +56,8 @@ class Ring:
 
     def owner(self, shard: int) -> str:
         """The server that the ring gives the shard to."""
-        return next(self._walk(shard))
+        place = self._place(shard)
+        return self._owners[place if place < len(self._owners) else 0]
 
     def owners(self, shard: int, count: int) -> tuple[str, ...]:
         """The first ``count`` different servers from the shard's place on (fewer when there are fewer): the owner,
@@ -71,14 +72,17 @@ class Ring:
 
     def _walk(self, shard: int) -> Iterator[str]:
         """The servers of all points once around, from the shard's place on; names repeat."""
-        if shard < 0:
-            raise InvalidArgument(f"shard {shard} is negative")
-        place = bisect_left(self._hashes, xxhash.xxh3_64_intdigest(shard.to_bytes(8, "little"), _SHARD_SEED))
+        place = self._place(shard)
         owners = self._owners
         for index in range(place, len(owners)):
             yield owners[index]
         for index in range(place):
             yield owners[index]
+
+    def _place(self, shard: int) -> int:
+        if shard < 0:
+            raise InvalidArgument(f"shard {shard} is negative")
+        return bisect_left(self._hashes, xxhash.xxh3_64_intdigest(shard.to_bytes(8, "little"), _SHARD_SEED))
 
 
 def _points(name: str, weight: float, per_weight: int) -> int:

@@ -46,7 +46,7 @@ class ShardMap:
         for shard, count in (clones or {}).items():
             if count < 1:
                 raise TopologyError(f"shard {shard} is to be served by {count} servers; it needs at least 1")
-            servers[self._known(shard)] = self._extended(shard, servers[shard], count)
+            servers[shard] = self._extended(shard, servers[self._known(shard)], count)
         self._servers: Final = tuple(servers)
 
     def servers(self, shard: int) -> Servers:

@@ -62,8 +62,7 @@ def parse_yaml(text: str, source: str) -> Parsed:
         lines: dict[Path, int] = {}
         return Parsed(_plain(loader, root, (), lines, source), source, lines)
     except yaml.MarkedYAMLError as why:
-        mark = why.problem_mark
-        where = source if mark is None else f"{source}:{mark.line + 1}"
+        where = f"{source}:{why.problem_mark.line + 1}" if why.problem_mark else source
         raise SchemaError(f"{where}: not valid YAML: {why.problem}") from None
     except (yaml.YAMLError, ValueError) as why:  # ValueError: a scalar such as the date 2020-13-01
         raise SchemaError(f"{source}: not valid YAML: {why}") from None
@@ -86,7 +85,7 @@ def _bound_size(text: str | bytes, source: str) -> None:
 def _refuse_aliases_and_depth(text: str, source: str) -> None:
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+        line = event.start_mark.line + 1 if event.start_mark else 1
         if isinstance(event, yaml.AliasEvent):
             raise SchemaError(f"{source}:{line}: aliases (*{event.anchor}) are not used in schema files; write it out")
         if isinstance(event, yaml.CollectionStartEvent):
