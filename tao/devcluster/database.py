@@ -125,14 +125,19 @@ class DatabaseInstance:
         await self._server.process.kill()
 
     async def _ensure_data(self) -> None:
+        path = self._folder.path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            # Whoever reaches the socket can be root there.
+            path.chmod(0o700)
+        except OSError as error:
+            raise OperatorError(f"cannot make the folder {path}: {error.strerror}") from error
         if self._folder.data.is_dir():
             return
-        template = await prepare_template(self._binary, self._settings.cache_folder, self._settings.options.redo_log_mb)
-        try:
-            self._folder.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        except OSError as error:
-            raise OperatorError(f"cannot make the folder {self._folder.path}: {error.strerror}") from error
-        await copy_template(template, self._folder.data)
+        redo_log_mb = self._settings.options.redo_log_mb
+        await copy_template(
+            await prepare_template(self._binary, self._settings.cache_folder, redo_log_mb), self._folder.data
+        )
 
     async def _start_server(self) -> None:
         """Start on the chosen port; where none was chosen, a port lost at the last moment is replaced."""

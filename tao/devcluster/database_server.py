@@ -68,34 +68,31 @@ class DatabaseServer:
 
         Raises `PortLost` or `DatabaseStartFailed`; then nothing runs. `OperatorError` when the folder is being served.
         """
-        self._clear_leftovers()
-        as_root = os.geteuid() == 0
-        argv = server_argv(self._binary, self._folder, reservation.port, self._options, as_root=as_root)
-        process = ManagedProcess(
-            f"database server on port {reservation.port}",
-            argv,
-            os.environ,
-            self._folder.log,
-            record_path=self._folder.record,
-            lifetime=self._lifetime,
-            stop_seconds=_STOP_SECONDS,
-        )
-        process.start()
-        self._process = process
-        try:
-            async with asyncio.timeout(start_seconds):
-                await self._wait_until_it_answers(process)
-        except TimeoutError:
-            await process.kill()
-            raise DatabaseStartFailed(
-                f"the {process.name} did not answer within {start_seconds:g} s; its log {self._folder.log} ends with:\n"
-                f"{process.log_tail()}"
-            ) from None
-        except BaseException:
-            await process.kill()
-            raise
-        finally:
-            reservation.release()
+        with reservation:
+            self._clear_leftovers()
+            as_root = os.geteuid() == 0
+            process = ManagedProcess(
+                f"database server on port {reservation.port}",
+                server_argv(self._binary, self._folder, reservation.port, self._options, as_root=as_root),
+                os.environ,
+                self._folder.log,
+                record_path=self._folder.record,
+                lifetime=self._lifetime,
+                stop_seconds=_STOP_SECONDS,
+            )
+            process.start()
+            self._process = process
+            try:
+                async with asyncio.timeout(start_seconds):
+                    await self._wait_until_it_answers(process)
+            except BaseException as error:
+                await process.kill()
+                if isinstance(error, TimeoutError):
+                    raise DatabaseStartFailed(
+                        f"the {process.name} did not answer within {start_seconds:g} s; "
+                        f"its log {self._folder.log} ends with:\n{process.log_tail()}"
+                    ) from None
+                raise
 
     async def stop(self) -> bool:
         """Shut down cleanly, by force after half a minute. True when no force was needed. Idempotent."""

@@ -118,6 +118,7 @@ def server_argv(
         f"--pid-file={folder.pid_file}",
         f"--port={port}",
         f"--bind-address={LOOPBACK}",
+        # Without it 127.0.0.1 counts as localhost, and root, who has no password there, could come in by TCP.
         "--skip-name-resolve",
         "--local-infile=0",
         f"--max-connections={options.max_connections}",
@@ -171,7 +172,6 @@ def initialize_argv(binary: ServerBinary, data: Path, redo_log_mb: int, *, as_ro
             f"--datadir={data}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
-            "--skip-name-resolve",
         ]
     else:
         redo = "redo-log-capacity" if binary.version >= _REDO_CAPACITY_SINCE else "log-file-size"

@@ -70,7 +70,9 @@ async def create_accounts(connection: Connection, accounts: ServiceAccounts) -> 
     The session's binlog stays off for these statements only. Raises `pymysql.err.MySQLError`.
     """
     async with connection.cursor() as cursor:
-        await cursor.execute("SET SESSION sql_log_bin = 0, sql_notes = 0")
+        # No diagnostics either: "it exists already" is what repeating this means, and MySQL warns about any account of
+        # localhost on a server that resolves no names.
+        await cursor.execute("SET SESSION sql_log_bin = 0, max_error_count = 0")
         try:
             for role, grants in _PRIVILEGES.items():
                 account: Account = getattr(accounts, role)
@@ -82,4 +84,20 @@ async def create_accounts(connection: Connection, accounts: ServiceAccounts) -> 
                         # Both come from the table above; a percent sign is doubled for the driver.
                         await cursor.execute(f"GRANT {privileges} ON {target.replace('%', '%%')} TO %s@%s", who)
         finally:
-            await cursor.execute("SET SESSION sql_log_bin = 1, sql_notes = 1")
+            await cursor.execute("SET SESSION sql_log_bin = 1, max_error_count = DEFAULT")
+
+
+async def confine_root(connection: Connection) -> None:
+    """Leave root only at ``localhost``, which on a server that resolves no names is the Unix socket.
+
+    A fresh data directory may have root, without a password, at 127.0.0.1, ::1 and the host's name too. Idempotent; not
+    in the binlog. Raises `pymysql.err.MySQLError`.
+    """
+    async with connection.cursor() as cursor:
+        await cursor.execute("SET SESSION sql_log_bin = 0")
+        try:
+            await cursor.execute("SELECT host FROM mysql.user WHERE user = 'root' AND host <> 'localhost'")
+            for (host,) in await cursor.fetchall():
+                await cursor.execute("DROP USER %s@%s", ("root", host))
+        finally:
+            await cursor.execute("SET SESSION sql_log_bin = 1")

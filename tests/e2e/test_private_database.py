@@ -157,7 +157,6 @@ async def test_the_server_runs_as_the_design_asks(make_instance: MakeInstance) -
     mariadb = instance.binary.flavour is Flavour.MARIADB
     expected: dict[str, object] = {
         "server_id": 7,
-        "binlog_format": "ROW",
         "binlog_row_image": "FULL",
         "binlog_row_metadata": "FULL",
         "innodb_flush_log_at_trx_commit": 1,
@@ -166,7 +165,7 @@ async def test_the_server_runs_as_the_design_asks(make_instance: MakeInstance) -
         "innodb_lock_wait_timeout": 2,
         "tx_isolation" if mariadb else "transaction_isolation": "READ-COMMITTED",
         "log_slave_updates" if mariadb else "log_replica_updates": 1,
-        **({"gtid_domain_id": 3, "gtid_strict_mode": 1} if mariadb else {"gtid_mode": "ON"}),
+        **({"gtid_domain_id": 3, "gtid_strict_mode": 1, "binlog_format": "ROW"} if mariadb else {"gtid_mode": "ON"}),
     }
     names = ", ".join(f"@@GLOBAL.{name}" for name in expected)
 
@@ -208,7 +207,7 @@ async def test_a_server_that_does_not_come_up_shows_the_end_of_its_log(
     (tmp_path / "one" / "data").mkdir(parents=True)  # data that no server ever wrote
     instance = make_instance()
     with pytest.raises(
-        DatabaseStartFailed, match=r"(?s)ended with status 1 .*server\.log ends with:\n.*ERROR"
+        DatabaseStartFailed, match=r"(?s)ended with status [13] .*server\.log ends with:\n.*ERROR"
     ) as raised:
         await instance.start()
     assert not instance.is_running
@@ -238,3 +237,25 @@ async def test_a_disk_that_is_too_full_is_said_before_anything_is_made(
     with pytest.raises(OperatorError, match="MB are needed: make room"):
         await make_instance(min_free_disk_mb=2**40).start()
     assert not (tmp_path / "one").exists()
+
+
+async def test_root_comes_in_by_the_socket_only_and_only_the_owner_reaches_that(
+    make_instance: MakeInstance, tmp_path: Path
+) -> None:
+    (tmp_path / "one").mkdir(mode=0o755)
+    instance = make_instance()
+    await instance.start()
+    assert (tmp_path / "one").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "one" / "server.log").stat().st_mode & 0o077 == 0
+    statement = "SELECT user, host FROM mysql.user WHERE user IN ('root', '') ORDER BY user"
+    doors = await fetch(instance, instance.accounts.administrator, statement)
+    assert doors == [("root", "localhost")]
+    with pytest.raises(pymysql.err.OperationalError, match=r"denied|not allowed"):
+        await aiomysql.connect(host=instance.host, port=instance.port, user="root")
+
+
+async def test_the_suites_shared_server_admits_every_account(database_server: DatabaseInstance) -> None:
+    accounts = database_server.accounts
+    for account in (accounts.administrator, accounts.leader, accounts.reader, accounts.replicator):
+        ((user,),) = await fetch(database_server, account, "SELECT CURRENT_USER()")
+        assert user.partition("@")[0] == account.user

@@ -45,7 +45,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.01)
 
 
