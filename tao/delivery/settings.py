@@ -1,0 +1,31 @@
+"""The bounds of delivery: what a leader keeps for subscribers, and how much it sends ahead of them (DESIGN.md §7)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DeliverySettings:
+    """Reaching any of the log's bounds costs laggards a bulk invalidation, never a writer its time."""
+
+    log_messages_per_shard: int = 4_096
+    """Messages of one shard kept for those who come back. At 100 writes a second on one shard this bridges 40 s, which
+    covers a follower's restart; a colder shard keeps hours."""
+
+    log_bytes_total: int = 64 << 20
+    """Estimated memory of all logs together, oldest messages leave first. A 300-byte message: 200,000 of them, or
+    half a minute at 6,000 writes a second, for a small part of a leader's memory."""
+
+    window_unacknowledged_bytes: int = 4 << 20
+    """Sent to one subscriber and not acknowledged. Covers 100 ms of round trip at 40 MB/s; beyond it the messages wait
+    in the log, where they are held once for all subscribers."""
+
+    max_delivery_messages: int = 512
+    """Messages in one delivery. Applying one takes about 2 µs, so a delivery holds a follower's loop about 1 ms."""
+
+    max_delivery_bytes: int = 1 << 20
+    """Estimated size of one delivery; well below the largest frame. A single larger message travels alone."""
+
+    max_subscribers: int = 1_024
+    """Subscribers of one leader. A leader serves the followers of its own region: tens to hundreds of servers."""
