@@ -37,15 +37,16 @@ class Request(_message.Message):
     GET_TOPOLOGY_FIELD_NUMBER: _builtins.int
     GET_SCHEMA_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
     APPLY_FIELD_NUMBER: _builtins.int
     SUBSCRIBE_FIELD_NUMBER: _builtins.int
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     INSPECT_FIELD_NUMBER: _builtins.int
     INVALIDATE_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """chosen by the sender, unique among its unanswered requests"""
+    """chosen by the sender, not 0, unique among its unanswered requests"""
     deadline_ms: _builtins.int
-    """what is left of the caller's time; 0 is refused as expired"""
+    """what is left of the caller's time; 0 is refused as expired, 2^32-1 is no deadline"""
     topology_version: _builtins.int
     """the topology that the sender routed by"""
     traceparent: _builtins.str
@@ -63,6 +64,10 @@ class Request(_message.Message):
     @_builtins.property
     def watch(self) -> Global___Watch:
         """answered by a series"""
+
+    @_builtins.property
+    def forget(self) -> Global___Forget:
+        """has no answer"""
 
     @_builtins.property
     def apply(self) -> Global___ApplyChanges:
@@ -93,17 +98,18 @@ class Request(_message.Message):
         get_topology: Global___GetTopology | None = ...,
         get_schema: Global___GetSchema | None = ...,
         watch: Global___Watch | None = ...,
+        forget: Global___Forget | None = ...,
         apply: Global___ApplyChanges | None = ...,
         subscribe: Global___Subscribe | None = ...,
         acknowledge: Global___Acknowledge | None = ...,
         inspect: Global___Inspect | None = ...,
         invalidate: Global___Invalidate | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "reserve_ids", b"reserve_ids", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "reserve_ids", b"reserve_ids", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "reserve_ids", b"reserve_ids", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "reserve_ids", b"reserve_ids", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "apply", "subscribe", "acknowledge", "inspect", "invalidate"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -127,6 +133,7 @@ class Answer(_message.Message):
     INSPECTION_FIELD_NUMBER: _builtins.int
     INVALIDATED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
+    """0: the server drains; new requests belong on a new session, those sent are still answered"""
     more: _builtins.bool
     """another answer of this number follows"""
     @_builtins.property
@@ -710,6 +717,27 @@ class WriteAnswer(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WriteAnswer: _TypeAlias = WriteAnswer  # noqa: Y015
+
+@_typing.final
+class Forget(_message.Message):
+    """Ends the series that answers request `forgotten_number`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGOTTEN_NUMBER_FIELD_NUMBER: _builtins.int
+    forgotten_number: _builtins.int
+    def __init__(
+        self,
+        *,
+        forgotten_number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forgotten_number", b"forgotten_number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Forget: _TypeAlias = Forget  # noqa: Y015
 
 @_typing.final
 class ReserveIds(_message.Message):

@@ -1,0 +1,277 @@
+"""Changes, deliveries, writes and errors between the model and protobuf.
+
+Total in one direction: whatever the model can say is sent. In the other, what a peer sent is checked, and
+`ProtocolError` says what did not fit. Values (objects, counts, edge blocks) are not here: they travel as the bytes
+that the cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tao.model.changes import (
+    GoneEdge,
+    ListChange,
+    ListInvalidation,
+    Message,
+    ObjectChange,
+    ObjectInvalidation,
+    ShardInvalidation,
+    ShardMessages,
+)
+from tao.model.delivery import Delivery, Position, ShardDelivery
+from tao.model.errors import NotMine, ProtocolError, TaoError, error_from_reason
+from tao.model.graph import Edge
+from tao.model.writes import (
+    AssocAdd,
+    AssocChangeType,
+    AssocDelete,
+    ForgetIntent,
+    ObjAdd,
+    ObjDelete,
+    ObjUpdate,
+    SettleEdge,
+    Write,
+    WriteOutcome,
+)
+from tao.wire.v1 import session_pb2 as pb
+
+
+def error_to_pb(error: TaoError) -> pb.Error:
+    """Reason and message; with `NotMine` also the answering server's topology version."""
+    version = error.topology_version if isinstance(error, NotMine) else 0
+    return pb.Error(reason=error.reason, message=error.message, topology_version=version)
+
+
+def error_from_pb(error: pb.Error) -> TaoError:
+    """The error as it was raised; one of a reason unknown here is a plain `TaoError`."""
+    return error_from_reason(error.reason, error.message, error.topology_version)
+
+
+# ---- changes ---------------------------------------------------------------------------------------------------
+
+
+def message_to_pb(message: Message) -> pb.Message:
+    """One maintenance message. The shard of a `ShardInvalidation` is that of the `ShardMessages` around it."""
+    match message:
+        case ObjectChange():
+            change = pb.ObjectChange(
+                id=message.id,
+                before=message.before,
+                after=message.after,
+                otype=message.otype,
+                data=message.data,
+                data_left_out=message.data is None,
+            )
+            return pb.Message(object_change=change)
+        case ListChange():
+            return pb.Message(list_change=_list_change_to_pb(message))
+        case ObjectInvalidation():
+            return pb.Message(object_invalidation=pb.ObjectInvalidation(id=message.id, version=message.version))
+        case ListInvalidation():
+            invalidation = pb.ListInvalidation(id1=message.id1, atype=message.atype, version=message.version)
+            return pb.Message(list_invalidation=invalidation)
+        case ShardInvalidation():
+            return pb.Message(shard_invalidation=pb.ShardInvalidation())
+
+
+def message_from_pb(message: pb.Message, shard: int) -> Message:
+    """``shard``: of the `ShardMessages` around it. Raises `ProtocolError` for a kind unknown here."""
+    match message.WhichOneof("kind"):
+        case "object_change":
+            change = message.object_change
+            data = None if change.data_left_out else change.data
+            return ObjectChange(change.id, change.before, change.after, change.otype, data)
+        case "list_change":
+            return _list_change_from_pb(message.list_change)
+        case "object_invalidation":
+            return ObjectInvalidation(message.object_invalidation.id, message.object_invalidation.version)
+        case "list_invalidation":
+            listed = message.list_invalidation
+            return ListInvalidation(listed.id1, listed.atype, listed.version)
+        case "shard_invalidation":
+            return ShardInvalidation(shard)
+        case _:
+            raise ProtocolError("a maintenance message is of a kind that this version does not know")
+
+
+def _list_change_to_pb(change: ListChange) -> pb.ListChange:
+    return pb.ListChange(
+        id1=change.id1,
+        atype=change.atype,
+        before=change.before,
+        after=change.after,
+        count=change.count,
+        gone_id2s=[edge.id2 for edge in change.gone],
+        gone_times=[edge.time for edge in change.gone],
+        put_id2s=[edge.id2 for edge in change.put],
+        put_times=[edge.time for edge in change.put],
+        put_data=[edge.data for edge in change.put] if any(edge.data for edge in change.put) else (),
+    )
+
+
+def _list_change_from_pb(change: pb.ListChange) -> ListChange:
+    put_data = change.put_data or [b""] * len(change.put_id2s)
+    if len(change.gone_id2s) != len(change.gone_times) or not (
+        len(change.put_id2s) == len(change.put_times) == len(put_data)
+    ):
+        raise ProtocolError(f"the columns of a change of list ({change.id1}, {change.atype}) differ in length")
+    return ListChange(
+        change.id1,
+        change.atype,
+        change.before,
+        change.after,
+        change.count,
+        tuple(map(GoneEdge, change.gone_id2s, change.gone_times)),
+        tuple(map(Edge, change.put_id2s, change.put_times, put_data)),
+    )
+
+
+def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
+    """The messages of one shard, oldest first."""
+    return pb.ShardMessages(
+        shard=messages.shard,
+        version_epoch=messages.version_epoch,
+        messages=map(message_to_pb, messages.messages),
+    )
+
+
+def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
+    """Raises `ProtocolError` when a message is malformed."""
+    shard = messages.shard
+    return ShardMessages(
+        shard, messages.version_epoch, tuple(message_from_pb(each, shard) for each in messages.messages)
+    )
+
+
+# ---- deliveries ------------------------------------------------------------------------------------------------
+
+
+def position_to_pb(position: Position) -> pb.Position:
+    """A place in a shard's stream."""
+    return pb.Position(shard=position.shard, stream=position.stream, sequence=position.sequence)
+
+
+def position_from_pb(position: pb.Position) -> Position:
+    """A place in a shard's stream."""
+    return Position(position.shard, position.stream, position.sequence)
+
+
+def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
+    """One acknowledged unit."""
+    return pb.Delivery(
+        delivery_number=delivery.number,
+        shards=[
+            pb.ShardDelivery(
+                position=position_to_pb(shard.position),
+                reset=shard.reset,
+                messages=None if shard.messages is None else shard_messages_to_pb(shard.messages),
+            )
+            for shard in delivery.shards
+        ],
+        refused_shards=delivery.refused,
+    )
+
+
+def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
+    """Raises `ProtocolError` when a message is malformed."""
+    shards = tuple(
+        ShardDelivery(
+            position_from_pb(shard.position),
+            shard.reset,
+            shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
+        )
+        for shard in delivery.shards
+    )
+    return Delivery(delivery.delivery_number, shards, tuple(delivery.refused_shards))
+
+
+# ---- writes ----------------------------------------------------------------------------------------------------
+
+
+def write_to_pb(write: Write) -> pb.Write:
+    """A write on its way to (another) leader. `ForgetIntent` is a leader's own affair and never travels."""
+    match write:
+        case ObjAdd():
+            return pb.Write(obj_add=pb.ObjAdd(id=write.id, otype=write.otype, data=write.data))
+        case ObjUpdate():
+            return pb.Write(obj_update=pb.ObjUpdate(id=write.id, otype=write.otype, patch=write.patch))
+        case ObjDelete():
+            return pb.Write(obj_delete=pb.ObjDelete(id=write.id))
+        case AssocAdd():
+            add = pb.AssocAdd(id1=write.id1, atype=write.atype, id2=write.id2, time=write.time, data=write.data)
+            return pb.Write(assoc_add=add)
+        case AssocDelete():
+            return pb.Write(assoc_delete=pb.AssocDelete(id1=write.id1, atype=write.atype, id2=write.id2))
+        case AssocChangeType():
+            move = pb.AssocChangeType(id1=write.id1, atype=write.atype, id2=write.id2, new_atype=write.new_atype)
+            return pb.Write(assoc_change_type=move)
+        case SettleEdge():
+            settle = pb.SettleEdge(
+                id1=write.id1, atype=write.atype, id2=write.id2, present=write.present, time=write.time, data=write.data
+            )
+            return pb.Write(settle_edge=settle)
+        case ForgetIntent():
+            raise TypeError("ForgetIntent is planned by the leader that holds the intent and is not sent")
+
+
+def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
+    """``allocate(shard)`` gives an id to an object that comes without one. Raises what ``allocate`` raises, and
+    `ProtocolError` for an operation unknown here. Values are not checked: that takes the schema."""
+    match write.WhichOneof("operation"):
+        case "obj_add":
+            add = write.obj_add
+            return ObjAdd(add.id or allocate(add.shard), add.otype, add.data, allocated=add.id == 0)
+        case "obj_update":
+            return ObjUpdate(write.obj_update.id, write.obj_update.otype, write.obj_update.patch)
+        case "obj_delete":
+            return ObjDelete(write.obj_delete.id)
+        case "assoc_add":
+            edge = write.assoc_add
+            return AssocAdd(edge.id1, edge.atype, edge.id2, edge.time, edge.data)
+        case "assoc_delete":
+            return AssocDelete(write.assoc_delete.id1, write.assoc_delete.atype, write.assoc_delete.id2)
+        case "assoc_change_type":
+            move = write.assoc_change_type
+            return AssocChangeType(move.id1, move.atype, move.id2, move.new_atype)
+        case "settle_edge":
+            settle = write.settle_edge
+            return SettleEdge(settle.id1, settle.atype, settle.id2, settle.present, settle.time, settle.data)
+        case _:
+            raise ProtocolError("a write is of a kind that this version does not know")
+
+
+def outcome_to_pb(outcome: WriteOutcome, *, inverse_pending: bool = False) -> pb.WriteResult:
+    """``inverse_pending``: the write is committed and its inverse edge will follow by repair."""
+    return pb.WriteResult(
+        id=outcome.id,
+        found=outcome.found,
+        error=None if outcome.error is None else error_to_pb(outcome.error),
+        inverse_pending=inverse_pending,
+    )
+
+
+def outcome_from_pb(result: pb.WriteResult) -> WriteOutcome:
+    """What became of one write; ``inverse_pending`` is left to the caller."""
+    return WriteOutcome(result.id, result.found, error_from_pb(result.error) if result.HasField("error") else None)
+
+
+# ---- answers in parts ------------------------------------------------------------------------------------------
+
+
+def join_answers(parts: Iterable[pb.Answer]) -> pb.Answer:
+    """One answer out of the parts in which it came. A read part without slots answers 0, 1, 2, …, which is written
+    out once other parts follow."""
+    joined: pb.Answer | None = None
+    for part in parts:
+        if joined is None:
+            joined = part
+            continue
+        for each in (joined, part):
+            if each.HasField("read") and not each.read.slots:
+                each.read.slots.extend(range(len(each.read.values)))
+        joined.MergeFrom(part)
+        joined.more = part.more
+    if joined is None:
+        raise TypeError("an answer has at least one part")
+    return joined
