@@ -1,0 +1,273 @@
+"""The write planner: locked rows and a batch of writes in, rows to write and the changeset out (DESIGN.md §3, §6).
+
+A pure function, because everything that must hold of a write transaction is decided here: a version rises by exactly
+one for each key whose rows change and not at all for others, a count equals the edges, an invalid write fails alone, a
+pair's mirror is written or owed. The shell around it only locks, reads, applies and commits.
+
+A write that changes nothing succeeds all the same. Since no version rises, no changeset tells its writer's caches of a
+state that they may not have heard of yet; so such a write gets invalidations at the current version instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.changes import Change, ListChange, ListInvalidation, ObjectInvalidation
+from tao.model.errors import RequestError, RetryableError
+from tao.model.graph import EdgeKey, ListKey
+from tao.model.ids import SHARD_SHIFT
+from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
+from tao.model.versions import NEVER_WRITTEN, next_version
+from tao.model.writes import (
+    AssocAdd,
+    AssocChangeType,
+    AssocDelete,
+    ForgetIntent,
+    ObjAdd,
+    ObjDelete,
+    ObjUpdate,
+    SettleEdge,
+    WriteOutcome,
+)
+from tao.planning.coordination import (
+    PlannedWrite,
+    coordinating_shard,
+    coordinator_side,
+    edges_of,
+    keys_of,
+    lane_keys,
+    shards_of,
+)
+from tao.planning.draft import Draft, TouchedKey
+from tao.planning.edge_writes import (
+    add_edge,
+    change_edge_type,
+    coordinator_edges_of,
+    delete_edge,
+    forget_intent,
+    set_settled_edge,
+    settle_in_place,
+    settle_writes,
+)
+from tao.planning.net_changes import EdgeImages, ListImages, ObjectImages, net_changes
+from tao.planning.object_writes import IdTaken, add_object, delete_object, update_object
+from tao.planning.validation import validate
+from tao.schema.registry import Schema
+
+__all__ = [
+    "IdTaken",
+    "Plan",
+    "PlannedWrite",
+    "coordinating_shard",
+    "coordinator_edges_of",
+    "coordinator_side",
+    "edges_of",
+    "keys_of",
+    "lane_keys",
+    "plan",
+    "settle_writes",
+    "shards_of",
+    "validate",
+]
+
+Invalidation = ObjectInvalidation | ListInvalidation
+_NEW_LIST: Final = ListRow(0, NEVER_WRITTEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one transaction writes, and what to tell whom. All lists but ``changes`` have one entry per write.
+
+    ``changes``: one per key whose rows change, objects by id, then lists by key. ``changes_of``: indexes into it of
+    the keys that the write named, also when another write of the batch changed them. ``unchanged_of``: for the keys
+    it named that nobody changed, the version that the writer's caches must not fall short of. ``intents``: the intent
+    under which the write's mirror is owed, as it stands after the transaction (None: nothing is owed). ``settles``:
+    the writes that settle this intent; None when it covers edges that were not read here, so that
+    `coordinator_edges_of` it must be read first."""
+
+    rows: RowChanges
+    changes: tuple[Change, ...]
+    outcomes: list[WriteOutcome]
+    changes_of: list[tuple[int, ...]]
+    unchanged_of: list[tuple[Invalidation, ...]]
+    intents: list[IntentRow | None]
+    settles: list[tuple[SettleEdge, ...] | None]
+
+
+def plan(
+    existing: ExistingRows,
+    shards: Mapping[int, ShardRow],
+    writes: Sequence[PlannedWrite],
+    schema: Schema,
+    now_unix_ms: int,
+) -> Plan:
+    """Apply the writes in order to a copy of the rows, and work out the difference.
+
+    ``existing`` holds the rows of `keys_of` the writes, ``shards`` the row of every shard they write to. Raises
+    nothing for a write's own fault: that is in its outcome (`RequestError`, or `IdTaken`)."""
+    draft = Draft(existing)
+    # Which rows were read matters only where an intent of an earlier transaction speaks of some.
+    read = frozenset(keys_of(writes, schema).edges) if existing.intents else frozenset()
+    outcomes: list[WriteOutcome] = []
+    named: list[Sequence[TouchedKey]] = []
+    pairs: list[IntentKey | None] = []
+    for planned in writes:
+        draft.touched = []
+        try:
+            pair = _one_sided_pair(draft, planned, read, schema)
+            outcomes.append(_apply(draft, planned, pair, schema))
+        except (RequestError, RetryableError) as error:
+            outcomes.append(WriteOutcome(error=error))
+            named.append(())
+            pairs.append(None)
+        else:
+            named.append(draft.touched)
+            pairs.append(pair)
+    rows = RowChanges()
+    changes = net_changes(_write_objects(draft, shards, rows), _write_lists(draft, shards, rows))
+    _write_intents(draft, rows, now_unix_ms)
+    changes_of, unchanged_of = _shares(existing, changes, named)
+    intents = [None if pair is None else draft.intent(pair) for pair in pairs]
+    settles = [None if intent is None else _settlement(draft, intent, read, schema) for intent in intents]
+    return Plan(rows, changes, outcomes, changes_of, unchanged_of, intents, settles)
+
+
+def _one_sided_pair(draft: Draft, planned: PlannedWrite, read: frozenset[EdgeKey], schema: Schema) -> IntentKey | None:
+    """The pair of a write that is done at the coordinator's side alone; an intent in the way is settled here if all
+    its rows are at hand. If not, it stays and grows: what it speaks of is copied by its settler."""
+    if planned.both_sides and not draft.existing.intents:
+        return None
+    ids = coordinator_side(planned.write, schema)
+    if ids is None:
+        return None
+    pair = IntentKey(*ids)
+    if not planned.both_sides:
+        return pair
+    intent = draft.intent(pair)
+    if intent is None:
+        return None
+    mirrors = {EdgeKey(settle.id1, settle.atype, settle.id2) for settle in settle_writes(intent, {}, schema)}
+    if not (mirrors <= read and read.issuperset(coordinator_edges_of(intent))):
+        return pair
+    settle_in_place(draft, pair, intent, schema)
+    return None
+
+
+def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: Schema) -> WriteOutcome:
+    match planned.write:
+        case AssocAdd() as write:
+            return add_edge(draft, write, pair, schema)
+        case AssocDelete() as write:
+            return delete_edge(draft, write, pair, schema)
+        case AssocChangeType() as write:
+            return change_edge_type(draft, write, pair, planned.both_sides, schema)
+        case ObjAdd() as write:
+            return add_object(draft, write)
+        case ObjUpdate() as write:
+            return update_object(draft, write, schema)
+        case ObjDelete() as write:
+            return delete_object(draft, write)
+        case SettleEdge() as write:
+            return set_settled_edge(draft, write)
+        case ForgetIntent() as write:
+            return forget_intent(draft, write)
+
+
+def _write_objects(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges) -> list[ObjectImages]:
+    images: list[ObjectImages] = []
+    for object_id, row in draft.objects.items():
+        before = draft.existing.objects.get(object_id)
+        if row == before:
+            continue
+        version = next_version(row.version, shards[object_id >> SHARD_SHIFT].version_epoch)
+        after = ObjectRow(object_id, row.otype, version, row.deleted, row.data)
+        rows.put_objects.append(after)
+        images.append(ObjectImages(before, after))
+    return images
+
+
+def _write_lists(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges) -> list[ListImages]:
+    images: list[ListImages] = []
+    stored_lists, stored_edges = draft.existing.lists, draft.existing.edges
+    put_edges, delete_edges = rows.put_edges, rows.delete_edges
+    for key, edges in draft.lists.items():
+        changed: list[EdgeImages] = []
+        grown = 0
+        for edge_key, edge in edges.items():
+            previous = stored_edges.get(edge_key)
+            if edge == previous:
+                continue
+            changed.append((previous, edge))
+            if edge is None:
+                delete_edges.append(edge_key)
+                grown -= 1
+            else:
+                put_edges[edge_key] = edge
+                grown += previous is None
+        if not changed:
+            continue
+        before = stored_lists.get(key, _NEW_LIST)
+        version = next_version(before.version, shards[key.id1 >> SHARD_SHIFT].version_epoch)
+        # Rows changed by hand can leave a count too low; below zero it would fail everybody's transaction.
+        after = ListRow(max(0, before.count + grown), version)
+        rows.put_lists[key] = after
+        images.append(ListImages(key, before, after, changed))
+    return images
+
+
+def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
+    """An intent for each pair whose coordinator's edges are not what they were; gone are those settled or forgotten."""
+    for pair, edges in draft.one_sided.items():
+        changed = {key.atype for key in edges if draft.edge(key) != draft.existing.edges.get(key)}
+        if not changed:
+            continue
+        stored, standing = draft.existing.intents.get(pair), draft.intent(pair)
+        # Tokens start at the clock: one that a slow settler still remembers must not name a later intent of the pair.
+        token = now_unix_ms if stored is None else stored.token + 1
+        created = now_unix_ms
+        if standing is not None:
+            changed.update(standing.atypes)
+            created = standing.created_unix_ms
+        intent = IntentRow(pair.low_id, pair.high_id, tuple(sorted(changed)), token, created)
+        draft.intents[pair] = intent
+        rows.put_intents.append(intent)
+    rows.delete_intents.extend(pair for pair, intent in draft.intents.items() if intent is None)
+
+
+def _shares(
+    existing: ExistingRows, changes: Sequence[Change], named: Sequence[Sequence[TouchedKey]]
+) -> tuple[list[tuple[int, ...]], list[tuple[Invalidation, ...]]]:
+    """For each write, of the keys it named: the changes, and the versions of those that nobody changed."""
+    places: dict[TouchedKey, int] = {}
+    for index, change in enumerate(changes):
+        places[ListKey(change.id1, change.atype) if isinstance(change, ListChange) else change.id] = index
+    changes_of: list[tuple[int, ...]] = []
+    unchanged_of: list[tuple[Invalidation, ...]] = []
+    for keys in named:
+        unique = dict.fromkeys(keys) if len(keys) > 1 else keys
+        changes_of.append(tuple([places[key] for key in unique if key in places]))
+        unchanged = [key for key in unique if key not in places]
+        unchanged_of.append(tuple(_at_current_version(existing, unchanged)) if unchanged else ())
+    return changes_of, unchanged_of
+
+
+def _at_current_version(existing: ExistingRows, keys: Iterable[TouchedKey]) -> Iterator[Invalidation]:
+    for key in keys:
+        if isinstance(key, int):
+            if (row := existing.objects.get(key)) is not None:
+                yield ObjectInvalidation(key, row.version)
+        elif (list_row := existing.lists.get(key)) is not None:
+            yield ListInvalidation(key.id1, key.atype, list_row.version)
+
+
+def _settlement(
+    draft: Draft, intent: IntentRow, read: frozenset[EdgeKey], schema: Schema
+) -> tuple[SettleEdge, ...] | None:
+    keys = coordinator_edges_of(intent)
+    # Without an earlier intent all of its types were written, hence read, in this transaction.
+    if draft.existing.intents and not read.issuperset(keys):
+        return None
+    edges = {key: edge for key in keys if (edge := draft.edge(key)) is not None}
+    return tuple(settle_writes(intent, edges, schema))
