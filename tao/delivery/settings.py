@@ -22,7 +22,7 @@ class DeliverySettings:
     in the log, where they are held once for all subscribers."""
 
     max_delivery_messages: int = 512
-    """Messages in one delivery. Applying one takes about 2 µs, so a delivery holds a follower's loop about 1 ms."""
+    """Messages in one delivery, which a follower applies without a pause: bounds how long its hits wait for it."""
 
     max_delivery_bytes: int = 1 << 20
     """Estimated size of one delivery; well below the largest frame. A single larger message travels alone."""

@@ -1,0 +1,137 @@
+"""The admin port: metrics, health, readiness and figures over plain HTTP, for scrapers, probes and `tao stats`.
+
+Written out, because what is needed is one request line and a fixed set of pages without bodies: a web framework would
+be a server's largest dependency and its largest attack surface. It listens on loopback unless told otherwise, reads a
+bounded request within a bounded time, and answers one request a connection, so a stuck client holds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+import msgspec
+
+from tao.observability.logs import Logger
+
+_TEXT = "text/plain; charset=utf-8"
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+_JSON = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class AdminSettings:
+    """Where the admin port is and what it bears."""
+
+    host: str = "127.0.0.1"
+    """Loopback: the pages have no authentication, and an agent on the machine can scrape them."""
+    port: int = 0
+    """0: any free port."""
+    request_bytes: int = 8_192
+    """A request's line and headers; browsers and scrapers send well under 2 KB."""
+    request_timeout_seconds: float = 5.0
+    """From accepting a connection to having sent the answer; a scrape takes milliseconds."""
+    max_connections: int = 32
+    """Open at a time; a scraper, a probe and a few people need five."""
+
+
+@dataclass(frozen=True, slots=True)
+class AdminPages:
+    """What the pages say. All are called in the loop and must be quick."""
+
+    metrics: Callable[[], bytes]
+    """``/metrics``: the Prometheus text."""
+    stats: Callable[[], Mapping[str, object]]
+    """``/stats``: figures for people and the CLI, as JSON."""
+    not_ready: Callable[[], str]
+    """``/ready``: why the server should get no traffic (503), or "" when it should (200)."""
+
+
+class AdminServer:
+    """The port itself. ``/health`` answers 200 as long as the loop turns."""
+
+    def __init__(self, settings: AdminSettings, pages: AdminPages, log: Logger) -> None:
+        self._settings = settings
+        self._pages = pages
+        self._log = log
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> str:
+        """Listen; returns the address, ``host:port``. Raises `OSError` when the port is taken."""
+        settings = self._settings
+        self._server = await asyncio.start_server(
+            self._accept, settings.host, settings.port, limit=settings.request_bytes
+        )
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def close(self) -> None:
+        """Stop listening, and drop the requests under way."""
+        if self._server is not None:
+            self._server.close()
+            for task in self._connections:
+                task.cancel()
+            if self._connections:
+                await asyncio.wait(tuple(self._connections))
+            await self._server.wait_closed()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._connections) >= self._settings.max_connections:
+            writer.transport.abort()
+            return
+        task = asyncio.create_task(self._serve(reader, writer), name="admin request")
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(self._settings.request_timeout_seconds):
+                request = await reader.readuntil(b"\r\n\r\n")
+                writer.write(self._answer(request))
+                await writer.drain()
+        except asyncio.LimitOverrunError:
+            writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TEXT, b"request too large\n"))
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            writer.transport.abort()  # it said nothing that could be answered, or does not read the answer
+        finally:
+            writer.close()
+
+    def _answer(self, request: bytes) -> bytes:
+        line = request.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+        if len(line) != 3 or not line[2].startswith("HTTP/1."):
+            return _response(HTTPStatus.BAD_REQUEST, _TEXT, b"not an HTTP/1.x request\n")
+        method, target = line[0], line[1].partition("?")[0]
+        if method not in ("GET", "HEAD"):
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, _TEXT, b"only GET and HEAD\n", "Allow: GET, HEAD\r\n")
+        try:
+            status, kind, body = self._page(target)
+        except Exception:  # noqa: BLE001 - one broken figure must not take the health check with it
+            self._log.exception("admin page failed", page=target)
+            status, kind, body = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, b"this page failed; see the log\n"
+        return _response(status, kind, body, head=method == "HEAD")
+
+    def _page(self, target: str) -> tuple[HTTPStatus, str, bytes]:
+        match target:
+            case "/health":
+                return HTTPStatus.OK, _TEXT, b"ok\n"
+            case "/ready":
+                why = self._pages.not_ready()
+                status = HTTPStatus.SERVICE_UNAVAILABLE if why else HTTPStatus.OK
+                return status, _TEXT, f"{why or 'ready'}\n".encode()
+            case "/metrics":
+                return HTTPStatus.OK, _PROMETHEUS, self._pages.metrics()
+            case "/stats":
+                return HTTPStatus.OK, _JSON, msgspec.json.encode(self._pages.stats())
+            case _:
+                return HTTPStatus.NOT_FOUND, _TEXT, b"there are /health, /ready, /metrics and /stats\n"
+
+
+def _response(status: HTTPStatus, kind: str, body: bytes, headers: str = "", *, head: bool = False) -> bytes:
+    text = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        f"Cache-Control: no-store\r\nConnection: close\r\n{headers}\r\n"
+    )
+    return text.encode() + (b"" if head else body)

@@ -1,0 +1,75 @@
+"""Settings files: YAML on the outside, frozen dataclasses within, one readable error in between.
+
+The dataclasses are the single definition: field names, types, defaults. Nothing else knows that a file was there, and
+tests make settings by calling them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, TypeVar, get_type_hints
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from tao.model.errors import SettingsError
+
+MAX_SETTINGS_BYTES: Final = 1 << 20  # a settings file has a hundred lines; anything larger is another file
+
+SettingsType = TypeVar("SettingsType")
+
+
+def load_settings(path: Path, model: type[SettingsType]) -> SettingsType:
+    """Read a YAML file into the dataclass ``model`` (whose fields may be dataclasses). What the file leaves out has its
+    default; an empty file is all defaults.
+
+    Raises `SettingsError` for a file that cannot be read or is not YAML, and for unknown, missing or wrong fields, with
+    every fault in one message as ``file: field: what is wrong``.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_SETTINGS_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(text) > MAX_SETTINGS_BYTES:
+        raise SettingsError(f"{path}: is larger than {MAX_SETTINGS_BYTES} bytes; is it the right file?")
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path}: is not YAML: {' '.join(str(error).split())}") from error
+    return parse_settings({} if found is None else found, model, str(path))
+
+
+def parse_settings(found: object, model: type[SettingsType], source: str) -> SettingsType:
+    """The same from plain data; ``source`` names it in errors."""
+    if not isinstance(found, Mapping):
+        raise SettingsError(f"{source}: must be a mapping of settings, not {type(found).__name__}")
+    unknown = [f"{source}: {field}" for field in _unknown(found, model, "")]
+    try:
+        settings = TypeAdapter(model).validate_python(found)
+    except ValidationError as error:
+        wrong = [
+            f"{source}: {'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+            for fault in error.errors(include_url=False, include_context=False)
+        ]
+        raise SettingsError("\n".join([*unknown, *wrong])) from error
+    except (ValueError, TypeError) as error:  # a dataclass that checks itself
+        raise SettingsError(f"{source}: {error}") from error
+    if unknown:
+        raise SettingsError("\n".join(unknown))
+    return settings
+
+
+def _unknown(found: Mapping[object, object], model: type, path: str) -> Iterator[str]:
+    """Fields that no dataclass has: a misspelt setting must not silently stay at its default."""
+    hints = get_type_hints(model)
+    known = {field.name for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else set(hints)
+    for key, value in found.items():
+        if key not in known:
+            yield f"{path}{key}: there is no such setting; there are {', '.join(sorted(known))}"
+            continue
+        inner = hints[str(key)]
+        if isinstance(value, Mapping) and isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            yield from _unknown(value, inner, f"{path}{key}.")
