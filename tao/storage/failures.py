@@ -1,0 +1,75 @@
+"""From the driver's errors to ours: what a server's error number means to whoever asked (DESIGN.md §3, §6)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pymysql.err
+from pymysql.constants import CR, ER
+
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    OperatorError,
+    ShardBlocked,
+    TaoError,
+    TooLarge,
+    Unavailable,
+)
+
+_STATEMENT_TIMEOUT_MARIADB: Final = 1969
+_STATEMENT_TIMEOUT_MYSQL: Final = 3024
+_LOCK_NOWAIT_MYSQL: Final = 3572
+_READ_ONLY_MODE: Final = 1836
+_READ_ONLY_SESSION: Final = 1792
+_SERVER_SHUTDOWN: Final = 1053
+_CONNECTION_KILLED: Final = 1927
+
+_LOST: Final = frozenset(
+    {
+        0, CR.CR_SERVER_GONE_ERROR, CR.CR_SERVER_LOST, CR.CR_CONN_HOST_ERROR, CR.CR_CONNECTION_ERROR,
+        _SERVER_SHUTDOWN, _CONNECTION_KILLED,
+    }
+)  # fmt: skip
+_STATEMENT_ENDED: Final = frozenset({_STATEMENT_TIMEOUT_MARIADB, _STATEMENT_TIMEOUT_MYSQL, ER.QUERY_INTERRUPTED})
+_BLOCKED: Final = frozenset({ER.LOCK_WAIT_TIMEOUT, ER.LOCK_DEADLOCK, _LOCK_NOWAIT_MYSQL})
+_NOT_MASTER: Final = frozenset({ER.OPTION_PREVENTS_STATEMENT, _READ_ONLY_MODE, _READ_ONLY_SESSION})
+_REFUSED: Final = frozenset(
+    {
+        ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR,
+        ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR,
+    }
+)  # fmt: skip
+_TOO_LARGE: Final = frozenset({ER.DATA_TOO_LONG, ER.NET_PACKET_TOO_LARGE})
+
+
+class ConnectionLost(Unavailable):
+    """The connection broke, or could not be made. Outside of COMMIT nothing was written."""
+
+
+def number_of(error: Exception) -> int:
+    """The server's or driver's error number; 0 when it has none."""
+    first = error.args[0] if error.args else 0
+    return first if isinstance(first, int) else 0
+
+
+def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
+    """Our error for the driver's. ``locking``: the statement was one of a write transaction, so a statement that ran
+    out of time was waiting for a lock."""
+    number = number_of(error)
+    text = f"database server {server}: {error.args[-1] if error.args else error!r} (error {number})"
+    if number in _BLOCKED or (locking and number in _STATEMENT_ENDED):
+        return ShardBlocked(f"{text}; a lock was not had in time, nothing was written")
+    if number in _STATEMENT_ENDED:
+        return DeadlineExceeded(text)
+    if number in _LOST or not isinstance(error, pymysql.err.MySQLError):
+        return ConnectionLost(text)
+    if number in _NOT_MASTER:
+        return Unavailable(f"{text}; the server is read-only, so it is not the master of its shards any more")
+    if number in (ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS):
+        return Unavailable(f"{text}; raise its max_connections or make the pools smaller")
+    if number in _REFUSED:
+        return OperatorError(f"{text}; check that the shard's migrations have run and what the account may do")
+    if number in _TOO_LARGE:
+        return TooLarge(text)
+    return InternalError(text)

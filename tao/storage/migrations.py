@@ -1,0 +1,218 @@
+# ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
+"""Numbered migrations, applied shard by shard; each shard records in ``schema_migrations`` what it has.
+
+Making a table syncs several files, so a shard costs a few milliseconds whatever we do; a shard's whole migration is one
+packet, and several shards go side by side. What has run is asked first, of all shards at once, so that a second run
+is two statements. Statements are written to be safe when a run was cut off between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tao.model.errors import OperatorError
+from tao.model.graph import MAX_ASSOC_DATA_BYTES
+from tao.model.versions import FIRST_EPOCH
+from tao.storage.dialect import SessionSetup
+from tao.storage.names import check_edge_table, schema_name, shard_of_schema
+from tao.storage.session import ServerAccount, Session, open_session
+
+_NUMBERED = re.compile(r"(\d{4})_[a-z0-9_]+\.sql\Z")
+_CUSTOM_EDGES: Final = "custom_edges.sql"
+# Names are bytes everywhere, so the character set matters to nothing but the operator's eye.
+_CREATE_SCHEMA: Final = "CREATE DATABASE IF NOT EXISTS {schema} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin; USE {schema}"
+_RECORD_TABLE: Final = (
+    "CREATE TABLE IF NOT EXISTS schema_migrations (number INT UNSIGNED NOT NULL, name VARBINARY(255) NOT NULL, "
+    "applied_at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP, PRIMARY KEY (number)) ENGINE = InnoDB"
+)
+
+Progress = Callable[[int, int], None]
+"""Called with (shards done, shards in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered file."""
+
+    number: int
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationSettings:
+    """How migrations run."""
+
+    parallel_shards: int = 4
+    """Making tables is bound by syncs, which the server merges when several connections wait; more gain nothing."""
+    shard_seconds: float = 60.0
+    """One shard's packet; a rebuild of a large table belongs to an online tool, not here."""
+    connect_seconds: float = 5.0
+    """The server is expected to be up."""
+
+
+def sql_folder() -> Path:
+    """Where the files are: beside the package in a source checkout, inside it in a wheel."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "_sql", package.parent / "sql"):
+        if (folder / _CUSTOM_EDGES).is_file():
+            return folder
+    raise OperatorError(f"the SQL files are neither in {package / '_sql'} nor in {package.parent / 'sql'}: reinstall")
+
+
+def load_migrations(folder: Path | None = None) -> tuple[Migration, ...]:
+    """All numbered migrations, ascending. Raises `OperatorError` when a number is missing or taken twice."""
+    found = []
+    for path in sorted((folder or sql_folder()).glob("*.sql")):
+        matched = _NUMBERED.match(path.name)
+        if matched:
+            found.append(Migration(int(matched[1]), path.stem, path.read_text(encoding="utf-8").strip()))
+    if [migration.number for migration in found] != list(range(1, len(found) + 1)):
+        raise OperatorError(f"migrations are not numbered 1, 2 ...: {', '.join(each.name for each in found)}")
+    return tuple(found)
+
+
+async def migrate(
+    account: ServerAccount,
+    shards: Sequence[int],
+    tables: Mapping[str, int],
+    master_server: str,
+    *,
+    progress: Progress | None = None,
+    settings: MigrationSettings | None = None,
+) -> int:
+    """Bring the schemas of ``shards`` on one server up to date; returns how many needed it.
+
+    ``account``: an administrator's, at the master (replicas get it by replication). ``tables``: custom edge table →
+    bytes of data (see `tao.schema.Schema.custom_tables`). ``master_server``: the server's name in the topology, which
+    a new shard's row starts with, ownerless, at `FIRST_EPOCH`; an existing row is left alone.
+    Raises `OperatorError`, `Unavailable` or `DeadlineExceeded`; shards done stay done, and a second run goes on.
+    """
+    settings = settings or MigrationSettings()
+    migrations = load_migrations()
+    todo = await _due(account, shards, migrations, _checked(tables), settings)
+    done = len(shards) - len(todo)
+    if progress is not None:
+        progress(done, len(shards))
+    queue = iter(todo.values())
+
+    async def work() -> None:
+        nonlocal done
+        async with _connected(account, settings) as session:
+            for statements in queue:
+                deadline = asyncio.get_running_loop().time() + settings.shard_seconds
+                sql = "; ".join(statement.rstrip("; \n") for statement in statements)
+                await session.run(sql, _first_row(master_server), deadline=deadline)
+                done += 1
+                if progress is not None:
+                    progress(done, len(shards))
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(settings.parallel_shards, len(todo))):
+                workers.create_task(work())
+    except ExceptionGroup as group:
+        raise group.exceptions[0] from None
+    return len(todo)
+
+
+async def ensure_custom_tables(
+    account: ServerAccount,
+    shards: Sequence[int],
+    tables: Mapping[str, int],
+    *,
+    settings: MigrationSettings | None = None,
+) -> None:
+    """Make the custom edge tables that a changed schema names, in shards that exist. Idempotent."""
+    settings = settings or MigrationSettings()
+    names = _checked(tables)
+    if not names:
+        return
+    async with _connected(account, settings) as session:
+        for shard in shards:
+            deadline = asyncio.get_running_loop().time() + settings.shard_seconds
+            statements = [f"USE {schema_name(shard)}", *map(_custom_table, names)]
+            await session.run("; ".join(statements), deadline=deadline)
+
+
+async def _due(
+    account: ServerAccount,
+    shards: Sequence[int],
+    migrations: Sequence[Migration],
+    tables: Sequence[str],
+    settings: MigrationSettings,
+) -> dict[int, list[str]]:
+    """Shard → the statements it still needs; those that need none are not named."""
+    async with _connected(account, settings) as session:
+        deadline = asyncio.get_running_loop().time() + settings.shard_seconds
+        (rows,) = await session.run(
+            "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema LIKE 'tao\\_%%'",
+            deadline=deadline,
+        )
+        present: dict[int, set[str]] = {}
+        for schema, table in rows:
+            shard = shard_of_schema(schema)
+            if shard is not None:
+                present.setdefault(shard, set()).add(table)
+        recorded = [shard for shard in shards if "schema_migrations" in present.get(shard, ())]
+        applied: dict[int, set[int]] = {shard: set() for shard in shards}
+        if recorded:
+            union = " UNION ALL ".join(
+                f"SELECT {shard:d}, number FROM {schema_name(shard)}.schema_migrations" for shard in recorded
+            )
+            for shard, number in (await session.run(union, deadline=deadline))[0]:
+                applied[shard].add(number)
+    todo: dict[int, list[str]] = {}
+    for shard in shards:
+        missing = [migration for migration in migrations if migration.number not in applied[shard]]
+        missing_tables = [table for table in tables if table not in present.get(shard, ())]
+        if missing or missing_tables:
+            todo[shard] = _statements(shard, missing, missing_tables)
+    return todo
+
+
+def _statements(shard: int, migrations: Sequence[Migration], tables: Sequence[str]) -> list[str]:
+    statements = [_CREATE_SCHEMA.format(schema=schema_name(shard)), _RECORD_TABLE]
+    for migration in migrations:
+        statements.append(migration.text.replace("%", "%%"))
+        statements.append(
+            f"INSERT IGNORE INTO schema_migrations (number, name) VALUES ({migration.number:d}, '{migration.name}')"
+        )
+    statements += map(_custom_table, tables)
+    statements.append(
+        "INSERT IGNORE INTO shard (only_row, master_server, version_epoch, owner, generation) VALUES (1, %s, %s, '', 0)"
+    )
+    return [*statements, "COMMIT"]
+
+
+def _first_row(master_server: str) -> tuple[object, ...]:
+    return master_server, FIRST_EPOCH
+
+
+def _custom_table(name: str) -> str:
+    text = (sql_folder() / _CUSTOM_EDGES).read_text(encoding="utf-8")
+    return text.replace("%", "%%").replace("{table}", check_edge_table(name)).strip().rstrip(";")
+
+
+def _checked(tables: Mapping[str, int]) -> list[str]:
+    for name, data_bytes in tables.items():
+        check_edge_table(name)
+        if not 0 <= data_bytes <= MAX_ASSOC_DATA_BYTES:
+            raise OperatorError(f"{name}: {data_bytes} bytes of data are outside 0 … {MAX_ASSOC_DATA_BYTES}")
+    return sorted(tables)
+
+
+@asynccontextmanager
+async def _connected(account: ServerAccount, settings: MigrationSettings) -> AsyncIterator[Session]:
+    deadline = asyncio.get_running_loop().time() + settings.connect_seconds
+    session = await open_session(account, "for migrations", SessionSetup(writes=True), deadline=deadline)
+    try:
+        yield session
+    finally:
+        await session.quit()

@@ -1,0 +1,168 @@
+"""Connections to the database servers, pooled per (server, role), bounded in number and in who may wait.
+
+aiomysql's own pool has no bound on waiting and gives back connections whose query was cancelled; this one lends a
+session for the length of a ``with``, and takes back only one that ended well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tao.model.errors import Overloaded, SettingsError, Unavailable
+from tao.storage.dialect import SessionSetup
+from tao.storage.failures import ConnectionLost
+from tao.storage.session import ServerAccount, Session, open_session
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """One pool: one server, one role."""
+
+    max_connections: int = 8
+    """Eight saturate a client process: 25 k selects/s against 9 k on one; more only add threads at the server."""
+    max_waiting: int = 1024
+    """Askers in line for a connection; beyond that the answer is "overloaded" at once, as the line would outlast any
+    deadline."""
+    connect_seconds: float = 2.0
+    """A server in reach greets within a round trip; one that does not is better given up early."""
+    idle_seconds: float = 300.0
+    """A connection unused for so long is closed rather than trusted: firewalls and servers forget silently."""
+
+    def __post_init__(self) -> None:
+        if self.max_connections < 1 or self.max_waiting < 0 or min(self.connect_seconds, self.idle_seconds) <= 0:
+            raise SettingsError(f"a pool needs at least one connection and positive times: {self}")
+
+
+class Pool:
+    """Sessions of one role at one server."""
+
+    def __init__(self, server: str, account: ServerAccount, setup: SessionSetup, settings: PoolSettings) -> None:
+        self._server = server
+        self._account = account
+        self._setup = setup
+        self._settings = settings
+        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._waiting = 0
+        self._idle: list[Session] = []  # the last used first, so that what is superfluous ages
+        self._lent: set[Session] = set()
+        self._is_closed = False
+
+    @property
+    def waiting(self) -> int:
+        """Askers in line."""
+        return self._waiting
+
+    @property
+    def lent(self) -> int:
+        """Sessions in use."""
+        return len(self._lent)
+
+    @asynccontextmanager
+    async def session(self, *, deadline: float, fresh: bool = False) -> AsyncIterator[Session]:
+        """Lend a session until the block ends; with an exception out of the block its connection is closed.
+
+        ``fresh``: a new connection, the idle ones are dropped; for a second try after one was found dead.
+        Raises `Overloaded` when the line is full or none came free by ``deadline`` (in the loop's time),
+        `Unavailable` when the server cannot be reached.
+        """
+        await self._take_slot(deadline)
+        try:
+            session = await self._open(deadline, fresh)
+            self._lent.add(session)
+            try:
+                yield session
+            except BaseException:
+                session.abort()
+                raise
+            finally:
+                self._lent.discard(session)
+                self._put_back(session)
+        finally:
+            self._slots.release()
+
+    async def close(self) -> None:
+        """Close all connections; what is still under way on one fails. Idempotent."""
+        self._is_closed = True
+        for session in tuple(self._lent):
+            session.abort()
+        idle, self._idle = self._idle, []
+        for session in idle:
+            await session.quit()
+
+    async def _take_slot(self, deadline: float) -> None:
+        if self._slots.locked() and self._waiting >= self._settings.max_waiting:
+            raise Overloaded(f"{self._waiting} askers wait for a connection to database server {self._server}")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._slots.acquire()
+        except TimeoutError as error:
+            raise Overloaded(f"no connection to database server {self._server} came free in time") from error
+        finally:
+            self._waiting -= 1
+
+    async def _open(self, deadline: float, fresh: bool) -> Session:
+        loop = asyncio.get_running_loop()
+        if self._is_closed:
+            raise Unavailable(f"the connections to database server {self._server} are closed")
+        while self._idle:
+            session = self._idle.pop()
+            if not fresh and session.is_open and loop.time() - session.idle_since < self._settings.idle_seconds:
+                return session
+            session.abort()
+        connect_by = min(deadline, loop.time() + self._settings.connect_seconds)
+        session = await open_session(self._account, self._server, self._setup, deadline=connect_by)
+        self._lent.add(session)
+        return session
+
+    def _put_back(self, session: Session) -> None:
+        if self._is_closed:
+            session.abort()
+        elif session.is_open:
+            session.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(session)
+
+
+class Pools:
+    """The pools of one role, made as servers are named. A server's address may change with the topology."""
+
+    def __init__(
+        self, account_of: Callable[[str], ServerAccount], setup: SessionSetup, settings: PoolSettings | None = None
+    ) -> None:
+        self._account_of = account_of
+        self._setup = setup
+        self._settings = settings or PoolSettings()
+        self._pools: dict[str, tuple[ServerAccount, Pool]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def of(self, server: str) -> Pool:
+        """The pool of a server by its name in the topology."""
+        account = self._account_of(server)
+        known = self._pools.get(server)
+        if known is not None:
+            if known[0] == account:
+                return known[1]
+            closing = asyncio.ensure_future(known[1].close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        pool = Pool(server, account, self._setup, self._settings)
+        self._pools[server] = (account, pool)
+        return pool
+
+    def each(self) -> dict[str, Pool]:
+        """All pools by server name, for metrics."""
+        return {name: pool for name, (_, pool) in self._pools.items()}
+
+    async def close(self) -> None:
+        """Close every pool."""
+        pools, self._pools = self._pools, {}
+        for _, pool in pools.values():
+            await pool.close()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+
+__all__ = ["ConnectionLost", "Pool", "PoolSettings", "Pools", "ServerAccount"]

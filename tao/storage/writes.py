@@ -1,0 +1,304 @@
+# ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
+"""`WriteStore` over the master databases: transactions, ownership of shards, intents (DESIGN.md §3, §6).
+
+A transaction is three round trips: lock and read, apply, commit. An error before COMMIT rolls everything back, so it is
+known that nothing was written; a connection lost in COMMIT leaves the outcome unknown. Who may write (owner,
+generation, master) is compared by the caller, with the `ShardRow` that the transaction holds locked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Self
+
+from tao.model.errors import InternalError, OutcomeUnknown, ShardBlocked, TaoError
+from tao.model.ids import SHARD_SHIFT
+from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
+from tao.storage.dialect import SessionSetup
+from tao.storage.failures import ConnectionLost
+from tao.storage.names import EdgeTables, schema_name
+from tao.storage.pools import Pool, Pools
+from tao.storage.session import Row, Session
+from tao.storage.write_statements import (
+    StatementText,
+    existing_rows,
+    intent_row,
+    lock_rows,
+    lock_shards,
+    shard_row,
+    write_rows,
+)
+
+WRITE_SETUP: Final = SessionSetup(writes=True)
+
+_UNION: Final = " UNION ALL "
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSettings:
+    """Bounds of write transactions."""
+
+    lock_wait_milliseconds: int = 300
+    """For all locks of a transaction together. Its lane stands still meanwhile, and legitimate holders (other lanes,
+    a takeover) are done in a few milliseconds."""
+    probe_milliseconds: int = 20
+    """Per shard, when a lock was not had: finds the shard that blocks. Free locks are had in well under one."""
+    rollback_seconds: float = 1.0
+    """A rollback that takes longer is left to the server, by closing the connection."""
+
+
+class MySqlTransaction:
+    """See `tao.model.ports.Transaction`. Made by `MySqlWriteStore.transaction`."""
+
+    def __init__(
+        self, server: str, pool: Pool, edge_tables: EdgeTables, settings: WriteSettings, *, timeout_seconds: float
+    ) -> None:
+        self._server = server
+        self._pool = pool
+        self._edge_tables = edge_tables
+        self._settings = settings
+        self._timeout_seconds = timeout_seconds
+        self._deadline = 0.0
+        self._session: Session | None = None
+        self._lent = AsyncExitStack()
+        self._is_open = False  # begun, and neither committed nor rolled back
+
+    async def __aenter__(self) -> Self:
+        self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds
+        await self._borrow(fresh=False)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if isinstance(error, Exception) or error is None:
+                await self._roll_back()
+            elif self._session is not None:
+                self._session.abort()  # cancelled: no waiting, the server rolls back
+        finally:
+            await self._lent.aclose()
+
+    async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
+        """See the port. Also raises `Unavailable`, `Overloaded` and `DeadlineExceeded`: nothing was written."""
+        for fresh in (False, True):
+            try:
+                shard_rows, rows = await self._lock(shards, keys)
+                break
+            except ConnectionLost:
+                # A pooled connection that died while it was idle; nothing was begun that could be lost.
+                if fresh:
+                    raise
+                await self._borrow(fresh=True)
+            except ShardBlocked as error:
+                await self._roll_back()
+                raise ShardBlocked(error.message, await self._find_blocked(shards, keys)) from error
+        else:
+            raise InternalError("a second attempt neither succeeded nor failed")
+        return shard_rows, rows
+
+    async def apply(self, rows: RowChanges) -> None:
+        """See the port. Nothing is committed when it raises."""
+        session = self._opened()
+        text = write_rows(rows, self._edge_tables, session.dialect)
+        if not text.parts:
+            return
+        try:
+            await session.run("; ".join(text.parts), text.values, deadline=self._deadline)
+        except TaoError:
+            await self._roll_back()
+            raise
+
+    async def commit(self) -> None:
+        """Raises `OutcomeUnknown` for any failure: whatever the server says in COMMIT, it may have logged before."""
+        session = self._opened()
+        self._is_open = False
+        try:
+            await session.run("COMMIT", deadline=self._deadline)
+        except TaoError as error:
+            session.abort()
+            raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
+        except BaseException:
+            session.abort()
+            raise
+
+    async def _lock(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
+        if self._session is None or self._is_open:
+            raise InternalError("a transaction locks once, and first")
+        self._is_open = True
+        locks, reads = lock_shards(shards), lock_rows(keys, self._edge_tables)
+        sql, values = _begin(self._session, (locks, reads), self._settings.lock_wait_milliseconds)
+        results = await self._session.run(sql, values, deadline=self._deadline)
+        shard_rows = {row.shard: row for row in map(shard_row, results[1] if locks.parts else ())}
+        return shard_rows, existing_rows(results[-1] if reads.parts else ())
+
+    async def _find_blocked(self, shards: Sequence[int], keys: WriteKeys) -> int:
+        """Which shard the lock is in: the first whose locks are not free now. -1 when all are."""
+        if len(shards) == 1:
+            return shards[0]
+        for shard in sorted(shards):
+            session = self._session
+            if session is None or not session.is_open:
+                return -1
+            texts = lock_shards([shard]), lock_rows(_keys_of(shard, keys), self._edge_tables)
+            sql, values = _begin(session, texts, self._settings.probe_milliseconds)
+            self._is_open = True
+            try:
+                await session.run(sql, values, deadline=self._deadline)
+            except ShardBlocked:
+                return shard
+            except TaoError:
+                return -1  # the search is a courtesy: the first error is the one to report
+            finally:
+                await self._roll_back()
+        return -1
+
+    async def _borrow(self, *, fresh: bool) -> None:
+        await self._lent.aclose()
+        self._session = None
+        self._is_open = False
+        lent: AbstractAsyncContextManager[Session] = self._pool.session(deadline=self._deadline, fresh=fresh)
+        self._session = await self._lent.enter_async_context(lent)
+
+    def _opened(self) -> Session:
+        if self._session is None or not self._is_open:
+            raise InternalError("the transaction is not open: lock_and_read comes first, and once")
+        return self._session
+
+    async def _roll_back(self) -> None:
+        """Free the locks before anybody is told, so that a second attempt does not wait for the first."""
+        if not self._is_open or self._session is None:
+            return
+        self._is_open = False
+        if not self._session.is_open:
+            return
+        try:
+            deadline = asyncio.get_running_loop().time() + self._settings.rollback_seconds
+            await self._session.run("ROLLBACK", deadline=deadline)
+        except TaoError:
+            self._session.abort()  # the server rolls back what a closed connection had open
+
+
+class MySqlWriteStore:
+    """See `tao.model.ports.WriteStore`."""
+
+    def __init__(
+        self,
+        master_of: Callable[[int], str],
+        pools: Pools,
+        edge_tables: EdgeTables,
+        settings: WriteSettings | None = None,
+    ) -> None:
+        """``master_of``: shard → name of the server that is its master; ``pools`` are those of the leader's account,
+        set up with `WRITE_SETUP`."""
+        self._master_of = master_of
+        self._pools = pools
+        self._edge_tables = edge_tables
+        self._settings = settings or WriteSettings()
+
+    def server_of(self, shard: int) -> str:
+        """Name of the shard's master server."""
+        return self._master_of(shard)
+
+    def transaction(self, server: str, *, timeout_seconds: float) -> MySqlTransaction:
+        """A transaction on that server; ``timeout_seconds`` bounds it as a whole."""
+        return MySqlTransaction(
+            server, self._pools.of(server), self._edge_tables, self._settings, timeout_seconds=timeout_seconds
+        )
+
+    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
+        """See the port. Raises `ShardBlocked`, `Unavailable`, `OutcomeUnknown` (the caller asks again: the generation
+        rises once more, which harms nobody)."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        table = f"{schema_name(shard)}.shard"
+        select = "SELECT %s, master_server, version_epoch, owner, generation FROM " + table + " WHERE only_row = 1"
+        text = StatementText()
+        async with self._pools.of(self._master_of(shard)).session(deadline=deadline) as session:
+            text.add("START TRANSACTION")
+            text.add(session.dialect.locking(f"{select} FOR UPDATE", self._settings.lock_wait_milliseconds), shard)
+            text.add(f"UPDATE {table} SET generation = generation + 1, owner = %s WHERE only_row = 1", owner)
+            text.add(select, shard)
+            try:
+                results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
+            except ShardBlocked as error:
+                raise ShardBlocked(error.message, shard) from error
+            row = self._only_row(results[-1], shard)
+            try:
+                await session.run("COMMIT", deadline=deadline)
+            except TaoError as error:
+                raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
+            return row
+
+    async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
+        """The shard rows, asked once per server."""
+        found: dict[int, ShardRow] = {}
+        for server, of_server in self._by_server(shards).items():
+            text = StatementText()
+            for shard in of_server:
+                text.add(
+                    "(SELECT %s AS shard, master_server, version_epoch, owner, generation "
+                    f"FROM {schema_name(shard)}.shard WHERE only_row = 1)",
+                    shard,
+                )
+            rows = await self._read(server, text, timeout_seconds)
+            found.update((row.shard, row) for row in map(shard_row, rows))
+        return found
+
+    async def old_intents(
+        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0
+    ) -> list[IntentRow]:
+        """See the port; the oldest first."""
+        found: list[IntentRow] = []
+        for server, of_server in self._by_server(shards).items():
+            text = StatementText()
+            for shard in of_server:
+                text.add(
+                    f"(SELECT low_id, high_id, atypes, token, created_unix_ms FROM {schema_name(shard)}.inverse_intents"
+                    " WHERE created_unix_ms < %s ORDER BY created_unix_ms LIMIT %s)",
+                    before_unix_ms,
+                    limit,
+                )
+            found.extend(map(intent_row, await self._read(server, text, timeout_seconds)))
+        return sorted(found, key=lambda intent: intent.created_unix_ms)[:limit]
+
+    async def _read(self, server: str, text: StatementText, timeout_seconds: float) -> list[Row]:
+        """One UNION; committed at once, so that the pooled session keeps no snapshot."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        sql = f"{_UNION.join(text.parts)}; COMMIT"
+        pool = self._pools.of(server)
+        try:
+            async with pool.session(deadline=deadline) as session:
+                return (await session.run(sql, text.values, deadline=deadline))[0]
+        except ConnectionLost:
+            async with pool.session(deadline=deadline, fresh=True) as session:
+                return (await session.run(sql, text.values, deadline=deadline))[0]
+
+    def _by_server(self, shards: Sequence[int]) -> dict[str, list[int]]:
+        grouped: dict[str, list[int]] = {}
+        for shard in sorted(set(shards)):
+            grouped.setdefault(self._master_of(shard), []).append(shard)
+        return grouped
+
+    def _only_row(self, rows: list[Row], shard: int) -> ShardRow:
+        if not rows:
+            raise InternalError(f"table {schema_name(shard)}.shard is empty: its migrations have not run to their end")
+        return shard_row(rows[0])
+
+
+def _begin(session: Session, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:
+    """One packet that begins a transaction and takes these locks, a UNION each."""
+    locking = [session.dialect.locking(_UNION.join(text.parts), milliseconds) for text in texts if text.parts]
+    return "; ".join(["START TRANSACTION", *locking]), [value for text in texts for value in text.values]
+
+
+def _keys_of(shard: int, keys: WriteKeys) -> WriteKeys:
+    return WriteKeys(
+        {object_id for object_id in keys.objects if object_id >> SHARD_SHIFT == shard},
+        {key for key in keys.lists if key.id1 >> SHARD_SHIFT == shard},
+        {key for key in keys.edges if key.id1 >> SHARD_SHIFT == shard},
+        {pair for pair in keys.intents if pair.low_id >> SHARD_SHIFT == shard},
+    )
