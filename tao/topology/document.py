@@ -1,0 +1,169 @@
+"""The topology document's text and its rules (DESIGN.md §5).
+
+Text is JSON, with every field written out and in a fixed order, so that two versions can be compared line by line. The
+rules are those that everything else takes for granted: `tao.routing` and the servers do not check again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from tao.model.errors import TopologyError
+from tao.model.ids import MAX_SHARDS
+from tao.model.topology import Database, Region, Tier, Topology
+from tao.routing.ring import Ring
+
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_FAULTS_SHOWN: Final = 10
+
+
+def parse_topology(text: bytes | str, source: str) -> Topology:
+    """Text → checked document. ``source`` names it in errors. Raises `TopologyError` for what is not JSON, has unknown
+    fields, lacks some, or breaks a rule of `check_topology`."""
+    try:
+        found = msgspec.json.decode(text)
+        topology = msgspec.convert(found, Topology, str_keys=True)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TopologyError(f"{source}: {error}") from error
+    unknown = list(_unknown(found, msgspec.to_builtins(topology), "$"))
+    if unknown:
+        raise TopologyError(f"{source}: there is no such field: {', '.join(unknown[:_FAULTS_SHOWN])}")
+    try:
+        check_topology(topology)
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {error.message}") from error
+    return topology
+
+
+def dump_topology(topology: Topology) -> str:
+    """Document → text, the same for equal documents."""
+    return msgspec.json.format(msgspec.json.encode(topology, order="deterministic"), indent=2).decode() + "\n"
+
+
+def check_topology(topology: Topology) -> None:
+    """Raises `TopologyError` that names up to ten broken rules, each by its place in the document."""
+    faults = list(_faults(topology))
+    if faults:
+        more = [f"… and {len(faults) - _FAULTS_SHOWN} more"] if len(faults) > _FAULTS_SHOWN else []
+        raise TopologyError("\n".join([*faults[:_FAULTS_SHOWN], *more]))
+
+
+def _faults(topology: Topology) -> Iterator[str]:
+    if topology.version < 1:
+        yield f"version: is {topology.version}; versions start at 1"
+    if not 1 <= topology.shards <= MAX_SHARDS:
+        yield f"shards: is {topology.shards}; there can be 1 to {MAX_SHARDS}"
+        return  # everything below counts shards
+    if not topology.regions:
+        yield "regions: there must be at least one"
+    yield from _name_faults("regions", [region.name for region in topology.regions])
+    tiers = [(region, tier) for region in topology.regions for tier in (region.leaders, *region.followers)]
+    servers = [server.name for _, tier in tiers for server in tier.servers]
+    yield from _name_faults("cache servers (of all regions and tiers)", servers)
+    for region in topology.regions:
+        yield from _region_faults(region)
+    for region, tier in tiers:
+        yield from _tier_faults(f"{region.name}/{tier.name}", tier, topology.shards)
+    yield from _name_faults("databases", [database.name for database in topology.databases])
+    database_servers = [server.name for database in topology.databases for server in database.servers.values()]
+    yield from _name_faults("database servers (of all databases)", database_servers)
+    regions = {region.name for region in topology.regions}
+    for database in topology.databases:
+        yield from _database_faults(database, regions)
+    yield from _range_faults(topology)
+
+
+def _name_faults(where: str, names: list[str]) -> Iterator[str]:
+    for name in dict.fromkeys(names):
+        if not _NAME.fullmatch(name):
+            yield f"{where}: {name!r} is no name; use 1 to 63 letters, digits, '_', '.' and '-'"
+        if names.count(name) > 1:
+            yield f"{where}: {name!r} is there {names.count(name)} times; names must be unique"
+
+
+def _region_faults(region: Region) -> Iterator[str]:
+    if not region.followers:
+        yield f"{region.name}: has no follower tier; clients need at least one"
+    yield from _name_faults(f"tiers of {region.name}", [region.leaders.name, *(tier.name for tier in region.followers)])
+
+
+def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:
+    names = {server.name for server in tier.servers}
+    for server in tier.servers:
+        yield from _address_faults(f"{where}/{server.name}.grpc", server.grpc)
+        if server.frames and not server.frames.startswith("unix:/"):
+            yield from _address_faults(f"{where}/{server.name}.frames", server.frames)
+        if server.admin:
+            yield from _address_faults(f"{where}/{server.name}.admin", server.admin)
+    if not tier.servers:
+        yield f"{where}: has no servers"
+    else:
+        try:
+            Ring({server.name: server.weight for server in tier.servers})
+        except TopologyError as error:
+            yield f"{where}: {error.message}"
+    for shard, hosts in tier.moved.items():
+        place = f"{where}.moved.{shard}"
+        if not 0 <= shard < shards:
+            yield f"{place}: there is no such shard; they are 0 to {shards - 1}"
+        if not hosts:
+            yield f"{place}: names no server; remove the mapping to give the shard back to the ring"
+        if len(set(hosts)) != len(hosts):
+            yield f"{place}: names a server twice"
+        for name in hosts:
+            if name not in names:
+                yield f"{place}: {name!r} is not a server of this tier"
+
+
+def _address_faults(where: str, address: str) -> Iterator[str]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65_535 or " " in host:
+        yield f"{where}: {address!r} is no address; write host:port"
+
+
+def _database_faults(database: Database, regions: set[str]) -> Iterator[str]:
+    where = f"databases/{database.name}"
+    if database.master_region not in regions:
+        yield f"{where}.master_region: there is no region {database.master_region!r}"
+    for region in sorted(regions - set(database.servers)):
+        yield f"{where}.servers: has none in region {region!r}; a database has one in each region"
+    for region in sorted(set(database.servers) - regions):
+        yield f"{where}.servers: there is no region {region!r}"
+    for server in database.servers.values():
+        if not server.socket and not (server.host and 1 <= server.port <= 65_535):
+            yield f"{where}/{server.name}: needs a socket, or a host and a port from 1 to 65535"
+
+
+def _range_faults(topology: Topology) -> Iterator[str]:
+    owners: dict[int, str] = {}
+    for database in topology.databases:
+        for first, last in database.shards:
+            where = f"databases/{database.name}.shards[{first}, {last}]"
+            if not 0 <= first <= last < topology.shards:
+                yield f"{where}: is no range within 0 to {topology.shards - 1}"
+                continue
+            taken = next((shard for shard in range(first, last + 1) if shard in owners), None)
+            if taken is not None:
+                yield f"{where}: shard {taken} belongs to {owners[taken]} already"
+            owners.update(dict.fromkeys(range(first, last + 1), database.name))
+    missing = next((shard for shard in range(topology.shards) if shard not in owners), None)
+    if missing is not None:
+        yield f"databases: none holds shard {missing} ({topology.shards - len(owners)} shards have no database)"
+
+
+def _unknown(found: object, known: object, path: str) -> Iterator[str]:
+    """Paths that the document's definition does not have: a misspelt ``down`` must not be taken for its default."""
+    if isinstance(found, dict) and isinstance(known, dict):
+        by_text = {str(key): value for key, value in known.items()}
+        for key, value in found.items():
+            if str(key) in by_text:
+                yield from _unknown(value, by_text[str(key)], f"{path}.{key}")
+            else:
+                yield f"{path}.{key}"
+    elif isinstance(found, list) and isinstance(known, list | tuple):
+        for index, (inner, inner_known) in enumerate(zip(found, known, strict=True)):
+            yield from _unknown(inner, inner_known, f"{path}[{index}]")

@@ -1,0 +1,112 @@
+"""Changes to the topology as pure functions: document in, checked document of the next version out (DESIGN.md §13).
+
+Storing the result by compare-and-set is the caller's: ``await store.change(before.version, edits.mark_server(...))``.
+Every function raises `TopologyError` when it names what is not there, or when its result would break a rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from tao.model.errors import TopologyError
+from tao.model.topology import CacheServer, DatabaseServer, Tier, Topology
+from tao.topology.document import check_topology
+
+
+def mark_server(topology: Topology, name: str, down: bool) -> Topology:
+    """Mark a cache server down or up. It keeps its shards: callers take the other tier while it is down."""
+
+    def mark(tier: Tier) -> Tier:
+        return _with(tier, servers=tuple(_with(s, down=down) if s.name == name else s for s in tier.servers))
+
+    region, tier = _home_of(topology, name)
+    return _edit_tier(topology, region, tier, mark)
+
+
+def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
+    """Mark a database server down or up: reads of its region go elsewhere while it is down."""
+
+    def mark(server: DatabaseServer) -> DatabaseServer:
+        return _with(server, down=down) if server.name == name else server
+
+    if not any(server.name == name for database in topology.databases for server in database.servers.values()):
+        raise TopologyError(f"there is no database server {name!r}")
+    databases = tuple(
+        _with(database, servers={region: mark(server) for region, server in database.servers.items()})
+        for database in topology.databases
+    )
+    return _next(topology, databases=databases)
+
+
+def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:
+    """Map a shard of one tier by hand: the first server is its home, more are clones that serve its reads too."""
+
+    def move(found: Tier) -> Tier:
+        return _with(found, moved=dict(sorted({**found.moved, shard: servers}.items())))
+
+    return _edit_tier(topology, region, tier, move)
+
+
+def unmove_shard(topology: Topology, region: str, tier: str, shard: int) -> Topology:
+    """Give a shard that was mapped by hand back to the ring."""
+
+    def unmove(found: Tier) -> Tier:
+        if shard not in found.moved:
+            raise TopologyError(f"shard {shard} is not mapped by hand in {region}/{tier}")
+        return _with(found, moved={other: servers for other, servers in found.moved.items() if other != shard})
+
+    return _edit_tier(topology, region, tier, unmove)
+
+
+def add_server(topology: Topology, region: str, tier: str, server: CacheServer) -> Topology:
+    """Let a cache server join a tier; the ring gives it its part of the shards."""
+    return _edit_tier(topology, region, tier, lambda found: _with(found, servers=(*found.servers, server)))
+
+
+def remove_server(topology: Topology, name: str) -> Topology:
+    """Take a cache server out of its tier for good. Shards mapped to it by hand go to the mapping's other servers, or
+    back to the ring."""
+
+    def remove(tier: Tier) -> Tier:
+        moved = {shard: tuple(host for host in hosts if host != name) for shard, hosts in tier.moved.items()}
+        return _with(
+            tier,
+            servers=tuple(server for server in tier.servers if server.name != name),
+            moved={shard: hosts for shard, hosts in moved.items() if hosts},
+        )
+
+    region, tier = _home_of(topology, name)
+    return _edit_tier(topology, region, tier, remove)
+
+
+def _home_of(topology: Topology, name: str) -> tuple[str, str]:
+    for region in topology.regions:
+        for tier in (region.leaders, *region.followers):
+            if any(server.name == name for server in tier.servers):
+                return region.name, tier.name
+    raise TopologyError(f"there is no cache server {name!r}")
+
+
+def _edit_tier(topology: Topology, region: str, tier: str, edit: Callable[[Tier], Tier]) -> Topology:
+    found = next((candidate for candidate in topology.regions if candidate.name == region), None)
+    if found is None:
+        raise TopologyError(f"there is no region {region!r}")
+    if found.leaders.name == tier:
+        changed = _with(found, leaders=edit(found.leaders))
+    elif any(follower.name == tier for follower in found.followers):
+        changed = _with(found, followers=tuple(edit(t) if t.name == tier else t for t in found.followers))
+    else:
+        raise TopologyError(f"region {region!r} has no tier {tier!r}")
+    return _next(topology, regions=tuple(changed if r.name == region else r for r in topology.regions))
+
+
+def _next(topology: Topology, **changes: Any) -> Topology:  # Any: fields differ in type, and msgspec checks none
+    changed = msgspec.structs.replace(topology, version=topology.version + 1, **changes)
+    check_topology(changed)
+    return changed
+
+
+_with = msgspec.structs.replace

@@ -1,0 +1,187 @@
+"""The topology document in a file of one machine, changed by compare-and-set and watched (DESIGN.md §1 "topology").
+
+A change takes a lock on a file beside the document, compares versions, and renames a complete, synced file into place:
+readers see the old document or the new one. A watcher looks at the file's identity, size and times every so often.
+Polling, because it works on every file system and costs one ``stat``. A document that is missing, half written or wrong
+(someone edited it by hand) is reported, and the last good one stays in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from tao.model.errors import TopologyConflict, TopologyError
+from tao.model.topology import Topology
+from tao.topology.document import check_topology, dump_topology, parse_topology
+
+_Signature = tuple[int, int, int]
+
+
+class TopologyFile:
+    """The `TopologyStore` port over a file. Reads and writes run in a thread: a slow disk must not hold up hits."""
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        poll_seconds: float = 0.5,
+        lock_seconds: float = 5.0,
+        on_error: Callable[[TopologyError], None],
+    ) -> None:
+        """``poll_seconds``: how stale a watcher may be; half a second is far below what people and probers take to
+        decide a change. ``lock_seconds``: how long to wait for another change, which takes milliseconds. ``on_error``
+        hears what a watch cannot use (once for each different problem)."""
+        self._path = path
+        self._poll_seconds = poll_seconds
+        self._lock_seconds = lock_seconds
+        self._on_error = on_error
+        self._loaded_version = 0
+        self._watchers: dict[object, tuple[Callable[[Topology], None], int]] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self._signature: _Signature | None = None
+        self._seen: Topology | None = None
+        self._last_problem = ""
+
+    async def load(self) -> Topology:
+        """The document as it is. Raises `TopologyError` when there is none or it is wrong."""
+        topology = await asyncio.to_thread(self._read)
+        self._loaded_version = max(self._loaded_version, topology.version)
+        return topology
+
+    async def change(self, expected_version: int, changed: Topology) -> Topology:
+        """Store ``changed`` as version ``expected_version + 1`` (0: there is no document yet) and return it.
+
+        Raises `TopologyConflict` when the document is at another version, `TopologyError` when it breaks a rule, the
+        file cannot be written, or another change does not end in time."""
+        stored = msgspec.structs.replace(changed, version=expected_version + 1)
+        check_topology(stored)
+        await asyncio.to_thread(self._compare_and_replace, expected_version, stored)
+        return stored
+
+    def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
+        """Call back, in the loop, on every document newer than the one that `load` gave last (or on the first, when
+        none was loaded) until the returned function is called."""
+        token = object()
+        self._watchers[token] = (on_change, self._loaded_version)
+        self._signature = None  # look again: this watcher may know less than the others
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._poll(), name=f"watch {self._path}")
+
+        def stop() -> None:
+            self._watchers.pop(token, None)
+            if not self._watchers and self._watching is not None:
+                self._watching.cancel()
+                self._watching = None
+
+        return stop
+
+    async def _poll(self) -> None:
+        while True:
+            try:
+                signature = await asyncio.to_thread(self._look)
+                if signature != self._signature:
+                    topology = await asyncio.to_thread(self._read)
+                    # Only now: a document that could not be used is tried again at each look, in case the writer is
+                    # still at it and the file's times are too coarse to tell.
+                    self._signature = signature
+                    self._check_succession(topology)
+                    self._last_problem = ""
+                    self._tell(topology)
+            except TopologyError as error:
+                if error.message != self._last_problem:
+                    self._last_problem = error.message
+                    self._on_error(error)
+            await asyncio.sleep(self._poll_seconds)
+
+    def _check_succession(self, topology: Topology) -> None:
+        """Whoever has a document of some version never looks at another of the same or a lower one."""
+        seen = self._seen
+        if seen is not None and topology.version <= seen.version and topology != seen:
+            raise TopologyError(
+                f"{self._path}: changed, but its version {topology.version} is not above {seen.version}; "
+                "servers keep the former document until the version is raised"
+            )
+        self._seen = topology
+
+    def _tell(self, topology: Topology) -> None:
+        for token, (on_change, known) in tuple(self._watchers.items()):
+            if token in self._watchers and topology.version > known:
+                self._watchers[token] = (on_change, topology.version)
+                try:
+                    on_change(topology)
+                except Exception as error:  # noqa: BLE001 - one watcher's fault must not keep the news from the others
+                    self._on_error(TopologyError(f"a watcher failed on topology version {topology.version}: {error!r}"))
+
+    def _look(self) -> _Signature:
+        try:
+            found = self._path.stat()
+        except OSError as error:
+            raise TopologyError(f"{self._path}: cannot be read: {error.strerror}") from error
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _read(self) -> Topology:
+        try:
+            text = self._path.read_bytes()
+        except OSError as error:
+            raise TopologyError(f"{self._path}: cannot be read: {error.strerror}") from error
+        return parse_topology(text, str(self._path))
+
+    def _compare_and_replace(self, expected_version: int, stored: Topology) -> None:
+        try:
+            with self._locked():
+                found = self._read().version if self._path.exists() else 0
+                if found != expected_version:
+                    raise TopologyConflict(
+                        f"{self._path}: is at version {found}, not {expected_version}: it was changed meanwhile; "
+                        "read it again and repeat the change"
+                    )
+                _replace_file(self._path, dump_topology(stored).encode())
+        except OSError as error:
+            raise TopologyError(f"{self._path}: cannot be changed: {error}") from error
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """The lock lies on a file of its own, because a lock on the document would go with the file renamed away."""
+        deadline = time.monotonic() + self._lock_seconds
+        with self._path.with_name(f".{self._path.name}.lock").open("ab") as lock:
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError as error:
+                    if time.monotonic() >= deadline:
+                        raise TopologyError(
+                            f"{self._path}: another change has held the lock for {self._lock_seconds} s; try again"
+                        ) from error
+                    time.sleep(0.01)
+            yield
+
+
+def _replace_file(path: Path, text: bytes) -> None:
+    """Put a complete file in place of the old, on disk before anyone can see it."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), 0o644)  # other accounts on the machine run servers and clients
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
