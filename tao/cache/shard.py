@@ -1,0 +1,273 @@
+"""One open shard: its tables, floors and version epoch, and how fills and changes enter them (DESIGN.md §4, §6).
+
+Every way in keeps these rules. A key's version never falls, except by a bulk invalidation. Of a list and its count at
+most one is held, so no two answers about a list can be of different versions. What is heard raises the floor before
+anything else happens. Data of an older version epoch changes nothing; as a message it drops its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tao.cache.floors import ShardFloors, floor_key
+from tao.cache.outcomes import Applied, Stored, Ticket
+from tao.cache.settings import CacheSettings
+from tao.cache.splicing import splice
+from tao.cache.tables import Arenas, EntryTable
+from tao.model.changes import ListChange, ObjectChange
+from tao.model.edge_block import COMPLETE, HEADER_BYTES, PREFIX, empty_block, header, slice_block, with_flags
+from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES, encode_count, encode_object, version_of
+
+
+class CachedShard:
+    """``objects``, ``lists`` and ``counts`` are the tables' dictionaries, for reads that cannot afford a call;
+    ``objects`` is that of the default arena, ``other_objects`` those of the others."""
+
+    __slots__ = (
+        "_arenas",
+        "_list_tables",
+        "_object_tables",
+        "_settings",
+        "counts",
+        "floors",
+        "generation",
+        "lists",
+        "number",
+        "objects",
+        "other_objects",
+        "version_epoch",
+    )
+
+    def __init__(
+        self, number: int, generation: int, version_epoch: int, arenas: Arenas, settings: CacheSettings
+    ) -> None:
+        self.number = number
+        self.version_epoch = version_epoch
+        self.floors = ShardFloors(settings.floor_seconds, settings.max_floors_per_shard)
+        self._arenas = arenas
+        self._settings = settings
+        self._reset(generation)
+
+    # tables
+
+    def _reset(self, generation: int) -> None:
+        self.generation = generation
+        self._object_tables: dict[str, EntryTable] = {}
+        self._list_tables: dict[int, tuple[EntryTable, EntryTable]] = {}
+        self.lists: dict[int, dict[int, bytes]] = {}
+        self.counts: dict[int, dict[int, bytes]] = {}
+        self.other_objects: tuple[dict[int, bytes], ...] = ()
+        self.objects = self._objects_of(0).entries
+
+    def tables(self) -> Iterator[EntryTable]:
+        yield from self._object_tables.values()
+        for pair in self._list_tables.values():
+            yield from pair
+
+    def retire(self) -> None:
+        """The tables are looked into no more. Time: the number of tables, whatever is in them."""
+        for table in self.tables():
+            table.retire()
+
+    def bump(self, generation: int) -> None:
+        """Void all entries, and all tickets taken before. Floors stay: what was heard is still true."""
+        self.retire()
+        self._reset(generation)
+
+    def retire_moved_lists(self) -> None:
+        """After a schema change: types that are to lie in another arena start there with nothing."""
+        for atype, pair in list(self._list_tables.items()):
+            if pair[0].arena is not self._arenas.for_list(atype):
+                for table in pair:
+                    table.retire()
+                del self._list_tables[atype], self.lists[atype], self.counts[atype]
+
+    def _objects_of(self, otype: int) -> EntryTable:
+        arena = self._arenas.for_object(otype)
+        table = self._object_tables.get(arena.name)
+        if table is None:
+            table = EntryTable("object", self.number, 0, arena, self._arenas)
+            if self._object_tables:
+                self.other_objects = (*self.other_objects, table.entries)
+            self._object_tables[arena.name] = table
+        return table
+
+    def _lists_of(self, atype: int) -> tuple[EntryTable, EntryTable]:
+        pair = self._list_tables.get(atype)
+        if pair is None:
+            arena = self._arenas.for_list(atype)
+            counts = EntryTable("count", self.number, atype, arena, self._arenas)
+            lists = EntryTable("list", self.number, atype, arena, self._arenas, counts)
+            pair = self._list_tables[atype] = lists, counts
+            self.lists[atype], self.counts[atype] = lists.entries, counts.entries
+        return pair
+
+    # what is held
+
+    def held_object(self, key: int) -> bytes:
+        """The object value, empty when none is held."""
+        value = self.objects.get(key)
+        if not value and self.other_objects:
+            value = next(filter(None, (entries.get(key) for entries in self.other_objects)), None)
+        return value or b""
+
+    def held_list(self, id1: int, atype: int) -> bytes:
+        entries = self.lists.get(atype)
+        return entries.get(id1, b"") if entries else b""
+
+    def held_count(self, id1: int, atype: int) -> bytes:
+        """The count value, from the count table or the list; empty when neither is held."""
+        entries = self.counts.get(atype)
+        value = entries.get(id1) if entries else None
+        return value or self.held_list(id1, atype)[:COUNT_VALUE_BYTES]
+
+    def held(self, key: int, atype: int) -> bytes:
+        """The object (``atype`` 0), or the count of the list: what has the version that is held."""
+        return self.held_count(key, atype) if atype else self.held_object(key)
+
+    def floor(self, key: int, atype: int) -> int:
+        """The highest version of the object (``atype`` 0) or list that is known by any means."""
+        held = self.held(key, atype)
+        heard = self.floors.get(floor_key(key, atype))
+        return max(heard, self._arenas.departed.get(key, atype), version_of(held) if held else 0)
+
+    # ways in: each leaves its arena within the budget
+
+    def _put_object(self, key: int, value: bytes, otype: int) -> bool:
+        target = self._objects_of(otype)
+        for table in self._object_tables.values():
+            if table is not target:
+                table.drop(key)
+        return self._put(target, key, value)
+
+    def _put_list(self, id1: int, atype: int, block: bytes) -> bool:
+        lists, counts = self._lists_of(atype)
+        counts.drop(id1)
+        return self._put(lists, id1, block)
+
+    def _put_count(self, id1: int, atype: int, value: bytes) -> bool:
+        lists, counts = self._lists_of(atype)
+        lists.drop(id1)
+        return self._put(counts, id1, value)
+
+    def _put(self, table: EntryTable, key: int, value: bytes) -> bool:
+        if not table.fits(value):
+            table.drop(key)
+            self._arenas.departed.record(key, table.atype, version_of(value))
+            return False
+        table.put(key, value)
+        table.arena.make_room()
+        return True
+
+    def drop(self, key: int, atype: int) -> Applied:
+        """Forget the object (``atype`` 0), or list and count; not their version."""
+        held = self.held(key, atype)
+        if not held:
+            return Applied.NOT_CACHED
+        self._arenas.departed.record(key, atype, version_of(held))
+        for table in self._list_tables[atype] if atype else self._object_tables.values():
+            table.drop(key)
+        return Applied.DROPPED
+
+    def raise_floor(self, key: int, atype: int, version: int, now: float) -> Applied:
+        """Remember the version, and drop what is older."""
+        self.floors.raise_to(floor_key(key, atype), version, now)
+        held = self.held(key, atype)
+        return Applied.IGNORED if held and version_of(held) >= version else self.drop(key, atype)
+
+    # fills
+
+    def accept(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
+        """Whether a fill may be kept (``STORED``: yes, now store it). The caller has learnt ``version_epoch``."""
+        version = version_of(value)
+        floor = self.floor(ticket.id, ticket.atype)
+        if not 0 < ticket.version_epoch < self.version_epoch:  # else the floor is one of a lost master
+            floor = max(floor, ticket.floor)
+        if version_epoch < self.version_epoch or version < floor:
+            return Stored.BELOW_FLOOR
+        if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
+            return self.pass_over(ticket, version)
+        return Stored.STORED
+
+    def pass_over(self, ticket: Ticket, version: int) -> Stored:
+        """The value is answered but not kept; the next one shall not be older."""
+        self._arenas.departed.record(ticket.id, ticket.atype, version)
+        return Stored.NOT_KEPT
+
+    def store_object(self, ticket: Ticket, value: bytes) -> Stored:
+        otype = int.from_bytes(value[8:OBJECT_HEADER_BYTES], "little")
+        return Stored.STORED if self._put_object(ticket.id, value, otype) else Stored.NOT_KEPT
+
+    def store_count(self, ticket: Ticket, value: bytes) -> Stored:
+        held = self.held_count(ticket.id, ticket.atype)
+        if held and version_of(held) == version_of(value):
+            return Stored.STORED
+        return Stored.STORED if self._put_count(ticket.id, ticket.atype, value) else Stored.NOT_KEPT
+
+    def store_list(self, ticket: Ticket, block: bytes) -> Stored:
+        """Keep the block when it starts at position 0, up to the type's limit; else pass it over."""
+        version, count, n, flags = header(block)
+        if not flags & PREFIX:
+            return self.pass_over(ticket, version)
+        if n == 0 and count:
+            return self.store_count(ticket, block[:COUNT_VALUE_BYTES])
+        held = self.held_list(ticket.id, ticket.atype)
+        if held and version_of(held) == version and header(held)[2] >= n:
+            return Stored.STORED
+        limit = self._arenas.types.list_limit(ticket.atype)
+        if n > limit:
+            block = slice_block(block, 0, limit, PREFIX)
+        else:
+            block = with_flags(block, PREFIX | (COMPLETE if n == count else 0))
+        return Stored.STORED if self._put_list(ticket.id, ticket.atype, block) else Stored.NOT_KEPT
+
+    # changes of the current version epoch
+
+    def apply_object(self, change: ObjectChange, now: float, insert: bool) -> Applied:
+        """The change carries the whole value, so whatever older is held can be replaced by it."""
+        key, after = change.id, change.after
+        known = self.floor(key, 0)
+        held = self.held_object(key)
+        self.floors.raise_to(floor_key(key, 0), after, now)
+        if held and version_of(held) >= after:
+            return Applied.IGNORED
+        if not held and (not insert or known > after or self.floors.is_overflowed(now)):
+            return Applied.NOT_CACHED
+        if change.data is None and not change.deleted:
+            return self.drop(key, 0)
+        value = encode_object(after, change.otype, change.data or b"")
+        return Applied.APPLIED if self._put_object(key, value, change.otype) else Applied.DROPPED
+
+    def apply_list(self, change: ListChange, now: float, insert: bool) -> Applied:
+        """A list is spliced when it is at ``before``, else dropped; the count is carried whole."""
+        id1, atype, after = change.id1, change.atype, change.after
+        known = self.floor(id1, atype)
+        held = self.held_count(id1, atype)
+        self.floors.raise_to(floor_key(id1, atype), after, now)
+        if held and version_of(held) >= after:
+            return Applied.IGNORED
+        block = self.held_list(id1, atype)
+        if not held:
+            if not insert or change.before or known > after or self.floors.is_overflowed(now):
+                return Applied.NOT_CACHED
+            block = empty_block(0)
+        if block and version_of(block) == change.before:
+            spliced = splice(block, change, self._arenas.types.list_limit(atype))
+            if spliced is None:
+                return self.drop(id1, atype)
+            if len(spliced) > HEADER_BYTES or not change.count:
+                return Applied.APPLIED if self._put_list(id1, atype, spliced) else Applied.DROPPED
+        self._put_count(id1, atype, encode_count(after, change.count))
+        return Applied.DROPPED if block and version_of(block) != change.before else Applied.APPLIED
+
+    def learn_epoch(self, version_epoch: int, generation: int) -> bool:
+        """Take note of a version epoch; a higher one voids the shard. Returns whether it did."""
+        if version_epoch <= self.version_epoch:
+            return False
+        known, self.version_epoch = self.version_epoch, version_epoch
+        if known == 0:  # nothing can have been stored before the first one was known
+            return False
+        self.floors.clear()
+        self._arenas.departed.clear()
+        self.bump(generation)
+        return True

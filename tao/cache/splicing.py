@@ -1,0 +1,142 @@
+"""Applying a change to a cached list: from the prefix at ``before`` to a prefix at ``after`` (DESIGN.md §6).
+
+Works on the columns: what stays is copied in slices, no edge object is made. Everything newer than the oldest edge
+held is known, so an edge that goes or comes there can be placed; what happens beyond it changes the count alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from tao.model.changes import ListChange, sort_edges
+from tao.model.edge_block import (
+    COMPLETE,
+    HAS_DATA,
+    HEADER_BYTES,
+    PREFIX,
+    empty_block,
+    header,
+    id2_column,
+    position_of,
+    slice_block,
+    time_column,
+)
+from tao.model.graph import Edge
+
+_HEADER = struct.Struct("<QQII")
+_U64 = struct.Struct("<Q")
+_Piece = tuple[int, int] | Edge  # edges start … stop-1 of the old block, or a new edge
+
+
+def splice(block: bytes, change: ListChange, limit: int) -> bytes | None:
+    """The prefix after ``change``, at most ``limit`` edges; it may have none although the list has some.
+
+    ``block`` is the prefix at ``change.before``. None: block and change contradict each other, so nothing can be said
+    about the list."""
+    n = header(block)[2]
+    pieces = _pieces(block, n, change)
+    if pieces is None:
+        return None
+    m = sum(piece[1] - piece[0] if isinstance(piece, tuple) else 1 for piece in pieces)
+    if m > change.count or (header(block)[3] & COMPLETE and m != change.count):
+        return None
+    if m == 0:
+        return empty_block(change.after, change.count, PREFIX | (0 if change.count else COMPLETE))
+    spliced = _build(block, n, m, pieces, change)
+    return slice_block(spliced, 0, limit, PREFIX) if m > limit else spliced
+
+
+def _pieces(block: bytes, n: int, change: ListChange) -> list[_Piece] | None:
+    """How the new block is put together; None when the change does not fit the block."""
+    complete = bool(header(block)[3] & COMPLETE)
+    id2s, times = id2_column(block), time_column(block)
+    removed: set[int] = set()
+    for gone in change.gone:
+        at, found = _locate(id2s, times, n, gone.time, gone.id2)
+        if found:
+            removed.add(at)
+        elif complete or at < n:
+            return None
+    # (place, 0, edge): comes before what stands at the place; (place, 1, edge or None): takes its place.
+    edits: list[tuple[int, int, Edge | None]] = [(at, 1, None) for at in removed]
+    for edge in change.put if len(change.put) < 2 else sort_edges(change.put):
+        at, found = _locate(id2s, times, n, edge.time, edge.id2)
+        if found and at not in removed:
+            edits.append((at, 1, edge))
+            continue
+        if (elsewhere := position_of(block, edge.id2)) >= 0 and elsewhere not in removed:
+            return None
+        if complete or at < n:
+            edits.append((at, 0, edge))
+    edits.sort(key=lambda edit: edit[:2])
+    pieces: list[_Piece] = []
+    copied = 0
+    for at, takes_place, put in edits:
+        if at > copied:
+            pieces.append((copied, at))
+        if put is not None:
+            pieces.append(put)
+        copied = at + takes_place
+    if copied < n:
+        pieces.append((copied, n))
+    return pieces
+
+
+def _locate(id2s: Sequence[int], times: Sequence[int], n: int, time: int, id2: int) -> tuple[int, bool]:
+    """The place of ``(time, id2)`` in list order, and whether that edge is there."""
+    low, high = 0, n
+    while low < high:
+        middle = (low + high) // 2
+        other = times[middle]
+        if other > time or (other == time and id2s[middle] > id2):
+            low = middle + 1
+        else:
+            high = middle
+    return low, low < n and times[low] == time and id2s[low] == id2
+
+
+def _build(block: bytes, n: int, m: int, pieces: list[_Piece], change: ListChange) -> bytes:
+    times_at = HEADER_BYTES + 8 * n
+    id2_parts: list[bytes] = []
+    time_parts: list[bytes] = []
+    has_data = header(block)[3] & HAS_DATA
+    for piece in pieces:
+        if isinstance(piece, tuple):
+            start, stop = 8 * piece[0], 8 * piece[1]
+            id2_parts.append(block[HEADER_BYTES + start : HEADER_BYTES + stop])
+            time_parts.append(block[times_at + start : times_at + stop])
+        else:
+            id2_parts.append(_U64.pack(piece.id2))
+            time_parts.append(_U64.pack(piece.time))
+            if piece.data:
+                has_data = HAS_DATA
+    data_parts = _data_parts(block, n, m, pieces) if has_data else []
+    flags = PREFIX | (COMPLETE if m == change.count else 0) | (HAS_DATA if data_parts else 0)
+    head = _HEADER.pack(change.after, change.count, m, flags)
+    return b"".join((head, *id2_parts, *time_parts, *data_parts))
+
+
+def _data_parts(block: bytes, n: int, m: int, pieces: list[_Piece]) -> list[bytes]:
+    """Offsets and data of the new block; nothing when no edge of it has data."""
+    ends_at = HEADER_BYTES + 16 * n
+    data_at = ends_at + 4 * n
+    old = memoryview(block)[ends_at:data_at].cast("I") if header(block)[3] & HAS_DATA else None
+    ends: list[int] = []
+    parts: list[bytes] = []
+    end = 0
+    for piece in pieces:
+        if not isinstance(piece, tuple):
+            end += len(piece.data)
+            ends.append(end)
+            parts.append(piece.data)
+        elif old is None:
+            ends.extend([end] * (piece[1] - piece[0]))
+        else:
+            start, stop = piece
+            first = old[start - 1] if start else 0
+            shift = end - first
+            ends.extend([each + shift for each in old[start:stop]] if shift else old[start:stop])
+            parts.append(block[data_at + first : data_at + old[stop - 1]])
+            end = ends[-1]
+    return [struct.pack(f"<{m}I", *ends), *parts] if end else []
