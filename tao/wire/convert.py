@@ -48,6 +48,11 @@ def error_from_pb(error: pb.Error) -> TaoError:
     return error_from_reason(error.reason, error.message, error.topology_version)
 
 
+def error_in(answer: pb.Answer) -> TaoError | None:
+    """The error that an answer carries as a whole."""
+    return error_from_pb(answer.error) if answer.HasField("error") else None
+
+
 # ---- changes ---------------------------------------------------------------------------------------------------
 
 
@@ -60,7 +65,7 @@ def message_to_pb(message: Message) -> pb.Message:
                 before=message.before,
                 after=message.after,
                 otype=message.otype,
-                data=message.data,
+                data=message.data or b"",
                 data_left_out=message.data is None,
             )
             return pb.Message(object_change=change)

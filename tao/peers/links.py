@@ -1,0 +1,237 @@
+"""Links to other cache servers: one session each, made when first needed and made anew when lost.
+
+A link answers two questions for the layers above: how to reach that server now, and how it has been doing lately. What
+arrives while it connects waits, bounded in number and by its own deadline; when the attempt fails, those requests fail
+at once, and so do all others until the next attempt is due (after a growing, jittered pause). Whoever has another
+server to ask should not spend its time here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError, Unavailable
+from tao.model.topology import CacheServer
+from tao.wire.client_session import Waiter
+from tao.wire.deadlines import DeadlineWheel
+from tao.wire.frames_client import connect_frames
+from tao.wire.grpc_client import connect_grpc
+from tao.wire.identity import Credentials
+from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, Session, failure
+from tao.wire.settings import SessionSettings
+from tao.wire.tls import TlsFiles
+from tao.wire.v1 import session_pb2 as pb
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSettings:
+    """How this process reaches cache servers."""
+
+    transport: Literal["auto", "frames", "grpc"] = "auto"
+    """``auto``: frames where the topology advertises them, which cost an eighth per message; gRPC elsewhere."""
+
+    session: SessionSettings = field(default_factory=SessionSettings)
+    """Bounds of each session."""
+
+    max_waiting: int = 1_000
+    """Requests that may wait for a connection being made: some milliseconds of a busy process' traffic."""
+
+    backoff_first_seconds: float = 0.05
+    """Pause after the first failed attempt: a restarted server is found again quickly."""
+
+    backoff_max_seconds: float = 2.0
+    """Longest pause: thousands of clients that each try every two seconds do no harm to a server that comes back."""
+
+
+class Links:
+    """All links of a process, one per server. Servers that a newer topology gives another address get a new link."""
+
+    def __init__(self, settings: LinkSettings, credentials: Credentials, tls: TlsFiles | None = None) -> None:
+        self._settings = settings
+        self._connector = _Connector(settings, credentials, tls)
+        self._links: dict[str, Link] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def to(self, server: CacheServer) -> Link:
+        """The link to that server, not necessarily connected."""
+        link = self._links.get(server.name)
+        if link is not None and link.address_is_that_of(server):
+            return link
+        if link is not None:
+            self._retire(link)
+        link = self._links[server.name] = Link(server, self._settings, self._connector)
+        return link
+
+    def keep_only(self, names: set[str]) -> None:
+        """Close the links to servers that the topology does not name any more."""
+        for name in [name for name in self._links if name not in names]:
+            self._retire(self._links.pop(name))
+
+    async def close(self) -> None:
+        """Close every link; requests unanswered fail as UNAVAILABLE."""
+        links, self._links = list(self._links.values()), {}
+        await asyncio.gather(*(link.close() for link in links), *self._closing)
+
+    def _retire(self, link: Link) -> None:
+        task = asyncio.get_running_loop().create_task(link.close())
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
+
+
+class Link:
+    """The way to one server. Made by `Links.to`; belongs to the running loop."""
+
+    def __init__(self, server: CacheServer, settings: LinkSettings, connector: _Connector) -> None:
+        self.server = server
+        self._settings = settings
+        self._connector = connector
+        self._loop = asyncio.get_running_loop()
+        self._session: Session | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._failures = 0
+        self._refused = Unavailable(f"{server.name} has not been tried yet")
+        self._next_attempt_at = 0.0
+        self._closed = False
+        # What waits for the connection: number -> request, who asks, when its time is up, the tick of that
+        self._waiting: dict[int, tuple[pb.Request, AnswerHandler, float, int]] = {}
+        self._last_waiting = 0
+        self._wheel = DeadlineWheel(self._loop, settings.session.deadline_tick_seconds, self._expire)
+
+    @property
+    def is_up(self) -> bool:
+        """Connected, and the server does not drain."""
+        return self._session is not None and self._session.is_open
+
+    @property
+    def consecutive_failures(self) -> int:
+        """Failed attempts to connect since the last that succeeded, and requests whose deadline has passed since the
+        last answer: 0 for a server that answers."""
+        return self._failures + (self._session.consecutive_timeouts if self._session is not None else 0)
+
+    def address_is_that_of(self, server: CacheServer) -> bool:
+        """Whether this link leads to where the topology says that the server is."""
+        return (self.server.grpc, self.server.frames) == (server.grpc, server.frames)
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        """As `Session.send`. An Acknowledge goes to the session that is up, or nowhere: its series ended with the
+        session before."""
+        session = self._session
+        if session is not None and session.is_open:
+            session.send(request, timeout_seconds, on_answer)
+            return
+        if request.WhichOneof("body") in UNANSWERED_KINDS:
+            if session is not None:
+                session.send(request, timeout_seconds, on_answer)
+            return
+        refusal = self._refusal(timeout_seconds)
+        if refusal is not None:
+            self._loop.call_soon(on_answer, failure(refusal))
+            return
+        number = self._last_waiting = self._last_waiting + 1
+        endless = timeout_seconds == float("inf")
+        tick = 0 if endless else self._wheel.add(number, timeout_seconds)
+        self._waiting[number] = (request, on_answer, self._loop.time() + timeout_seconds, tick)
+        if self._connecting is None:
+            self._connecting = self._loop.create_task(self._connect())
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        """As `Session.ask`."""
+        session = self._session
+        if session is not None and session.is_open:
+            return await session.ask(request, timeout_seconds)
+        waiter = Waiter(self._loop)
+        self.send(request, timeout_seconds, waiter.take)
+        return await waiter.answer()
+
+    async def close(self) -> None:
+        """Close; whatever waits or is unanswered fails."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        self._fail_waiting(Unavailable(f"the link to {self.server.name} was closed here"))
+        if self._session is not None:
+            await self._session.close()
+
+    def _refusal(self, timeout_seconds: float) -> TaoError | None:
+        if self._closed:
+            return Unavailable(f"the link to {self.server.name} was closed here")
+        if timeout_seconds <= 0:
+            return DeadlineExceeded("no time was left to send the request")
+        if self._connecting is None and self._loop.time() < self._next_attempt_at:
+            return self._refused
+        if len(self._waiting) >= self._settings.max_waiting:
+            return Overloaded(f"{len(self._waiting)} requests wait for a connection to {self.server.name} already")
+        return None
+
+    async def _connect(self) -> None:
+        try:
+            self._session = await self._connector.connect(self.server)
+        except TaoError as error:
+            self._attempt_failed(error)
+        except Exception:
+            # A bug on the way there must not leave a link that waits for ever.
+            _logger.exception("connecting to %s failed", self.server.name)
+            self._attempt_failed(InternalError("connecting failed; the log of this process says why"))
+        else:
+            self._failures = 0
+            self._connecting = None
+            self._send_waiting(self._session)
+
+    def _attempt_failed(self, error: TaoError) -> None:
+        settings = self._settings
+        pause = min(settings.backoff_first_seconds * 2 ** min(self._failures, 30), settings.backoff_max_seconds)
+        self._next_attempt_at = self._loop.time() + pause * random.uniform(0.5, 1.0)
+        if not self._failures:
+            _logger.warning("%s cannot be reached: %s", self.server.name, error.message)
+        self._failures += 1
+        self._refused = Unavailable(f"{self.server.name}: {error.message}")
+        self._connecting = None
+        # A refused greeting is the operator's to mend and says so; everything else is a server that is not there.
+        self._fail_waiting(error if not error.retryable else self._refused)
+
+    def _send_waiting(self, session: Session) -> None:
+        waiting, self._waiting = self._waiting, {}
+        now = self._loop.time()
+        self._wheel.stop()
+        for request, on_answer, until, _ in waiting.values():
+            session.send(request, until - now, on_answer)
+
+    def _fail_waiting(self, error: TaoError) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._wheel.stop()
+        for _, on_answer, _, _ in waiting.values():
+            self._tell(on_answer, error)
+
+    def _expire(self, number: int) -> None:
+        _, on_answer, _, _ = self._waiting.pop(number)
+        self._tell(on_answer, DeadlineExceeded(f"{self.server.name} could not be connected to in time"))
+
+    def _tell(self, on_answer: AnswerHandler, error: TaoError) -> None:
+        # Through the loop, which logs what a handler raises and goes on with the others.
+        self._loop.call_soon(on_answer, failure(error))
+
+
+class _Connector:
+    """Knows by which transport a server is reached."""
+
+    def __init__(self, settings: LinkSettings, credentials: Credentials, tls: TlsFiles | None) -> None:
+        self._settings = settings
+        self._credentials = credentials
+        self._context = None if tls is None else tls.client_context()
+        self._channel_credentials = None if tls is None else tls.channel_credentials()
+
+    async def connect(self, server: CacheServer) -> Session:
+        """Raises a `TaoError` when no session can be had."""
+        settings = self._settings
+        if settings.transport == "grpc" or (settings.transport == "auto" and not server.frames):
+            return await connect_grpc(server.grpc, settings.session, self._credentials, self._channel_credentials)
+        if not server.frames:
+            raise Unavailable(f"{server.name} advertises no frames; set transport to auto, or frames at the server")
+        return await connect_frames(server.frames, settings.session, self._credentials, self._context)

@@ -1,0 +1,218 @@
+"""The client's side of a session without its transport: numbers, what is unanswered, deadlines, failures.
+
+Both transports share it, so that a request fails in the same way on both. A transport adds how a request leaves
+(`_transmit`) and calls back when an answer arrives, the server drains or the connection is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, TaoError, TooLarge, Unavailable
+from tao.wire.convert import error_in, join_answers
+from tao.wire.deadlines import DeadlineWheel
+from tao.wire.session import NO_DEADLINE_MS, UNANSWERED_KINDS, AnswerHandler, failure
+from tao.wire.settings import SessionSettings
+from tao.wire.v1 import session_pb2 as pb
+
+_logger = logging.getLogger(__name__)
+
+_NO_TICK = -1
+
+
+class NumberedSession(ABC):
+    """Implements `tao.wire.session.Session` over a transport."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: str, settings: SessionSettings) -> None:
+        self._loop = loop
+        self._address = address
+        self._settings = settings
+        self._wheel = DeadlineWheel(loop, settings.deadline_tick_seconds, self._expire)
+        # number -> who waits, the tick of its deadline, whether a failure leaves the outcome unknown
+        self._pending: dict[int, tuple[AnswerHandler, int, bool]] = {}
+        self._last_number = 0
+        self._connected = False
+        self._draining = False
+        self.consecutive_timeouts = 0
+        self.server_name = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self._connected and not self._draining
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
+        """See `Session.send`."""
+        number = self._last_number = self._last_number + 1
+        request.number = number
+        kind = request.WhichOneof("body")
+        if kind in UNANSWERED_KINDS:
+            request.deadline_ms = NO_DEADLINE_MS
+            if self._connected:
+                self._transmit(request.SerializeToString())
+            return number
+        endless = timeout_seconds == math.inf
+        request.deadline_ms = NO_DEADLINE_MS if endless else _to_deadline_ms(timeout_seconds)
+        message = request.SerializeToString()
+        refusal = self._refusal(len(message), timeout_seconds)
+        if refusal is not None:
+            self._pending[number] = (on_answer, _NO_TICK, False)
+            self._loop.call_soon(self._settle, failure(refusal), number)
+            return number
+        tick = _NO_TICK if endless else self._wheel.add(number, timeout_seconds)
+        self._pending[number] = (on_answer, tick, kind == "write")
+        self._transmit(message)
+        return number
+
+    def forget(self, number: int) -> None:
+        """See `Session.forget`."""
+        entry = self._pending.pop(number, None)
+        if entry is None:
+            return
+        tick = entry[1]
+        if tick != _NO_TICK:
+            self._wheel.discard(number, tick)
+        elif self._connected:
+            self._last_number += 1
+            forget = pb.Forget(forgotten_number=number)
+            request = pb.Request(number=self._last_number, deadline_ms=NO_DEADLINE_MS, forget=forget)
+            self._transmit(request.SerializeToString())
+        self._close_when_drained()
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        """See `Session.ask`."""
+        waiter = Waiter(self._loop)
+        number = self.send(request, timeout_seconds, waiter.take)
+        try:
+            return await waiter.answer()
+        except asyncio.CancelledError:
+            self.forget(number)
+            raise
+
+    @abstractmethod
+    async def close(self) -> None:
+        """See `Session.close`."""
+
+    @abstractmethod
+    def _transmit(self, message: bytes) -> None:
+        """Send an encoded request; must not raise."""
+
+    @abstractmethod
+    def _unsent_bytes(self) -> int:
+        """What waits for the server to read."""
+
+    @abstractmethod
+    def _shut(self) -> None:
+        """Close in an orderly way: drained, and nothing is unanswered."""
+
+    def _refusal(self, message_bytes: int, timeout_seconds: float) -> TaoError | None:
+        settings = self._settings
+        if not self._connected:
+            return Unavailable(f"the connection to {self._address} is closed; connect again")
+        if timeout_seconds <= 0:
+            return DeadlineExceeded("no time was left to send the request")
+        if message_bytes > settings.max_message_bytes:
+            return TooLarge(f"a request of {message_bytes} bytes exceeds {settings.max_message_bytes}; split it")
+        if len(self._pending) >= settings.max_unanswered:
+            return Overloaded(f"{len(self._pending)} requests to {self._address} are unanswered already")
+        if self._unsent_bytes() > settings.max_unsent_bytes:
+            return Overloaded(f"{self._address} does not read what was sent before")
+        return None
+
+    def _answer_arrived(self, answer: pb.Answer) -> None:
+        number = answer.number
+        if number == 0:
+            self._server_drains()
+            return
+        self.consecutive_timeouts = 0
+        if answer.more:
+            entry = self._pending.get(number)
+            if entry is not None:
+                self._tell(entry[0], answer)
+            return
+        self._settle(answer, number)
+
+    def _settle(self, answer: pb.Answer, number: int) -> None:
+        entry = self._pending.pop(number, None)
+        if entry is None:  # forgotten, or its deadline has passed
+            return
+        on_answer, tick, _ = entry
+        if tick != _NO_TICK:
+            self._wheel.discard(number, tick)
+        answer.number = number
+        self._tell(on_answer, answer)
+        self._close_when_drained()
+
+    def _tell(self, on_answer: AnswerHandler, answer: pb.Answer) -> None:
+        try:
+            on_answer(answer)
+        except Exception:
+            # One caller's bug must not cost the others on this session their answers.
+            _logger.exception("an answer handler failed; session with %s goes on", self._address)
+
+    def _expire(self, number: int) -> None:
+        self.consecutive_timeouts += 1
+        _, _, is_write = self._pending[number]
+        error: TaoError
+        if is_write:
+            error = OutcomeUnknown(f"{self._address} has not answered the write in time; it may have been committed")
+        else:
+            error = DeadlineExceeded(f"{self._address} has not answered in time")
+        self._settle(failure(error), number)
+
+    def _server_drains(self) -> None:
+        self._draining = True
+        self._close_when_drained()
+
+    def _close_when_drained(self) -> None:
+        if self._draining and self._connected and not self._pending:
+            self._shut()
+
+    def _lost(self, error: TaoError) -> None:
+        """The connection is gone: whatever is unanswered fails."""
+        self._connected = False
+        self._wheel.stop()
+        pending, self._pending = self._pending, {}
+        for number, (on_answer, _, is_write) in pending.items():
+            told = error
+            if is_write:
+                told = OutcomeUnknown(f"the connection to {self._address} was lost; the write may have been committed")
+            answer = failure(told)
+            answer.number = number
+            self._tell(on_answer, answer)
+
+
+class Waiter:
+    """Turns answers by callback into one answer to wait for."""
+
+    __slots__ = ("_future", "_parts")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._future: asyncio.Future[pb.Answer] = loop.create_future()
+        self._parts: list[pb.Answer] = []
+
+    def take(self, answer: pb.Answer) -> None:
+        """An `AnswerHandler`."""
+        if self._future.done():  # cancelled
+            return
+        if answer.more or self._parts:
+            self._parts.append(answer)
+            if answer.more:
+                return
+            answer = join_answers(self._parts)
+        self._future.set_result(answer)
+
+    async def answer(self) -> pb.Answer:
+        """The whole answer. Raises the `TaoError` that it carries."""
+        answer = await self._future
+        error = error_in(answer)
+        if error is not None:
+            raise error
+        return answer
+
+
+def _to_deadline_ms(timeout_seconds: float) -> int:
+    # At least 1: 0 means expired, and half a millisecond is not nothing. At most what is still a deadline.
+    return max(1, int(min(timeout_seconds * 1000, NO_DEADLINE_MS - 1)))

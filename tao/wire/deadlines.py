@@ -1,0 +1,73 @@
+"""A timer wheel for deadlines: coarse, and two dictionary operations a request.
+
+Nearly every request is answered long before its deadline, so that setting and cancelling is all that matters; a timer
+of the loop for each request costs several times more. The wheel has a fixed number of slots, a deadline further away
+than one turn stays in its slot for the next turn, and the loop is woken only while somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+SLOTS = 512
+
+
+class DeadlineWheel:
+    """Calls ``on_expired(key)`` at most one tick after the key's deadline."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, tick_seconds: float, on_expired: Callable[[int], None]) -> None:
+        self._loop = loop
+        self._tick_seconds = tick_seconds
+        self._on_expired = on_expired
+        self._slots: list[dict[int, int]] = [{} for _ in range(SLOTS)]
+        self._count = 0
+        self._swept_tick = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, key: int, timeout_seconds: float) -> int:
+        """Returns the tick of the deadline, which `discard` wants to know."""
+        now = self._loop.time()
+        tick = int((now + timeout_seconds) / self._tick_seconds) + 1
+        self._slots[tick % SLOTS][key] = tick
+        self._count += 1
+        if self._timer is None:
+            self._swept_tick = int(now / self._tick_seconds)
+            self._schedule()
+        return tick
+
+    def discard(self, key: int, tick: int) -> None:
+        """Forget a key whose deadline has not been reported yet."""
+        if self._slots[tick % SLOTS].pop(key, None) is not None:
+            self._count -= 1
+
+    def stop(self) -> None:
+        """Report nothing any more."""
+        for slot in self._slots:
+            slot.clear()
+        self._count = 0
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _schedule(self) -> None:
+        self._timer = self._loop.call_at((self._swept_tick + 1) * self._tick_seconds, self._sweep)
+
+    def _sweep(self) -> None:
+        # A timer may be called a clock's resolution early; the tick aimed at has then come all the same.
+        now_tick = max(int(self._loop.time() / self._tick_seconds), self._swept_tick + 1)
+        first = max(self._swept_tick + 1, now_tick - SLOTS + 1)
+        expired: list[int] = []
+        for at in range(first, now_tick + 1):
+            slot = self._slots[at % SLOTS]
+            due = [key for key, tick in slot.items() if tick <= now_tick]
+            for key in due:
+                del slot[key]
+            expired += due
+        self._count -= len(expired)
+        self._swept_tick = now_tick
+        self._timer = None
+        for key in expired:
+            self._on_expired(key)
+        if self._count and self._timer is None:
+            self._schedule()

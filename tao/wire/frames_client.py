@@ -1,0 +1,204 @@
+"""The client's end of a connection of frames (DESIGN.md §11).
+
+All requests of one loop tick leave in one write: what dozens of awaiters ask at once costs one system call. A
+connection that is silent is asked for a word (ping); one that stays silent is given up, since a dead peer behind a
+dropped route looks exactly like an idle one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from typing import cast
+
+from google.protobuf.message import DecodeError
+
+from tao.model.errors import ProtocolError, TaoError, Unavailable
+from tao.wire import framing
+from tao.wire.address import TcpAddress, parse_address
+from tao.wire.client_session import NumberedSession
+from tao.wire.convert import error_from_pb
+from tao.wire.framing import FrameDecoder, pack_header
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.settings import SessionSettings
+from tao.wire.v1 import frames_pb2, session_pb2
+
+
+async def connect_frames(
+    address: str, settings: SessionSettings, credentials: Credentials, tls: ssl.SSLContext | None = None
+) -> Session:
+    """Connect and exchange greetings. Raises `Unavailable` when there is no server to be reached in time, and what the
+    server answers to the greeting: `Unauthorized`, `Overloaded`, `ProtocolError`."""
+    loop = asyncio.get_running_loop()
+    where = parse_address(address)
+    session = FrameSession(loop, address, settings, credentials)
+    try:
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            if isinstance(where, TcpAddress):
+                name = where.host if tls else None
+                await loop.create_connection(lambda: session, where.host, where.port, ssl=tls, server_hostname=name)
+            else:
+                name = "localhost" if tls else None
+                await loop.create_unix_connection(lambda: session, where.path, ssl=tls, server_hostname=name)
+            await session.greeted()
+    except TimeoutError:
+        session.abort()
+        raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
+    except OSError as error:
+        raise Unavailable(f"cannot connect to {address}: {error}") from error
+    except BaseException:  # cancelled, or refused by the server
+        session.abort()
+        raise
+    return session
+
+
+class FrameSession(NumberedSession, asyncio.Protocol):
+    """A `Session` over frames; made by `connect_frames`."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, address: str, settings: SessionSettings, credentials: Credentials
+    ) -> None:
+        super().__init__(loop, address, settings)
+        self._credentials = credentials
+        self._decoder = FrameDecoder(settings.max_message_bytes)
+        self._transport: asyncio.Transport | None = None
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._flush_due = False
+        self._last_heard = 0.0
+        self._keep_alive: asyncio.TimerHandle | None = None
+        self._failure: TaoError | None = None
+        self._last_resort: asyncio.TimerHandle | None = None
+        self._greeting: asyncio.Future[None] = loop.create_future()
+        self._ended: asyncio.Future[None] = loop.create_future()
+
+    async def greeted(self) -> None:
+        """Wait for the server's Welcome."""
+        await self._greeting
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        if self._transport is None:
+            return
+        self._fail(Unavailable(f"the session with {self._address} was closed here"))
+        await self._ended
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        self._greeting.cancel()
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- called by the loop ----------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        shown = self._credentials
+        hello = frames_pb2.Hello(
+            protocol_version=framing.PROTOCOL_VERSION, name=shown.name, role=shown.role, token=shown.token
+        )
+        self._transport.write(framing.frame(framing.HELLO, hello.SerializeToString()))
+
+    def data_received(self, data: bytes) -> None:
+        self._last_heard = self._loop.time()
+        try:
+            for kind, payload in self._decoder.feed(data):
+                if kind == framing.ANSWER and self._connected:
+                    self._answer_arrived(session_pb2.Answer.FromString(payload))
+                else:
+                    self._control_arrived(kind, payload)
+        except DecodeError as error:
+            self._fail(ProtocolError(f"{self._address} sent a message that cannot be decoded: {error}"))
+        except ProtocolError as error:
+            self._fail(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = f": {exc}" if exc else ""
+        error = self._failure or Unavailable(f"the connection to {self._address} was lost{why}")
+        self._end(error)
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def _transmit(self, message: bytes) -> None:
+        self._queue(framing.REQUEST, message)
+
+    def _unsent_bytes(self) -> int:
+        return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport else 0)
+
+    def _queue(self, kind: int, payload: bytes) -> None:
+        self._out.append(pack_header(len(payload), kind))
+        self._out.append(payload)
+        self._out_bytes += len(payload)
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._out and self._transport is not None:
+            self._transport.write(b"".join(self._out))
+        self._out.clear()
+        self._out_bytes = 0
+
+    # ---- the rest of the protocol ----------------------------------------------------------------------------------
+
+    def _control_arrived(self, kind: int, payload: bytes) -> None:
+        if kind == framing.WELCOME and not self._greeting.done():
+            self.server_name = frames_pb2.Welcome.FromString(payload).server_name
+            self._connected = True
+            self._greeting.set_result(None)
+            self._schedule_keep_alive(self._settings.ping_interval_seconds)
+        elif kind == framing.ERROR:
+            self._fail(error_from_pb(session_pb2.Error.FromString(payload)))
+        elif kind == framing.PING and self._connected:
+            self._queue(framing.PONG, payload)
+        elif kind == framing.GO_AWAY and self._connected:
+            self._server_drains()
+        elif kind != framing.PONG:
+            self._fail(ProtocolError(f"{self._address} sent a frame of kind {kind}, which has no place there"))
+
+    def _schedule_keep_alive(self, seconds: float) -> None:
+        self._keep_alive = self._loop.call_later(seconds, self._check_alive)
+
+    def _check_alive(self) -> None:
+        settings = self._settings
+        silent_seconds = self._loop.time() - self._last_heard
+        if silent_seconds >= settings.ping_interval_seconds + settings.ping_timeout_seconds:
+            self._fail(Unavailable(f"{self._address} has been silent for {silent_seconds:.1f} s"))
+            self.abort()
+            return
+        if silent_seconds >= settings.ping_interval_seconds:
+            self._queue(framing.PING, b"")
+            self._schedule_keep_alive(settings.ping_timeout_seconds)
+        else:
+            self._schedule_keep_alive(settings.ping_interval_seconds - silent_seconds)
+
+    def _shut(self) -> None:
+        self._fail(Unavailable(f"{self._address} is draining; connect again"))
+
+    def _fail(self, error: TaoError) -> None:
+        if self._failure is not None:
+            return
+        self._failure = error
+        self._end(error)
+        if self._transport is not None:
+            self._flush()
+            self._transport.close()
+            # A peer that does not read must not hold a closed connection open.
+            self._last_resort = self._loop.call_later(self._settings.ping_timeout_seconds, self._transport.abort)
+
+    def _end(self, error: TaoError) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+            self._keep_alive = None
+        if not self._greeting.done():
+            self._greeting.set_exception(error)
+        self._lost(error)

@@ -1,0 +1,78 @@
+"""Frames as bytes: ``length u32 | kind u8 | payload``, little-endian, ``length`` counting the payload (no I/O here).
+
+Little-endian like every other integer of the system. A receiver takes what the socket gives it and gets whole frames
+back; a frame larger than the bound is refused when its header is seen, before memory is spent on it.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from tao.model.errors import ProtocolError
+
+PROTOCOL_VERSION: Final = 1
+
+HELLO: Final = 1
+WELCOME: Final = 2
+REQUEST: Final = 3
+ANSWER: Final = 4
+PING: Final = 5
+PONG: Final = 6
+GO_AWAY: Final = 7
+ERROR: Final = 8
+
+HEADER: Final = struct.Struct("<IB")
+HEADER_BYTES: Final = HEADER.size
+MAX_CONTROL_BYTES: Final = 4096
+"""Bound on every payload but requests and answers."""
+
+pack_header = HEADER.pack
+_unpack_header = HEADER.unpack_from
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    """One whole frame."""
+    return pack_header(len(payload), kind) + payload
+
+
+class FrameDecoder:
+    """Splits a byte stream into ``(kind, payload)``, in order, however it was cut on the way."""
+
+    __slots__ = ("_held", "_max_payload_bytes", "_needed")
+
+    def __init__(self, max_payload_bytes: int) -> None:
+        self._max_payload_bytes = max_payload_bytes
+        self._held = bytearray()
+        self._needed = 0
+
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
+        """The frames that are complete with ``data``. Raises `ProtocolError` for an oversized one; the stream cannot
+        be read on after that."""
+        source: bytes | bytearray = data
+        if self._held:
+            # A large frame arrives in hundreds of pieces: they are appended, and looked at once there are enough.
+            self._held += data
+            if len(self._held) < self._needed:
+                return []
+            source = self._held
+        frames: list[tuple[int, bytes]] = []
+        at, end = 0, len(source)
+        self._needed = HEADER_BYTES
+        while end - at >= HEADER_BYTES:
+            length, kind = _unpack_header(source, at)
+            if length > (self._max_payload_bytes if kind in (REQUEST, ANSWER) else MAX_CONTROL_BYTES):
+                raise ProtocolError(f"a frame of kind {kind} announces {length} bytes, more than its bound")
+            start = at + HEADER_BYTES
+            if end - start < length:
+                self._needed = HEADER_BYTES + length
+                break
+            at = start + length
+            payload = source[start:at]
+            frames.append((kind, payload if isinstance(payload, bytes) else bytes(payload)))
+        if source is data:
+            if at < end:
+                self._held += data[at:]
+        else:
+            del self._held[:at]
+        return frames

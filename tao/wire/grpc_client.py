@@ -1,0 +1,161 @@
+"""The client's end of a session over the gRPC stream ``Graph.Session`` (DESIGN.md §11).
+
+Dearer per message than frames, but it passes every proxy and load balancer that speaks HTTP/2, and it is always on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+import grpc
+
+from tao.model.errors import TaoError, Unavailable
+from tao.wire.address import parse_address
+from tao.wire.client_session import NumberedSession
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.settings import SessionSettings
+from tao.wire.status import error_of
+from tao.wire.v1 import session_pb2 as pb
+
+SESSION_METHOD = "/tao.v1.Graph/Session"
+SERVER_NAME_KEY = "tao-server-name"
+NAME_KEY = "tao-name"
+ROLE_KEY = "tao-role"
+AUTHORIZATION_KEY = "authorization"
+BEARER = "Bearer "
+
+_Method = grpc.aio.StreamStreamMultiCallable[bytes, pb.Answer]
+_Call = grpc.aio.StreamStreamCall[bytes, pb.Answer]
+
+
+def channel_options(settings: SessionSettings) -> list[tuple[str, int]]:
+    """What the settings mean to gRPC."""
+    return [
+        ("grpc.max_send_message_length", settings.max_message_bytes),
+        ("grpc.max_receive_message_length", settings.max_message_bytes),
+        ("grpc.keepalive_time_ms", int(settings.ping_interval_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", int(settings.ping_timeout_seconds * 1000)),
+        ("grpc.http2.max_pings_without_data", 0),
+        # A session is one stream: it reconnects under its own backoff (tao.peers), not under gRPC's.
+        ("grpc.enable_retries", 0),
+        # Sessions of one process must not end up on one shared connection.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+def greeting_metadata(credentials: Credentials) -> tuple[tuple[str, str], ...]:
+    """What a Hello says on frames."""
+    stated = ((NAME_KEY, credentials.name), (ROLE_KEY, credentials.role))
+    return (*stated, (AUTHORIZATION_KEY, BEARER + credentials.token)) if credentials.token else stated
+
+
+async def connect_grpc(
+    address: str,
+    settings: SessionSettings,
+    credentials: Credentials,
+    channel_credentials: grpc.ChannelCredentials | None = None,
+) -> Session:
+    """Connect and wait for the server's greeting. Raises as `tao.wire.frames_client.connect_frames` does."""
+    target = str(parse_address(address))
+    options = channel_options(settings)
+    if channel_credentials is None:
+        channel = grpc.aio.insecure_channel(target, options)
+    else:
+        channel = grpc.aio.secure_channel(target, channel_credentials, options)
+    try:
+        async with asyncio.timeout(settings.connect_timeout_seconds):
+            method: _Method = channel.stream_stream(SESSION_METHOD, response_deserializer=pb.Answer.FromString)
+            call: _Call = method(metadata=greeting_metadata(credentials))
+            greeting = await call.initial_metadata()
+            if call.done():
+                raise error_of(await call.code(), await call.details(), await call.trailing_metadata() or ())
+    except TimeoutError:
+        await channel.close()
+        raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
+    except grpc.aio.AioRpcError as error:
+        await channel.close()
+        raise error_of(error.code(), error.details(), error.trailing_metadata() or ()) from error
+    except BaseException:
+        await channel.close()
+        raise
+    names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
+    return GrpcSession(asyncio.get_running_loop(), address, settings, channel, call, str(names[0]) if names else "")
+
+
+class GrpcSession(NumberedSession):
+    """A `Session` over a gRPC stream; made by `connect_grpc`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: str,
+        settings: SessionSettings,
+        channel: grpc.aio.Channel,
+        call: _Call,
+        server_name: str,
+    ) -> None:
+        super().__init__(loop, address, settings)
+        self.server_name = server_name
+        self._channel = channel
+        self._call = call
+        self._out: deque[bytes] = deque()
+        self._out_bytes = 0
+        self._something_to_send = asyncio.Event()
+        self._connected = True
+        self._failure: TaoError | None = None
+        self._writer = loop.create_task(self._write())
+        self._reader = loop.create_task(self._read())
+
+    async def close(self) -> None:
+        """See `Session.close`."""
+        self._end(Unavailable(f"the session with {self._address} was closed here"))
+        await asyncio.wait([self._reader, self._writer])
+
+    def _transmit(self, message: bytes) -> None:
+        self._out.append(message)
+        self._out_bytes += len(message)
+        self._something_to_send.set()
+
+    def _unsent_bytes(self) -> int:
+        return self._out_bytes
+
+    def _shut(self) -> None:
+        self._end(Unavailable(f"{self._address} is draining; connect again"))
+
+    def _end(self, error: TaoError) -> None:
+        self._failure = self._failure or error
+        self._writer.cancel()
+        self._call.cancel()  # wakes the reader, which closes the channel
+        self._lost(self._failure)
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._something_to_send.wait()
+                self._something_to_send.clear()
+                while self._out:
+                    message = self._out.popleft()
+                    self._out_bytes -= len(message)
+                    await self._call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            return  # the reader learns why and tells
+
+    async def _read(self) -> None:
+        error: TaoError = Unavailable(f"{self._address} has ended the session")
+        try:
+            while (answer := await self._call.read()) is not grpc.aio.EOF:
+                assert isinstance(answer, pb.Answer)
+                self._answer_arrived(answer)
+            code = await self._call.code()
+            if code is not grpc.StatusCode.OK:
+                error = error_of(code, await self._call.details(), await self._call.trailing_metadata() or ())
+        except grpc.aio.AioRpcError as failed:
+            error = error_of(failed.code(), failed.details(), failed.trailing_metadata() or ())
+        except asyncio.CancelledError:
+            # The call was cancelled by `_end`; a task cancelled from outside goes the same way.
+            error = Unavailable(f"the session with {self._address} was cancelled")
+        finally:
+            self._end(error)
+            await self._channel.close()

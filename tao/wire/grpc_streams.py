@@ -1,0 +1,168 @@
+"""What a gRPC call is to the message layer: a connection with one request (unary, watch) or with many (session)."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+
+import grpc
+from google.protobuf.message import Message
+
+from tao.model.errors import DeadlineExceeded, TaoError, Unavailable
+from tao.wire.convert import error_in, join_answers
+from tao.wire.identity import PeerIdentity
+from tao.wire.serving import ServedConnection
+from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
+from tao.wire.settings import ServingSettings
+from tao.wire.v1 import session_pb2 as pb
+
+Context = grpc.aio.ServicerContext[Message, bytes]
+
+
+class UnaryCall(ServedConnection):
+    """One request, one answer, however many parts it comes in."""
+
+    def __init__(self, handler: RequestHandler, settings: ServingSettings, peer: PeerIdentity) -> None:
+        super().__init__(handler, settings, peer)
+        self._parts: list[pb.Answer] = []
+        self._answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def transmit(self, answer: pb.Answer) -> None:
+        # The handler may change and reuse what it has sent.
+        part = pb.Answer()
+        part.CopyFrom(answer)
+        self._parts.append(part)
+        if not answer.more and not self._answered.done():
+            self._answered.set_result(None)
+
+    async def ask(self, request: pb.Request, remaining_seconds: float | None) -> pb.Answer:
+        """Raises the error that the answer carries, and `DeadlineExceeded`."""
+        seconds = self._settings.unary_deadline_seconds if remaining_seconds is None else remaining_seconds
+        request.number = 1
+        request.deadline_ms = max(0, min(math.floor(seconds * 1000), NO_DEADLINE_MS - 1))
+        self.receive(request)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._answered
+        except TimeoutError:
+            raise DeadlineExceeded(f"the call was not answered within {seconds:.3f} s") from None
+        answer = join_answers(self._parts)
+        error = error_in(answer)
+        if error is not None:
+            raise error
+        return answer
+
+
+class _Outgoing(ServedConnection):
+    """Answers that leave through a gRPC stream, one after the other; the queue before it is bounded in bytes."""
+
+    def __init__(
+        self, handler: RequestHandler, settings: ServingSettings, peer: PeerIdentity, context: Context
+    ) -> None:
+        super().__init__(handler, settings, peer)
+        self._context = context
+        self._out: deque[bytes] = deque()
+        self._out_bytes = 0
+        self._something_to_send = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._ending = False
+        self._overflowed = False
+
+    def end(self) -> None:
+        """Write what has been answered, then end the stream."""
+        self._ending = True
+        self._something_to_send.set()
+
+    def _put(self, message: bytes) -> None:
+        self._out.append(message)
+        self._out_bytes += len(message)
+        self._something_to_send.set()
+        if self._out_bytes > self._settings.write_high_water_bytes:
+            self._room.clear()
+            if self._out_bytes > self._settings.max_unsent_bytes:
+                self._out.clear()
+                self._overflowed = True
+
+    async def _write(self) -> None:
+        """Returns when the stream is to end. Raises `Unavailable` when the peer does not read."""
+        while True:
+            while self._out:
+                message = self._out.popleft()
+                try:
+                    async with asyncio.timeout(self._settings.blocked_timeout_seconds):
+                        await self._context.write(message)
+                except TimeoutError:
+                    raise Unavailable("the peer does not read its answers") from None
+                self._out_bytes -= len(message)
+                if self._out_bytes <= self._settings.write_high_water_bytes:
+                    self._room.set()
+            if self._overflowed:
+                raise Unavailable("the peer has left too much unread")
+            if self._ending:
+                return
+            self._something_to_send.clear()
+            await self._something_to_send.wait()
+
+
+class SessionStream(_Outgoing):
+    """``Graph.Session``. A client that has sent its last request (half-close) still gets all its answers."""
+
+    def transmit(self, answer: pb.Answer) -> None:
+        self._put(self.fitting(answer))
+
+    def go_away(self) -> None:
+        """An answer of number 0: new requests belong on a new session."""
+        self._put(failure(Unavailable("the server is draining; connect again")).SerializeToString())
+
+    async def run(self) -> None:
+        """Until the client has gone or the server ends the session."""
+        reading = asyncio.ensure_future(self._read())
+        writing = asyncio.ensure_future(self._write())
+        try:
+            await asyncio.wait([reading, writing], return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and not writing.done():
+                await reading
+                self.end()
+            await writing
+        finally:
+            reading.cancel()
+            writing.cancel()
+            await asyncio.gather(reading, writing, return_exceptions=True)
+
+    async def _read(self) -> None:
+        while True:
+            await self._room.wait()
+            request = await self._context.read()
+            if not isinstance(request, pb.Request):  # the client has sent its last
+                await self.until_idle()
+                return
+            self.receive(request)
+
+
+class WatchStream(_Outgoing):
+    """``Graph.WatchConfiguration``: the events of one Watch request."""
+
+    def __init__(
+        self, handler: RequestHandler, settings: ServingSettings, peer: PeerIdentity, context: Context
+    ) -> None:
+        super().__init__(handler, settings, peer, context)
+        self._error: TaoError | None = None
+
+    def transmit(self, answer: pb.Answer) -> None:
+        if not answer.HasField("error"):
+            self._put(answer.watch.SerializeToString())
+        self._error = error_in(answer)
+        if not answer.more:
+            self.end()
+
+    async def run(self, asked: pb.Watch) -> None:
+        """Until the client has gone or the series ends. Raises the error that it ends with."""
+        self.receive(pb.Request(number=1, deadline_ms=NO_DEADLINE_MS, watch=asked))
+        try:
+            await self._write()
+        finally:
+            self.peer_gone()
+        if self._error is not None:
+            raise self._error

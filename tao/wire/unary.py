@@ -1,0 +1,225 @@
+"""The unary methods of service Graph as what they are: a request of the message layer, and a part of its answer.
+
+One table; the server runs every row the same way, so that a plain gRPC client in any language meets the very code that
+serves sessions. `data` is passed through, edge blocks become `Edge` messages, and absence is an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import msgspec
+from google.protobuf.message import Message
+
+from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header
+from tao.model.errors import InternalError, InvalidArgument
+from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, decode_count, decode_object
+from tao.model.ids import MAX_ID, shard_of
+from tao.wire.convert import error_from_pb
+from tao.wire.v1 import graph_pb2 as graph
+from tao.wire.v1 import session_pb2 as pb
+
+Asked = TypeVar("Asked", bound=Message)
+ChooseShard = Callable[[], int]
+
+
+class UnaryMethod(msgspec.Struct, frozen=True):
+    """``to_request`` may raise a `RequestError`, ``to_reply`` the error that the answer carries."""
+
+    name: str
+    asked: type[Message]
+    to_request: Callable[[Message], pb.Request]
+    to_reply: Callable[[pb.Answer], Message]
+
+
+def unary_methods(choose_shard: ChooseShard) -> list[UnaryMethod]:
+    """All of them. ``choose_shard`` says where a new object goes that is not to be near another."""
+
+    def obj_add(asked: graph.ObjAddRequest) -> pb.Request:
+        shard = 0
+        if not asked.id:
+            shard = shard_of(_checked_id(asked.near)) if asked.HasField("near") else choose_shard()
+        return _write(pb.Write(obj_add=pb.ObjAdd(id=asked.id, shard=shard, otype=asked.otype, data=asked.data)))
+
+    return [
+        _method("ObjAdd", graph.ObjAddRequest, obj_add, _id_reply),
+        *_READS,
+        *_WRITES,
+        *_CONFIGURATION,
+    ]
+
+
+def _method(
+    name: str,
+    asked: type[Asked],
+    to_request: Callable[[Asked], pb.Request],
+    to_reply: Callable[[pb.Answer], Message],
+) -> UnaryMethod:
+    def checked(message: Message) -> pb.Request:
+        assert isinstance(message, asked)
+        return to_request(message)
+
+    return UnaryMethod(name, asked, checked, to_reply)
+
+
+# ---- reads -----------------------------------------------------------------------------------------------------
+
+
+def _obj_get(asked: graph.ObjGetRequest) -> pb.Request:
+    return pb.Request(read=pb.ReadBatch(obj_ids=[asked.id], critical=asked.critical))
+
+
+def _assoc_count(asked: graph.AssocCountRequest) -> pb.Request:
+    batch = pb.ReadBatch(count_id1s=[asked.id1], count_atypes=[asked.atype], critical=asked.critical)
+    return pb.Request(read=batch)
+
+
+def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
+    batch = pb.ReadBatch(
+        range_id1s=[asked.id1],
+        range_atypes=[asked.atype],
+        range_positions=[asked.pos],
+        range_limits=[asked.limit],
+        critical=asked.critical,
+    )
+    return pb.Request(read=batch)
+
+
+def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
+    batch = pb.ReadBatch(
+        time_range_id1s=[asked.id1],
+        time_range_atypes=[asked.atype],
+        time_range_highs=[_checked_time(asked.high)],
+        time_range_lows=[_checked_time(asked.low)],
+        time_range_limits=[asked.limit],
+        critical=asked.critical,
+    )
+    return pb.Request(read=batch)
+
+
+def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
+    if len(asked.id2s) > MAX_ID2_SET:
+        raise InvalidArgument(f"{len(asked.id2s)} id2s are more than {MAX_ID2_SET}; ask in parts")
+    batch = pb.ReadBatch(
+        get_id1s=[asked.id1],
+        get_atypes=[asked.atype],
+        get_id2_counts=[len(asked.id2s)],
+        get_id2s=asked.id2s,
+        get_highs=[_checked_time(asked.high) if asked.HasField("high") else MAX_TIME],
+        get_lows=[_checked_time(asked.low)],
+        critical=asked.critical,
+    )
+    return pb.Request(read=batch)
+
+
+def _value(answer: pb.Answer) -> bytes:
+    read = answer.read
+    if read.errors:
+        raise error_from_pb(read.errors[0])
+    if len(read.values) != 1:
+        raise InternalError(f"one query was answered by {len(read.values)} values")
+    return read.values[0]
+
+
+def _object_reply(answer: pb.Answer) -> graph.ObjGetReply:
+    _, otype, data = decode_object(_value(answer))
+    return graph.ObjGetReply(found=otype != ABSENT, otype=otype, data=data)
+
+
+def _count_reply(answer: pb.Answer) -> graph.AssocCountReply:
+    return graph.AssocCountReply(count=decode_count(_value(answer))[1])
+
+
+def _edges_reply(answer: pb.Answer) -> graph.EdgesReply:
+    block = check_block(_value(answer))
+    edges = [graph.Edge(id2=edge.id2, time=edge.time, data=edge.data) for edge in decode_block(block)]
+    return graph.EdgesReply(edges=edges, limit_cut=bool(header(block)[3] & LIMIT_CUT))
+
+
+# ---- writes ----------------------------------------------------------------------------------------------------
+
+
+def _write(write: pb.Write) -> pb.Request:
+    return pb.Request(write=pb.WriteBatch(writes=[write]))
+
+
+def _obj_update(asked: graph.ObjUpdateRequest) -> pb.Request:
+    return _write(pb.Write(obj_update=pb.ObjUpdate(id=asked.id, otype=asked.otype, patch=asked.patch)))
+
+
+def _obj_delete(asked: graph.ObjDeleteRequest) -> pb.Request:
+    return _write(pb.Write(obj_delete=pb.ObjDelete(id=asked.id)))
+
+
+def _assoc_add(asked: graph.AssocAddRequest) -> pb.Request:
+    add = pb.AssocAdd(id1=asked.id1, atype=asked.atype, id2=asked.id2, time=asked.time, data=asked.data)
+    return _write(pb.Write(assoc_add=add))
+
+
+def _assoc_delete(asked: graph.AssocDeleteRequest) -> pb.Request:
+    return _write(pb.Write(assoc_delete=pb.AssocDelete(id1=asked.id1, atype=asked.atype, id2=asked.id2)))
+
+
+def _assoc_change_type(asked: graph.AssocChangeTypeRequest) -> pb.Request:
+    move = pb.AssocChangeType(id1=asked.id1, atype=asked.atype, id2=asked.id2, new_atype=asked.new_atype)
+    return _write(pb.Write(assoc_change_type=move))
+
+
+def _result(answer: pb.Answer) -> pb.WriteResult:
+    if len(answer.write.results) != 1:
+        raise InternalError(f"one write was answered by {len(answer.write.results)} results")
+    result = answer.write.results[0]
+    if result.HasField("error"):
+        raise error_from_pb(result.error)
+    return result
+
+
+def _id_reply(answer: pb.Answer) -> graph.ObjAddReply:
+    return graph.ObjAddReply(id=_result(answer).id)
+
+
+def _write_reply(answer: pb.Answer) -> graph.WriteReply:
+    result = _result(answer)
+    return graph.WriteReply(found=result.found, inverse_pending=result.inverse_pending)
+
+
+# ---- checks and tables -----------------------------------------------------------------------------------------
+
+
+def _checked_id(number: int) -> int:
+    if not 0 < number <= MAX_ID:
+        raise InvalidArgument(f"{number} is not an object id")
+    return number
+
+
+def _checked_time(time: int) -> int:
+    if time > MAX_TIME:
+        raise InvalidArgument(f"time {time} is above 2^63-1")
+    return time
+
+
+_READS: Final = (
+    _method("ObjGet", graph.ObjGetRequest, _obj_get, _object_reply),
+    _method("AssocGet", graph.AssocGetRequest, _assoc_get, _edges_reply),
+    _method("AssocCount", graph.AssocCountRequest, _assoc_count, _count_reply),
+    _method("AssocRange", graph.AssocRangeRequest, _assoc_range, _edges_reply),
+    _method("AssocTimeRange", graph.AssocTimeRangeRequest, _assoc_time_range, _edges_reply),
+)
+_WRITES: Final = (
+    _method("ObjUpdate", graph.ObjUpdateRequest, _obj_update, _write_reply),
+    _method("ObjDelete", graph.ObjDeleteRequest, _obj_delete, _write_reply),
+    _method("AssocAdd", graph.AssocAddRequest, _assoc_add, _write_reply),
+    _method("AssocDelete", graph.AssocDeleteRequest, _assoc_delete, _write_reply),
+    _method("AssocChangeType", graph.AssocChangeTypeRequest, _assoc_change_type, _write_reply),
+)
+_CONFIGURATION: Final = (
+    _method(
+        "ReserveObjectIds",
+        pb.ReserveIds,
+        lambda asked: pb.Request(reserve_ids=asked),
+        lambda answer: answer.reserved_ids,
+    ),
+    _method("Topology", pb.GetTopology, lambda asked: pb.Request(get_topology=asked), lambda answer: answer.topology),
+    _method("Schema", pb.GetSchema, lambda asked: pb.Request(get_schema=asked), lambda answer: answer.schema),
+)
