@@ -1,0 +1,250 @@
+"""A leader's subscriptions: continuation, reset, refusal, flow control (DESIGN §7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
+from tao.model.changes import Message, ObjectInvalidation, ShardMessages
+from tao.model.delivery import Delivery, Position
+from tao.model.errors import InternalError, Overloaded, ProtocolError, Unavailable
+
+SETTINGS = DeliverySettings(log_messages_per_shard=8, max_delivery_messages=4)
+
+
+def message(shard: int, version: int) -> ObjectInvalidation:
+    return ObjectInvalidation(shard << 47 | 1, version)
+
+
+def batch(shard: int, *versions: int, epoch: int = 1) -> ShardMessages:
+    return ShardMessages(shard, epoch, tuple(message(shard, version) for version in versions))
+
+
+def leader(*shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1") -> Publisher:
+    publisher = Publisher(settings, incarnation)
+    for shard in shards:
+        publisher.open_shard(shard, generation=1, version_epoch=1)
+    return publisher
+
+
+def told(deliveries: list[Delivery]) -> list[Message]:
+    parts = [part for delivery in deliveries for part in delivery.shards]
+    return [message for part in parts if part.messages for message in part.messages.messages]
+
+
+def test_a_new_subscriber_is_reset_for_what_the_leader_owns_and_refused_the_rest() -> None:
+    deliveries: list[Delivery] = []
+    leader(3).subscribe("f", [Position(3), Position(4)], deliveries.append)
+    (first,) = deliveries
+    assert first.number == 1
+    assert [(part.position, part.reset) for part in first.shards] == [(Position(3, "run-1/1", 0), True)]
+    assert first.refused == (4,)
+
+
+def test_a_subscriber_that_comes_back_with_its_position_is_told_only_what_it_missed() -> None:
+    publisher = leader(3)
+    publisher.publish(batch(3, 10, 11))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(3, "run-1/1", 1)], deliveries.append)
+    assert [part.reset for part in deliveries[0].shards] == [False]
+    assert told(deliveries) == [message(3, 11)]
+
+
+def test_a_shard_with_nothing_new_is_confirmed_with_its_version_epoch_and_no_messages() -> None:
+    publisher = leader(3)
+    publisher.publish(batch(3, 10, epoch=5))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(3, "run-1/1", 1)], deliveries.append)
+    (part,) = deliveries[0].shards
+    assert (part.reset, part.position.sequence, part.messages) == (False, 1, ShardMessages(3, 5, ()))
+
+
+@pytest.mark.parametrize("position", [Position(3, "run-0/1", 1), Position(3, "run-1/1", 99), Position(3, "run-1/1", 1)])
+def test_a_position_that_cannot_be_continued_is_answered_by_a_reset(position: Position) -> None:
+    publisher = leader(3)
+    publisher.publish(batch(3, *range(12)))  # the log holds 8: what follows number 1 is gone
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [position], deliveries.append)
+    assert [(part.position.sequence, part.reset) for part in deliveries[0].shards] == [(12, True)]
+
+
+def test_the_first_delivery_speaks_of_every_shard_however_many_messages_wait() -> None:
+    publisher = leader(1, 2, 3)
+    publisher.publish_all([batch(shard, *range(6)) for shard in (1, 2, 3)])
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(shard, "run-1/1", 0) for shard in (1, 2, 3)], deliveries.append)
+    assert [part.position for part in deliveries[0].shards] == [
+        Position(1, "run-1/1", 4),
+        Position(2, "run-1/1", 0),
+        Position(3, "run-1/1", 0),
+    ]
+    assert len(told(deliveries)) == 18
+    assert max(len(told([delivery])) for delivery in deliveries) <= 4
+
+
+def test_what_one_commit_changed_on_several_shards_travels_in_one_delivery() -> None:
+    publisher = leader(1, 2)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1), Position(2)], deliveries.append)
+    publisher.publish_all([batch(1, 7), batch(2, 8)])
+    assert [part.position.shard for part in deliveries[1].shards] == [1, 2]
+
+
+def test_messages_of_two_version_epochs_are_never_mixed() -> None:
+    publisher = leader(1)
+    publisher.publish_all([batch(1, 7, epoch=1), batch(1, 8, epoch=2)])
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1, "run-1/1", 0)], deliveries.append)
+    assert [part.messages for delivery in deliveries for part in delivery.shards] == [
+        batch(1, 7, epoch=1),
+        batch(1, 8, epoch=2),
+    ]
+
+
+def test_no_more_than_the_window_is_sent_until_something_is_acknowledged() -> None:
+    publisher = leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=600))
+    deliveries: list[Delivery] = []
+    subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
+    for version in range(6):
+        publisher.publish(batch(1, version))
+    sent = len(deliveries)
+    assert len(told(deliveries)) < 6
+    assert subscription.owed == 1
+    while subscription.owed:
+        subscription.acknowledge(deliveries[-1].number)
+    assert len(deliveries) > sent
+    assert told(deliveries) == [message(1, version) for version in range(6)]
+
+
+def test_a_subscriber_that_falls_behind_the_log_is_reset_and_holds_no_memory() -> None:
+    publisher = leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=1))
+    deliveries: list[Delivery] = []
+    subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
+    for version in range(100):
+        publisher.publish(batch(1, version))
+    assert publisher.figures()["log_messages"] == 8
+    subscription.acknowledge(1)
+    (part,) = deliveries[-1].shards
+    assert (part.reset, part.position.sequence) == (True, 100)
+
+
+def test_a_single_message_larger_than_the_window_still_travels() -> None:
+    publisher = leader(1, settings=replace(SETTINGS, max_delivery_bytes=1, window_unacknowledged_bytes=200))
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.publish(batch(1, 5))
+    assert told(deliveries) == [message(1, 5)]
+
+
+def test_the_oldest_messages_of_any_shard_make_room_in_the_common_log() -> None:
+    publisher = leader(1, 2, settings=replace(SETTINGS, log_bytes_total=240 * 4))
+    publisher.publish_all([batch(1, 1, 2), batch(2, 3, 4), batch(1, 5, 6)])
+    assert publisher.figures()["log_bytes"] == 240 * 4
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1, "run-1/1", 2), Position(2, "run-1/1", 0)], deliveries.append)
+    assert told(deliveries) == [message(1, 5), message(1, 6), message(2, 3), message(2, 4)]
+
+
+def test_a_shard_given_up_is_refused_and_forgotten() -> None:
+    publisher = leader(1)
+    deliveries: list[Delivery] = []
+    subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.publish(batch(1, 1))
+    publisher.close_shard(1)
+    assert deliveries[-1].refused == (1,)
+    assert subscription.followed == 0
+    assert publisher.figures()["log_bytes"] == 0
+    publisher.open_shard(1, 2, 1)
+    publisher.publish(batch(1, 2))
+    assert deliveries[-1].refused == (1,)
+
+
+def test_a_new_generation_of_the_same_leader_resets_its_subscribers() -> None:
+    publisher = leader(1)
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.open_shard(1, 1, 1)
+    assert len(deliveries) == 1
+    publisher.open_shard(1, 2, 1)
+    (part,) = deliveries[-1].shards
+    assert (part.reset, part.position) == (True, Position(1, "run-1/2", 0))
+
+
+def test_a_second_subscription_of_one_subscriber_replaces_the_first() -> None:
+    publisher = leader(1)
+    old: list[Delivery] = []
+    new: list[Delivery] = []
+    first = publisher.subscribe("f", [Position(1)], old.append)
+    publisher.subscribe("f", [Position(1, "run-1/1", 0)], new.append)
+    first.close()
+    publisher.publish(batch(1, 1))
+    assert (len(old), len(new)) == (1, 2)
+    assert publisher.figures()["subscribers"] == 1
+    with pytest.raises(ProtocolError, match="closed"):
+        first.add([Position(1)])
+
+
+def test_shards_can_be_added_to_a_subscription_and_dropped_from_it() -> None:
+    publisher = leader(1, 2)
+    deliveries: list[Delivery] = []
+    subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
+    subscription.add([Position(2)])
+    assert [part.position.shard for part in deliveries[1].shards] == [2]
+    subscription.drop([1])
+    publisher.publish(batch(1, 1))
+    assert len(deliveries) == 2
+
+
+def test_a_subscriber_in_the_same_process_may_acknowledge_and_add_while_it_is_told() -> None:
+    publisher = leader(1, 2, settings=replace(SETTINGS, window_unacknowledged_bytes=1))
+    deliveries: list[Delivery] = []
+
+    def deliver(delivery: Delivery) -> None:
+        deliveries.append(delivery)
+        subscription = subscriptions[0] if subscriptions else None
+        if subscription is not None:
+            if delivery.number == 2:
+                subscription.add([Position(2)])
+            subscription.acknowledge(delivery.number)
+
+    subscriptions = []
+    subscriptions.append(publisher.subscribe("f", [Position(1)], deliver))
+    subscriptions[0].acknowledge(1)
+    publisher.publish(batch(1, *range(8)))
+    assert [delivery.number for delivery in deliveries] == list(range(1, len(deliveries) + 1))
+    assert len(told(deliveries)) == 8
+    assert subscriptions[0].followed == 2
+
+
+def test_a_delivery_that_cannot_be_handed_over_ends_the_subscription_and_not_the_write() -> None:
+    publisher = leader(1)
+
+    def broken(_: Delivery) -> None:
+        raise Unavailable("the connection is gone")
+
+    subscription = publisher.subscribe("f", [Position(1)], broken)
+    publisher.publish(batch(1, 1))
+    assert subscription.closed
+    assert isinstance(subscription.failure, Unavailable)
+    assert publisher.figures()["subscribers"] == 0
+
+
+def test_publishing_to_a_shard_that_is_not_open_is_a_fault() -> None:
+    with pytest.raises(InternalError, match="shard 9"):
+        leader(1).publish(batch(9, 1))
+
+
+def test_acknowledging_what_was_never_sent_is_a_protocol_error() -> None:
+    subscription = leader(1).subscribe("f", [Position(1)], lambda _: None)
+    with pytest.raises(ProtocolError, match="7"):
+        subscription.acknowledge(7)
+
+
+def test_subscribers_are_bounded() -> None:
+    publisher = leader(1, settings=replace(SETTINGS, max_subscribers=1))
+    publisher.subscribe("f", [], lambda _: None)
+    with pytest.raises(Overloaded, match="max_subscribers"):
+        publisher.subscribe("g", [], lambda _: None)
