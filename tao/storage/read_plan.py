@@ -5,6 +5,9 @@ One statement answers many queries: a UNION whose parts are numbered in the firs
 share a round trip and a result (merging keys is what saves the client's CPU). InnoDB gives a statement one snapshot, so
 version, count and edges of one answer, which always stand in one statement, agree.
 
+Columns that a part has no use for repeat one of its own: a NULL or a literal beside a BIGINT UNSIGNED makes the whole
+column of the union DECIMAL.
+
 The version epochs of the shards are parts of the same statement. One that is *older* than the data would be safe
 as well (the fill counts as older than it is, and is dropped by whoever knows better); a newer one would not.
 """
@@ -85,7 +88,7 @@ class ReadPlan:
         self.statements: list[Statement] = []
         self._plan()
 
-    def receive(self, rows: list[Row], _result: int = 0) -> None:
+    def receive(self, rows: list[Row]) -> None:
         """Rows of any of the statements."""
         targets = self._targets
         for part, a, b, c, d, data in rows:
@@ -184,25 +187,25 @@ class ReadPlan:
         if isinstance(query, EdgesQuery):
             for id2s in id_sets:
                 sql = (
-                    f"time, id2, NULL, NULL, data FROM {table} FORCE INDEX (PRIMARY) "
+                    f"time, id2, atype, atype, data FROM {table} FORCE INDEX (PRIMARY) "
                     "WHERE id1 = %s AND atype = %s AND id2 IN %s AND time BETWEEN %s AND %s"
                 )
                 self._add(statement, _EDGE, index, sql, *key, id2s, query.low, query.high)
         elif isinstance(query, TimeRangeQuery):
             sql = (
-                f"time, id2, NULL, NULL, data FROM {table} FORCE INDEX (by_time) "
+                f"time, id2, atype, atype, data FROM {table} FORCE INDEX (by_time) "
                 f"WHERE id1 = %s AND atype = %s AND time BETWEEN %s AND %s {newest_first} LIMIT %s"
             )
             self._add(statement, _EDGE, index, sql, *key, query.low, query.high, query.limit)
         elif query.pos < _DEFERRED_FROM_POS:
             sql = (
-                f"time, id2, NULL, NULL, data FROM {table} FORCE INDEX (by_time) "
+                f"time, id2, atype, atype, data FROM {table} FORCE INDEX (by_time) "
                 f"WHERE id1 = %s AND atype = %s {newest_first} LIMIT %s, %s"
             )
             self._add(statement, _EDGE, index, sql, *key, query.pos, query.limit)
         else:
             sql = (
-                "full_row.time, full_row.id2, NULL, NULL, full_row.data "
+                "full_row.time, full_row.id2, full_row.atype, full_row.atype, full_row.data "
                 f"FROM (SELECT id2 FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s {newest_first} "
                 f"LIMIT %s, %s) AS page JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
                 "ON full_row.id1 = %s AND full_row.atype = %s AND full_row.id2 = page.id2"
@@ -222,7 +225,7 @@ class ReadPlan:
         last.cost += rows
         if shard not in last.shards:
             last.shards.add(shard)
-            sql = f"version_epoch, NULL, NULL, NULL, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
+            sql = f"version_epoch, only_row, only_row, only_row, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
             self._add(last, _EPOCH, shard, sql)
         return last
 

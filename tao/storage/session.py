@@ -7,7 +7,8 @@ the server would still send belongs to nobody. A statement that the server refus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -41,9 +42,15 @@ class ServerAccount:
         return self.socket or f"{self.host}:{self.port}"
 
 
-class _Cursor(aiomysql.SSCursor):  # type: ignore[misc]  # aiomysql has no types
-    """Rows are read as they are asked for, and warnings are not: a SHOW WARNINGS between the results of one packet
-    would break the protocol, and strict mode has made errors of those that matter."""
+# Both pass over warnings: a SHOW WARNINGS between the results of one packet would break the protocol, and strict mode
+# has made errors of those that matter.
+class _BufferedCursor(aiomysql.Cursor):  # type: ignore[misc]  # aiomysql has no types
+    async def _show_warnings(self, conn: object) -> None:
+        return
+
+
+class _StreamingCursor(aiomysql.SSCursor):  # type: ignore[misc]  # aiomysql has no types
+    """Rows come as they are asked for; of the first result only, which is why `Session.run` is another method."""
 
     async def _show_warnings(self, conn: object) -> None:
         return
@@ -86,43 +93,40 @@ class Session:
     async def run(self, sql: str, arguments: Sequence[object] = (), *, deadline: float) -> list[list[Row]]:
         """The results of all statements in ``sql``, rows of each. ``deadline`` is in the loop's time.
 
-        Raises `DeadlineExceeded`, `ConnectionLost`, `ShardBlocked`, or another `TaoError` for what the server refused.
+        For results of at most some thousand rows. Raises `DeadlineExceeded`, `ConnectionLost`, `ShardBlocked`, or
+        another `TaoError` for what the server refused.
         """
-        results: list[list[Row]] = []
-
-        def collect(rows: list[Row], index: int) -> None:
-            if index == len(results):
-                results.append(rows)
-            else:
-                results[index].extend(rows)
-
-        await self.stream(sql, arguments, collect, deadline=deadline)
-        return results
+        async with self._guarded(deadline):
+            cursor = await self._connection.cursor(_BufferedCursor)
+            # An empty tuple would still have the driver look for percent signs, as it should: one rule for all.
+            await cursor.execute(sql, tuple(arguments))
+            results = [list(await cursor.fetchall() if cursor.description else ())]
+            while await cursor.nextset():
+                results.append(list(await cursor.fetchall() if cursor.description else ()))
+            return results
 
     async def stream(
-        self, sql: str, arguments: Sequence[object], on_rows: Callable[[list[Row], int], None], *, deadline: float
+        self, sql: str, arguments: Sequence[object], on_rows: Callable[[list[Row]], None], *, deadline: float
     ) -> None:
-        """As `run`, but hands out rows in chunks with the number of their result (0, 1 ...); each result at least
-        once. The loop gets a turn between chunks."""
+        """Hand out the rows of one SELECT in chunks; the loop gets a turn between them. Raises as `run` does."""
+        async with self._guarded(deadline):
+            cursor = await self._connection.cursor(_StreamingCursor)
+            await cursor.execute(sql, tuple(arguments))
+            rows = await cursor.fetchmany(_ROWS_PER_TURN)
+            on_rows(rows)
+            while len(rows) == _ROWS_PER_TURN:
+                await asyncio.sleep(0)
+                rows = await cursor.fetchmany(_ROWS_PER_TURN)
+                on_rows(rows)
+
+    @asynccontextmanager
+    async def _guarded(self, deadline: float) -> AsyncIterator[None]:
+        """Errors become ours; after anything but a refusal by the server the connection is closed."""
         if not self.is_open:
             raise ConnectionLost(f"database server {self._server}: the connection is closed")
         try:
             async with asyncio.timeout_at(deadline):
-                cursor = await self._connection.cursor(_Cursor)
-                # An empty tuple would still have the driver look for percent signs, as it should: one rule for all.
-                await cursor.execute(sql, tuple(arguments))
-                index = 0
-                while True:
-                    rows = await cursor.fetchmany(_ROWS_PER_TURN)
-                    on_rows(rows, index)
-                    while len(rows) == _ROWS_PER_TURN:
-                        await asyncio.sleep(0)
-                        rows = await cursor.fetchmany(_ROWS_PER_TURN)
-                        on_rows(rows, index)
-                    if not await cursor.nextset():
-                        break
-                    index += 1
-                await cursor.close()
+                yield
         except TimeoutError as error:
             self.abort()
             raise DeadlineExceeded(f"database server {self._server}: no answer within the time allowed") from error

@@ -1,0 +1,164 @@
+"""What every `ReadStore` owes: exact answers, in list order, each of one snapshot, whatever bytes they hold."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.conformance.conftest import LIKES, LONG, SHARDS, Stores, list_of, new_id, version, write
+
+from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
+from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import ObjectRow, RowChanges
+
+pytestmark = pytest.mark.database
+
+HOSTILE = [b"", b"\x00", b"a\x00\x00", b"'\"`\\", b"%s %d %%", b"\xff\xfe\xc3\x28", b"'; DROP TABLE x; -- ", b"\r\n\x1a"]
+
+
+async def ask(stores: Stores, *queries: Query) -> list[bytes]:
+    return (await stores.read.read(queries, critical=False, timeout_seconds=5)).values
+
+
+async def edges_of(stores: Stores, query: Query) -> list[Edge]:
+    (block,) = await ask(stores, query)
+    return decode_block(check_block(block))
+
+
+@pytest.mark.parametrize("data", HOSTILE)
+async def test_data_comes_back_byte_for_byte(stores: Stores, data: bytes) -> None:
+    id1 = new_id()
+    changes = list_of(id1, LIKES, [Edge(7, 1, data)])
+    changes.put_objects.append(ObjectRow(id1, 3, version(1), False, data))
+    await write(stores, changes)
+    value, block = await ask(stores, ObjectQuery(id1), RangeQuery(id1, LIKES, 0, 10))
+    assert decode_object(value) == (version(1), 3, data)
+    assert decode_block(block) == [Edge(7, 1, data)]
+
+
+async def test_what_was_never_written_is_absent_at_version_0(stores: Stores) -> None:
+    id1 = new_id()
+    value, count, block = await ask(stores, ObjectQuery(id1), CountQuery(id1, LIKES), RangeQuery(id1, LIKES, 0, 10))
+    assert decode_object(value) == (0, ABSENT, b"")
+    assert decode_count(count) == (0, 0)
+    assert header(block) == (0, 0, 0, PREFIX | COMPLETE)
+
+
+async def test_a_deleted_object_keeps_its_version_and_loses_its_data(stores: Stores) -> None:
+    id1 = new_id()
+    await write(stores, RowChanges(put_objects=[ObjectRow(id1, 3, version(2), True, b"gone")]))
+    (value,) = await ask(stores, ObjectQuery(id1))
+    assert decode_object(value) == (version(2), ABSENT, b"")
+
+
+async def test_one_batch_asks_many_shards_and_answers_in_order(stores: Stores) -> None:
+    ids = [new_id(shard) for shard in SHARDS * 3]
+    await write(stores, RowChanges(put_objects=[ObjectRow(i, 3, version(1), False, str(i).encode()) for i in ids]))
+    queries = [ObjectQuery(i) for i in reversed(ids)]
+    answer = await stores.read.read(queries, critical=True, timeout_seconds=5)
+    assert [decode_object(value)[2] for value in answer.values] == [str(i).encode() for i in reversed(ids)]
+    assert answer.version_epochs == dict.fromkeys(SHARDS, 1)
+
+
+async def test_the_same_query_twice_in_a_batch_is_answered_twice(stores: Stores) -> None:
+    id1 = new_id()
+    await write(stores, list_of(id1, LIKES, [Edge(7, 1)]))
+    first, second = await ask(stores, RangeQuery(id1, LIKES, 0, 5), RangeQuery(id1, LIKES, 0, 5))
+    assert first == second
+    assert decode_block(first) == [Edge(7, 1)]
+
+
+async def test_an_empty_batch_has_no_answers(stores: Stores) -> None:
+    assert await ask(stores) == []
+
+
+async def test_a_range_is_newest_first_with_ties_by_higher_id2(stores: Stores) -> None:
+    id1 = new_id()
+    await write(stores, list_of(id1, LIKES, [Edge(1, 5), Edge(3, 5), Edge(2, 9), Edge(MAX_TIME, MAX_TIME)]))
+    in_order = [Edge(MAX_TIME, MAX_TIME), Edge(2, 9), Edge(3, 5), Edge(1, 5)]
+    assert await edges_of(stores, RangeQuery(id1, LIKES, 0, 10)) == in_order
+    assert await edges_of(stores, RangeQuery(id1, LIKES, 1, 2)) == in_order[1:3]
+
+
+async def test_flags_say_what_may_be_cached(stores: Stores) -> None:
+    id1 = new_id()
+    await write(stores, list_of(id1, LIKES, [Edge(i, i) for i in range(1, 5)]))
+    cases: dict[Query, tuple[int, int]] = {
+        RangeQuery(id1, LIKES, 0, 4): (4, PREFIX | COMPLETE),
+        RangeQuery(id1, LIKES, 0, 2): (2, PREFIX),
+        RangeQuery(id1, LIKES, 0, 0): (0, PREFIX),
+        RangeQuery(id1, LIKES, 1, 4): (3, 0),
+        RangeQuery(id1, LIKES, 9, 4): (0, 0),
+        TimeRangeQuery(id1, LIKES, MAX_TIME, 3, 9): (2, PREFIX),
+        TimeRangeQuery(id1, LIKES, 3, 0, 9): (3, 0),
+        TimeRangeQuery(id1, LIKES, MAX_TIME, 0, 9): (4, PREFIX | COMPLETE),
+        EdgesQuery(id1, LIKES, (4,)): (1, 0),
+        EdgesQuery(id1, LIKES, ()): (0, 0),
+    }
+    for (query, (n, flags)), block in zip(cases.items(), await ask(stores, *cases), strict=True):
+        assert header(check_block(block)) == (version(1), 4, n, flags), query
+
+
+async def test_time_bounds_are_inclusive(stores: Stores) -> None:
+    id1 = new_id()
+    await write(stores, list_of(id1, LIKES, [Edge(i, 10 * i) for i in range(1, 6)]))
+    assert await edges_of(stores, TimeRangeQuery(id1, LIKES, 40, 20, 9)) == [Edge(4, 40), Edge(3, 30), Edge(2, 20)]
+    assert await edges_of(stores, TimeRangeQuery(id1, LIKES, 40, 20, 2)) == [Edge(4, 40), Edge(3, 30)]
+    assert await edges_of(stores, EdgesQuery(id1, LIKES, (1, 4, 4, 5, 99), 40, 10)) == [Edge(4, 40), Edge(1, 10)]
+
+
+async def test_a_long_list_is_read_whole_deep_and_by_a_full_id2_set(stores: Stores) -> None:
+    id1 = new_id()
+    edges = [Edge(i, 3 * i, b"x" * (i % 5)) for i in range(1, MAX_ID2_SET + 11)]
+    await write(stores, list_of(id1, LONG, edges))
+    edges.reverse()
+    assert await edges_of(stores, RangeQuery(id1, LONG, 0, 10_000)) == edges
+    assert await edges_of(stores, RangeQuery(id1, LONG, 5_000, 20)) == edges[5_000:5_020]
+    wanted = tuple(edge.id2 for edge in edges[:MAX_ID2_SET])
+    assert await edges_of(stores, EdgesQuery(id1, LONG, wanted)) == edges[:MAX_ID2_SET]
+
+
+async def test_a_custom_table_holds_long_data(stores: Stores) -> None:
+    id1 = new_id()
+    await write(stores, list_of(id1, LONG, [Edge(7, 1, bytes(range(256)) * 256)]))
+    assert await edges_of(stores, RangeQuery(id1, LONG, 0, 1)) == [Edge(7, 1, bytes(range(256)) * 256)]
+
+
+async def test_torn_fill_version_count_and_edges_are_of_one_moment_while_a_writer_commits(stores: Stores) -> None:
+    id1 = new_id()
+    rounds = 60
+
+    async def grow() -> None:
+        for n in range(1, rounds + 1):
+            await write(stores, list_of(id1, LIKES, [Edge(i, i) for i in range(1, n + 1)], counter=n))
+
+    writer = asyncio.create_task(grow())
+    queries = (RangeQuery(id1, LIKES, 0, 1000), EdgesQuery(id1, LIKES, tuple(range(1, rounds + 1))))
+    seen: set[int] = set()
+    while not writer.done():
+        for block in await ask(stores, *queries):
+            at_version, count, n, _ = header(block)
+            assert count == n
+            assert at_version == (version(n) if n else 0)
+            seen.add(n)
+    await writer
+    assert len(seen) > 2
+
+
+async def test_a_pooled_connection_does_not_answer_from_an_old_snapshot(stores: Stores) -> None:
+    id1 = new_id()
+    for n in range(1, 30):
+        await write(stores, list_of(id1, LIKES, [Edge(i, i) for i in range(1, n + 1)], counter=n))
+        answers = await asyncio.gather(*(ask(stores, CountQuery(id1, LIKES)) for _ in range(4)))
+        assert {decode_count(value) for (value,) in answers} == {(version(n), n)}
+
+
+async def test_rows_that_outnumber_the_recorded_count_still_make_a_sound_block(stores: Stores) -> None:
+    id1 = new_id()
+    changes = list_of(id1, LIKES, [Edge(1, 1), Edge(2, 2)])
+    for key, row in changes.put_lists.items():
+        changes.put_lists[key] = type(row)(1, row.version)  # as a hand-made INSERT would leave it
+    await write(stores, changes)
+    (block,) = await ask(stores, RangeQuery(id1, LIKES, 0, 10))
+    assert header(check_block(block)) == (version(1), 2, 2, PREFIX)
