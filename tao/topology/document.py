@@ -41,7 +41,20 @@ def parse_topology(text: bytes | str, source: str) -> Topology:
 
 def dump_topology(topology: Topology) -> str:
     """Document → text, the same for equal documents."""
-    return msgspec.json.format(msgspec.json.encode(topology, order="deterministic"), indent=2).decode() + "\n"
+    replace = msgspec.structs.replace  # dictionaries of equal documents may differ in order
+
+    def ordered(tier: Tier) -> Tier:
+        return replace(tier, moved=dict(sorted(tier.moved.items())))
+
+    regions = tuple(
+        replace(region, leaders=ordered(region.leaders), followers=tuple(map(ordered, region.followers)))
+        for region in topology.regions
+    )
+    databases = tuple(
+        replace(database, servers=dict(sorted(database.servers.items()))) for database in topology.databases
+    )
+    text = msgspec.json.encode(replace(topology, regions=regions, databases=databases))
+    return msgspec.json.format(text, indent=2).decode() + "\n"
 
 
 def check_topology(topology: Topology) -> None:

@@ -1,0 +1,83 @@
+"""The topology document's text, and every rule broken once (DESIGN §5)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tao.model.errors import TopologyError
+from tao.model.topology import Topology
+from tao.topology.document import dump_topology, parse_topology
+
+Document = dict[str, Any]  # Any: plain JSON, taken apart by the tests
+
+
+def document_of(topology: Topology) -> Document:
+    found: Document = json.loads(dump_topology(topology))
+    return found
+
+
+def web(document: Document) -> Document:
+    tier: Document = document["regions"][0]["followers"][0]
+    return tier
+
+
+def test_a_document_survives_writing_and_reading(topology: Topology) -> None:
+    text = dump_topology(topology)
+    assert parse_topology(text, "t.json") == topology
+    assert dump_topology(parse_topology(text.encode(), "t.json")) == text
+    assert text.count("\n") > 50
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", '{"version": 1}', b"\xff\xfe"])
+def test_what_is_no_document_is_refused_with_the_name_of_its_source(text: bytes | str) -> None:
+    with pytest.raises(TopologyError, match=r"^t\.json: "):
+        parse_topology(text, "t.json")
+
+
+BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
+    ("version", lambda d: d.update(version=0), "versions start at 1"),
+    ("shards", lambda d: d.update(shards=65_537), "65536"),
+    ("no region", lambda d: d.update(regions=[]), "at least one"),
+    ("unknown field", lambda d: web(d)["servers"][0].update(dwon=True), r"servers\[0\].dwon"),
+    ("no followers", lambda d: d["regions"][0].update(followers=[]), "no follower tier"),
+    ("no leaders", lambda d: d["regions"][0]["leaders"].update(servers=[]), "here/leaders: has no servers"),
+    ("all weights 0", lambda d: [s.update(weight=0) for s in web(d)["servers"]], "here/web: .*weight"),
+    ("bad name", lambda d: d["regions"][0].update(name="a b"), "'a b' is no name"),
+    ("name twice", lambda d: web(d)["servers"][0].update(name="l-1"), "'l-1' is there 2 times"),
+    ("tier twice", lambda d: web(d).update(name="leaders"), "'leaders' is there 2 times"),
+    ("address", lambda d: web(d)["servers"][0].update(grpc="localhost"), "here/web/w-1.grpc: 'localhost' is no addr"),
+    ("port", lambda d: web(d)["servers"][0].update(frames="h:70000"), "w-1.frames"),
+    ("admin", lambda d: web(d)["servers"][0].update(admin=":80"), "w-1.admin"),
+    ("moved to nobody", lambda d: web(d)["moved"].update({"3": []}), "moved.3: names no server"),
+    ("moved twice", lambda d: web(d)["moved"].update({"3": ["w-1", "w-1"]}), "moved.3: names a server twice"),
+    ("moved away", lambda d: web(d)["moved"].update({"3": ["l-1"]}), "'l-1' is not a server of this tier"),
+    ("moved shard", lambda d: web(d)["moved"].update({"16": ["w-1"]}), "moved.16: there is no such shard"),
+    ("overlap", lambda d: d["databases"][0].update(shards=[[0, 12], [12, 15]]), "shard 12 belongs to db already"),
+    ("hole", lambda d: d["databases"][0].update(shards=[[0, 11], [13, 15]]), "none holds shard 12"),
+    ("range", lambda d: d["databases"][0].update(shards=[[0, 16]]), "no range within 0 to 15"),
+    ("backward", lambda d: d["databases"][0].update(shards=[[15, 0]]), "no range"),
+    ("master", lambda d: d["databases"][0].update(master_region="there"), "no region 'there'"),
+    ("no server", lambda d: d["databases"][0].update(servers={}), "none in region 'here'"),
+    ("database port", lambda d: d["databases"][0]["servers"]["here"].update(port=0), "db-here: needs a socket"),
+]
+
+
+@pytest.mark.parametrize(("edit", "complaint"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_a_broken_rule_is_named_with_its_place(
+    topology: Topology, edit: Callable[[Document], object], complaint: str
+) -> None:
+    document = document_of(topology)
+    edit(document)
+    with pytest.raises(TopologyError, match=complaint):
+        parse_topology(json.dumps(document), "t.json")
+
+
+def test_many_faults_are_listed_up_to_ten(topology: Topology) -> None:
+    document = document_of(topology)
+    web(document)["moved"] = {str(shard): [] for shard in range(15)}
+    with pytest.raises(TopologyError, match="and 5 more"):
+        parse_topology(json.dumps(document), "t.json")

@@ -1,0 +1,59 @@
+"""Changes to the topology: each raises the version by one and leaves a document that holds the rules."""
+
+from __future__ import annotations
+
+import pytest
+
+from tao.model.errors import TopologyError
+from tao.model.topology import CacheServer, Topology
+from tao.topology import edits
+
+
+def test_marking_a_server_changes_that_server_alone(topology: Topology) -> None:
+    for name in ("w-1", "l-2"):
+        changed = edits.mark_server(topology, name, down=True)
+        assert changed.version == 2
+        (region,) = changed.regions
+        servers = [*region.leaders.servers, *region.followers[0].servers]
+        assert [server.name for server in servers if server.down] == [name]
+        assert edits.mark_server(changed, name, down=False).regions == topology.regions
+
+
+def test_marking_a_database_server_changes_that_server_alone(topology: Topology) -> None:
+    changed = edits.mark_database_server(topology, "db-here", down=True)
+    assert changed.databases[0].servers["here"].down
+
+
+def test_a_shard_is_moved_cloned_and_given_back(topology: Topology) -> None:
+    changed = edits.move_shard(topology, "here", "web", 3, "w-2", "w-1")
+    assert changed.regions[0].followers[0].moved[3] == ("w-2", "w-1")
+    assert edits.unmove_shard(changed, "here", "web", 3).regions == topology.regions
+    leaders = edits.move_shard(topology, "here", "leaders", 3, "l-2").regions[0].leaders
+    assert leaders.moved == {3: ("l-2",)}
+
+
+def test_a_server_joins_and_leaves_with_what_was_mapped_to_it(topology: Topology) -> None:
+    changed = edits.add_server(topology, "here", "web", CacheServer(name="w-3", grpc="127.0.0.1:9"))
+    assert [server.name for server in changed.regions[0].followers[0].servers] == ["w-1", "w-2", "w-3"]
+    tier = edits.remove_server(changed, "w-1").regions[0].followers[0]
+    assert [server.name for server in tier.servers] == ["w-2", "w-3"]
+    assert tier.moved == {2: ("w-2",)}
+
+
+def test_what_is_not_there_or_would_break_a_rule_is_refused(topology: Topology) -> None:
+    with pytest.raises(TopologyError, match="'nobody'"):
+        edits.mark_server(topology, "nobody", down=True)
+    with pytest.raises(TopologyError, match="'nobody'"):
+        edits.mark_database_server(topology, "nobody", down=True)
+    with pytest.raises(TopologyError, match="'there'"):
+        edits.move_shard(topology, "there", "web", 1, "w-1")
+    with pytest.raises(TopologyError, match="no tier 'wob'"):
+        edits.move_shard(topology, "here", "wob", 1, "w-1")
+    with pytest.raises(TopologyError, match="'l-1' is not a server of this tier"):
+        edits.move_shard(topology, "here", "web", 1, "l-1")
+    with pytest.raises(TopologyError, match="not mapped by hand"):
+        edits.unmove_shard(topology, "here", "web", 1)
+    with pytest.raises(TopologyError, match="2 times"):
+        edits.add_server(topology, "here", "web", CacheServer(name="l-1", grpc="127.0.0.1:9"))
+    with pytest.raises(TopologyError, match="no servers"):
+        edits.remove_server(edits.remove_server(topology, "l-1"), "l-2")
