@@ -1,0 +1,207 @@
+"""What every `WriteStore` owes: all or nothing, locks that end, ownership by generation."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.conformance.conftest import LIKES, LONG, SERVER, SHARDS, Stores, list_of, new_id, version, write
+
+from tao.model.edge_block import decode_block
+from tao.model.errors import RetryableError, ShardBlocked
+from tao.model.graph import Edge, EdgeKey, ListKey, decode_count
+from tao.model.queries import CountQuery, RangeQuery
+from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, WriteKeys
+
+pytestmark = pytest.mark.database
+
+HOSTILE = b"\x00'\"\\ %s \xff\xfe; --\n\x1a"
+
+
+async def existing(stores: Stores, keys: WriteKeys) -> ExistingRows:
+    async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
+        _, rows = await transaction.lock_and_read(SHARDS, keys)
+    return rows
+
+
+async def test_what_was_committed_is_read_back_under_locks(stores: Stores) -> None:
+    ids = [new_id(shard) for shard in SHARDS]
+    changes = RowChanges()
+    keys = WriteKeys()
+    for id1 in ids:
+        changes.put_objects.append(ObjectRow(id1, 3, version(1), False, HOSTILE))
+        keys.objects.add(id1)
+        for atype in (LIKES, LONG):
+            changes.put_lists[ListKey(id1, atype)] = ListRow(2, version(1))
+            for id2 in (7, 8):
+                changes.put_edges[EdgeKey(id1, atype, id2)] = Edge(id2, 2**63 - 1, HOSTILE)
+    intent = IntentRow(ids[0], ids[1], (LIKES, LONG), 4, 1234)
+    changes.put_intents.append(intent)
+    keys.edges |= set(changes.put_edges)
+    keys.intents.add(IntentKey(ids[0], ids[1]))
+    assert await existing(stores, keys) == ExistingRows()
+    await write(stores, changes, keys)
+    assert await existing(stores, keys) == ExistingRows(
+        objects={row.id: row for row in changes.put_objects},
+        lists=changes.put_lists,  # read with their edges, without being named
+        edges=changes.put_edges,
+        intents={IntentKey(ids[0], ids[1]): intent},
+    )
+
+
+async def test_rows_are_overwritten_and_deleted(stores: Stores) -> None:
+    low, high = sorted((new_id(), new_id()))
+    first = list_of(low, LIKES, [Edge(1, 1), Edge(2, 2)])
+    first.put_intents.append(IntentRow(low, high, (LIKES,), 1, 1))
+    await write(stores, first)
+    second = RowChanges(
+        put_lists={ListKey(low, LIKES): ListRow(1, version(2))},
+        put_edges={EdgeKey(low, LIKES, 2): Edge(2, 5, b"new")},
+        delete_edges=[EdgeKey(low, LIKES, 1)],
+        delete_intents=[IntentKey(low, high)],
+    )
+    await write(stores, second)
+    keys = WriteKeys(edges=set(first.put_edges), intents={IntentKey(low, high)})
+    assert await existing(stores, keys) == ExistingRows(lists=second.put_lists, edges=second.put_edges)
+
+
+async def test_without_commit_nothing_is_written_and_the_connection_comes_back_clean(stores: Stores) -> None:
+    id1 = new_id()
+    for fail in (False, True):
+        try:
+            async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
+                await transaction.lock_and_read(SHARDS, WriteKeys())
+                await transaction.apply(list_of(id1, LIKES, [Edge(1, 1)]))
+                if fail:
+                    raise LookupError
+        except LookupError:
+            assert fail
+        assert await existing(stores, WriteKeys(lists={ListKey(id1, LIKES)})) == ExistingRows()
+
+
+async def test_a_cancelled_transaction_writes_nothing_and_frees_its_locks(stores: Stores) -> None:
+    id1 = new_id()
+    keys = WriteKeys(edges={EdgeKey(id1, LIKES, 1)})
+    applied = asyncio.Event()
+
+    async def stop_half_way() -> None:
+        async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
+            await transaction.lock_and_read(SHARDS, keys)
+            await transaction.apply(list_of(id1, LIKES, [Edge(1, 1)]))
+            applied.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(stop_half_way())
+    await applied.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                rows = await existing(stores, keys)
+                break
+            except ShardBlocked:
+                continue  # the server has yet to notice that the connection is closed
+    assert rows == ExistingRows()
+
+
+async def test_a_lock_that_another_holds_is_waited_for_in_bounds_and_names_its_shard(stores: Stores) -> None:
+    held, free = new_id(SHARDS[1]), new_id(SHARDS[0])
+    await write(stores, list_of(held, LIKES, [Edge(1, 1)]))
+    keys = WriteKeys(edges={EdgeKey(held, LIKES, 1)})
+    async with stores.write.transaction(SERVER, timeout_seconds=60) as holder:
+        await holder.lock_and_read([SHARDS[1]], keys)
+        async with stores.write.transaction(SERVER, timeout_seconds=60) as other:
+            both = WriteKeys(objects={free}, edges=set(keys.edges))
+            with pytest.raises(ShardBlocked) as caught:
+                await other.lock_and_read(SHARDS, both)
+        assert caught.value.shard == SHARDS[1]
+        # The batch is planned again without the shard that blocks.
+        async with stores.write.transaction(SERVER, timeout_seconds=60) as other:
+            await other.lock_and_read([SHARDS[0]], WriteKeys(objects={free}))
+    assert (await existing(stores, keys)).edges == {EdgeKey(held, LIKES, 1): Edge(1, 1)}
+
+
+async def test_lanes_with_different_keys_do_not_wait_for_each_other(stores: Stores) -> None:
+    """Neither on neighbours in a nearly empty table nor on rows that do not exist yet."""
+    here, there = new_id(), new_id()
+    async with (
+        stores.write.transaction(SERVER, timeout_seconds=10) as one,
+        stores.write.transaction(SERVER, timeout_seconds=10) as two,
+    ):
+        for transaction, id1 in ((one, here), (two, there)):
+            changes = list_of(id1, LIKES, [Edge(1, 1), Edge(2, 1)])
+            changes.put_objects.append(ObjectRow(id1, 3, version(1), False, b""))
+            await transaction.lock_and_read(SHARDS, WriteKeys(objects={id1}, edges=set(changes.put_edges)))
+            await transaction.apply(changes)
+        await two.commit()
+        await one.commit()
+    for id1 in (here, there):
+        assert len((await existing(stores, WriteKeys(edges={EdgeKey(id1, LIKES, 1), EdgeKey(id1, LIKES, 2)}))).edges) == 2
+
+
+async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> None:
+    id1 = new_id()
+    key = ListKey(id1, LIKES)
+
+    async def add(id2: int) -> None:
+        while True:
+            try:
+                async with stores.write.transaction(SERVER, timeout_seconds=10) as transaction:
+                    _, rows = await transaction.lock_and_read(SHARDS, WriteKeys(edges={EdgeKey(id1, LIKES, id2)}))
+                    before = rows.lists[key]
+                    changes = RowChanges(
+                        put_lists={key: ListRow(before.count + 1, before.version + 1)},
+                        put_edges={EdgeKey(id1, LIKES, id2): Edge(id2, id2)},
+                    )
+                    await transaction.apply(changes)
+                    await transaction.commit()
+                return
+            except RetryableError:
+                continue
+
+    await write(stores, RowChanges(put_lists={key: ListRow(0, version(1))}))
+    await asyncio.gather(*(add(id2) for id2 in range(1, 13)))
+    queries = [CountQuery(id1, LIKES), RangeQuery(id1, LIKES, 0, 100)]
+    count, block = (await stores.read.read(queries, critical=True, timeout_seconds=5)).values
+    assert decode_count(count) == (version(13), 12)
+    assert [edge.id2 for edge in decode_block(block)] == list(range(12, 0, -1))
+
+
+async def test_taking_ownership_raises_the_generation_each_time(stores: Stores) -> None:
+    shard = SHARDS[2]
+    before = (await stores.write.read_ownership([shard], timeout_seconds=5))[shard]
+    first = await stores.write.take_ownership(shard, "leader-a", timeout_seconds=5)
+    again = await stores.write.take_ownership(shard, "leader-a", timeout_seconds=5)
+    other = await stores.write.take_ownership(shard, "leader-b", timeout_seconds=5)
+    rows = (before, first, again, other)
+    assert [row.generation - before.generation for row in rows] == [0, 1, 2, 3]
+    assert (first.owner, other.owner, other.master_server, other.shard) == ("leader-a", "leader-b", SERVER, shard)
+    assert (await stores.write.read_ownership(SHARDS, timeout_seconds=5))[shard] == other
+    assert (await write(stores, RowChanges()))[shard] == other
+
+
+async def test_two_owners_of_one_shard_a_takeover_waits_for_open_transactions_and_is_seen_by_later_ones(
+    stores: Stores,
+) -> None:
+    shard = SHARDS[0]
+    async with stores.write.transaction(SERVER, timeout_seconds=10) as transaction:
+        seen, _ = await transaction.lock_and_read([shard], WriteKeys())
+        with pytest.raises(ShardBlocked) as caught:
+            await stores.write.take_ownership(shard, "usurper", timeout_seconds=10)
+        assert caught.value.shard == shard
+        await transaction.commit()
+    taken = await stores.write.take_ownership(shard, "usurper", timeout_seconds=10)
+    assert taken.generation == seen[shard].generation + 1
+    assert (await write(stores, RowChanges()))[shard] == taken
+
+
+async def test_old_intents_are_found_the_oldest_first_and_in_bounds(stores: Stores) -> None:
+    pairs = [(new_id(shard), new_id(SHARDS[2])) for shard in (SHARDS[1], SHARDS[0], SHARDS[0])]
+    intents = [IntentRow(low, high, (LIKES,), 1, 50 + at) for at, (low, high) in enumerate(pairs)]
+    await write(stores, RowChanges(put_intents=intents))
+    found = await stores.write.old_intents(SHARDS, before_unix_ms=52, limit=100)
+    assert [intent for intent in found if intent in intents] == intents[:2]
+    assert len(await stores.write.old_intents(SHARDS, before_unix_ms=53, limit=1)) == 1
+    await write(stores, RowChanges(delete_intents=[IntentKey(low, high) for low, high in pairs]))
