@@ -1,0 +1,144 @@
+"""The lane scheduler under random schedules, against the list of everything that was offered, in order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tao.model.errors import Overloaded
+from tao.planning.lanes import LaneScheduler
+
+LANES, BATCH, WAITING = 2, 3, 6
+SERVERS = ("db1", "db2")
+KEYS = st.frozensets(st.sampled_from("abcde"), min_size=1, max_size=3)
+SHARDS = st.frozensets(st.integers(1, 3), min_size=1, max_size=2)
+
+
+@dataclass
+class Offered:
+    """``place``: the rank among the waiting; what is put back keeps its rank."""
+
+    ticket: int
+    server: str
+    keys: frozenset[str]
+    shards: frozenset[int]
+    sub_write: bool
+
+
+@dataclass
+class Model:
+    waiting: list[Offered] = field(default_factory=list)
+    open: list[list[Offered]] = field(default_factory=list)
+
+    def held(self, server: str) -> set[str]:
+        return {key for batch in self.open for each in batch if each.server == server for key in each.keys}
+
+    def expected_batch(self, server: str) -> list[Offered] | None:
+        """The earliest writes that no open transaction and no earlier, left-over write stands before."""
+        if sum(batch[0].server == server for batch in self.open) >= LANES:
+            return None
+        blocked = self.held(server)
+        batch: list[Offered] = []
+        for each in self.waiting:
+            if each.server != server:
+                continue
+            if len(batch) < BATCH and not blocked & each.keys:
+                batch.append(each)
+            else:
+                blocked |= each.keys
+        return batch or None
+
+
+class LanesMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lanes = LaneScheduler(LANES, BATCH, WAITING)
+        self.model = Model()
+        self.last = 0
+
+    @rule(server=st.sampled_from(SERVERS), keys=KEYS, shards=SHARDS, sub_write=st.booleans())
+    def offer(self, server: str, keys: frozenset[str], shards: frozenset[int], sub_write: bool) -> None:
+        self.last += 1
+        each = Offered(self.last, server, keys, shards, sub_write)
+        full = any(self.count(shard, sub_write) >= WAITING for shard in shards)
+        if full:
+            with pytest.raises(Overloaded):
+                self.lanes.offer(each.ticket, server, keys, shards, sub_write)
+        else:
+            self.lanes.offer(each.ticket, server, keys, shards, sub_write)
+            self.model.waiting.append(each)
+
+    def count(self, shard: int, sub_write: bool) -> int:
+        return sum(shard in each.shards and each.sub_write == sub_write for each in self.model.waiting)
+
+    @rule(server=st.sampled_from(SERVERS))
+    def next_batch(self, server: str) -> None:
+        expected = self.model.expected_batch(server)
+        batch = self.lanes.next_batch(server)
+        assert batch == (None if expected is None else [each.ticket for each in expected])
+        if expected is not None:
+            self.model.open.append(expected)
+            for each in expected:
+                self.model.waiting.remove(each)
+
+    @precondition(lambda self: self.model.open)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        batch = self.model.open.pop(data.draw(st.integers(0, len(self.model.open) - 1)))
+        self.lanes.finished([each.ticket for each in batch])
+
+    @precondition(lambda self: self.model.open)
+    @rule(data=st.data(), without=st.one_of(st.none(), st.integers(1, 3)))
+    def requeue(self, data: st.DataObject, without: int | None) -> None:
+        batch = self.model.open.pop(data.draw(st.integers(0, len(self.model.open) - 1)))
+        returned = self.lanes.requeue([each.ticket for each in batch], without)
+        assert returned == [each.ticket for each in batch if without in each.shards]
+        kept = [each for each in batch if without not in each.shards]
+        self.model.waiting = sorted([*kept, *self.model.waiting], key=lambda each: each.ticket)
+
+    @precondition(lambda self: self.model.waiting)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        each = data.draw(st.sampled_from(self.model.waiting))
+        assert self.lanes.withdraw(each.ticket)
+        self.model.waiting.remove(each)
+
+    @precondition(lambda self: self.model.open)
+    @rule(data=st.data())
+    def withdraw_too_late(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.model.open))
+        assert not self.lanes.withdraw(data.draw(st.sampled_from(batch)).ticket)
+
+    @invariant()
+    def nothing_is_lost_or_counted_twice(self) -> None:
+        for server in SERVERS:
+            assert self.lanes.waiting(server) == sum(each.server == server for each in self.model.waiting)
+        for shard in (1, 2, 3):
+            for sub_write in (False, True):
+                assert self.lanes.waiting_for_shard(shard, sub_write) == self.count(shard, sub_write)
+
+    @invariant()
+    def no_key_is_in_two_open_batches(self) -> None:
+        for server in SERVERS:
+            held = [
+                {key for each in batch for key in each.keys} for batch in self.model.open if batch[0].server == server
+            ]
+            assert sum(map(len, held)) == len(set().union(*held))
+
+    def teardown(self) -> None:
+        """Everything that waits gets its turn."""
+        while self.model.open:
+            self.lanes.finished([each.ticket for each in self.model.open.pop()])
+        for server in SERVERS:
+            while self.model.expected_batch(server):
+                self.next_batch(server)
+                self.lanes.finished([each.ticket for each in self.model.open.pop()])
+        assert self.model.waiting == []
+
+
+LanesMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestLanes = LanesMachine.TestCase

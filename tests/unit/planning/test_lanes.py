@@ -1,0 +1,156 @@
+"""The lanes in front of group commit, case by case (DESIGN §3)."""
+
+import sys
+
+import pytest
+
+from tao.model.errors import InternalError, Overloaded
+from tao.planning.lanes import LaneScheduler
+
+ONE = frozenset({1})
+
+
+def offer(lanes: LaneScheduler, ticket: int, keys: str, shards: frozenset[int] = ONE, sub_write: bool = False) -> None:
+    lanes.offer(ticket, "db1", frozenset(keys), shards, sub_write)
+
+
+@pytest.fixture
+def lanes() -> LaneScheduler:
+    return LaneScheduler(2, 3, 8)
+
+
+def test_what_has_gathered_goes_in_one_batch_up_to_its_bound(lanes: LaneScheduler) -> None:
+    for ticket, key in enumerate("abcd"):
+        offer(lanes, ticket, key)
+    assert lanes.next_batch("db1") == [0, 1, 2]
+    assert lanes.next_batch("db1") == [3]
+    assert lanes.next_batch("db1") is None
+
+
+def test_writes_of_one_key_share_a_batch_in_order_and_never_two(lanes: LaneScheduler) -> None:
+    for ticket in range(5):
+        offer(lanes, ticket, "a")
+    assert lanes.next_batch("db1") == [0, 1, 2]
+    assert lanes.next_batch("db1") is None
+    lanes.finished([0, 1, 2])
+    assert lanes.next_batch("db1") == [3, 4]
+
+
+def test_a_write_does_not_overtake_one_that_waits_for_another_key(lanes: LaneScheduler) -> None:
+    offer(lanes, 1, "a")
+    assert lanes.next_batch("db1") == [1]
+    offer(lanes, 2, "ab")
+    offer(lanes, 3, "b")
+    offer(lanes, 4, "c")
+    assert lanes.next_batch("db1") == [4]
+    lanes.finished([1])
+    assert lanes.next_batch("db1") == [2, 3]
+
+
+def test_no_more_batches_are_open_than_there_are_lanes(lanes: LaneScheduler) -> None:
+    for ticket, key in enumerate("abc"):
+        offer(lanes, ticket, key)
+        assert (lanes.next_batch("db1") is None) == (ticket == 2)
+    lanes.finished([1])
+    assert lanes.next_batch("db1") == [2]
+
+
+def test_servers_have_lanes_of_their_own(lanes: LaneScheduler) -> None:
+    lanes.offer(1, "db1", frozenset("a"), ONE, False)
+    lanes.offer(2, "db2", frozenset("a"), ONE, False)
+    assert lanes.next_batch("db1") == [1]
+    assert lanes.next_batch("db2") == [2]
+    assert lanes.next_batch("db3") is None
+
+
+def test_a_shard_takes_so_many_waiting_writes_and_beside_them_as_many_sub_writes(lanes: LaneScheduler) -> None:
+    for ticket in range(8):
+        offer(lanes, ticket, "a")
+    with pytest.raises(Overloaded, match="shard 1"):
+        offer(lanes, 8, "b", frozenset({1, 2}))
+    for ticket in range(10, 18):
+        offer(lanes, ticket, "a", sub_write=True)
+    with pytest.raises(Overloaded):
+        offer(lanes, 18, "a", sub_write=True)
+    offer(lanes, 8, "b", frozenset({2}))
+    assert lanes.withdraw(0)
+    offer(lanes, 19, "a")
+
+
+def test_a_batch_planned_again_goes_before_what_came_meanwhile(lanes: LaneScheduler) -> None:
+    offer(lanes, 1, "ab", frozenset({1}))
+    offer(lanes, 2, "b", frozenset({2}))
+    offer(lanes, 3, "c", frozenset({1, 2}))
+    assert lanes.next_batch("db1") == [1, 2, 3]
+    offer(lanes, 4, "a")
+    offer(lanes, 5, "b")
+    assert lanes.requeue([1, 2, 3], 2) == [2, 3]
+    assert lanes.next_batch("db1") == [1, 4, 5]
+    assert not lanes.withdraw(2)
+
+
+def test_a_withdrawn_write_lets_those_behind_it_go(lanes: LaneScheduler) -> None:
+    offer(lanes, 1, "a")
+    assert lanes.next_batch("db1") == [1]
+    offer(lanes, 2, "ab")
+    offer(lanes, 3, "b")
+    assert lanes.next_batch("db1") is None
+    assert lanes.withdraw(2)
+    assert not lanes.withdraw(2)
+    assert lanes.next_batch("db1") == [3]
+    assert not lanes.withdraw(3)
+
+
+@pytest.mark.parametrize("batch", [[], [1], [2], [1, 2, 3], [9]])
+def test_only_a_whole_open_batch_can_end(lanes: LaneScheduler, batch: list[int]) -> None:
+    offer(lanes, 1, "a")
+    offer(lanes, 2, "a")
+    assert lanes.next_batch("db1") == [1, 2]
+    with pytest.raises(InternalError):
+        lanes.finished(batch)
+    lanes.finished([1, 2])
+
+
+def test_a_ticket_is_used_once(lanes: LaneScheduler) -> None:
+    offer(lanes, 1, "a")
+    with pytest.raises(InternalError):
+        offer(lanes, 1, "b")
+
+
+def test_writes_withdrawn_while_every_lane_is_busy_do_not_pile_up() -> None:
+    lanes = LaneScheduler(1, 1, 8)
+    offer(lanes, 0, "a")
+    assert lanes.next_batch("db1") == [0]
+    offer(lanes, 1, "b")
+    for ticket in range(2, 2000):
+        offer(lanes, ticket, "c")
+        assert lanes.withdraw(ticket)
+    assert len(lanes._servers["db1"].ready) < 200
+    assert len(lanes._servers["db1"].keys) == 2
+    lanes.finished([0])
+    assert lanes.next_batch("db1") == [1]
+
+
+def test_the_work_for_one_write_does_not_grow_with_those_that_wait_for_its_key() -> None:
+    """Counted in calls, which unlike a clock are the same on every machine."""
+
+    def calls(waiting: int) -> int:
+        lanes = LaneScheduler(2, 4, waiting)
+        for ticket in range(waiting):
+            offer(lanes, ticket, "a" + chr(200 + ticket % 50))
+        count = 0
+
+        def tally(_frame: object, event: str, _arg: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(tally)
+        try:
+            batch = lanes.next_batch("db1")
+            assert batch is not None
+            lanes.finished(batch)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert calls(4000) <= calls(400) + 20
