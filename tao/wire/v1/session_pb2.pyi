@@ -43,6 +43,7 @@ class Request(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
     INSPECT_FIELD_NUMBER: _builtins.int
     INVALIDATE_FIELD_NUMBER: _builtins.int
+    SETTLE_PAIRS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the sender, not 0, unique among its unanswered requests"""
     deadline_ms: _builtins.int
@@ -85,6 +86,8 @@ class Request(_message.Message):
     def inspect(self) -> Global___Inspect: ...
     @_builtins.property
     def invalidate(self) -> Global___Invalidate: ...
+    @_builtins.property
+    def settle_pairs(self) -> Global___SettlePairs: ...
     def __init__(
         self,
         *,
@@ -104,12 +107,13 @@ class Request(_message.Message):
         acknowledge: Global___Acknowledge | None = ...,
         inspect: Global___Inspect | None = ...,
         invalidate: Global___Invalidate | None = ...,
+        settle_pairs: Global___SettlePairs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "reserve_ids", b"reserve_ids", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "reserve_ids", b"reserve_ids", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -132,6 +136,7 @@ class Answer(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     INSPECTION_FIELD_NUMBER: _builtins.int
     INVALIDATED_FIELD_NUMBER: _builtins.int
+    SETTLED_PAIRS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0: the server drains; new requests belong on a new session, those sent are still answered"""
     more: _builtins.bool
@@ -160,6 +165,8 @@ class Answer(_message.Message):
     def inspection(self) -> Global___Inspection: ...
     @_builtins.property
     def invalidated(self) -> Global___Invalidated: ...
+    @_builtins.property
+    def settled_pairs(self) -> Global___SettledPairs: ...
     def __init__(
         self,
         *,
@@ -176,12 +183,13 @@ class Answer(_message.Message):
         delivery: Global___Delivery | None = ...,
         inspection: Global___Inspection | None = ...,
         invalidated: Global___Invalidated | None = ...,
+        settled_pairs: Global___SettledPairs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "reserved_ids", b"reserved_ids", "schema", b"schema", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "reserved_ids", b"reserved_ids", "schema", b"schema", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1422,3 +1430,72 @@ class Invalidated(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Invalidated: _TypeAlias = Invalidated  # noqa: Y015
+
+@_typing.final
+class SettlePairs(_message.Message):
+    """For repair: copy the rows of the coordinator (the leader of low_id's shard) to the pair's other side. `atypes` as
+    seen from low_id.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAIRS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def pairs(self) -> _containers.RepeatedCompositeFieldContainer[Global___Pair]: ...
+    def __init__(
+        self,
+        *,
+        pairs: _abc.Iterable[Global___Pair] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["pairs", b"pairs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettlePairs: _TypeAlias = SettlePairs  # noqa: Y015
+
+@_typing.final
+class Pair(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOW_ID_FIELD_NUMBER: _builtins.int
+    HIGH_ID_FIELD_NUMBER: _builtins.int
+    ATYPES_FIELD_NUMBER: _builtins.int
+    low_id: _builtins.int
+    high_id: _builtins.int
+    @_builtins.property
+    def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        low_id: _builtins.int = ...,
+        high_id: _builtins.int = ...,
+        atypes: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "high_id", b"high_id", "low_id", b"low_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Pair: _TypeAlias = Pair  # noqa: Y015
+
+@_typing.final
+class SettledPairs(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTLED_FIELD_NUMBER: _builtins.int
+    settled: _builtins.int
+    def __init__(
+        self,
+        *,
+        settled: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["settled", b"settled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettledPairs: _TypeAlias = SettledPairs  # noqa: Y015

@@ -1,0 +1,190 @@
+"""Subscriptions: a follower hears of everything that changes in the shards it caches (DESIGN.md §7).
+
+A shard is open in the cache from the moment its leader has confirmed the subscription, so nothing is ever answered
+from memory that no message could correct. When a leader goes away the follower serves on from what it has -
+availability before freshness - and continues where it was once a leader confirms the shard again, or drops it when
+that leader cannot continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tao.cache import GraphCache
+from tao.delivery.inbox import Inbox
+from tao.model.delivery import Delivery
+from tao.model.ports import Clock
+from tao.model.topology import CacheServer
+from tao.observability.logs import Logger
+from tao.peers.links import Links
+from tao.routing.routes import Routes
+from tao.serving.configuration import Configuration
+from tao.wire.convert import delivery_from_pb, position_to_pb
+from tao.wire.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionSettings:
+    """How subscriptions are kept."""
+
+    retry_seconds: float = 0.2
+    """Pause before subscribing again after the leader went away or refused shards: short, because every message of
+    that time is missed; long enough for a leader that is taking its shards."""
+
+
+class Subscriptions:
+    """One follower's subscriptions, a series per leader."""
+
+    def __init__(
+        self,
+        name: str,
+        place: tuple[str, str],
+        cache: GraphCache,
+        configuration: Configuration,
+        links: Links,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: SubscriptionSettings,
+        log: Logger,
+    ) -> None:
+        self._name: Final = name
+        self._region, self._tier = place
+        self._cache: Final = cache
+        self._configuration: Final = configuration
+        self._links: Final = links
+        self._clock: Final = clock
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._log: Final = log
+        self._inbox: Final = Inbox()
+        self._hosted: frozenset[int] = frozenset()
+        self._following: dict[str, asyncio.Event] = {}
+        self._behind: set[int] = set()
+        self.messages = 0
+        self.resets = 0
+        self.gaps = 0
+        configuration.on_routes(self.follow_routes)
+
+    @property
+    def hosted(self) -> frozenset[int]:
+        """Shards of this follower, by the topology."""
+        return self._hosted
+
+    @property
+    def unsubscribed(self) -> int:
+        """Shards that no leader has confirmed (any more)."""
+        return len(self._behind)
+
+    def follow_routes(self, routes: Routes) -> None:
+        """Subscribe what this server hosts now, with who leads it now; drop what it does not host any more."""
+        hosted = frozenset(routes.tier(self._region, self._tier).shards_of(self._name))
+        for shard in self._hosted - hosted:
+            self._cache.close_shard(shard)
+            self._inbox.forget(shard)
+            self._behind.discard(shard)
+        self._behind |= hosted - self._hosted
+        self._hosted = hosted
+        for leader in routes.leaders(self._region).servers:
+            changed = self._following.get(leader.name)
+            if changed is None:
+                self._following[leader.name] = asyncio.Event()
+                self._spawn(self._follow(leader.name))
+            else:
+                changed.set()
+
+    def _shards_led_by(self, leader: str) -> list[int]:
+        leaders = self._configuration.routes.leaders(self._region)
+        return [shard for shard in sorted(self._hosted) if leaders.home(shard).name == leader]
+
+    def _leader(self, name: str) -> CacheServer | None:
+        servers = self._configuration.routes.leaders(self._region).servers
+        return next((server for server in servers if server.name == name), None)
+
+    async def _follow(self, name: str) -> None:
+        """Keep the series with one leader, until the topology does not name it any more."""
+        changed = self._following[name]
+        try:
+            while (leader := self._leader(name)) is not None:
+                changed.clear()
+                shards = self._shards_led_by(name)
+                if shards:
+                    await self._hear(leader, shards, changed)
+                    self._behind.update(shard for shard in shards if shard in self._hosted)
+                    await _set_within(changed, self._settings.retry_seconds)
+                else:
+                    await changed.wait()
+        finally:
+            del self._following[name]
+
+    async def _hear(self, leader: CacheServer, shards: list[int], changed: asyncio.Event) -> None:
+        """One series of deliveries: ends with the connection, a refusal or gap, or a changed topology."""
+        link = self._links.to(leader)
+        over = asyncio.Event()
+        number = 0
+
+        def take(answer: pb.Answer) -> None:
+            nonlocal number
+            if over.is_set():
+                return
+            if answer.HasField("error"):
+                self._log.info("subscription_ended", leader=leader.name, reason=answer.error.message)
+                over.set()
+                return
+            number = answer.number
+            if not self._receive(delivery_from_pb(answer.delivery)) or not answer.more:
+                over.set()
+            acknowledge = pb.Acknowledge(subscribe_number=number, delivery_number=answer.delivery.delivery_number)
+            link.send(pb.Request(acknowledge=acknowledge), self._settings.retry_seconds, _no_answer)
+
+        positions = [position_to_pb(position) for position in self._inbox.positions_for(shards)]
+        subscribe = pb.Subscribe(subscriber=self._name, positions=positions)
+        link.send(pb.Request(subscribe=subscribe), math.inf, take)
+        ended = asyncio.ensure_future(over.wait())
+        moved = asyncio.ensure_future(changed.wait())
+        try:
+            await asyncio.wait((ended, moved), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ended.cancel()
+            moved.cancel()
+            if not over.is_set():
+                over.set()
+                if number:
+                    link.send(
+                        pb.Request(forget=pb.Forget(forgotten_number=number)),
+                        self._settings.retry_seconds,
+                        _no_answer,
+                    )
+
+    def _receive(self, delivery: Delivery) -> bool:
+        """Apply a delivery; False when the shards of the series have to be subscribed anew."""
+        received = self._inbox.receive(delivery)
+        for shard in received.resets:
+            self._cache.bump_shard(shard)
+        self.resets += len(received.resets)
+        self.gaps += len(received.gaps)
+        now = self._clock.monotonic()
+        for shard in received.confirmed:
+            if shard in self._hosted and not self._cache.is_open(shard):
+                self._cache.open_shard(shard)
+        self._behind.difference_update(received.confirmed)
+        for messages in received.messages:
+            self.messages += len(messages.messages)
+            for message in messages.messages:
+                self._cache.apply_message(message, messages.version_epoch, now)
+        return not (received.refused or received.gaps)
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+def _no_answer(_: pb.Answer) -> None:
+    """An acknowledgement has no answer; when it cannot be sent, the series has ended and says so itself."""

@@ -1,0 +1,111 @@
+"""A follower's misses go to the region's leader of the shard, those of one tick in one batch (DESIGN.md §5)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.errors import NotMine, ProtocolError, TaoError, Unavailable
+from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.model.topology import CacheServer
+from tao.peers.links import Links
+from tao.serving.columns import batch_of
+from tao.serving.configuration import Configuration
+from tao.serving.gathering import Gathering
+from tao.wire.convert import error_from_pb
+from tao.wire.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class MissSettings:
+    """How a follower asks its leaders."""
+
+    max_batch_queries: int = 512
+    """Queries in one message to a leader: an answer of so many lists stays well below the largest frame."""
+
+    max_attempts: int = 4
+    """Tries of one fill while the leader says that it does not own the shard (yet) or cannot be reached."""
+
+    first_pause_seconds: float = 0.05
+    """Pause before the second try; it doubles. A leader takes its shards within a few hundred milliseconds."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    query: Query
+    minimum: int
+    critical: bool
+    timeout_seconds: float
+    answer: asyncio.Future[Fetched]
+
+
+class LeaderSource:
+    """The `FillSource` of a follower."""
+
+    def __init__(self, configuration: Configuration, region: str, links: Links, settings: MissSettings) -> None:
+        self._configuration: Final = configuration
+        self._region: Final = region
+        self._links: Final = links
+        self._settings: Final = settings
+        self._gathering: Gathering[tuple[CacheServer, bool], _Asked] = Gathering(
+            self._ask_leader, settings.max_batch_queries
+        )
+
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        """As `tao.serving.fills.FillSource`."""
+        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+        pause = self._settings.first_pause_seconds
+        for attempt in range(1, self._settings.max_attempts + 1):
+            leader = self._configuration.routes.leaders(self._region).home(shard)
+            answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+            self._gathering.add((leader, critical), _Asked(query, minimum, critical, timeout_seconds, answer))
+            try:
+                return await answer
+            except (NotMine, Unavailable):
+                if attempt == self._settings.max_attempts:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise AssertionError("the last attempt returns or raises")
+
+    def _ask_leader(self, to: tuple[CacheServer, bool], asked: list[_Asked]) -> None:
+        leader, critical = to
+        batch, order = batch_of([(one.query, one.minimum) for one in asked])
+        batch.critical = critical
+        request = pb.Request(topology_version=self._configuration.routes.version, read=batch)
+        by_slot = [asked[index] for index in order]
+        timeout_seconds = max(one.timeout_seconds for one in asked)
+        self._links.to(leader).send(request, timeout_seconds, lambda answer: _take(by_slot, answer))
+
+
+def _take(by_slot: Sequence[_Asked], answer: pb.Answer) -> None:
+    if answer.HasField("error"):
+        error = error_from_pb(answer.error)
+        for one in by_slot:
+            _fail(one, error)
+        return
+    read = answer.read
+    epochs = dict(zip(read.epoch_shards, read.version_epochs, strict=False))
+    missed = set(read.missed_slots)
+    slots: Sequence[int] = read.slots or range(len(read.values))
+    for slot, value in zip(slots, read.values, strict=False):
+        one = by_slot[slot]
+        shard = (one.query.id if isinstance(one.query, ObjectQuery) else one.query.id1) >> SHARD_SHIFT
+        if not one.answer.done():
+            origin = read.served_by if slot in missed else "leader"
+            one.answer.set_result(Fetched(value, epochs.get(shard, 0), origin))
+    for slot, failure in zip(read.failed_slots, read.errors, strict=False):
+        _fail(by_slot[slot], error_from_pb(failure))
+    if not answer.more:
+        lost = ProtocolError("the leader's answer is over and lacks a query")
+        for one in by_slot:
+            _fail(one, lost)
+
+
+def _fail(one: _Asked, error: TaoError) -> None:
+    if not one.answer.done():
+        one.answer.set_exception(error)
+        one.answer.exception()  # whoever asked may be gone

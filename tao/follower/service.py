@@ -1,0 +1,88 @@
+"""A follower's face on both transports: which request goes down which path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from tao.cache import GraphCache
+from tao.follower.write_path import ForwardPath
+from tao.model.errors import InvalidArgument, TaoError
+from tao.model.ports import Clock
+from tao.peers.links import Links
+from tao.serving.configuration import Configuration
+from tao.serving.inspection import inspect
+from tao.serving.read_service import ReadService
+from tao.wire.convert import error_to_pb, shard_messages_from_pb
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+
+class FollowerService:
+    """The `RequestHandler` of a follower."""
+
+    def __init__(
+        self,
+        cache: GraphCache,
+        reads: ReadService,
+        writes: ForwardPath,
+        configuration: Configuration,
+        region: str,
+        links: Links,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> None:
+        self._cache: Final = cache
+        self._configuration: Final = configuration
+        self._region: Final = region
+        self._links: Final = links
+        self._clock: Final = clock
+        self._spawn: Final = spawn
+        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
+            "read": reads.handle,
+            "write": writes.handle,
+            "apply": self._apply,
+            "reserve_ids": self._start_reserving,
+            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
+            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
+            "watch": configuration.watch,
+            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, clock, request.inspect))),
+            "invalidate": self._invalidate,
+        }
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Synchronous: what the cache can answer is answered before this returns."""
+        kind = request.WhichOneof("body") or "nothing"
+        path = self._paths.get(kind)
+        if path is None:
+            raise InvalidArgument(f"a follower does not serve {kind!r} requests; ask a leader")
+        path(request, reply)
+
+    def _apply(self, request: pb.Request, reply: Reply) -> None:
+        """Changes of a write that another server of this tier has forwarded."""
+        now = self._clock.monotonic()
+        for changes in request.apply.changes:
+            messages = shard_messages_from_pb(changes)
+            for message in messages.messages:
+                self._cache.apply_message(message, messages.version_epoch, now, insert=True)
+        reply.send(pb.Answer(applied=pb.Applied()))
+
+    def _invalidate(self, request: pb.Request, reply: Reply) -> None:
+        shards = [shard for shard in request.invalidate.shards if self._cache.is_open(shard)]
+        for shard in shards:
+            self._cache.bump_shard(shard)
+        reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
+
+    def _start_reserving(self, request: pb.Request, reply: Reply) -> None:
+        self._spawn(self._reserve_ids(request, reply))
+
+    async def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
+        routes = self._configuration.routes
+        try:
+            leader = routes.leaders(self._region).home(request.reserve_ids.shard)
+            forwarded = pb.Request(topology_version=routes.version, reserve_ids=request.reserve_ids)
+            answer = await self._links.to(leader).ask(forwarded, request.deadline_ms / 1000)
+        except TaoError as error:
+            reply.send(pb.Answer(error=error_to_pb(error)))
+        else:
+            reply.send(pb.Answer(reserved_ids=answer.reserved_ids))

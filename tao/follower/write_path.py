@@ -1,0 +1,246 @@
+"""A write through its follower: to the shard's leader, and its changes into this tier before it is answered
+(DESIGN.md §6).
+
+The leader's answer carries what the write changed. This follower applies what concerns its own shards, and hands the
+rest - the other end of an edge with an inverse - to the servers of its tier that have them. So whoever reads through
+this tier sees the write as soon as it is acknowledged, without waiting for a message from anywhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tao.cache import GraphCache
+from tao.model.changes import ShardMessages
+from tao.model.errors import DeadlineExceeded, Fenced, InternalError, NotMine, TaoError, Unavailable
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import Clock
+from tao.model.topology import CacheServer
+from tao.peers.links import Links
+from tao.planning.coordination import coordinating_shard
+from tao.serving.configuration import Configuration
+from tao.serving.gathering import Gathering
+from tao.serving.write_results import WriteResults
+from tao.wire.convert import error_from_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardSettings:
+    """How a follower forwards writes."""
+
+    max_attempts: int = 4
+    """Tries of one write while its leader says, before writing anything, that the shard is not its own, or cannot be
+    reached at all."""
+
+    first_pause_seconds: float = 0.05
+    """Pause before the second try; it doubles. A takeover takes a few hundred milliseconds."""
+
+    sibling_timeout_seconds: float = 0.5
+    """For handing a change to another server of this tier. One that does not take it in time is told by the leader's
+    message a moment later; the writer should not wait longer for it."""
+
+    max_batch_changes: int = 256
+    """Changes in one message to another server of the tier."""
+
+
+@dataclass(slots=True)
+class _Forwarded:
+    """One client's write batch on its way."""
+
+    writes: pb.WriteBatch
+    results: WriteResults
+    deadline: float
+
+
+class ForwardPath:
+    """Forwards the writes of one follower."""
+
+    def __init__(
+        self,
+        name: str,
+        place: tuple[str, str],
+        cache: GraphCache,
+        configuration: Configuration,
+        links: Links,
+        clock: Clock,
+        admit: Callable[[int], TaoError | None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: ForwardSettings,
+    ) -> None:
+        """``place``: region and tier of this follower. ``admit``: shard → why it is not served here, or None."""
+        self._name: Final = name
+        self._region, self._tier = place
+        self._cache: Final = cache
+        self._configuration: Final = configuration
+        self._links: Final = links
+        self._clock: Final = clock
+        self._admit: Final = admit
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._siblings: Gathering[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = Gathering(
+            self._tell_sibling, settings.max_batch_changes
+        )
+        self.forwarded = 0
+        self.failed = 0
+        self.siblings_missed = 0
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Forward each write of the batch to its leader; results come as they are done."""
+        writes = request.write
+        forwarded = _Forwarded(
+            writes,
+            WriteResults(reply, len(writes.writes), want_changes=writes.want_changes),
+            self._clock.monotonic() + request.deadline_ms / 1000,
+        )
+        if not writes.writes:
+            reply.send(pb.Answer(write=pb.WriteAnswer()))
+            return
+        self._send(forwarded, range(len(writes.writes)), 1)
+
+    def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
+        routes = self._configuration.routes
+        by_leader: dict[CacheServer, list[int]] = {}
+        for slot in slots:
+            try:
+                leader = routes.leaders(self._region).home(self._coordinator(forwarded.writes.writes[slot]))
+            except TaoError as error:
+                self._fail(forwarded, slot, error)
+            else:
+                by_leader.setdefault(leader, []).append(slot)
+        left = forwarded.deadline - self._clock.monotonic()
+        for leader, group in by_leader.items():
+            batch = pb.WriteBatch(want_changes=True, writes=[forwarded.writes.writes[slot] for slot in group])
+            request = pb.Request(topology_version=routes.version, write=batch)
+            unanswered = dict(enumerate(group))
+
+            def take(answer: pb.Answer, unanswered: dict[int, int] = unanswered) -> None:
+                self._take(forwarded, unanswered, answer, attempt)
+
+            self._links.to(leader).send(request, left, take)
+
+    def _coordinator(self, message: pb.Write) -> int:
+        """The shard whose leader does the write. Raises when this follower is not the one to send it."""
+        add = message.obj_add if message.WhichOneof("operation") == "obj_add" else None
+        if add is not None and not add.id:
+            home = coordinator = add.shard
+        else:
+            write = write_from_pb(message, _no_allocation)
+            coordinator = coordinating_shard(write, self._configuration.schema)
+            home = getattr(write, "id1", 0) or getattr(write, "id", 0)
+            home >>= SHARD_SHIFT
+        refusal = self._admit(home)
+        if refusal is not None:
+            raise refusal
+        return coordinator
+
+    def _take(self, forwarded: _Forwarded, unanswered: dict[int, int], answer: pb.Answer, attempt: int) -> None:
+        """An answer of a leader: ``unanswered`` maps its slots to the client's."""
+        again: list[int] = []
+        if answer.HasField("error"):
+            error = error_from_pb(answer.error)
+            for slot in unanswered.values():
+                self._failed(forwarded, slot, error, attempt, again)
+            unanswered.clear()
+            self._try_again(forwarded, again, attempt)
+            return
+        changes = [shard_messages_from_pb(messages) for messages in answer.write.changes]
+        elsewhere = self._apply_own(changes)
+        done: list[tuple[int, pb.WriteResult]] = []
+        for leader_slot, result in zip(answer.write.slots, answer.write.results, strict=False):
+            slot = unanswered.pop(leader_slot)
+            if result.HasField("error"):
+                self._failed(forwarded, slot, error_from_pb(result.error), attempt, again)
+            else:
+                done.append((slot, result))
+        if elsewhere and done:
+            self._spawn(self._answer_when_told(forwarded, done, changes, elsewhere))
+        else:
+            self._answer(forwarded, done, changes)
+        self._try_again(forwarded, again, attempt)
+        if not answer.more and unanswered:
+            for slot in unanswered.values():
+                self._fail(forwarded, slot, InternalError("the leader's answer is over and lacks a write"))
+            unanswered.clear()
+
+    def _failed(self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, again: list[int]) -> None:
+        # Nothing was written, and the right leader may be found or come up meanwhile.
+        if isinstance(error, NotMine | Fenced | Unavailable) and attempt < self._settings.max_attempts:
+            again.append(slot)
+        else:
+            self._fail(forwarded, slot, error)
+
+    def _try_again(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
+        if slots:
+            self._spawn(self._send_later(forwarded, slots, attempt))
+
+    async def _send_later(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
+        pause = self._settings.first_pause_seconds * 2 ** (attempt - 1)
+        if self._clock.monotonic() + pause >= forwarded.deadline:
+            for slot in slots:
+                self._fail(forwarded, slot, DeadlineExceeded("no leader took the write before its deadline"))
+            return
+        await asyncio.sleep(pause)
+        self._send(forwarded, slots, attempt + 1)
+
+    def _apply_own(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:
+        """Apply what concerns this server; returns who else of the tier has to be told what."""
+        elsewhere: list[tuple[CacheServer, ShardMessages]] = []
+        tier = self._configuration.routes.tier(self._region, self._tier)
+        now = self._clock.monotonic()
+        for messages in changes:
+            for host in tier.hosts(messages.shard):
+                if host.name == self._name:
+                    for message in messages.messages:
+                        self._cache.apply_message(message, messages.version_epoch, now, insert=True)
+                else:
+                    elsewhere.append((host, messages))
+        return elsewhere
+
+    async def _answer_when_told(
+        self,
+        forwarded: _Forwarded,
+        done: list[tuple[int, pb.WriteResult]],
+        changes: list[ShardMessages],
+        elsewhere: list[tuple[CacheServer, ShardMessages]],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        told: list[asyncio.Future[bool]] = []
+        for sibling, messages in elsewhere:
+            heard: asyncio.Future[bool] = loop.create_future()
+            self._siblings.add(sibling, (messages, heard))
+            told.append(heard)
+        heard_all = await asyncio.gather(*told)
+        self.siblings_missed += heard_all.count(False)
+        self._answer(forwarded, done, changes)
+
+    def _tell_sibling(self, sibling: CacheServer, told: list[tuple[ShardMessages, asyncio.Future[bool]]]) -> None:
+        changes = pb.ApplyChanges(changes=[shard_messages_to_pb(messages) for messages, _ in told])
+        request = pb.Request(topology_version=self._configuration.routes.version, apply=changes)
+
+        def take(answer: pb.Answer) -> None:
+            for _, heard in told:
+                if not heard.done():
+                    heard.set_result(not answer.HasField("error"))
+
+        self._links.to(sibling).send(request, self._settings.sibling_timeout_seconds, take)
+
+    def _answer(
+        self, forwarded: _Forwarded, done: list[tuple[int, pb.WriteResult]], changes: list[ShardMessages]
+    ) -> None:
+        for slot, result in done:
+            forwarded.results.add(slot, result, changes)
+            changes = []  # sent along once, with the first result of this answer
+        self.forwarded += len(done)
+
+    def _fail(self, forwarded: _Forwarded, slot: int, error: TaoError) -> None:
+        self.failed += 1
+        forwarded.results.fail(slot, error)
+
+
+def _no_allocation(shard: int) -> int:
+    raise AssertionError(f"an object without an id is routed by its shard {shard}, not converted")

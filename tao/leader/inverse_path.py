@@ -1,0 +1,254 @@
+"""Edges whose other side lies with another leader or on another database (DESIGN.md §6).
+
+The coordinator - the leader of the smaller id's shard - commits its side together with an *intent*, has the other
+leader copy its rows, and removes the intent. The writes of a pair are one at a time until the copy is acknowledged or
+can no longer happen; so an older copy never overtakes a newer one. What is left open by a failure stays as an intent,
+which the next write of the pair or the repair loop settles from the coordinator's rows as they are then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tao.leader.ownership import Ownership
+from tao.leader.write_path import WritePath, Written, forget_intent_of
+from tao.model.changes import ShardMessages
+from tao.model.edge_block import decode_block
+from tao.model.errors import Overloaded, RequestError, TaoError
+from tao.model.graph import Edge, EdgeKey
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import Clock, ReadStore, WriteStore
+from tao.model.queries import EdgesQuery
+from tao.model.rows import IntentKey, IntentRow
+from tao.model.writes import SettleEdge, Write, WriteOutcome
+from tao.observability.logs import Logger
+from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
+from tao.schema.registry import Schema
+
+
+class OtherLeaders(Protocol):
+    """Calls to the leaders of other shards."""
+
+    async def settle(self, shard: int, settles: Sequence[SettleEdge], timeout_seconds: float) -> list[ShardMessages]:
+        """Have the shard's leader make these edges so. Returns what its caches were told. Raises `TaoError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class InverseSettings:
+    """Bounds of pair writes."""
+
+    settle_timeout_seconds: float = 2.0
+    """For the other leader's side. Within a request's deadline of 5 s, so that its writer hears what happened."""
+
+    max_waiting_per_pair: int = 256
+    """Writes of one pair that wait for each other."""
+
+    repair_seconds: float = 2.0
+    """Between two looks for intents left over."""
+
+    repair_age_seconds: float = 10.0
+    """An intent younger than this is taken to be under way: above the deadlines of all that writing one involves."""
+
+    repair_batch: int = 100
+    """Intents settled in one look; the rest waits for the next."""
+
+
+class _PairQueue:
+    """Fair mutual exclusion per pair; memory only for pairs being written."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting: Final = max_waiting
+        self._held: dict[IntentKey, deque[asyncio.Future[None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def holds(self, pair: IntentKey) -> bool:
+        return pair in self._held
+
+    async def acquire(self, pair: IntentKey) -> None:
+        queue = self._held.get(pair)
+        if queue is None:
+            self._held[pair] = deque()
+            return
+        if len(queue) >= self._max_waiting:
+            raise Overloaded(f"{len(queue)} writes wait for the edges between {pair.low_id} and {pair.high_id}")
+        turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(pair)
+            raise
+
+    def release(self, pair: IntentKey) -> None:
+        queue = self._held[pair]
+        while queue:
+            turn = queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._held[pair]
+
+
+class InversePath:
+    """Writes of any kind, with the mirrors that they owe."""
+
+    def __init__(
+        self,
+        writes: WritePath,
+        ownership: Ownership,
+        others: OtherLeaders,
+        read_store: ReadStore,
+        write_store: WriteStore,
+        schema: Callable[[], Schema],
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: InverseSettings,
+        log: Logger,
+    ) -> None:
+        self._writes: Final = writes
+        self._ownership: Final = ownership
+        self._others: Final = others
+        self._read_store: Final = read_store
+        self._write_store: Final = write_store
+        self._schema: Final = schema
+        self._clock: Final = clock
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._log: Final = log
+        self._pairs: Final = _PairQueue(settings.max_waiting_per_pair)
+        self.settled_later = 0
+        self.left_pending = 0
+
+    @property
+    def pairs_held(self) -> int:
+        """Pairs being written now."""
+        return len(self._pairs)
+
+    async def write(self, write: Write, deadline: float, *, sub_write: bool = False) -> tuple[Written, bool]:
+        """Do a checked write. The second value says that the inverse is still pending. Raises as `WritePath.commit`."""
+        ids = coordinator_side(write, self._schema())
+        if ids is None:
+            return await self._writes.commit(write, deadline, both_sides=True, sub_write=sub_write), False
+        pair = IntentKey(*ids)
+        if self._writes.hosts_both_sides(write) and not self._pairs.holds(pair):
+            written = await self._writes.commit(write, deadline, both_sides=True)
+            if written.intent is None:
+                return written, False
+            # An intent from before covers more than this write: it is settled now that it was found.
+            self._spawn(self._settle_left_over(written.intent))
+            return written, False
+        async with self._held(pair) as hold:
+            written = await self._writes.commit(write, deadline, both_sides=False)
+            if written.intent is None:
+                return written, False
+            return written, not await self._settle(written, hold)
+
+    @asynccontextmanager
+    async def _held(self, pair: IntentKey) -> AsyncIterator[_Hold]:
+        await self._pairs.acquire(pair)
+        hold = _Hold()
+        try:
+            yield hold
+        finally:
+            if hold.until is None:
+                self._pairs.release(pair)
+            else:
+                self._spawn(self._release_later(pair, hold.until))
+
+    async def _release_later(self, pair: IntentKey, until: float) -> None:
+        try:
+            await asyncio.sleep(max(0.0, until - self._clock.monotonic()))
+        finally:
+            self._pairs.release(pair)
+
+    async def _settle(self, written: Written, hold: _Hold) -> bool:
+        """Write the mirror. On failure the intent stays, and the pair is held until no copy can still be under way."""
+        intent = written.intent
+        assert intent is not None, "asked only for what is owed"
+        try:
+            settles = written.settles
+            if settles is None:
+                settles = tuple(settle_writes(intent, await self._coordinator_edges(intent), self._schema()))
+            told = await self._others.settle(
+                intent.high_id >> SHARD_SHIFT, settles, self._settings.settle_timeout_seconds
+            )
+        except RequestError as error:
+            self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self.left_pending += 1
+            return False
+        except TaoError as error:
+            self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self.left_pending += 1
+            # The other leader may have begun with it at the last moment of its deadline.
+            hold.until = self._clock.monotonic() + 2 * self._settings.settle_timeout_seconds
+            return False
+        written.messages.extend(told)
+        self._spawn(self._forget(intent))
+        return True
+
+    async def _forget(self, intent: IntentRow) -> None:
+        deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
+        try:
+            await self._writes.commit(forget_intent_of(intent), deadline, both_sides=False, sub_write=True)
+        except TaoError as error:
+            # Harmless: the intent is settled once more by repair.
+            self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+
+    async def _coordinator_edges(self, intent: IntentRow) -> dict[EdgeKey, Edge]:
+        """The coordinator's rows as they are now, read from the master database."""
+        keys = list(coordinator_edges_of(intent))
+        read = await self._read_store.read(
+            [EdgesQuery(key.id1, key.atype, (key.id2,)) for key in keys],
+            critical=True,
+            timeout_seconds=self._settings.settle_timeout_seconds,
+        )
+        found: dict[EdgeKey, Edge] = {}
+        for key, block in zip(keys, read.values, strict=True):
+            for edge in decode_block(block):
+                found[key] = edge
+        return found
+
+    async def settle_pair(self, intent: IntentRow) -> bool:
+        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Whether that was done."""
+        async with self._held(IntentKey(intent.low_id, intent.high_id)) as hold:
+            return await self._settle(Written(WriteOutcome(), intent=intent), hold)
+
+    async def _settle_left_over(self, intent: IntentRow) -> None:
+        if await self.settle_pair(intent):
+            self.settled_later += 1
+
+    async def repair(self) -> None:
+        """Settle intents that were left over, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.repair_seconds)
+            shards = list(self._ownership.owned)
+            if not shards:
+                continue
+            before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000)
+            try:
+                intents = await self._write_store.old_intents(
+                    shards, before_unix_ms=before, limit=self._settings.repair_batch
+                )
+            except TaoError as error:
+                self._log.warning("intents_unread", reason=error.message)
+                continue
+            for intent in intents:
+                if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
+                    await self._settle_left_over(intent)
+
+
+class _Hold:
+    """A pair being written. ``until``: keep it held till then, because a copy may still be under way."""
+
+    __slots__ = ("until",)
+
+    def __init__(self) -> None:
+        self.until: float | None = None

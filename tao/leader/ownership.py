@@ -1,0 +1,161 @@
+"""Which shards this leader owns, and under which generation (DESIGN.md §6).
+
+A shard's owner is named in the database, in the one row that every write transaction locks. A leader takes a shard by
+raising the generation there, exclusively: whoever owned it before is refused from then on, whatever it believes. Until
+it has taken a shard a leader serves nothing of it, and when it finds the generation raised it gives the shard up at
+once and drops what it cached: someone else may have written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.errors import NotMine, RetryableError
+from tao.model.ports import WriteStore
+from tao.model.rows import ShardRow
+from tao.observability.logs import Logger
+
+
+@dataclass(frozen=True, slots=True)
+class OwnershipSettings:
+    """How shards are taken and watched."""
+
+    take_timeout_seconds: float = 5.0
+    """For one shard's takeover: it waits for open write transactions, which are bounded at a few seconds."""
+
+    parallel_takeovers: int = 8
+    """Takeovers at once: each holds a connection of the write pool."""
+
+    check_seconds: float = 1.0
+    """Between two looks at the generations of all owned shards: how long a leader that lost a shard without noticing
+    may answer from a cache that nobody keeps fresh."""
+
+    retry_seconds: float = 0.5
+    """Pause before a takeover that failed is tried again."""
+
+
+class Ownership:
+    """The shards owned now. ``opened`` and ``closed`` are called when one is taken and given up, synchronously, so
+    that cache, publisher and allocator change together with it."""
+
+    def __init__(
+        self,
+        name: str,
+        store: WriteStore,
+        settings: OwnershipSettings,
+        log: Logger,
+        *,
+        opened: Callable[[ShardRow], None],
+        closed: Callable[[int], None],
+        topology_version: Callable[[], int],
+    ) -> None:
+        self._name: Final = name
+        self._store: Final = store
+        self._settings: Final = settings
+        self._log: Final = log
+        self._opened: Final = opened
+        self._closed: Final = closed
+        self._topology_version: Final = topology_version
+        self._owned: dict[int, ShardRow] = {}
+        self._wanted: frozenset[int] = frozenset()
+        self._changed = asyncio.Event()
+
+    @property
+    def owned(self) -> dict[int, ShardRow]:
+        """The shards owned, each with its row as it was taken. Not to be changed."""
+        return self._owned
+
+    @property
+    def complete(self) -> bool:
+        """Everything wanted is owned."""
+        return self._wanted <= self._owned.keys()
+
+    def row(self, shard: int) -> ShardRow:
+        """The row of an owned shard. Raises `NotMine`."""
+        row = self._owned.get(shard)
+        if row is None:
+            raise self.refusal(shard)
+        return row
+
+    def refusal(self, shard: int) -> NotMine:
+        """The error that says that this leader does not own the shard."""
+        return NotMine(f"leader {self._name} does not own shard {shard}", self._topology_version())
+
+    def want(self, shards: Iterable[int]) -> None:
+        """Own exactly these shards, from now on; `run` takes what is missing."""
+        self._wanted = frozenset(shards)
+        for shard in [shard for shard in self._owned if shard not in self._wanted]:
+            self._give_up(shard, "moved by the topology")
+        self._changed.set()
+
+    def lost(self, shard: int) -> None:
+        """A write found another owner, generation or master: give the shard up. It is taken again only when the
+        topology still says that it is this leader's, after a pause, so that two leaders do not chase each other."""
+        if shard in self._owned:
+            self._give_up(shard, "owned by another, or under another generation")
+
+    def retake(self, shard: int) -> None:
+        """The outcome of a commit is unknown: serve nothing of the shard until its row has been locked exclusively on
+        another connection, when that commit has happened or never will."""
+        if shard in self._owned:
+            self._give_up(shard, "the outcome of a commit is unknown")
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Take what is wanted, and watch what is owned, until cancelled."""
+        while True:
+            self._changed.clear()
+            taken = await self._take_missing()
+            pause = self._settings.check_seconds if taken else self._settings.retry_seconds
+            try:
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
+            except TimeoutError:
+                await self._check()
+
+    async def _take_missing(self) -> bool:
+        missing = sorted(self._wanted - self._owned.keys())
+        limit = asyncio.Semaphore(self._settings.parallel_takeovers)
+
+        async def take(shard: int) -> bool:
+            async with limit:
+                try:
+                    row = await self._store.take_ownership(
+                        shard, self._name, timeout_seconds=self._settings.take_timeout_seconds
+                    )
+                except RetryableError as error:
+                    self._log.warning("takeover_failed", shard=shard, reason=error.message)
+                    return False
+            if shard in self._wanted:
+                self._owned[shard] = row
+                self._opened(row)
+            return True
+
+        results = await asyncio.gather(*(take(shard) for shard in missing))
+        if missing:
+            self._log.info("shards_taken", taken=sum(results), failed=len(results) - sum(results))
+        return all(results)
+
+    async def _check(self) -> None:
+        """Give up what another leader has taken meanwhile."""
+        if not self._owned:
+            return
+        try:
+            rows = await self._store.read_ownership(
+                list(self._owned), timeout_seconds=self._settings.take_timeout_seconds
+            )
+        except RetryableError as error:
+            self._log.warning("ownership_unchecked", reason=error.message)
+            return
+        for shard, row in rows.items():
+            mine = self._owned.get(shard)
+            if mine is not None and row.generation > mine.generation:
+                self.lost(shard)
+
+    def _give_up(self, shard: int, why: str) -> None:
+        del self._owned[shard]
+        self._closed(shard)
+        self._log.warning("shard_given_up", shard=shard, reason=why)

@@ -1,0 +1,133 @@
+"""A leader's face on both transports: which request goes down which path. Its callers are cache servers and operators,
+never applications."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+from tao.cache import GraphCache
+from tao.delivery.publisher import Publisher
+from tao.leader.inverse_path import InversePath
+from tao.leader.maintenance_path import Subscribers, invalidate_shards
+from tao.leader.ownership import Ownership
+from tao.leader.write_path import WritePath
+from tao.model.errors import InternalError, InvalidArgument, TaoError
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import Clock
+from tao.model.rows import IntentRow
+from tao.model.writes import SettleEdge
+from tao.observability.logs import Logger
+from tao.serving.configuration import Configuration
+from tao.serving.inspection import inspect
+from tao.serving.read_service import ReadService
+from tao.serving.write_results import WriteResults
+from tao.wire.convert import error_to_pb, outcome_to_pb, write_from_pb
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+MAX_RESERVED_IDS: Final = 10_000
+"""Ids in one reservation: at 64 a millisecond they reach 156 ms ahead of the clock."""
+
+
+class LeaderService:
+    """The `RequestHandler` of a leader."""
+
+    def __init__(
+        self,
+        cache: GraphCache,
+        reads: ReadService,
+        writes: WritePath,
+        inverses: InversePath,
+        ownership: Ownership,
+        publisher: Publisher,
+        configuration: Configuration,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        log: Logger,
+    ) -> None:
+        self._cache: Final = cache
+        self._writes: Final = writes
+        self._inverses: Final = inverses
+        self._ownership: Final = ownership
+        self._publisher: Final = publisher
+        self._clock: Final = clock
+        self._spawn: Final = spawn
+        self._log: Final = log
+        subscribers = Subscribers(publisher)
+        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
+            "read": reads.handle,
+            "write": self._write,
+            "subscribe": subscribers.subscribe,
+            "acknowledge": subscribers.acknowledge,
+            "reserve_ids": self._reserve_ids,
+            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
+            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
+            "watch": configuration.watch,
+            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, clock, request.inspect))),
+            "invalidate": self._invalidate,
+            "settle_pairs": self._start_settling,
+        }
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Synchronous: what the cache can answer is answered before this returns."""
+        kind = request.WhichOneof("body") or "nothing"
+        path = self._paths.get(kind)
+        if path is None:
+            raise InvalidArgument(f"a leader does not serve {kind!r} requests; ask a follower")
+        path(request, reply)
+
+    def _write(self, request: pb.Request, reply: Reply) -> None:
+        batch = request.write
+        if not batch.writes:
+            reply.send(pb.Answer(write=pb.WriteAnswer()))
+            return
+        results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
+        deadline = self._clock.monotonic() + request.deadline_ms / 1000
+        for slot, message in enumerate(batch.writes):
+            self._spawn(self._write_one(slot, message, deadline, results))
+
+    async def _write_one(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> None:
+        try:
+            write = write_from_pb(message, self._allocate)
+            self._writes.check(write)
+            written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
+        except TaoError as error:
+            results.fail(slot, error)
+        except Exception as error:
+            results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
+            raise
+        else:
+            results.add(slot, outcome_to_pb(written.outcome, inverse_pending=pending), written.messages)
+
+    def _allocate(self, shard: int) -> int:
+        self._ownership.row(shard)
+        return self._writes.ids.allocate(shard, self._clock.unix_ms())
+
+    def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
+        count = request.reserve_ids.count
+        if not 1 <= count <= MAX_RESERVED_IDS:
+            raise InvalidArgument(f"{count} ids cannot be reserved at once; ask for 1 to {MAX_RESERVED_IDS}")
+        ids = [self._allocate(request.reserve_ids.shard) for _ in range(count)]
+        reply.send(pb.Answer(reserved_ids=pb.ReservedIds(ids=ids)))
+
+    def _invalidate(self, request: pb.Request, reply: Reply) -> None:
+        done = invalidate_shards(request.invalidate.shards, self._ownership, self._publisher, self._cache.bump_shard)
+        reply.send(pb.Answer(invalidated=pb.Invalidated(shards=done)))
+
+    def _start_settling(self, request: pb.Request, reply: Reply) -> None:
+        for pair in request.settle_pairs.pairs:
+            self._ownership.row(pair.low_id >> SHARD_SHIFT)
+        self._spawn(self._settle_pairs(request, reply))
+
+    async def _settle_pairs(self, request: pb.Request, reply: Reply) -> None:
+        """For `tao repair`: copy the coordinator's rows of these pairs to their other sides."""
+        settled = 0
+        try:
+            for pair in request.settle_pairs.pairs:
+                intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), 0, self._clock.unix_ms())
+                settled += await self._inverses.settle_pair(intent)
+        except TaoError as error:
+            reply.send(pb.Answer(error=error_to_pb(error)))
+        else:
+            reply.send(pb.Answer(settled_pairs=pb.SettledPairs(settled=settled)))

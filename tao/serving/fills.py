@@ -1,0 +1,260 @@
+"""Misses: single flight, fill tickets, prefixes that grow, minimum versions (DESIGN.md §4, §5).
+
+Concurrent misses on a key are one *flight*: a task of the cache server, not of whoever missed first, so a caller that
+gives up takes nothing from the others. A flight holds a fill ticket; what it brings is stored only when no message
+that arrived meanwhile knows of something newer, and otherwise it is fetched again, from further up. Whoever waits for
+a version joins a flight only for what it brings: too old an answer sends it on a flight of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from tao.cache import GraphCache, Stored, Ticket
+from tao.model.errors import Overloaded, StaleRead, TaoError
+from tao.model.graph import version_of
+from tao.model.ports import Clock
+from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.serving.block_answers import answer_from_block, merge_edges, missing_id2s
+
+
+class FillSource(Protocol):
+    """Where a cache's misses go: the leader tier for a follower, the region's database for a leader."""
+
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        """Answer one query with at least version ``minimum``; queries of one tick travel together. ``critical``: from
+        the master database, by a read that begins after this call. Raises `TaoError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class FillSettings:
+    """Bounds on misses."""
+
+    timeout_seconds: float = 5.0
+    """A fill's own deadline: it outlives its first caller, and must end well before floors are forgotten."""
+
+    least_prefix_edges: int = 128
+    """Edges asked for when fewer would do: most lists are shorter, so that one fill makes most lists complete."""
+
+    max_refetches: int = 4
+    """How often a fill below its floor is fetched again; a row is visible within milliseconds of its message."""
+
+    max_flights: int = 20_000
+    """Fills under way at once; each holds a task and an answer in memory. More misses are refused as overload."""
+
+
+class Flight:
+    """One fetch under way, and what it will bring. ``ticket`` is that of its latest attempt."""
+
+    __slots__ = ("future", "query", "ticket")
+
+    def __init__(self, query: Query, ticket: Ticket, future: asyncio.Future[Fetched]) -> None:
+        self.query = query
+        self.ticket = ticket
+        self.future = future
+
+
+class Fills:
+    """Answers what the cache could not, and keeps what comes."""
+
+    def __init__(
+        self,
+        cache: GraphCache,
+        source: FillSource,
+        clock: Clock,
+        list_limit: Callable[[int], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: FillSettings,
+    ) -> None:
+        """``list_limit``: association type → most edges cached and answered. ``spawn`` starts a task of the server."""
+        self._cache: Final = cache
+        self._source: Final = source
+        self._clock: Final = clock
+        self._list_limit: Final = list_limit
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._flights: dict[Hashable, Flight] = {}
+        self.started = 0
+        self.refetched = 0
+        self.joined = 0
+
+    @property
+    def under_way(self) -> int:
+        """Flights now in the air."""
+        return len(self._flights)
+
+    async def answer(self, query: Query, minimum: int, *, critical: bool) -> Fetched:
+        """The encoded answer, at ``minimum`` version or later. The caller bounds the time. Raises `TaoError`."""
+        if critical:
+            return await self._answer_critically(query, minimum)
+        match query:
+            case ObjectQuery() | CountQuery():
+                return await self._fly_for(query, minimum)
+            case RangeQuery():
+                return await self._answer_range(query, minimum)
+            case TimeRangeQuery():
+                return await self._answer_time_range(query, minimum)
+            case EdgesQuery():
+                return await self._answer_edges(query, minimum)
+
+    async def _answer_critically(self, query: Query, minimum: int) -> Fetched:
+        # Joins no flight: the read must begin after this request arrived.
+        fetched = await self._source.fetch(
+            query, minimum, critical=True, timeout_seconds=self._settings.timeout_seconds
+        )
+        self._learn(query, version_of(fetched.value))
+        return fetched
+
+    async def _answer_range(self, query: RangeQuery, minimum: int) -> Fetched:
+        bound = self._list_limit(query.atype)
+        wanted = max(query.pos + query.limit, self._settings.least_prefix_edges) + 1
+        held = self._held(query, minimum)
+        if held is not None:
+            wanted = max(wanted, 2 * int.from_bytes(held[16:20], "little"))
+        for _ in range(self._settings.max_refetches):
+            if query.pos + query.limit > bound:
+                break
+            fetched = await self._fly_for(self._prefix(query, min(wanted, bound)), minimum)
+            answer = answer_from_block(fetched.value, query)
+            if answer is not None:
+                return Fetched(answer, fetched.version_epoch, fetched.origin)
+            # The flight joined was for a shorter prefix; the next one is for ours.
+        return await self._fly_for(query, minimum)
+
+    async def _answer_time_range(self, query: TimeRangeQuery, minimum: int) -> Fetched:
+        """By a first prefix when nothing is held, else by asking for exactly this."""
+        if self._held(query, minimum) is None:
+            wanted = max(query.limit, self._settings.least_prefix_edges) + 1
+            prefix = self._prefix(query, min(wanted, self._list_limit(query.atype)))
+            fetched = await self._fly_for(prefix, minimum)
+            answer = answer_from_block(fetched.value, query)
+            if answer is not None:
+                return Fetched(answer, fetched.version_epoch, fetched.origin)
+        return await self._fly_for(query, minimum)
+
+    async def _answer_edges(self, query: EdgesQuery, minimum: int) -> Fetched:
+        held = self._held(query, minimum)
+        if held is None:
+            wanted = min(self._settings.least_prefix_edges + 1, self._list_limit(query.atype))
+            fetched = await self._fly_for(self._prefix(query, wanted), minimum)
+            answer = answer_from_block(fetched.value, query)
+            if answer is not None:
+                return Fetched(answer, fetched.version_epoch, fetched.origin)
+            held = fetched.value
+        missing = missing_id2s(held, query)
+        if len(missing) < len(query.id2s):
+            rest = EdgesQuery(query.id1, query.atype, missing, query.high, query.low)
+            found = await self._fly_for(rest, minimum)
+            # No answer mixes two versions: what is held may have been behind, or have moved on in between.
+            if version_of(found.value) == version_of(held):
+                merged = merge_edges(held, found.value, query)
+                return Fetched(merged, found.version_epoch, found.origin)
+        return await self._fly_for(query, minimum)
+
+    def _held(self, query: RangeQuery | TimeRangeQuery | EdgesQuery, minimum: int) -> bytes | None:
+        block = self._cache.peek_list(query.id1, query.atype)
+        return block if block is not None and version_of(block) >= minimum else None
+
+    @staticmethod
+    def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:
+        return RangeQuery(query.id1, query.atype, 0, limit)
+
+    async def _fly_for(self, fill: Query, minimum: int) -> Fetched:
+        """What a flight for ``fill`` brings. A prefix may come from a flight for another length of the same list."""
+        key = self._flight_key(fill)
+        for _ in range(self._settings.max_refetches + 1):
+            flight = self._flights.get(key)
+            if flight is None or self._cache.is_void(flight.ticket):
+                # A flight that began before a bulk invalidation may bring what the invalidation was about.
+                flight = self._start(key, fill, minimum)
+            else:
+                self.joined += 1
+            # Shielded: a caller that is cancelled leaves the flight to the others.
+            fetched = await asyncio.shield(flight.future)
+            if version_of(fetched.value) >= minimum:
+                return fetched
+        raise StaleRead(f"no copy within reach has version {minimum}; try again, or read critically")
+
+    @staticmethod
+    def _flight_key(fill: Query) -> Hashable:
+        if isinstance(fill, RangeQuery) and fill.pos == 0:
+            return (fill.id1, fill.atype)  # all prefixes of a list are one flight at a time, so that none overlap
+        return fill
+
+    def _start(self, key: Hashable, fill: Query, minimum: int) -> Flight:
+        if len(self._flights) >= self._settings.max_flights:
+            raise Overloaded(f"{len(self._flights)} fills are under way, which is the bound; try again later")
+        flight = Flight(fill, self._ticket(fill), asyncio.get_running_loop().create_future())
+        self._flights[key] = flight
+        try:
+            self._spawn(self._fly(key, flight, minimum))
+        except TaoError:
+            del self._flights[key]
+            raise
+        self.started += 1
+        return flight
+
+    async def _fly(self, key: Hashable, flight: Flight, minimum: int) -> None:
+        future = flight.future
+        try:
+            fetched = await self._fetch_and_store(flight, minimum)
+            if not future.done():
+                future.set_result(fetched)
+        except TaoError as error:
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # every waiter may have gone; then nobody else looks
+        finally:
+            if not future.done():
+                future.cancel()
+            if self._flights.get(key) is flight:
+                del self._flights[key]
+
+    async def _fetch_and_store(self, flight: Flight, minimum: int) -> Fetched:
+        fill = flight.query
+        for attempt in range(self._settings.max_refetches + 1):
+            if attempt:
+                flight.ticket = self._ticket(fill)
+            fetched = await self._source.fetch(
+                fill,
+                max(minimum, flight.ticket.floor),
+                critical=attempt == self._settings.max_refetches,
+                timeout_seconds=self._settings.timeout_seconds,
+            )
+            if self._store(flight.ticket, fill, fetched) is not Stored.BELOW_FLOOR:
+                return fetched
+            self.refetched += 1
+        raise StaleRead("the source keeps answering with less than is known here; try again, or read critically")
+
+    def _ticket(self, fill: Query) -> Ticket:
+        now = self._clock.monotonic()
+        if isinstance(fill, ObjectQuery):
+            return self._cache.object_ticket(fill.id, now)
+        return self._cache.list_ticket(fill.id1, fill.atype, now)
+
+    def _store(self, ticket: Ticket, fill: Query, fetched: Fetched) -> Stored:
+        now = self._clock.monotonic()
+        match fill:
+            case ObjectQuery():
+                return self._cache.store_object(ticket, fetched.value, fetched.version_epoch, now)
+            case CountQuery():
+                return self._cache.store_count(ticket, fetched.value, fetched.version_epoch, now)
+            case RangeQuery(pos=0) if fill.limit <= self._list_limit(fill.atype):
+                return self._cache.store_list(ticket, fetched.value, fetched.version_epoch, now)
+        # A part of the list that is not a prefix is answered and not kept, but it is held to the floor all the same,
+        # and what it teaches of the version counts for the next reader.
+        version = version_of(fetched.value)
+        if version < max(ticket.floor, self._cache.floor_of_list(fill.id1, fill.atype, now)):
+            return Stored.BELOW_FLOOR
+        self._learn(fill, version)
+        return Stored.NOT_KEPT
+
+    def _learn(self, query: Query, version: int) -> None:
+        now = self._clock.monotonic()
+        if isinstance(query, ObjectQuery):
+            self._cache.raise_object_floor(query.id, version, now)
+        else:
+            self._cache.raise_list_floor(query.id1, query.atype, version, now)

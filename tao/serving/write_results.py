@@ -1,0 +1,46 @@
+"""Results of a batch of writes, sent as they come: what is ready in one tick of the loop leaves together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final
+
+from tao.model.changes import ShardMessages
+from tao.model.errors import TaoError
+from tao.wire.convert import error_to_pb, shard_messages_to_pb
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+
+class WriteResults:
+    """Collects the results of ``expected`` writes; the answer with the last of them says so."""
+
+    def __init__(self, reply: Reply, expected: int, *, want_changes: bool) -> None:
+        self._reply: Final = reply
+        self._want_changes: Final = want_changes
+        self._open = expected
+        self._answer = pb.Answer()
+        self._scheduled = False
+
+    def add(self, slot: int, result: pb.WriteResult, messages: Iterable[ShardMessages] = ()) -> None:
+        """One write is done; ``messages`` are what its writer's caches have to know."""
+        answer = self._answer.write
+        answer.slots.append(slot)
+        answer.results.append(result)
+        if self._want_changes:
+            answer.changes.extend(shard_messages_to_pb(each) for each in messages)
+        self._open -= 1
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def fail(self, slot: int, error: TaoError) -> None:
+        """One write has failed, and wrote nothing unless the error says that this is unknown."""
+        self.add(slot, pb.WriteResult(error=error_to_pb(error)))
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        answer, self._answer = self._answer, pb.Answer()
+        answer.more = self._open > 0
+        self._reply.send(answer)
