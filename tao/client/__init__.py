@@ -1,5 +1,84 @@
 """The SDK: an asynchronous client, its synchronous twin, and schema-typed values.
 
-Installs alone: it reaches neither the database nor metrics nor the servers' other extras. Queries issued in one tick
-of the event loop to one server travel as one batch; wrong use fails before the network, with the field's name.
+    from tao.client import connect
+
+    async with connect("127.0.0.1:7000") as graph:
+        alice = await graph.obj_add("user", {"name": "Alice"})
+        bob = await graph.obj_add("user", {"name": "Bob"})
+        await graph.assoc_add(alice, "friend", bob)
+        friends = await graph.assoc_range(alice, "friend", 0, 50)
+        for friend in await graph.obj_get_many(friends.id2s):
+            print(friend.fields["name"])
+
+Queries that wait in one tick of the event loop travel as one batch per server; wrong use fails before the network,
+with the name of the argument or field. `SyncGraph` has the same methods for programs without an event loop.
+
+Installs alone: it reaches neither the database nor metrics nor the servers' other extras. One reads a query's way in
+this order: `reads` (the operation) → `requests` (its arguments, checked) → `routing` (which server) → `lanes` (the
+batch of this tick) → `dispatch` (sending, and what becomes of failures) → `calls` (what the answers mean).
 """
+
+from tao.client.failures import SomeFailed
+from tao.client.graph import Graph, connect
+from tao.client.settings import ClientSettings
+from tao.client.stats import ClientStats
+from tao.client.sync import SyncGraph
+from tao.client.trace import MEMORY, Served, Trace
+from tao.client.values import Assoc, AssocList, Object
+from tao.model.errors import (
+    DeadlineExceeded,
+    Fenced,
+    InternalError,
+    InvalidArgument,
+    InvalidField,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
+    RequestError,
+    RetryableError,
+    StaleRead,
+    TaoError,
+    TooLarge,
+    TopologyError,
+    Unauthorized,
+    Unavailable,
+    UnknownType,
+    WrongType,
+)
+from tao.wire.identity import Credentials
+
+__all__ = [
+    "MEMORY",
+    "Assoc",
+    "AssocList",
+    "ClientSettings",
+    "ClientStats",
+    "Credentials",
+    "DeadlineExceeded",
+    "Fenced",
+    "Graph",
+    "InternalError",
+    "InvalidArgument",
+    "InvalidField",
+    "NotMine",
+    "Object",
+    "OutcomeUnknown",
+    "Overloaded",
+    "ProtocolError",
+    "RequestError",
+    "RetryableError",
+    "Served",
+    "SomeFailed",
+    "StaleRead",
+    "SyncGraph",
+    "TaoError",
+    "TooLarge",
+    "TopologyError",
+    "Trace",
+    "Unauthorized",
+    "Unavailable",
+    "UnknownType",
+    "WrongType",
+    "connect",
+]

@@ -1,0 +1,282 @@
+"""Sends batches, and decides what becomes of a query that a server could not answer (DESIGN.md §9).
+
+Asked again is only what may be: a read that anything but itself made fail, a write of which nothing was written. Each
+repeat goes to a server not yet asked, where there is one; attempts, the caller's time and a budget over all repeats
+bound it, so that a cluster in trouble is not buried under repetitions of what it could not do the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from tao.client.calls import Attempt, Failure, ReadCall, WriteCall
+from tao.client.columns import Groups
+from tao.client.lanes import Lane, Lanes, ServerLink, WriteRow
+from tao.client.routing import Router
+from tao.client.settings import ClientSettings
+from tao.client.stats import ClientStats
+from tao.client.trace import Trace
+from tao.client.waiting import Waiter, fail
+from tao.model.errors import (
+    DeadlineExceeded,
+    Fenced,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
+    StaleRead,
+    TaoError,
+    Unanswered,
+    Unavailable,
+)
+from tao.model.topology import CacheServer, Topology
+from tao.wire.v1 import session_pb2 as pb
+
+_BUDGET_PER_ANSWER: Final = 0.1
+
+_READ_AGAIN: Final = (Unavailable, Unanswered, DeadlineExceeded, NotMine, Fenced, StaleRead)
+# Not DeadlineExceeded: a write has had all the time there was. Not Overloaded, for both: more of the same is no help.
+_WRITE_AGAIN: Final = (Unavailable, NotMine, Fenced)
+
+AnyCall = ReadCall | WriteCall
+
+
+class _Again(NamedTuple):
+    slot: int
+    waiter: Waiter[Any]  # of either result
+    error: TaoError
+
+
+RefreshTopology = Callable[[int, Lane], Awaitable[None]]
+"""Learn a topology of at least this version, if need be from the server of this lane."""
+
+
+class Dispatcher:
+    """The outlet of all lanes of a graph."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        region: str,
+        tier: str | None,
+        link_to: Callable[[CacheServer], ServerLink],
+        refresh: RefreshTopology,
+    ) -> None:
+        self.stats = ClientStats()
+        self.trace: Trace | None = None
+        self._settings = settings
+        self._refresh = refresh
+        self._loop = asyncio.get_running_loop()
+        self._lanes = Lanes(link_to, self, settings)
+        self.router: Final = Router(region, tier, self._lanes.to, self._loop.time)
+        self._open: set[AnyCall] = set()
+        self._waiting = 0
+        self._budget = float(settings.retry_budget)
+        self._repeats: set[asyncio.Task[None]] = set()
+        self._sweep_scheduled = False
+        self._closed = False
+
+    def use_topology(self, topology: Topology) -> None:
+        """Send by this document from now on. Raises `TopologyError` when it has not the region or tier."""
+        self.router.use(topology)
+        self._lanes.keep_only({server.name for server, _ in self.router.servers()})
+        self.stats.topology_version = topology.version
+
+    def send_reads(self, lane: Lane, groups: Groups, waiters: list[Waiter[bytes] | None], critical: bool) -> None:
+        self.stats.queries += len(waiters)
+        self._send(ReadCall(self._first(lane), groups, waiters, critical=critical))
+
+    def send_writes(self, lane: Lane, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]) -> None:
+        self.stats.writes += len(waiters)
+        self._send(WriteCall(self._first(lane), rows, waiters))
+
+    async def ask(self, shard: int, request: pb.Request) -> pb.Answer:
+        """Ask whoever has the shard something that is harmless to repeat. Raises a `TaoError`."""
+        deadline = self._loop.time() + self._settings.timeout_seconds
+        tried: tuple[Lane, ...] = (self.router.writer(shard),)
+        while True:
+            lane = tried[-1]
+            request.topology_version = self.router.version
+            self.stats.batches += 1
+            try:
+                return await lane.link.ask(request, deadline - self._loop.time())
+            except _READ_AGAIN as error:
+                if len(tried) >= self._settings.max_attempts or self._budget < 1 or self._loop.time() >= deadline:
+                    raise
+                self._budget -= 1
+                self._note_trouble(lane, error)
+                if isinstance(error, NotMine):
+                    await self._refresh(error.topology_version, lane)
+                following = self.router.next(shard, tried)
+                if following in tried:
+                    await asyncio.sleep(self._backoff(len(tried)))
+                self.stats.retries += 1
+                self.stats.failovers += following is not lane
+                tried = (*tried, following)
+
+    def note_cancelled(self) -> None:
+        """Someone has stopped waiting: before long, forget the calls for which nobody waits."""
+        if not self._sweep_scheduled:
+            self._sweep_scheduled = True
+            self._loop.call_soon(self._sweep)
+
+    async def close(self) -> None:
+        """Fail what is still waited for."""
+        self._closed = True
+        for task in self._repeats:
+            task.cancel()
+        await asyncio.gather(*self._repeats, return_exceptions=True)
+        for call in list(self._open):
+            self._end(call)
+            self._fail_all(call, Unavailable("the graph was closed"))
+
+    def _first(self, lane: Lane) -> Attempt:
+        return Attempt((lane,), self._loop.time() + self._settings.timeout_seconds)
+
+    def _send(self, call: AnyCall) -> None:
+        if self._closed:
+            self._fail_all(call, Unavailable("the graph is closed"))
+            return
+        if self._waiting + call.size > self._settings.max_waiting_queries:
+            most = self._settings.max_waiting_queries
+            self._fail_all(call, Overloaded(f"{self._waiting} queries are waiting already, at most {most} may"))
+            return
+        self._waiting += call.size
+        self._open.add(call)
+        self.stats.batches += 1
+        request = call.request()
+        request.topology_version = self.router.version
+        call.lane.link.send(request, self._time_for(call), partial(self._on_answer, call))
+
+    def _time_for(self, call: AnyCall) -> float:
+        left = call.attempt.deadline - self._loop.time()
+        if isinstance(call, ReadCall) and self.router.has_standby and len(call.attempt.tried) == 1:
+            return left * self._settings.first_attempt_share
+        return left
+
+    def _on_answer(self, call: AnyCall, answer: pb.Answer) -> None:
+        if call not in self._open:
+            return
+        if not answer.more:
+            self._end(call)
+        try:
+            self._after_failures(call, self._failures_in(call, answer))
+        except ProtocolError as error:
+            self._end(call)
+            self._fail_all(call, error)
+
+    def _failures_in(self, call: AnyCall, answer: pb.Answer) -> list[Failure]:
+        """Settle what was answered; what was not, and never will be. Raises `ProtocolError`."""
+        if answer.HasField("error"):
+            failures = call.unsettled(answer.error)
+            if failures:
+                self._note_trouble(call.lane, failures[0].error)
+            return failures
+        call.lane.unanswered = 0
+        self._budget = min(self._budget + _BUDGET_PER_ANSWER, self._settings.retry_budget)
+        failures = call.take(answer)
+        if self.trace is not None and isinstance(call, ReadCall):
+            self.trace.note(call, answer.read)
+        if not answer.more:
+            named = {slot for slot, _ in failures}
+            if any(each is not None and slot not in named for slot, each in enumerate(call.waiters)):
+                raise ProtocolError(f"server {call.lane.server.name!r} left a part of a batch unanswered")
+        return failures
+
+    def _end(self, call: AnyCall) -> None:
+        if call in self._open:
+            self._open.discard(call)
+            self._waiting -= call.size
+
+    def _fail_all(self, call: AnyCall, error: TaoError) -> None:
+        for slot, waiter in enumerate(call.waiters):
+            if waiter is not None:
+                call.waiters[slot] = None
+                self._fail(waiter, type(error)(error.message))
+
+    def _fail(self, waiter: Waiter[Any], error: TaoError) -> None:
+        self.stats.errors += 1
+        if isinstance(error, Unanswered):
+            error = DeadlineExceeded(error.message)
+        fail(waiter, error)
+
+    def _note_trouble(self, lane: Lane, error: TaoError) -> None:
+        bound = self._settings.timeouts_until_avoided
+        if isinstance(error, Unavailable):
+            lane.unanswered = bound
+        elif isinstance(error, (Unanswered, OutcomeUnknown, DeadlineExceeded)):
+            lane.unanswered += 1
+        else:
+            return  # it answered: refusing is not failing
+        if lane.unanswered >= bound:
+            lane.avoid_until = max(lane.avoid_until, self._loop.time() + self._settings.avoid_seconds)
+
+    def _after_failures(self, call: AnyCall, failures: list[Failure]) -> None:
+        kinds = _READ_AGAIN if isinstance(call, ReadCall) else _WRITE_AGAIN
+        again: list[_Again] = []
+        for slot, error in sorted(failures, key=itemgetter(0)):  # in order, so that rows keep their kinds' order
+            waiter = call.hand_back(slot)
+            if waiter is None:
+                continue
+            if isinstance(error, kinds):
+                again.append(_Again(slot, waiter, error))
+            else:
+                self._fail(waiter, error)
+        if not again:
+            return
+        if len(call.attempt.tried) < self._settings.max_attempts and self._budget >= 1 and not self._closed:
+            self._budget -= 1
+            task = self._loop.create_task(self._repeat(call, again))
+            self._repeats.add(task)
+            task.add_done_callback(self._repeats.discard)
+        else:
+            for each in again:
+                self._fail(each.waiter, each.error)
+
+    async def _repeat(self, call: AnyCall, again: list[_Again]) -> None:
+        """Ask for these slots of a call once more, wherever each is best asked now."""
+        waiting = dict(zip(range(len(again)), again, strict=True))
+        try:
+            refused = [each.error.topology_version for each in again if isinstance(each.error, NotMine)]
+            if refused:
+                await self._refresh(max(refused), call.lane)
+            places: dict[Lane, list[int]] = {}
+            for index, each in waiting.items():
+                lane = self.router.next(call.shard_of(each.slot), call.attempt.tried)
+                places.setdefault(lane, []).append(index)
+            slept = False
+            # Those that have been asked before come last: they are given a moment first.
+            for lane, indexes in sorted(places.items(), key=lambda item: item[0] in call.attempt.tried):
+                if lane in call.attempt.tried and not slept:
+                    slept = True
+                    await asyncio.sleep(self._backoff(len(call.attempt.tried)))
+                if self._loop.time() >= call.attempt.deadline:
+                    break
+                self.stats.retries += 1
+                self.stats.failovers += lane is not call.lane
+                self._send_part(call, lane, [waiting.pop(index) for index in indexes])
+        except TaoError as error:
+            waiting = {index: each._replace(error=error) for index, each in waiting.items()}
+        finally:
+            for each in waiting.values():
+                self._fail(each.waiter, each.error)
+
+    def _send_part(self, call: AnyCall, lane: Lane, again: list[_Again]) -> None:
+        attempt = Attempt((*call.attempt.tried, lane), call.attempt.deadline)
+        slots = [each.slot for each in again]
+        self._send(call.part(attempt, slots, [each.waiter for each in again]))
+
+    def _backoff(self, tries: int) -> float:
+        pause: float = self._settings.retry_backoff_seconds * 2 ** (tries - 1)
+        return pause * random.uniform(0.5, 1)
+
+    def _sweep(self) -> None:
+        self._sweep_scheduled = False
+        for call in [each for each in self._open if each.is_forsaken()]:
+            self._end(call)

@@ -1,0 +1,140 @@
+"""What all operations of a graph stand on: sending one query or write, or many, and waiting for what becomes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
+
+from tao.client.columns import Row
+from tao.client.configuration import Configuration
+from tao.client.dispatch import Dispatcher
+from tao.client.failures import SomeFailed
+from tao.client.lanes import WriteRow
+from tao.client.requests import Requests
+from tao.client.stats import ClientStats
+from tao.client.trace import Trace
+from tao.client.waiting import Gathering
+from tao.model.errors import TaoError, UnknownType
+from tao.model.ids import SHARD_SHIFT
+from tao.model.topology import Topology
+from tao.schema.registry import Schema
+from tao.wire.v1 import session_pb2 as pb
+
+Result = TypeVar("Result")
+
+
+class Operations:
+    """The state of an open graph. Follows topology and schema by itself (`use_topology`, `use_schema`)."""
+
+    def __init__(self, configuration: Configuration, dispatcher: Dispatcher, unix_seconds: Callable[[], float]) -> None:
+        self._configuration = configuration
+        self._dispatcher = dispatcher
+        self._router = dispatcher.router
+        self._loop = asyncio.get_running_loop()
+        self._create_future = self._loop.create_future
+        self._requests = Requests(configuration.schema, configuration.topology.shards, random.randrange, unix_seconds)
+        configuration.follow(self)
+
+    @property
+    def schema(self) -> Schema:
+        """The types in use, as of now."""
+        return self._requests.schema
+
+    @property
+    def topology(self) -> Topology:
+        """The topology routed by, as of now."""
+        return self._configuration.topology
+
+    @property
+    def region(self) -> str:
+        """The region whose followers are asked."""
+        return self._configuration.region
+
+    @property
+    def stats(self) -> ClientStats:
+        """Counters since the graph was opened."""
+        return self._dispatcher.stats
+
+    @contextmanager
+    def trace(self) -> Iterator[Trace]:
+        """Collect which tier answered each read of this graph, of whatever task, while the block runs. One at a time:
+        an inner trace takes over from the outer one until it ends."""
+        trace = Trace(self._atype_name)
+        outer, self._dispatcher.trace = self._dispatcher.trace, trace
+        try:
+            yield trace
+        finally:
+            self._dispatcher.trace = outer
+
+    def use_topology(self, topology: Topology) -> None:
+        """Called with each newer topology. Raises `TopologyError` when this graph's region or tier is not in it."""
+        self._dispatcher.use_topology(topology)
+        requests = self._requests
+        self._requests = Requests(requests.schema, topology.shards, requests.any_shard, requests.unix_seconds)
+
+    def use_schema(self, schema: Schema) -> None:
+        """Called with each newer schema."""
+        requests = self._requests
+        self._requests = Requests(schema, requests.shards, requests.any_shard, requests.unix_seconds)
+
+    async def _read(self, kind: int, row: Row, critical: bool) -> bytes:
+        lane = self._router.reader(row[0] >> SHARD_SHIFT)
+        future: asyncio.Future[bytes] = self._create_future()
+        (lane.critical_reads if critical else lane.reads).add(kind, row, future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._dispatcher.note_cancelled()
+            raise
+
+    async def _read_many(self, kind: int, rows: Sequence[Row], critical: bool) -> list[bytes | TaoError]:
+        gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
+        reader = self._router.reader
+        for index, row in enumerate(rows):
+            lane = reader(row[0] >> SHARD_SHIFT)
+            (lane.critical_reads if critical else lane.reads).add(kind, row, (gathering, index))
+        return await self._gathered(gathering)
+
+    async def _write(self, row: WriteRow) -> pb.WriteResult:
+        future: asyncio.Future[pb.WriteResult] = self._create_future()
+        self._router.writer(row[0]).writes.add(row, future)
+        try:
+            return self._noted(await future)
+        except asyncio.CancelledError:
+            self._dispatcher.note_cancelled()
+            raise
+
+    async def _write_many(self, rows: Sequence[WriteRow]) -> list[pb.WriteResult | TaoError]:
+        gathering: Gathering[pb.WriteResult] = Gathering(len(rows), self._loop)
+        for index, row in enumerate(rows):
+            self._router.writer(row[0]).writes.add(row, (gathering, index))
+        results = await self._gathered(gathering)
+        return [each if isinstance(each, TaoError) else self._noted(each) for each in results]
+
+    async def _gathered(self, gathering: Gathering[Result]) -> list[Result | TaoError]:
+        try:
+            return await gathering.future
+        except asyncio.CancelledError:
+            self._dispatcher.note_cancelled()
+            raise
+
+    def _noted(self, result: pb.WriteResult) -> pb.WriteResult:
+        self._dispatcher.stats.inverse_pending += result.inverse_pending
+        return result
+
+    def _atype_name(self, number: int) -> str:
+        try:
+            return self.schema.atype(number).name
+        except UnknownType:
+            return f"atype {number}"
+
+
+def all_or_raise(results: list[Result | TaoError]) -> list[Result]:
+    """The results of a many-form. Raises `SomeFailed` when any is an error."""
+    values = [each for each in results if not isinstance(each, TaoError)]
+    if len(values) != len(results):
+        raise SomeFailed(results)
+    return values

@@ -1,0 +1,73 @@
+"""What an application may turn, with a default that suits a web process (DESIGN.md §12, §16)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+
+from tao.model.errors import InvalidArgument
+from tao.peers.links import LinkSettings
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """Bounds of one `Graph`. Raises `InvalidArgument`, naming the field, for a number that is not above zero."""
+
+    timeout_seconds: float = 2.0
+    """Of one operation, every attempt included. Longer than a slow miss, shorter than a person waits for a page; a
+    caller that has less time uses `asyncio.timeout`."""
+
+    connect_timeout_seconds: float = 5.0
+    """For topology and schema together when a graph is opened. A process that starts can wait; it cannot do without."""
+
+    max_batch_queries: int = 1000
+    """Queries in one message. With 100-byte values it takes a server about a millisecond, so that nobody else on its
+    loop waits long; larger ones cost hardly less per query."""
+
+    max_batch_edges: int = 200_000
+    """Edges that the queries of one message ask for together. Without data they take 3 MB, far below what a message
+    may hold, and a list is rarely as long as its limit."""
+
+    max_batch_bytes: int = 4 << 20
+    """Data of the writes in one message: four objects of the largest size, a quarter of what a message may hold."""
+
+    max_waiting_queries: int = 100_000
+    """Queries sent and unanswered, of all servers together. At 100,000 a second this is a second of arrears; what is
+    asked on top fails at once as Overloaded instead of filling memory."""
+
+    max_attempts: int = 3
+    """Servers asked for one query, the first included: home, its stand-in in the next tier, and one more."""
+
+    first_attempt_share: float = 0.5
+    """Part of the time left that a read's first server gets while another could still answer. A server that hangs
+    then costs half the time allowed and not the answer. Writes get all of it: they cannot be asked twice."""
+
+    retry_backoff_seconds: float = 0.02
+    """Before the same server is asked again, doubled each time, with jitter. A leader takes a shard over, or a server
+    learns the new topology, in tens of milliseconds."""
+
+    retry_budget: int = 200
+    """Messages that may be repeated in a burst: all that a busy process has under way when a server dies. The budget
+    fills up again by one for every ten messages answered, so that repeats add at most a tenth to a lasting overload."""
+
+    watch_retry_seconds: float = 1.0
+    """Before topology and schema are watched through another server when the one asked has gone, with jitter. What
+    changed meanwhile is told at once; and a request that goes astray refreshes the topology by itself."""
+
+    avoid_seconds: float = 1.0
+    """How long a server that could not be reached is passed over while another has the shard: long enough that it
+    costs no query of most pages, short enough to come back to it soon."""
+
+    timeouts_until_avoided: int = 3
+    """Messages in a row that a server left unanswered before it is passed over. One may be a slow miss."""
+
+    links: LinkSettings = field(default_factory=LinkSettings)
+    """Connections: transport, reconnecting, bounds of a session."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
+                raise InvalidArgument(f"{each.name} is {value}; it must be a number above 0")
+        if self.first_attempt_share > 1:
+            raise InvalidArgument(f"first_attempt_share is {self.first_attempt_share}; it must be at most 1")

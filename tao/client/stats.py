@@ -1,0 +1,27 @@
+"""What a graph has done so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class ClientStats:
+    """Plain counters since the graph was opened; read them whenever you like."""
+
+    queries: int = 0
+    """Read queries sent, repeats included."""
+    writes: int = 0
+    """Writes sent, repeats included."""
+    batches: int = 0
+    """Messages that carried them."""
+    retries: int = 0
+    """Messages that repeated what another server, or the same one, could not answer."""
+    failovers: int = 0
+    """Of those, messages that went to another server than the first."""
+    errors: int = 0
+    """Queries and writes that failed in the end."""
+    inverse_pending: int = 0
+    """Writes committed whose inverse edge was left to repair."""
+    topology_version: int = 0
+    """The document routed by."""

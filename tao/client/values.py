@@ -1,0 +1,191 @@
+"""What the graph's operations return: objects, associations and lists of them.
+
+They hold the bytes that travelled and decode fields when first asked for them: a page that shows the names of ten
+friends out of a list of a hundred pays for ten. Values are immutable; a change is a write to the graph.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import overload
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header, id2_column, time_column
+from tao.model.errors import ProtocolError
+from tao.model.graph import OBJECT_HEADER_BYTES
+from tao.schema.codec import decode_fields
+from tao.schema.kinds import FieldValue
+from tao.schema.types import AssocType, ObjectType
+
+Fields = Mapping[str, FieldValue | None]
+
+_OBJECT_HEADER = struct.Struct("<QI")
+
+
+class Object(Struct, frozen=True, eq=False, weakref=True):
+    """A typed node. ``id`` is a 63-bit integer; ``otype`` and ``fields`` are by name, with defaults for what is not
+    set. Two are equal when id, type and fields are (DESIGN.md §2)."""
+
+    id: int
+    _type: ObjectType
+    _data: bytes = b""
+    _fields: Fields | None = None
+
+    @property
+    def otype(self) -> str:
+        return self._type.name
+
+    @property
+    def object_type(self) -> ObjectType:
+        """What the schema says of its type."""
+        return self._type
+
+    @property
+    def fields(self) -> Fields:
+        """Decoded once. Raises `InvalidField` for a row that no version of the schema could have written."""
+        fields = self._fields
+        if fields is None:
+            fields = MappingProxyType(decode_fields(self._type, self._data))
+            force_setattr(self, "_fields", fields)
+        return fields
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Object):
+            return NotImplemented
+        return (
+            self.id == other.id
+            and self._type.number == other._type.number
+            and (self._data == other._data or self.fields == other.fields)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.id, self._type.number))
+
+    def __repr__(self) -> str:
+        return f"Object(id={self.id}, otype={self.otype!r}, fields={dict(self.fields)!r})"
+
+
+class Assoc(Struct, frozen=True, eq=False, weakref=True):
+    """A typed, directed edge; at most one exists per ``(id1, atype, id2)``. ``time`` is the application's, 0 … 2^63-1;
+    ``fields`` as of an `Object`."""
+
+    id1: int
+    _type: AssocType
+    id2: int
+    time: int
+    _data: bytes = b""
+    _fields: Fields | None = None
+
+    @property
+    def atype(self) -> str:
+        return self._type.name
+
+    @property
+    def fields(self) -> Fields:
+        """Decoded once. Raises as `Object.fields`."""
+        fields = self._fields
+        if fields is None:
+            fields = MappingProxyType(decode_fields(self._type, self._data))
+            force_setattr(self, "_fields", fields)
+        return fields
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Assoc):
+            return NotImplemented
+        return (
+            (self.id1, self._type.number, self.id2, self.time) == (other.id1, other._type.number, other.id2, other.time)
+        ) and (self._data == other._data or self.fields == other.fields)
+
+    def __hash__(self) -> int:
+        return hash((self.id1, self._type.number, self.id2, self.time))
+
+    def __repr__(self) -> str:
+        return (
+            f"Assoc(id1={self.id1}, atype={self.atype!r}, id2={self.id2}, time={self.time}, "
+            f"fields={dict(self.fields)!r})"
+        )
+
+
+class AssocList(Sequence[Assoc]):
+    """Edges of one association list, newest first: an immutable sequence of `Assoc`, made when first looked at.
+
+    ``limit_cut``: the limit asked for was above the type's and was cut to it. ``list_count``: edges of the whole list
+    at the moment of the answer. ``id2s`` and ``times`` are the columns, for those who need no more: they cost no
+    `Assoc`. Raises `ProtocolError` when the bytes are not an edge block.
+    """
+
+    __slots__ = ("_block", "_items", "_length", "_type", "id1", "limit_cut", "list_count")
+
+    def __init__(self, id1: int, atype: AssocType, block: bytes) -> None:
+        _, count, length, flags = header(check_block(block))
+        self.id1 = id1
+        self.limit_cut = flags & LIMIT_CUT != 0
+        self.list_count = count
+        self._type = atype
+        self._block = block
+        self._length = length
+        self._items: list[Assoc] | None = None
+
+    @property
+    def atype(self) -> str:
+        return self._type.name
+
+    @property
+    def id2s(self) -> list[int]:
+        return id2_column(self._block).tolist()
+
+    @property
+    def times(self) -> list[int]:
+        return time_column(self._block).tolist()
+
+    def _made(self) -> list[Assoc]:
+        items = self._items
+        if items is None:
+            id1, atype = self.id1, self._type
+            items = [Assoc(id1, atype, edge.id2, edge.time, edge.data) for edge in decode_block(self._block)]
+            self._items = items
+        return items
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Assoc]:
+        return iter(self._made())
+
+    @overload
+    def __getitem__(self, index: int) -> Assoc: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Assoc]: ...
+
+    def __getitem__(self, index: int | slice) -> Assoc | list[Assoc]:
+        return self._made()[index]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, AssocList):
+            return self.id1 == other.id1 and self._made() == other._made()
+        if isinstance(other, list):
+            return self._made() == other
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # equal to a list, so as unhashable as a list
+
+    def __repr__(self) -> str:
+        return f"AssocList({self._made()!r}{', limit_cut=True' if self.limit_cut else ''})"
+
+
+def otype_number(value: bytes) -> int:
+    """The otype number in an object value, `ABSENT` when there is no such object. Raises `ProtocolError`."""
+    if len(value) < OBJECT_HEADER_BYTES:
+        raise ProtocolError(f"an object value has at least {OBJECT_HEADER_BYTES} bytes, this one {len(value)}")
+    otype: int = _OBJECT_HEADER.unpack_from(value)[1]
+    return otype
+
+
+def object_of(object_id: int, otype: ObjectType, value: bytes) -> Object:
+    """The object in a value whose otype has been looked up."""
+    return Object(object_id, otype, value[OBJECT_HEADER_BYTES:])
