@@ -3,3 +3,19 @@
 A command that changes something shows what it will do and asks, unless told `--yes`. Commands import what they need
 when they run, so that `tao --help` is quick and the SDK's installation can show what is missing.
 """
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """The console script. Exit status 0; 1 for a failed request; 2 for an operator's mistake; 130 when interrupted."""
+    try:
+        from tao.cli.commands import tao
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("tao"):
+            raise
+        sys.stderr.write(f"tao: {missing.name} is not installed: `pip install 'tao-graph[server]'` brings it\n")
+        sys.exit(2)
+    tao(prog_name="tao")

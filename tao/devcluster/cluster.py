@@ -49,12 +49,12 @@ class DevCluster:
 
     @property
     def client_address(self) -> str:
-        """gRPC address (``host:port``) of the first follower: what `tao.client.Graph.connect` takes."""
+        """gRPC address (``host:port``) of the first follower: what `tao.client.connect` takes."""
         return client_address(self._record)
 
     @property
     def topology_path(self) -> Path:
-        """The topology document; `tao.client.Graph.connect` takes this too."""
+        """The topology document; `tao.client.connect` takes this too."""
         return self._folder.topology
 
     @property
@@ -117,8 +117,7 @@ class DevCluster:
             await self._take_over()
             await self._start(binary)
         except BaseException:
-            await self._stop_processes()
-            self._folder.unlock()
+            await self.stop()
             raise
 
     async def stop(self) -> list[str]:
@@ -130,8 +129,10 @@ class DevCluster:
 
     def release(self) -> None:
         """Leave the processes of a detached cluster to themselves."""
-        for process in (*self._databases.values(), *self._servers.values()):
-            process.process.release()
+        for instance in self._databases.values():
+            instance.process.release()
+        for server in self._servers.values():
+            server.process.release()
         self._folder.unlock()
 
     async def kill(self, name: str) -> None:
@@ -166,8 +167,8 @@ class DevCluster:
         shape = (settings.shape or old.shape).check()
         if (shape.shards, shape.databases) != (old.shape.shards, old.shape.databases):
             raise OperatorError(
-                f"{self._folder.path} has data of {old.shape.shards} shards on {old.shape.databases} database server(s), "
-                "which cannot be changed: leave --shards and --databases out, or choose another --state-dir"
+                f"{self._folder.path} has data of {old.shape.shards} shards on {old.shape.databases} database "
+                "server(s), which cannot be changed: leave --shards and --databases out, or choose another --state-dir"
             )
         if running:
             self._tell("clearing what a start that was cut short left running")

@@ -175,7 +175,5 @@ class StateFolder:
 
     def running(self, record: ClusterRecord) -> dict[str, ProcessIdentity]:
         """The recorded processes that run now, by name, in starting order."""
-        found = {
-            name: read_record(self.process_record(name, role)) for name, role in record.shape.server_names.items()
-        }
+        found = {name: read_record(self.process_record(name, role)) for name, role in record.shape.server_names.items()}
         return {name: identity for name, identity in found.items() if identity is not None and identity.is_running()}

@@ -1,0 +1,29 @@
+"""The tree of commands: the one place that knows them all."""
+
+from __future__ import annotations
+
+import click
+
+from tao import __version__
+from tao.cli.add import add, delete
+from tao.cli.dev import dev
+from tao.cli.export import export
+from tao.cli.frame import TaoGroup
+from tao.cli.load import load
+from tao.cli.look import count, get, list_
+from tao.cli.schema import schema
+from tao.cli.servers import follower, leader
+from tao.cli.stats import stats
+
+
+@click.group(cls=TaoGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="tao")
+def tao() -> None:
+    """A geographically distributed, read-through graph cache over sharded MySQL.
+
+    `tao dev up` starts a whole cluster on this machine; the commands that look and load then find it by themselves.
+    """
+
+
+for command in (follower, leader, dev, schema, get, list_, count, add, delete, stats, load, export):
+    tao.add_command(command)

@@ -1,0 +1,39 @@
+"""Which cluster a command talks to: the one named, else the development cluster of the current folder."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tao.model.errors import OperatorError
+
+if TYPE_CHECKING:
+    from tao.client import ClientSettings, Graph
+
+DEFAULT_STATE_DIR = Path(".tao-dev")
+
+
+def target_of(connect: str | None) -> str:
+    """The address or topology file to connect to. Raises `OperatorError` when none is named and no cluster runs."""
+    if connect:
+        return connect
+    from tao.devcluster.state_folder import StateFolder
+
+    folder = StateFolder(DEFAULT_STATE_DIR)
+    record = folder.read()
+    if record is None or not folder.running(record):
+        raise OperatorError(
+            "no cluster runs in ./.tao-dev: start one with `tao dev up`, or name one with --connect or TAO_CONNECT"
+        )
+    return str(folder.topology)
+
+
+@asynccontextmanager
+async def graph_of(connect: str | None, settings: ClientSettings | None = None) -> AsyncIterator[Graph]:
+    """A client of the cluster, closed at the end. Raises as `target_of` and as connecting does."""
+    from tao.client import connect as open_graph
+
+    async with open_graph(target_of(connect), settings=settings) as graph:
+        yield graph

@@ -1,0 +1,267 @@
+"""`tao dev`: a whole cluster on this machine, for development.
+
+In the foreground it ends with Ctrl-C and everything it started ends with it, even when it is killed. With --detach the
+processes stay, recorded in the state folder; `tao dev down` ends them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tao.cli.connecting import DEFAULT_STATE_DIR
+from tao.cli.frame import INTERRUPTED_STATUS, json_option, run
+from tao.cli.output import print_json, print_table
+from tao.cli.waiting import WaitDisplay
+
+if TYPE_CHECKING:
+    from tao.devcluster.cluster import DevCluster
+    from tao.devcluster.inspection import ClusterStatus
+    from tao.devcluster.layout import ClusterSettings
+
+_FOLLOW_PAUSE_SECONDS = 0.2
+_WATCH_PAUSE_SECONDS = 0.5
+_LOG_LINES_SHOWN = 20
+_LOG_READ_BYTES = 64 * 1024
+
+_state_dir = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STATE_DIR,
+    show_default=True,
+    help="Where data, logs and records of the cluster lie.",
+)
+
+
+@click.group()
+def dev() -> None:
+    """A development cluster on this machine."""
+
+
+@dev.command()
+@click.option("--followers", type=int, help="Followers in each tier.  [default: 2]")
+@click.option("--tiers", type=int, help="Follower tiers.  [default: 2]")
+@click.option("--leaders", type=int, help="Leaders.  [default: 2]")
+@click.option("--databases", type=int, help="Database servers; fixed once there are data.  [default: 1]")
+@click.option("--shards", type=int, help="Logical shards; fixed once there are data.  [default: 16]")
+@click.option(
+    "--buffer-pool-mb", type=click.IntRange(8), default=64, show_default=True, help="Of each database server."
+)
+@click.option("--cache-mb", type=click.IntRange(8), default=256, show_default=True, help="Of each follower and leader.")
+@click.option("--durability", type=click.Choice(["full", "relaxed"]), default="full", show_default=True)
+@click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="Schema file; it is copied.")
+@click.option("--client-port", type=click.IntRange(1, 65535), help="gRPC port of the first follower.")
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
+@click.option("--detach", is_flag=True, help="Return when the cluster is ready, and leave it running.")
+@_state_dir
+def up(
+    followers: int | None,
+    tiers: int | None,
+    leaders: int | None,
+    databases: int | None,
+    shards: int | None,
+    buffer_pool_mb: int,
+    cache_mb: int,
+    durability: str,
+    schema_file: Path | None,
+    client_port: int | None,
+    log_level: str,
+    detach: bool,
+    state_dir: Path,
+) -> int:
+    """Start the cluster (or start it again: its data are kept)."""
+    import msgspec
+
+    from tao.devcluster.layout import ClusterSettings, Shape
+    from tao.devcluster.server_options import Durability
+    from tao.devcluster.state_folder import StateFolder
+
+    asked = {
+        "followers": followers,
+        "tiers": tiers,
+        "leaders": leaders,
+        "databases": databases,
+        "shards": shards,
+    }
+    record = StateFolder(state_dir).read()
+    shape = record.shape if record else Shape()
+    settings = ClusterSettings(
+        state_dir=state_dir,
+        shape=msgspec.structs.replace(shape, **{name: value for name, value in asked.items() if value is not None}),
+        schema_file=schema_file,
+        buffer_pool_mb=buffer_pool_mb,
+        durability=Durability(durability),
+        cache_mb=cache_mb,
+        client_port=client_port or 0,
+        log_level=log_level,
+        detached=detach,
+    )
+    return run(_up(settings))
+
+
+async def _up(settings: ClusterSettings) -> int:
+    from tao.devcluster.cluster import DevCluster
+
+    began = time.monotonic()
+    asked_to_stop = asyncio.Event()
+    starting = asyncio.current_task()
+    assert starting is not None
+    loop = asyncio.get_running_loop()
+    ready = False
+
+    def on_signal() -> None:
+        # The next one ends the program at once; the kernel then ends what it started.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        asked_to_stop.set()
+        if not ready:
+            starting.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+    display = WaitDisplay()
+    cluster = DevCluster(settings, display.show)
+    with display:
+        try:
+            await cluster.start()
+        except asyncio.CancelledError:
+            click.echo("tao: interrupted; nothing is left running", err=True)
+            return INTERRUPTED_STATUS
+        ready = True
+    if settings.detached:
+        status = await cluster.status()
+        cluster.release()
+        _print_status(status)
+        click.echo(f"ready in {time.monotonic() - began:.1f} s; `tao dev down` stops it")
+        return 0
+    try:
+        _print_status(await cluster.status())
+        click.echo(f"ready in {time.monotonic() - began:.1f} s; Ctrl-C stops it")
+        sys.stdout.flush()
+        await _watch(cluster, asked_to_stop)
+    finally:
+        with display:
+            killed = await cluster.stop()
+    click.echo("stopped" + (f"; had to kill {', '.join(killed)}" if killed else ""), err=True)
+    return 0
+
+
+async def _watch(cluster: DevCluster, asked_to_stop: asyncio.Event) -> None:
+    """Tell when a process ends: killing one to see what the others do is what such a cluster is for."""
+    running = set(cluster.running)
+    while not asked_to_stop.is_set():
+        try:
+            await asyncio.wait_for(asked_to_stop.wait(), _WATCH_PAUSE_SECONDS)
+        except TimeoutError:
+            now = set(cluster.running)
+            for name in sorted(running - now):
+                click.echo(f"tao: {name} has ended; `tao dev logs {name}` may say why", err=True)
+            running = now
+
+
+@dev.command()
+@_state_dir
+@json_option
+def status(state_dir: Path, as_json: bool) -> int:
+    """Show every process with role, ports and pid. Exit status 1 when none runs."""
+    import msgspec
+
+    from tao.devcluster.inspection import cluster_status
+
+    found = run(cluster_status(state_dir))
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+    else:
+        _print_status(found)
+    return 0 if found.running else 1
+
+
+def _print_status(found: ClusterStatus) -> None:
+    rows = [
+        (process.name, process.role, process.state, process.pid or None,
+         " ".join(f"{kind}:{port}" for kind, port in process.ports.items()))
+        for process in found.processes
+    ]  # fmt: skip
+    print_table(("process", "role", "state", "pid", "ports on 127.0.0.1"), rows, right=("pid",))
+    click.echo(f"\nclient    {found.client}\ntopology  {found.topology}\nschema    {found.schema}")
+
+
+@dev.command()
+@_state_dir
+def down(state_dir: Path) -> None:
+    """Stop the cluster; its data are kept."""
+    from tao.devcluster.inspection import stop_cluster
+
+    with WaitDisplay() as display:
+        killed = run(stop_cluster(state_dir, display.show))
+    click.echo("stopped" + (f"; had to kill {', '.join(killed)}" if killed else ""))
+
+
+@dev.command()
+@click.argument("name", required=False)
+@click.option("--follow", "-f", is_flag=True, help="Go on showing what is added, until Ctrl-C.")
+@_state_dir
+def logs(name: str | None, follow: bool, state_dir: Path) -> None:
+    """Show the last lines of the log of NAME, or of all."""
+    from tao.devcluster.state_folder import StateFolder
+    from tao.model.errors import OperatorError
+
+    folder = StateFolder(state_dir)
+    roles = folder.require().shape.server_names
+    if name is not None and name not in roles:
+        raise OperatorError(f"there is no {name} here: the processes are {', '.join(roles)}")
+    chosen = {name: roles[name]} if name else roles
+    tails = [_LogTail(each, folder.log(each, role), len(chosen) > 1) for each, role in chosen.items()]
+    for tail in tails:
+        tail.print_last(_LOG_LINES_SHOWN)
+    while follow:
+        sys.stdout.flush()
+        time.sleep(_FOLLOW_PAUSE_SECONDS)
+        for tail in tails:
+            tail.print_new()
+
+
+class _LogTail:
+    """Reads one log where it left off."""
+
+    def __init__(self, name: str, path: Path, prefixed: bool) -> None:
+        self._path = path
+        self._prefix = f"{name} | " if prefixed else ""
+        self._offset = 0
+
+    def print_last(self, lines: int) -> None:
+        """The last lines of what is there."""
+        try:
+            self._offset = max(0, self._path.stat().st_size - _LOG_READ_BYTES)
+        except FileNotFoundError:
+            return
+        self._print(self._read()[-lines:])
+
+    def print_new(self) -> None:
+        """What was added since. A log that shrank was put aside for a new one."""
+        if self._path.exists() and self._path.stat().st_size < self._offset:
+            self._offset = 0
+        self._print(self._read())
+
+    def _read(self) -> list[str]:
+        try:
+            with self._path.open("rb") as log:
+                log.seek(self._offset)
+                block = log.read(_LOG_READ_BYTES)
+        except FileNotFoundError:
+            return []
+        whole = block[: block.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode(errors="replace").splitlines()
+
+    def _print(self, lines: list[str]) -> None:
+        for line in lines:
+            click.echo(self._prefix + line)

@@ -1,0 +1,80 @@
+"""The frame of every command: how errors end, what goes where, and how asynchronous work is run.
+
+Output goes to standard output and is all a script sees; progress and errors go to standard error. An operator's mistake
+is one line and exit status 2, any other typed error its reason and message and exit status 1; only a bug shows a
+traceback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from tao.model.errors import OperatorError, TaoError
+
+INTERRUPTED_STATUS = 130
+_Result = TypeVar("_Result")
+
+
+class TaoGroup(click.Group):
+    """The top-level group: turns errors into lines and exit statuses."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        windows_expand_args: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        """As click's, with this system's errors. `Any` as click has it."""
+        try:
+            status = super().main(
+                args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
+            )
+            sys.stdout.flush()
+        except click.ClickException as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except (click.Abort, KeyboardInterrupt):
+            fail("interrupted", INTERRUPTED_STATUS)
+        except OperatorError as error:
+            fail(error.message, 2)
+        except TaoError as error:
+            fail(f"{error.reason}: {error.message}", 1)
+        except BrokenPipeError:
+            # Whoever read has seen enough; the interpreter must not fail at flushing the rest.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(1)
+        sys.exit(status if isinstance(status, int) else 0)
+
+
+def fail(message: str, status: int) -> NoReturn:
+    """One line on standard error, and out."""
+    click.echo(f"tao: {message}", err=True)
+    sys.exit(status)
+
+
+def run(work: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a command's asynchronous part on the fastest loop there is."""
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(work)
+
+
+json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, for scripts."
+)
+connect_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--connect",
+    envvar="TAO_CONNECT",
+    metavar="ADDRESS|FILE",
+    help="A follower's host:port, or a topology file. Default: the development cluster in ./.tao-dev.",
+)
