@@ -218,9 +218,14 @@ def _write_lists(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges)
 
 
 def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
-    """An intent for each pair whose coordinator's edges are not what they were; gone are those settled or forgotten."""
+    """An intent for each pair of whose edges, written at one side, either end is not what it was (the mirror may have
+    been written by an earlier write of the batch, before its shard moved away); gone are those settled or forgotten."""
+
+    def differs(key: EdgeKey) -> bool:
+        return draft.edge(key) != draft.existing.edges.get(key)
+
     for pair, edges in draft.one_sided.items():
-        changed = {key.atype for key in edges if draft.edge(key) != draft.existing.edges.get(key)}
+        changed = {key.atype for key, mirror in edges.items() if differs(key) or differs(mirror)}
         if not changed:
             continue
         stored, standing = draft.existing.intents.get(pair), draft.intent(pair)

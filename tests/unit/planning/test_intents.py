@@ -75,6 +75,12 @@ def test_what_changes_nothing_owes_nothing(stored: StoredRows) -> None:
     assert plan.intents == [None, None, None]
 
 
+def test_a_mirror_written_earlier_in_the_batch_is_owed_when_the_next_write_leaves_it_behind(stored: StoredRows) -> None:
+    plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), AssocDelete(LOW, LIKES, HIGH), both_sides=[True, False])
+    assert plan.settles == [None, (SettleEdge(HIGH, LIKED_BY, LOW, False),)]
+    assert set(stored.rows.edges) == {EdgeKey(HIGH, LIKED_BY, LOW)}
+
+
 def test_what_changes_nothing_still_waits_for_an_older_intent(stored: StoredRows) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), both_sides=False)
     plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), both_sides=False)
