@@ -1,0 +1,151 @@
+"""`python -m loadtest bench` runs scenarios and prints a table; `python -m loadtest list` says which there are."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import click
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+
+from loadtest.catalogue import all_scenarios
+from loadtest.results import Report, ScenarioResult, this_machine
+from loadtest.scenario import BenchSettings, Scenario
+from loadtest.table import print_report
+from tao.model.errors import OperatorError, TaoError
+
+_TOY_SECONDS: Final = 0.6
+_TOY_ROUNDS: Final = 3
+_WIDTH_WITHOUT_TERMINAL: Final = 200
+_INTERRUPTED_STATUS: Final = 130
+
+
+class Bar:
+    """Progress on standard error, so that standard output holds the result alone."""
+
+    def __init__(self, scenarios: Sequence[Scenario]) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.fields[scenario]}"),
+            BarColumn(bar_width=30),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._count = max(1, len(scenarios))
+        self._finished = 0
+        self._task: TaskID = self._progress.add_task("", total=1.0, scenario="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def begin(self, scenario: str) -> None:
+        """The next scenario."""
+        self._progress.update(self._task, scenario=scenario, completed=self._finished / self._count)
+
+    def end(self) -> None:
+        """The scenario is over."""
+        self._finished += 1
+
+    def step(self, text: str, done: float = 0.0) -> None:
+        """See `loadtest.scenario.Progress`."""
+        self._progress.update(self._task, description=text, completed=(self._finished + done) / self._count)
+
+
+@click.group()
+def main() -> None:
+    """Benchmarks of tao: registered scenarios, measured beside a yardstick in the same run."""
+
+
+@main.command(name="list")
+def list_scenarios() -> None:
+    """Say which scenarios there are."""
+    for scenario in all_scenarios().values():
+        print(f"{scenario.name:<14}{scenario.summary}")
+
+
+@main.command()
+@click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, too."
+)
+@click.option("--only", "names", multiple=True, metavar="NAME", help="Run this scenario; may be repeated.")
+@click.option("--seconds", type=float, help="Measured time of one contestant in one shape, all rounds together.")
+@click.option("--toy", is_flag=True, help="Little data, short rounds: does everything still work?")
+@click.option("--objects", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Objects for `load`.")
+@click.option("--edges", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Edges for `load`.")
+def bench(
+    json_file: Path | None,
+    names: tuple[str, ...],
+    seconds: float | None,
+    toy: bool,
+    objects: Path | None,
+    edges: Path | None,
+) -> None:
+    """Run scenarios, print a table. Ctrl-C stops the servers and prints what has been measured."""
+    work_dir = Path(tempfile.mkdtemp(prefix="tao-bench-"))
+    try:
+        defaults = BenchSettings(work_dir)
+        settings = BenchSettings(
+            work_dir,
+            seconds=seconds if seconds is not None else _TOY_SECONDS if toy else defaults.seconds,
+            rounds=_TOY_ROUNDS if toy else defaults.rounds,
+            toy=toy,
+            objects_file=objects,
+            edges_file=edges,
+        )
+        report = asyncio.run(_bench(all_scenarios().choose(names), settings))
+    except TaoError as error:
+        print(f"loadtest: {error.message}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, OperatorError) else 1)
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_WITHOUT_TERMINAL)
+    print_report(report, console)
+    if report.interrupted:
+        sys.exit(_INTERRUPTED_STATUS)
+
+
+async def _bench(scenarios: Sequence[Scenario], settings: BenchSettings) -> Report:
+    results: dict[str, ScenarioResult] = {}
+    interrupted = False
+    task = asyncio.current_task()
+    assert task is not None
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    with Bar(scenarios) as bar:
+        try:
+            for scenario in scenarios:
+                bar.begin(scenario.name)
+                async with asyncio.timeout(settings.scenario_seconds):
+                    results[scenario.name] = await scenario.run(settings, bar)
+                bar.end()
+        except asyncio.CancelledError:
+            interrupted = True
+        except TimeoutError:
+            raise OperatorError(
+                f"a scenario took longer than {settings.scenario_seconds:g} s and was stopped; "
+                "was the machine busy with something else?"
+            ) from None
+    return Report(machine=this_machine(settings.versions), scenarios=results, interrupted=interrupted)
+
+
+if __name__ == "__main__":
+    main()

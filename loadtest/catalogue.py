@@ -1,0 +1,17 @@
+"""All scenarios there are. A new one is a module with a summary and a `run`, and a line here."""
+
+from __future__ import annotations
+
+from loadtest import cached_reads, load, writes
+from loadtest.scenario import Registry, Scenario
+
+
+def all_scenarios() -> Registry:
+    """In the order in which they run."""
+    return Registry(
+        [
+            Scenario("cached_reads", cached_reads.SUMMARY, cached_reads.run),
+            Scenario("writes", writes.SUMMARY, writes.run),
+            Scenario("load", load.SUMMARY, load.run),
+        ]
+    )

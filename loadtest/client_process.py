@@ -1,0 +1,112 @@
+"""The process that makes the load: one Python process with uvloop, as an application's would be.
+
+The runner starts it (`run_job`) with a job on standard input; it answers on standard output with lines of JSON: steps
+for the progress bar, then the result. It ends by itself when the job is done, and when the runner is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import uvloop
+
+from loadtest.jobs import Job, ReadsJob
+from loadtest.results import Figure
+from loadtest.scenario import Progress
+from tao.model.errors import OperatorError
+
+_MAX_LINE_BYTES = 4 << 20
+_LOG_TAIL_BYTES = 2000
+_STOP_SECONDS = 5.0
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+class Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of standard output: a step, or the figures at the end."""
+
+    step: str = ""
+    done: float = 0.0
+    figures: list[Figure] | None = None
+
+
+async def run_job(job: Job, progress: Progress, log: Path) -> list[Figure]:
+    """Run the job in a process of its own; ended with it when this is cancelled. Raises `OperatorError` with the end
+    of its standard error when it fails."""
+    with log.open("wb") as errors:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtest.client_process",
+            cwd=_ROOT,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=_MAX_LINE_BYTES,
+        )  # fmt: skip
+    figures: list[Figure] | None = None
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(msgspec.json.encode(job) + b"\n")
+        # Standard input stays open: its end tells the process that the runner is gone.
+        await process.stdin.drain()
+        async for text in process.stdout:
+            line = msgspec.json.decode(text, type=Line)
+            if line.figures is not None:
+                figures = line.figures
+            else:
+                progress.step(line.step, line.done)
+        status = await process.wait()
+    finally:
+        await _end(process)
+    if figures is None:
+        raise OperatorError(f"the load process ended with status {status} and no result:\n{_tail(log)}")
+    return figures
+
+
+def _tail(log: Path) -> str:
+    return log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _write(line: Line) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+async def _work(job: Job, tell: Callable[[str, float], None]) -> list[Figure]:
+    if isinstance(job, ReadsJob):
+        from loadtest.reads_client import run_reads
+
+        return await run_reads(job, tell)
+    from loadtest.writes_client import run_writes
+
+    return await run_writes(job, tell)
+
+
+async def _main() -> None:
+    loop = asyncio.get_running_loop()
+    job = msgspec.json.decode(await loop.run_in_executor(None, sys.stdin.buffer.readline), type=Job)
+    work = asyncio.ensure_future(_work(job, lambda step, done: _write(Line(step, done))))
+    loop.add_signal_handler(signal.SIGTERM, work.cancel)
+    loop.add_reader(sys.stdin.fileno(), work.cancel)  # readable now means closed: the runner sends one line
+    with suppress(asyncio.CancelledError):
+        _write(Line(figures=await work))
+
+
+if __name__ == "__main__":
+    # A terminal's Ctrl-C reaches every process of the group; the runner decides what it means here.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_main())

@@ -1,0 +1,49 @@
+"""What the runner asks of a load process, as it travels between the two."""
+
+from __future__ import annotations
+
+import msgspec
+
+from loadtest.dataset import DatasetSize
+
+
+class Pace(msgspec.Struct, frozen=True):
+    """How long to measure: see `loadtest.scenario.BenchSettings`."""
+
+    rounds: int
+    round_seconds: float
+
+
+class ReadsJob(msgspec.Struct, frozen=True, kw_only=True, tag="reads"):
+    """Cached reads from one follower, beside Redis."""
+
+    grpc: str
+    frames: str
+    topology_version: int
+    follower_pid: int
+    redis_port: int
+    redis_pid: int
+    size: DatasetSize
+    awaiters: int
+    """Concurrent awaiters of one client; separate connections as many."""
+    pace: Pace
+
+
+class WritesJob(msgspec.Struct, frozen=True, kw_only=True, tag="writes"):
+    """Durable writes through a follower, beside the same transactions one by one."""
+
+    grpc: str
+    server_pids: tuple[int, ...]
+    """Follower and leader."""
+    database_pid: int
+    database_host: str
+    database_port: int
+    user: str
+    password: str
+    shards: int
+    writers: int
+    ids_per_shard: int
+    pace: Pace
+
+
+Job = ReadsJob | WritesJob

@@ -1,0 +1,93 @@
+"""Scenario `load`: a whole social graph through `tao load`, as an operator would load it; rate and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Final
+
+import msgspec
+
+from loadtest.generated_graph import write_graph
+from loadtest.results import Quantity, ScenarioResult
+from loadtest.scenario import BenchSettings, Progress
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings
+from tao.model.errors import OperatorError
+
+SUMMARY: Final = "a social graph loaded from CSV files into the default development cluster"
+_OBJECTS: Final = 20_000
+_EDGES_PER_OBJECT: Final = 8
+_TOY_OBJECTS: Final = 200
+_COLUMNS: Final = ("--map", "page_name=name", "--map", "page_type=kind", "--map", "facebook_id=external_id")
+_KIB_PER_MIB: Final = 1024
+
+
+async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+    """See `SUMMARY`. Raises `OperatorError`."""
+    folder = settings.work_dir / "load"
+    folder.mkdir(parents=True, exist_ok=True)
+    objects_file, edges_file = folder / "objects.csv", folder / "edges.csv"
+    progress.step("writing the files", 0.0)
+    if settings.objects_file is not None and settings.edges_file is not None:
+        # The loader keeps its notes beside its input, which may not be ours to write to.
+        objects_file.symlink_to(settings.objects_file.resolve(strict=True))
+        edges_file.symlink_to(settings.edges_file.resolve(strict=True))
+    else:
+        write_graph(objects_file, edges_file, _TOY_OBJECTS if settings.toy else _OBJECTS, _EDGES_PER_OBJECT)
+    objects, edges = _lines(objects_file), _lines(edges_file)
+    async with DevCluster(ClusterSettings(state_dir=folder / "cluster"), progress.step) as cluster:
+        progress.step(f"loading {objects:,} objects", 0.1)
+        keys = ("--keys", str(folder / "keys.sqlite"), "--connect", cluster.client_address)
+        load_objects = ("objects", str(objects_file), "--otype", "page", "--key", "id", *_COLUMNS, *keys)
+        object_seconds = await _load(load_objects, folder)
+        progress.step(f"loading {edges:,} edges and their inverses", 0.3)
+        load_edges = ("edges", str(edges_file), "--atype", "page_likes", "--from", "id_1", "--to", "id_2", *keys)
+        edge_seconds = await _load((*load_edges, "--time", "1"), folder)
+        memory = {process.name: _resident_mb(process.pid) for process in (await cluster.status()).processes}
+    return ScenarioResult(
+        summary=SUMMARY,
+        conditions={"objects": objects, "undirected_edges": edges, "stored_edges": 2 * edges},
+        quantities=[
+            Quantity(name="objects", value=objects / object_seconds, unit="per_second"),
+            Quantity(name="undirected edges", value=edges / edge_seconds, unit="per_second"),
+            Quantity(name="everything", value=object_seconds + edge_seconds, unit="seconds"),
+            *(Quantity(name=f"memory of {name}", value=size, unit="resident_mb") for name, size in memory.items()),
+        ],
+    )
+
+
+async def _load(arguments: tuple[str, ...], folder: Path) -> float:
+    """Seconds that `tao load` took. Raises `OperatorError` with its last words when it fails or rejects a line."""
+    started = perf_counter()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tao.cli", "load", *arguments, "--json",
+        cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        output, errors = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode != 0:
+        raise OperatorError(
+            f"tao load ended with status {process.returncode}: {errors.decode(errors='replace')[-500:]}"
+        )
+    summary = msgspec.json.decode(output, type=dict[str, object])
+    if summary.get("rejected"):
+        raise OperatorError(f"tao load rejected lines: {output.decode(errors='replace')[:500]}")
+    return perf_counter() - started
+
+
+def _lines(path: Path) -> int:
+    """Lines after the header; the files here have no line breaks within a field."""
+    with path.open("rb") as file:
+        return sum(1 for _ in file) - 1
+
+
+def _resident_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / _KIB_PER_MIB

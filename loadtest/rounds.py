@@ -1,0 +1,140 @@
+"""Comparisons: contestants take turns, and the medians of their rounds are set side by side.
+
+Turns, because a shared machine is faster in one minute than in the next; the median, because one disturbed round should
+not decide. The collector of the load process is frozen before a round: the garbage that a measurement finds should be
+its own.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import statistics
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter, process_time
+
+from msgspec.structs import replace
+
+from loadtest.results import Aim, Figure, judge
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+_MICRO = 1e6
+
+Drive = Callable[[float, list[float]], Awaitable[None]]
+"""``drive(until, latencies)``: put load on a server until the clock (`perf_counter`) says ``until``, append the seconds
+that each operation took, and return when the last is answered. Raises `WrongAnswer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One contestant of a comparison."""
+
+    contestant: str
+    drive: Drive
+    server_pids: tuple[int, ...]
+    """The processes whose CPU time counts as the server's."""
+    queries_per_operation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One shape of load, and who carries it. ``yardstick`` names the contestant that the others are compared with."""
+
+    shape: str
+    trials: tuple[Trial, ...]
+    yardstick: str | None = None
+    aims: Mapping[str, tuple[Aim, ...]] = field(default_factory=dict)
+    """By contestant."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one turn gave: seconds elapsed, of CPU, and of each operation."""
+
+    elapsed: float
+    latencies: list[float]
+    server_cpu: float
+    client_cpu: float
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far, in ticks of ten milliseconds. Raises `FileNotFoundError`."""
+    stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    # The command name stands in parentheses and may hold anything: count after the last one.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+
+
+async def run_round(trial: Trial, seconds: float) -> Round:
+    """One turn. Raises what the drive raises."""
+    gc.collect()
+    gc.freeze()
+    latencies: list[float] = []
+    server_before = sum(map(cpu_seconds, trial.server_pids))
+    client_before = process_time()
+    started = perf_counter()
+    await trial.drive(started + seconds, latencies)
+    elapsed = perf_counter() - started
+    client_cpu = process_time() - client_before
+    return Round(elapsed, latencies, sum(map(cpu_seconds, trial.server_pids)) - server_before, client_cpu)
+
+
+async def compare(
+    comparison: Comparison, rounds: int, round_seconds: float, on_round: Callable[[str], None]
+) -> list[Figure]:
+    """Let the contestants take turns; their figures, ratios and verdicts. ``on_round`` hears the shape and contestant
+    of each turn before it begins. A first, short turn of each warms it and is not counted."""
+    for trial in comparison.trials:
+        on_round(f"{comparison.shape}: {trial.contestant}, warming")
+        await run_round(trial, round_seconds / 4)
+    taken: dict[str, list[Round]] = {trial.contestant: [] for trial in comparison.trials}
+    for number in range(1, rounds + 1):
+        for trial in comparison.trials:
+            on_round(f"{comparison.shape}: {trial.contestant}, round {number} of {rounds}")
+            taken[trial.contestant].append(await run_round(trial, round_seconds))
+    plain = {trial.contestant: _figure(comparison.shape, trial, taken[trial.contestant]) for trial in comparison.trials}
+    return [_with_ratios(comparison, plain, contestant) for contestant in plain]
+
+
+def _figure(shape: str, trial: Trial, rounds: Sequence[Round]) -> Figure:
+    operations = sum(len(each.latencies) for each in rounds)
+    queries = operations * trial.queries_per_operation
+    rates = [len(each.latencies) * trial.queries_per_operation / each.elapsed for each in rounds]
+    return Figure(
+        shape=shape,
+        contestant=trial.contestant,
+        queries_per_operation=trial.queries_per_operation,
+        operations=operations,
+        per_second=statistics.median(rates),
+        rounds_per_second=rates,
+        p50_us=statistics.median(percentile(each.latencies, 0.50) for each in rounds) * _MICRO,
+        p99_us=statistics.median(percentile(each.latencies, 0.99) for each in rounds) * _MICRO,
+        server_cpu_us=sum(each.server_cpu for each in rounds) / queries * _MICRO,
+        client_cpu_us=sum(each.client_cpu for each in rounds) / queries * _MICRO,
+    )
+
+
+def _with_ratios(comparison: Comparison, figures: dict[str, Figure], contestant: str) -> Figure:
+    figure = figures[contestant]
+    verdicts = [judge(aim, figures, contestant) for aim in comparison.aims.get(contestant, ())]
+    if comparison.yardstick is None or comparison.yardstick == contestant:
+        return replace(figure, verdicts=verdicts)
+    yardstick = figures[comparison.yardstick]
+    return replace(
+        figure,
+        yardstick=comparison.yardstick,
+        rate_ratio=figure.per_second / yardstick.per_second,
+        p50_ratio=figure.p50_us / yardstick.p50_us,
+        verdicts=verdicts,
+    )
+
+
+def percentile(values: Sequence[float], part: float) -> float:
+    """The smallest value that at least ``part`` (0 … 1) of the values do not exceed. Raises `ValueError` for none."""
+    if not values:
+        raise ValueError("no operation was answered in a round: give it more --seconds")
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
