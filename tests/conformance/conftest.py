@@ -3,68 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from tao.devcluster.database import DatabaseInstance
-from tao.model.graph import Edge, EdgeKey, ListKey
-from tao.model.ids import make_id
-from tao.model.ports import ReadStore, WriteStore
-from tao.model.rows import ListRow, RowChanges, ShardRow, WriteKeys
-from tao.model.versions import make_version
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.pools import Pools, PoolSettings, ServerAccount
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-
-SERVER = "one"
-SHARDS = (40_000, 40_001, 40_002)
-CUSTOM_TABLE = "assocs_long"
-LIKES, LONG = 5, 9  # association types; edges of the latter lie in the custom table
-
-_sequence = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class Stores:
-    """What a suite is given: both ports, over `SHARDS` of the server `SERVER`."""
-
-    read: ReadStore
-    write: WriteStore
-
-
-def new_id(shard: int = SHARDS[0]) -> int:
-    """An id that no other test uses."""
-    return make_id(shard, 1_700_000_000_000 + next(_sequence), 0)
-
-
-def table_of(atype: int) -> str:
-    return CUSTOM_TABLE if atype == LONG else "assocs"
-
-
-def version(counter: int) -> int:
-    return make_version(1, counter)
-
-
-async def write(stores: Stores, changes: RowChanges, keys: WriteKeys | None = None) -> dict[int, ShardRow]:
-    """Commit ``changes`` in one transaction."""
-    async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
-        shards, _ = await transaction.lock_and_read(SHARDS, keys or WriteKeys())
-        await transaction.apply(changes)
-        await transaction.commit()
-    return shards
-
-
-def list_of(id1: int, atype: int, edges: list[Edge], counter: int = 1) -> RowChanges:
-    """Changes that make these edges, with their list."""
-    return RowChanges(
-        put_lists={ListKey(id1, atype): ListRow(len(edges), version(counter))},
-        put_edges={EdgeKey(id1, atype, edge.id2): edge for edge in edges},
-    )
+from tests.conformance.stores import CUSTOM_TABLE, SERVER, SHARDS, MakePools, Stores, table_of
 
 
 def _account(server: DatabaseInstance, role: str) -> ServerAccount:
@@ -87,9 +36,6 @@ async def _drop(administrator: ServerAccount) -> None:
         for shard in SHARDS:
             await session.run(f"DROP DATABASE {schema_name(shard)}", deadline=deadline)
     await pools.close()
-
-
-MakePools = Callable[..., Pools]
 
 
 @pytest.fixture

@@ -5,16 +5,25 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.conformance.conftest import LIKES, LONG, SHARDS, Stores, list_of, new_id, version, write
 
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ObjectRow, RowChanges
+from tests.conformance.stores import LIKES, LONG, SHARDS, Stores, list_of, new_id, version, write
 
 pytestmark = pytest.mark.database
 
-HOSTILE = [b"", b"\x00", b"a\x00\x00", b"'\"`\\", b"%s %d %%", b"\xff\xfe\xc3\x28", b"'; DROP TABLE x; -- ", b"\r\n\x1a"]
+HOSTILE = [
+    b"",
+    b"\x00",
+    b"a\x00\x00",
+    b"'\"`\\",
+    b"%s %d %%",
+    b"\xff\xfe\xc3\x28",
+    b"'; DROP TABLE x; -- ",
+    b"\r\n\x1a",
+]
 
 
 async def ask(stores: Stores, *queries: Query) -> list[bytes]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.conformance.conftest import LIKES, LONG, SERVER, SHARDS, Stores, list_of, new_id, version, write
 
 from tao.model.edge_block import decode_block
 from tao.model.errors import RetryableError, ShardBlocked
 from tao.model.graph import Edge, EdgeKey, ListKey, decode_count
-from tao.model.queries import CountQuery, RangeQuery
+from tao.model.queries import CountQuery, Query, RangeQuery
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, WriteKeys
+from tests.conformance.stores import LIKES, LONG, SERVER, SHARDS, Stores, list_of, new_id, version, write
 
 pytestmark = pytest.mark.database
 
@@ -138,7 +138,9 @@ async def test_lanes_with_different_keys_do_not_wait_for_each_other(stores: Stor
         await two.commit()
         await one.commit()
     for id1 in (here, there):
-        assert len((await existing(stores, WriteKeys(edges={EdgeKey(id1, LIKES, 1), EdgeKey(id1, LIKES, 2)}))).edges) == 2
+        assert (
+            len((await existing(stores, WriteKeys(edges={EdgeKey(id1, LIKES, 1), EdgeKey(id1, LIKES, 2)}))).edges) == 2
+        )
 
 
 async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> None:
@@ -163,7 +165,7 @@ async def test_writers_of_one_list_in_parallel_lose_nothing(stores: Stores) -> N
 
     await write(stores, RowChanges(put_lists={key: ListRow(0, version(1))}))
     await asyncio.gather(*(add(id2) for id2 in range(1, 13)))
-    queries = [CountQuery(id1, LIKES), RangeQuery(id1, LIKES, 0, 100)]
+    queries: list[Query] = [CountQuery(id1, LIKES), RangeQuery(id1, LIKES, 0, 100)]
     count, block = (await stores.read.read(queries, critical=True, timeout_seconds=5)).values
     assert decode_count(count) == (version(13), 12)
     assert [edge.id2 for edge in decode_block(block)] == list(range(12, 0, -1))
