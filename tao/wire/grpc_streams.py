@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections import deque
+from typing import NoReturn
 
 import grpc
 from google.protobuf.message import Message
@@ -16,6 +18,8 @@ from tao.wire.serving import ServedConnection
 from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
+
+_logger = logging.getLogger(__name__)
 
 Context = grpc.aio.ServicerContext[Message, bytes]
 
@@ -85,8 +89,14 @@ class _Outgoing(ServedConnection):
                 self._out.clear()
                 self._overflowed = True
 
+    def _cut_off(self, why: str) -> NoReturn:
+        _logger.warning("%s %s; its stream is dropped", self.peer, why)
+        self.peer_gone()
+        # A status would wait behind the messages that the peer does not read. A cancelled call is reset without one.
+        raise asyncio.CancelledError
+
     async def _write(self) -> None:
-        """Returns when the stream is to end. Raises `Unavailable` when the peer does not read."""
+        """Returns when the stream is to end; cancels the call when the peer does not read."""
         while True:
             while self._out:
                 message = self._out.popleft()
@@ -94,12 +104,12 @@ class _Outgoing(ServedConnection):
                     async with asyncio.timeout(self._settings.blocked_timeout_seconds):
                         await self._context.write(message)
                 except TimeoutError:
-                    raise Unavailable("the peer does not read its answers") from None
+                    self._cut_off("does not read its answers")
                 self._out_bytes -= len(message)
                 if self._out_bytes <= self._settings.write_high_water_bytes:
                     self._room.set()
             if self._overflowed:
-                raise Unavailable("the peer has left too much unread")
+                self._cut_off("has left too much unread")
             if self._ending:
                 return
             self._something_to_send.clear()
