@@ -1,0 +1,94 @@
+"""The benchmarks run at toy size, so that they never rot. Nothing here looks at how fast anything is."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from loadtest.results import Report, ScenarioResult
+
+ROOT = Path(__file__).resolve().parents[2]
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make bench gets one")
+pytestmark = [pytest.mark.e2e, pytest.mark.database]
+
+
+def bench(tmp_path: Path, *arguments: str) -> Report:
+    json_file = tmp_path / "bench.json"
+    outcome = subprocess.run(
+        [sys.executable, "-m", "loadtest", "bench", "--toy", "--json", str(json_file), *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    assert list(tmp_path.glob("tao-bench-*")) == []
+    return msgspec.json.decode(json_file.read_bytes(), type=Report)
+
+
+def check_figures(result: ScenarioResult) -> None:
+    for figure in result.figures:
+        assert figure.operations > 0
+        assert len(figure.rounds_per_second) == 3
+        assert figure.per_second in figure.rounds_per_second
+        assert 0 < figure.p50_us <= figure.p99_us
+        assert figure.client_cpu_us > 0
+
+
+@needs_redis
+def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: Path) -> None:
+    report = bench(tmp_path, "--only", "cached_reads")
+    result = report.scenarios["cached_reads"]
+    check_figures(result)
+    contestants = {figure.contestant for figure in result.figures}
+    assert contestants == {"frames", "gRPC stream", "gRPC unary", "redis", "redis pipeline"}
+    aims = [(verdict.aim.measure, verdict.aim.bound) for figure in result.figures for verdict in figure.verdicts]
+    assert sorted(aims) == [
+        ("p50_us", 1.2),
+        ("per_second", 1),
+        ("per_second", 1),
+        ("per_second", 3),
+        ("per_second", 4),
+        ("per_second", 80_000),
+    ]
+    assert "redis-server" in report.machine.versions
+
+
+def test_durable_writes_are_measured_beside_single_transactions(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--only", "writes").scenarios["writes"]
+    check_figures(result)
+    assert {figure.contestant for figure in result.figures} == {"tao", "one by one"}
+
+
+def test_a_graph_is_loaded_and_its_memory_told(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--only", "load").scenarios["load"]
+    by_name = {quantity.name: quantity for quantity in result.quantities}
+    assert by_name["undirected edges"].value > 0
+    assert any(name.startswith("memory of follower") for name in by_name)
+
+
+def test_an_interrupted_run_stops_its_servers_and_says_so(tmp_path: Path) -> None:
+    json_file = tmp_path / "bench.json"
+    with subprocess.Popen(
+        [sys.executable, "-m", "loadtest", "bench", "--only", "writes", "--json", str(json_file)],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        while process.poll() is None and not list(tmp_path.glob("tao-bench-*/writes-*/cluster.json")):
+            os.sched_yield()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "interrupted" in output
+    assert msgspec.json.decode(json_file.read_bytes(), type=Report).interrupted
+    assert list(tmp_path.glob("tao-bench-*")) == []

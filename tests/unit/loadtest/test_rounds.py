@@ -1,0 +1,77 @@
+"""Contestants take turns; figures are medians of rounds; aims are judged, never asserted."""
+
+import os
+
+import pytest
+
+from loadtest.driving import Call, WrongAnswer, awaiters
+from loadtest.results import Aim, Measure
+from loadtest.rounds import Comparison, Drive, Trial, compare, cpu_seconds, percentile
+
+
+def recording(name: str, turns: list[str], latency: float) -> Drive:
+    async def drive(until: float, latencies: list[float]) -> None:
+        turns.append(name)
+        latencies.extend([latency] * 10)
+
+    return drive
+
+
+async def test_contestants_take_turns_after_one_warming_turn_each() -> None:
+    turns: list[str] = []
+    told: list[str] = []
+    trials = tuple(Trial(name, recording(name, turns, 0.001), (os.getpid(),)) for name in "ab")
+    figures = await compare(Comparison("shape", trials, "b"), 2, 0.01, told.append)
+    assert turns == ["a", "b"] + ["a", "b"] * 2
+    assert len(told) == len(turns)
+    assert [(figure.contestant, figure.operations) for figure in figures] == [("a", 20), ("b", 20)]
+
+
+async def test_a_figure_has_its_ratio_to_the_yardstick_and_a_verdict_on_each_aim() -> None:
+    trials = (
+        Trial("slow", recording("slow", [], 0.002), (os.getpid(),), queries_per_operation=5),
+        Trial("quick", recording("quick", [], 0.001), (os.getpid(),)),
+    )
+    aims = {
+        "slow": (
+            Aim(measure=Measure.P50, bound=1.2, against="quick"),
+            Aim(measure=Measure.P50, bound=3_000),
+            Aim(measure=Measure.RATE, bound=1e12),
+        )
+    }
+    slow, quick = await compare(Comparison("shape", trials, "quick", aims), 1, 0.01, lambda _: None)
+    assert slow.p50_ratio == pytest.approx(2.0)
+    assert slow.p50_us == pytest.approx(2000.0)
+    assert slow.rate_ratio == pytest.approx(slow.per_second / quick.per_second)
+    assert quick.yardstick is None
+    assert quick.rate_ratio is None
+    assert [verdict.met for verdict in slow.verdicts] == [False, True, False]
+    assert slow.verdicts[0].aim.describe() == "≤ 1.2 × quick"
+
+
+async def test_a_round_without_a_single_answer_says_what_to_do() -> None:
+    async def silent(until: float, latencies: list[float]) -> None:
+        return
+
+    with pytest.raises(ValueError, match="--seconds"):
+        await compare(Comparison("shape", (Trial("a", silent, (os.getpid(),)),)), 1, 0.01, lambda _: None)
+
+
+async def test_an_answer_of_another_size_ends_the_measurement() -> None:
+    async def echo(text: str) -> str:
+        return text
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await awaiters(2, [Call(echo, ("abc",), len, 4)])(float("inf"), [])
+    assert caught.group_contains(WrongAnswer, match="answered 3, not 4")
+
+
+@pytest.mark.parametrize(("part", "expected"), [(0.0, 1), (0.5, 2), (0.75, 3), (0.99, 4), (1.0, 4)])
+def test_a_percentile_is_one_of_the_values(part: float, expected: int) -> None:
+    assert percentile([4, 2, 1, 3], part) == expected
+
+
+def test_cpu_time_of_a_process_grows_and_that_of_nobody_is_an_error() -> None:
+    assert cpu_seconds(os.getpid()) > 0
+    with pytest.raises(FileNotFoundError):
+        cpu_seconds(2**22 + 1)

@@ -1,0 +1,124 @@
+"""Scenarios are found by name, settings are checked, and the report's JSON keeps its form."""
+
+import csv
+from io import StringIO
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from rich.console import Console
+
+from loadtest.__main__ import main
+from loadtest.catalogue import all_scenarios
+from loadtest.generated_graph import write_graph
+from loadtest.results import Aim, Figure, Measure, Quantity, Report, ScenarioResult, Verdict, this_machine
+from loadtest.scenario import BenchSettings, PartOfProgress, Registry
+from loadtest.table import print_report
+from tao.model.errors import OperatorError
+
+
+def figure(contestant: str) -> Figure:
+    return Figure(
+        shape="obj_get, 64 awaiters",
+        contestant=contestant,
+        queries_per_operation=1,
+        operations=1000,
+        per_second=123_456.7,
+        rounds_per_second=[123_456.7],
+        p50_us=500.0,
+        p99_us=900.0,
+        server_cpu_us=5.5,
+        client_cpu_us=6.5,
+        yardstick="redis",
+        rate_ratio=3.1,
+        p50_ratio=0.4,
+        verdicts=[Verdict(aim=Aim(measure=Measure.RATE, bound=80_000), value=123_456.7, met=True)],
+    )
+
+
+def report() -> Report:
+    result = ScenarioResult(
+        summary="summary",
+        conditions={"objects": 10},
+        figures=[figure("frames"), figure("redis")],
+        quantities=[Quantity(name="memory", value=80.0, unit="resident_mb")],
+        notes=["a note"],
+    )
+    return Report(machine=this_machine({"redis-server": "7.0"}), scenarios={"cached_reads": result})
+
+
+def test_scenarios_are_chosen_by_name_in_their_own_order() -> None:
+    registry = all_scenarios()
+    assert [each.name for each in registry.choose(["load", "cached_reads"])] == ["cached_reads", "load"]
+    assert [each.name for each in registry.choose([])] == list(registry)
+
+
+def test_an_unknown_scenario_is_told_with_those_there_are() -> None:
+    outcome = CliRunner().invoke(main, ["bench", "--only", "nonsense"])
+    assert outcome.exit_code == 2
+    assert outcome.stderr == "loadtest: there is no scenario nonsense; there are cached_reads, writes, load\n"
+
+
+def test_two_scenarios_of_one_name_are_refused() -> None:
+    scenario = all_scenarios()["load"]
+    with pytest.raises(OperatorError, match="one name"):
+        Registry([scenario, scenario])
+
+
+def test_list_names_every_scenario() -> None:
+    outcome = CliRunner().invoke(main, ["list"])
+    assert [line.split()[0] for line in outcome.stdout.splitlines()] == list(all_scenarios())
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e9])
+def test_a_measured_time_out_of_bounds_is_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(OperatorError, match="--seconds"):
+        BenchSettings(tmp_path, seconds=seconds)
+
+
+def test_edges_without_objects_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="belong together"):
+        BenchSettings(tmp_path, edges_file=tmp_path / "edges.csv")
+
+
+def test_a_report_survives_its_json() -> None:
+    encoded = msgspec.json.encode(report())
+    assert msgspec.json.decode(encoded, type=Report) == report()
+    assert set(msgspec.json.decode(encoded)) == {"format", "machine", "scenarios", "interrupted"}
+    assert set(msgspec.json.decode(encoded)["machine"]) == {"cpu", "cpus", "memory_mb", "kernel", "python", "versions"}
+
+
+def test_the_table_lines_up_and_says_which_aims_were_met() -> None:
+    written = StringIO()
+    print_report(report(), Console(width=200, file=written))
+    lines = written.getvalue().splitlines()
+    heading = next(line for line in lines if "queries/s" in line)
+    rows = [line for line in lines if "123,457" in line]
+    assert len(rows) == 2
+    assert {row.index("123,457") + len("123,457") for row in rows} == {heading.index("queries/s") + len("queries/s")}
+    assert all("≥ 80,000/s: met" in row for row in rows)
+
+
+def test_a_part_of_the_progress_moves_within_its_share() -> None:
+    told: list[tuple[str, float]] = []
+
+    class Recorder:
+        def step(self, text: str, done: float = 0.0) -> None:
+            told.append((text, done))
+
+    PartOfProgress(Recorder(), 0.5, 0.25).step("half", 0.5)
+    assert told == [("half", 0.625)]
+
+
+def test_a_generated_graph_has_each_undirected_edge_once_and_few_long_lists(tmp_path: Path) -> None:
+    edges = write_graph(tmp_path / "objects.csv", tmp_path / "edges.csv", 2000, 8)
+    with (tmp_path / "edges.csv").open(newline="") as file:
+        pairs = [(int(low), int(high)) for low, high in list(csv.reader(file))[1:]]
+    assert edges == len(pairs) == len({frozenset(pair) for pair in pairs})
+    assert all(low < high for low, high in pairs)
+    degrees = [0] * 2000
+    for low, high in pairs:
+        degrees[low] += 1
+        degrees[high] += 1
+    assert max(degrees) > 10 * sorted(degrees)[1000]
