@@ -7,7 +7,7 @@ from collections import deque
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tao.delivery.inbox import Inbox
 from tao.delivery.publisher import Publisher
@@ -77,6 +77,11 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.bases: dict[tuple[int, str], int] = {}
         self.followers = {"a": Follower("a", {0, 1, 2}, self.bases), "b": Follower("b", {0, 2}, self.bases)}
         self.start_leader()
+        for follower in self.followers.values():
+            follower.connect(self.publisher)
+
+    def anything_on_the_way(self) -> bool:
+        return any(follower.wire for follower in self.followers.values())
 
     def start_leader(self) -> None:
         self.runs += 1
@@ -98,31 +103,30 @@ class DeliveryMachine(RuleBasedStateMachine):
             batches.append(ShardMessages(shard, epoch, (ObjectInvalidation(shard << 47 | 1, self.version),)))
         self.publisher.publish_all(batches)
 
-    @rule(name=FOLLOWERS, acknowledge=st.booleans())
-    def take(self, name: str, acknowledge: bool) -> None:
-        if self.followers[name].wire:
-            self.followers[name].take(acknowledge)
+    @precondition(anything_on_the_way)
+    @rule(name=FOLLOWERS, count=st.integers(1, 5), acknowledge=st.booleans())
+    def take(self, name: str, count: int, acknowledge: bool) -> None:
+        follower = self.followers[name]
+        for _ in range(min(count, len(follower.wire))):
+            follower.take(acknowledge)
 
-    @rule(name=FOLLOWERS)
-    def lose_one(self, name: str) -> None:
-        if self.followers[name].wire:
-            self.followers[name].wire.popleft()
+    @precondition(anything_on_the_way)
+    @rule(name=FOLLOWERS, repeat=st.booleans())
+    def lose_or_repeat_one(self, name: str, repeat: bool) -> None:
+        wire = self.followers[name].wire
+        if wire and repeat:
+            wire.append(wire[0])
+        elif wire:
+            wire.popleft()
 
-    @rule(name=FOLLOWERS)
-    def repeat_one(self, name: str) -> None:
-        if self.followers[name].wire:
-            self.followers[name].wire.append(self.followers[name].wire[0])
-
-    @rule(name=FOLLOWERS)
-    def disconnect(self, name: str) -> None:
+    @rule(name=FOLLOWERS, again=st.booleans())
+    def disconnect(self, name: str, again: bool) -> None:
         follower = self.followers[name]
         follower.wire.clear()
-        if follower.subscription is not None:
+        if again:
+            follower.connect(self.publisher)
+        elif follower.subscription is not None:
             follower.subscription.close()
-
-    @rule(name=FOLLOWERS)
-    def reconnect(self, name: str) -> None:
-        self.followers[name].connect(self.publisher)
 
     @rule(shard=SHARDS)
     def give_up_and_take_back(self, shard: int) -> None:
@@ -132,9 +136,9 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def restart_leader(self) -> None:
-        for follower in self.followers.values():
-            follower.wire.clear()
         self.start_leader()
+        for follower in self.followers.values():
+            follower.connect(self.publisher)
 
     @invariant()
     def nobody_has_skipped_a_message_since_its_last_reset(self) -> None:
@@ -170,4 +174,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 TestDelivery = DeliveryMachine.TestCase
-TestDelivery.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestDelivery.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
