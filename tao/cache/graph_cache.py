@@ -88,6 +88,11 @@ class GraphCache:
     def open_shards(self) -> list[int]:
         return list(self._shards)
 
+    def version_epoch(self, shard: int) -> int:
+        """The highest version epoch heard of the shard; 0 for a closed one."""
+        known = self._shards.get(shard)
+        return 0 if known is None else known.version_epoch
+
     def bump_shard(self, shard: int) -> None:
         """Bulk invalidation: every entry and every ticket of the shard is void. O(1) in the number of entries."""
         known = self._shards.get(shard)
@@ -237,6 +242,12 @@ class GraphCache:
             return Ticket("list", id1, atype, 0, 0, 0, now)
         floor = shard.floor(id1, atype)
         return Ticket("list", id1, atype, floor, shard.generation, shard.version_epoch, now)
+
+    def is_void(self, ticket: Ticket) -> bool:
+        """Whether a bulk invalidation, or the shard's opening or closing, came after the ticket was taken: what it
+        brings may be what the invalidation was about."""
+        shard = self._shards.get(ticket.id >> SHARD_SHIFT)
+        return ticket.generation != (0 if shard is None else shard.generation)
 
     def store_object(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Keep an object value that was read under ``ticket`` by someone at ``version_epoch``."""

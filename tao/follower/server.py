@@ -1,0 +1,213 @@
+"""A follower, wired: the only place where its parts are put together (DESIGN.md §14)."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
+
+from tao.cache import CacheSettings, GraphCache
+from tao.follower.maintenance_path import Subscriptions
+from tao.follower.miss_path import LeaderSource
+from tao.follower.service import FollowerService
+from tao.follower.settings import FollowerSettings
+from tao.follower.write_path import ForwardPath
+from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
+from tao.observability.logs import Logger, configure_logs, logger
+from tao.observability.metrics import Metrics
+from tao.peers.links import Links, LinkSettings
+from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
+from tao.runtime.clock import LoopClock
+from tao.runtime.process import run_server
+from tao.runtime.tasks import BackgroundTasks
+from tao.schema.registry import Schema
+from tao.serving.cache_types import SchemaArenas
+from tao.serving.configuration import Configuration
+from tao.serving.faces import Faces
+from tao.serving.figures import ServingFigures
+from tao.serving.fills import Fills
+from tao.serving.housekeeping import keep_house
+from tao.serving.read_service import ReadService
+from tao.serving.schema_file import SchemaFile
+from tao.topology.file_store import TopologyFile
+from tao.wire.identity import Credentials
+from tao.wire.settings import ServingSettings
+
+MAX_TASKS: Final = 100_000
+"""Tasks of one server at a time: batches with misses and fills, each of which has bounds of its own."""
+
+DRAIN_SECONDS: Final = 6.0
+"""Longest wait for requests under way when the server is told to stop: above a request's deadline of 5 s."""
+
+
+class FollowerServer:
+    """One follower process' parts. `start` serves; then the `tao.runtime.process.RunningServer` protocol."""
+
+    def __init__(self, settings: FollowerSettings, log: Logger) -> None:
+        self._settings: Final = settings
+        self._log: Final = log
+        self._tasks: Final = BackgroundTasks(settings.name, log, limit=MAX_TASKS)
+        self._topology_file: Final = TopologyFile(
+            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        )
+        self._schema_file: Final = SchemaFile(settings.schema_file)
+
+    async def start(self) -> FollowerServer:
+        """Subscribe, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
+        settings, name = self._settings, self._settings.name
+        schema = await self._schema_file.load()
+        configuration = self._configuration = Configuration(await self._topology_file.load(), schema, self._log)
+        place = configuration.routes.locate(name)
+        if place.role != "follower":
+            raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
+        clock = LoopClock()
+        arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
+        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas))
+        links = self._links = Links(LinkSettings(), Credentials(name, "follower", settings.token))
+        source = LeaderSource(configuration, place.region, links, settings.misses)
+        self._types = SchemaArenas(schema, arenas)
+        fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
+        where = (place.region, place.tier)
+        writes = ForwardPath(
+            name, where, cache, configuration, links, clock, self._admit, self._spawn("write"), settings.forwarding
+        )
+        self._subscriptions = Subscriptions(
+            name,
+            where,
+            cache,
+            configuration,
+            links,
+            clock,
+            self._spawn("subscription"),
+            settings.subscriptions,
+            self._log,
+        )
+        service = FollowerService(
+            cache, reads, writes, configuration, place.region, links, clock, self._spawn("request")
+        )
+
+        def use_schema(changed: Schema) -> None:
+            self._types = SchemaArenas(changed, arenas)
+            cache.set_types(self._types)
+            reads.use_schema(changed)
+
+        configuration.on_schema(use_schema)
+        metrics = Metrics(role="follower", server=name)
+        figures = ServingFigures(metrics, cache, reads, fills, clock)
+        self._register(metrics, writes)
+        server = configuration.routes.server(name)
+        tokens = (settings.token,) if settings.token else ()
+        self._faces = Faces(
+            server,
+            service,
+            ServingSettings(accepted_tokens=tokens),
+            lambda: configuration.routes.version,
+            self._choose_shard,
+        )
+        subscriptions = self._subscriptions
+        pages = AdminPages(
+            metrics=metrics.render,
+            stats=lambda: {
+                "server": name,
+                "role": "follower",
+                "region": place.region,
+                "tier": place.tier,
+                "topology_version": configuration.routes.version,
+                "schema_hash": configuration.schema.version_hash,
+                **figures.summary(),
+                "writes": {"forwarded": writes.forwarded, "failed": writes.failed},
+                "messages": subscriptions.messages,
+                "resets": subscriptions.resets,
+                "unsubscribed_shards": subscriptions.unsubscribed,
+            },
+            not_ready=lambda: (
+                f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
+            ),
+        )
+        host, _, port = server.admin.rpartition(":")
+        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
+        await self._faces.start()
+        await self._admin.start()
+        self._subscriptions.follow_routes(configuration.routes)
+        self._stop_watching = self._topology_file.watch(configuration.use_topology)
+        self._spawn("schema")(self._schema_file.watch(configuration.use_schema_text))
+        self._spawn("housekeeping")(keep_house(cache, clock))
+        self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(subscriptions.hosted))
+        return self
+
+    async def drain(self) -> None:
+        """See `tao.runtime.process.RunningServer`."""
+        await self._faces.drain(DRAIN_SECONDS)
+
+    async def close(self) -> None:
+        """See `tao.runtime.process.RunningServer`."""
+        self._stop_watching()
+        await self._faces.close()
+        await self._admin.close()
+        await self._tasks.close()
+        await self._links.close()
+
+    async def reload(self) -> None:
+        """See `tao.runtime.process.RunningServer`: look at both files now."""
+        self._configuration.use_topology(await self._topology_file.load())
+        await self._schema_file.look(self._configuration.use_schema_text)
+
+    def _spawn(self, name: str) -> partial[object]:
+        return partial(self._start_task, name)
+
+    def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
+        return self._tasks.start(job, name)
+
+    def _list_limit(self, atype: int) -> int:
+        return self._types.list_limit(atype)
+
+    def _admit(self, shard: int) -> TaoError | None:
+        """Why this follower does not serve the shard, or None."""
+        if shard in self._subscriptions.hosted:
+            return None
+        routes = self._configuration.routes
+        if shard >= routes.shards:
+            return InvalidArgument(
+                f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
+            )
+        return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
+
+    def _choose_shard(self) -> int:
+        """Where a new object goes that is near no other: one of this server's own, at random."""
+        return random.choice(tuple(self._subscriptions.hosted))
+
+    def _register(self, metrics: Metrics, writes: ForwardPath) -> None:
+        subscriptions = self._subscriptions
+        metrics.gauge_family(
+            "writes_total",
+            "Writes forwarded to leaders, by outcome.",
+            "outcome",
+            lambda: {"acknowledged": writes.forwarded, "failed": writes.failed},
+        )
+        metrics.gauge_family(
+            "maintenance_total",
+            "What subscriptions brought: messages applied, shards reset, gaps found, siblings that missed a change.",
+            "event",
+            lambda: {
+                "message": subscriptions.messages,
+                "reset": subscriptions.resets,
+                "gap": subscriptions.gaps,
+                "sibling_missed": writes.siblings_missed,
+            },
+        )
+        metrics.gauge(
+            "unsubscribed_shards",
+            "Shards that no leader has confirmed: served from what is known.",
+            lambda: subscriptions.unsubscribed,
+        )
+        metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
+
+
+def run_follower(settings: FollowerSettings) -> int:
+    """Run a follower in this process until it is told to stop; returns the exit status."""
+    configure_logs("follower", settings.name, settings.log_level, settings.log_form, sys.stderr)
+    log = logger("follower")
+    return run_server(lambda: FollowerServer(settings, log).start(), log=log)

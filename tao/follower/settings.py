@@ -1,0 +1,47 @@
+"""A follower's settings file. Its addresses, region and tier are in the topology document, under its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tao.follower.maintenance_path import SubscriptionSettings
+from tao.follower.miss_path import MissSettings
+from tao.follower.write_path import ForwardSettings
+from tao.serving.fills import FillSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowerSettings:
+    """Everything that one follower process is told."""
+
+    name: str
+    """As the topology calls it."""
+
+    topology_file: Path
+    """The topology document, watched."""
+
+    schema_file: Path
+    """The schema, watched; a compatible change is in use within a second."""
+
+    cache_mb: int = 256
+    """Memory for the default arena, in MiB: as much as the machine can spare."""
+
+    arena_mb: Mapping[str, int] = field(default_factory=dict)
+    """Further arenas by name, in MiB, for types whose schema entry names them."""
+
+    token: str = field(default="", repr=False)
+    """Shared secret of the cluster: shown to leaders and siblings, asked of clients. Empty: none, on loopback."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged."""
+
+    log_form: Literal["json", "console"] = "json"
+    """``json`` for machines, ``console`` for a person at a terminal."""
+
+    fills: FillSettings = FillSettings()
+    misses: MissSettings = MissSettings()
+    forwarding: ForwardSettings = ForwardSettings()
+    subscriptions: SubscriptionSettings = SubscriptionSettings()

@@ -1,0 +1,321 @@
+"""A leader, wired: the only place where its parts are put together (DESIGN.md §14)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Coroutine
+from functools import partial
+from typing import Any, Final
+
+from tao.cache import CacheSettings, GraphCache
+from tao.delivery.publisher import Publisher
+from tao.leader.inverse_path import InversePath
+from tao.leader.maintenance_path import SettlingLeaders
+from tao.leader.miss_path import DatabaseSource
+from tao.leader.ownership import Ownership
+from tao.leader.service import LeaderService
+from tao.leader.settings import LeaderSettings
+from tao.leader.write_path import WritePath
+from tao.model.errors import InvalidArgument, TaoError, TopologyError
+from tao.model.rows import ShardRow
+from tao.model.topology import DatabaseServer
+from tao.observability.logs import Logger, configure_logs, logger
+from tao.observability.metrics import Metrics
+from tao.peers.links import Links, LinkSettings
+from tao.routing.routes import Routes
+from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
+from tao.runtime.clock import LoopClock
+from tao.runtime.process import run_server
+from tao.runtime.tasks import BackgroundTasks
+from tao.schema.registry import Schema
+from tao.serving.cache_types import SchemaArenas
+from tao.serving.configuration import Configuration
+from tao.serving.faces import Faces
+from tao.serving.figures import ServingFigures
+from tao.serving.fills import Fills
+from tao.serving.housekeeping import keep_house
+from tao.serving.read_service import ReadService
+from tao.serving.schema_file import SchemaFile
+from tao.storage.names import edge_tables_of
+from tao.storage.pools import Pools, ServerAccount
+from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.topology.file_store import TopologyFile
+from tao.wire.identity import Credentials
+from tao.wire.settings import ServingSettings
+
+MAX_TASKS: Final = 100_000
+"""Tasks of one server at a time: writes, fills and batches with misses, each of which has bounds of its own."""
+
+DRAIN_SECONDS: Final = 6.0
+"""Longest wait for requests under way when the server is told to stop: above a request's deadline of 5 s."""
+
+
+class LeaderServer:
+    """One leader process' parts. `start` serves; then the `tao.runtime.process.RunningServer` protocol."""
+
+    def __init__(self, settings: LeaderSettings, log: Logger) -> None:
+        self._settings: Final = settings
+        self._log: Final = log
+        self._tasks: Final = BackgroundTasks(settings.name, log, limit=MAX_TASKS)
+        self._topology_file: Final = TopologyFile(
+            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        )
+        self._schema_file: Final = SchemaFile(settings.schema_file)
+
+    async def start(self) -> LeaderServer:
+        """Take the shards, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
+        settings, name = self._settings, self._settings.name
+        schema = await self._schema_file.load()
+        configuration = self._configuration = Configuration(await self._topology_file.load(), schema, self._log)
+        place = configuration.routes.locate(name)
+        if place.role != "leader":
+            raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
+        self._region = place.region
+        clock = self._clock = LoopClock()
+        arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
+        self._types = SchemaArenas(schema, arenas)
+        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), self._types)
+        self._links = Links(LinkSettings(), Credentials(name, "leader", settings.token))
+        tables = edge_tables_of(lambda: configuration.schema)
+        self._read_pools = Pools(self._reader_account, READ_SETUP)
+        self._write_pools = Pools(self._leader_account, WRITE_SETUP)
+        read_store = MySqlReadStore(self._local_server, self._master_server, self._read_pools, tables)
+        write_store = MySqlWriteStore(self._master_server, self._write_pools, tables)
+        # The process id and time make a stream's name unique to this run of this leader.
+        self._publisher = Publisher(settings.delivery, f"{name}-{os.getpid()}-{clock.unix_ms()}")
+        ownership = self._ownership = Ownership(
+            name,
+            write_store,
+            settings.ownership,
+            self._log,
+            opened=self._open_shard,
+            closed=self._close_shard,
+            topology_version=lambda: configuration.routes.version,
+        )
+        writes = self._writes = WritePath(
+            ownership,
+            write_store,
+            cache,
+            self._publisher,
+            lambda: configuration.schema,
+            clock,
+            self._spawn("transaction"),
+            settings.writes,
+            self._log,
+        )
+        others = SettlingLeaders(configuration, place.region, self._links, ownership, clock)
+        inverses = self._inverses = InversePath(
+            writes,
+            ownership,
+            others,
+            read_store,
+            write_store,
+            lambda: configuration.schema,
+            clock,
+            self._spawn("inverse"),
+            settings.inverses,
+            self._log,
+        )
+        others.here = inverses
+        source = DatabaseSource(
+            read_store,
+            lambda shard: configuration.routes.database_of(shard).name,
+            self._spawn("database read"),
+            settings.misses,
+        )
+        fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
+        service = LeaderService(
+            cache,
+            reads,
+            writes,
+            inverses,
+            ownership,
+            self._publisher,
+            configuration,
+            clock,
+            self._spawn("write"),
+            self._log,
+        )
+
+        def use_schema(changed: Schema) -> None:
+            self._types = SchemaArenas(changed, arenas)
+            cache.set_types(self._types)
+            reads.use_schema(changed)
+
+        configuration.on_schema(use_schema)
+        configuration.on_routes(self._follow_routes)
+        metrics = Metrics(role="leader", server=name)
+        source.read_seconds = metrics.histogram(
+            "database_read_seconds", "Reads of the database for fills, by batch."
+        ).observe
+        figures = ServingFigures(metrics, cache, reads, fills, clock)
+        self._register(metrics)
+        server = configuration.routes.server(name)
+        tokens = (settings.token,) if settings.token else ()
+        self._faces = Faces(
+            server,
+            service,
+            ServingSettings(accepted_tokens=tokens),
+            lambda: configuration.routes.version,
+            lambda: min(ownership.owned, default=0),
+        )
+        pages = AdminPages(
+            metrics=metrics.render,
+            stats=lambda: {
+                "server": name,
+                "role": "leader",
+                "region": place.region,
+                "tier": place.tier,
+                "topology_version": configuration.routes.version,
+                "schema_hash": configuration.schema.version_hash,
+                **figures.summary(),
+                "owned_shards": len(ownership.owned),
+                "writes": {
+                    "committed": writes.committed_writes,
+                    "transactions": writes.committed_transactions,
+                    "failed": writes.failed_writes,
+                    "unknown": writes.unknown_outcomes,
+                    "waiting": writes.waiting,
+                    "inverses_left_pending": inverses.left_pending,
+                    "inverses_settled_later": inverses.settled_later,
+                },
+                "delivery": self._publisher.figures(),
+            },
+            not_ready=lambda: "" if ownership.complete else "not every shard of this leader is taken yet",
+        )
+        host, _, port = server.admin.rpartition(":")
+        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
+        await self._faces.start()
+        await self._admin.start()
+        self._follow_routes(configuration.routes)
+        self._spawn("ownership")(ownership.run())
+        self._spawn("repair")(inverses.repair())
+        self._spawn("schema")(self._schema_file.watch(configuration.use_schema_text))
+        self._spawn("housekeeping")(keep_house(cache, clock))
+        self._stop_watching = self._topology_file.watch(configuration.use_topology)
+        self._log.info("serving", grpc=server.grpc, frames=server.frames)
+        return self
+
+    async def drain(self) -> None:
+        """See `tao.runtime.process.RunningServer`."""
+        await self._faces.drain(DRAIN_SECONDS)
+
+    async def close(self) -> None:
+        """See `tao.runtime.process.RunningServer`."""
+        self._stop_watching()
+        await self._faces.close()
+        await self._admin.close()
+        await self._tasks.close()
+        await self._links.close()
+        await self._read_pools.close()
+        await self._write_pools.close()
+
+    async def reload(self) -> None:
+        """See `tao.runtime.process.RunningServer`: look at both files now."""
+        self._configuration.use_topology(await self._topology_file.load())
+        await self._schema_file.look(self._configuration.use_schema_text)
+
+    def _follow_routes(self, routes: Routes) -> None:
+        self._ownership.want(routes.shards_of(self._settings.name))
+
+    def _open_shard(self, row: ShardRow) -> None:
+        """Ownership was taken: from here on this leader's cache and stream of the shard are the truth."""
+        self._cache.close_shard(row.shard)
+        self._cache.open_shard(row.shard, row.version_epoch)
+        self._publisher.open_shard(row.shard, row.generation, row.version_epoch)
+
+    def _close_shard(self, shard: int) -> None:
+        self._cache.close_shard(shard)
+        self._publisher.close_shard(shard)
+
+    def _admit(self, shard: int) -> TaoError | None:
+        """Why this leader does not serve the shard, or None."""
+        if shard in self._ownership.owned:
+            return None
+        shards = self._configuration.routes.shards
+        if shard >= shards:
+            return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
+        return self._ownership.refusal(shard)
+
+    def _list_limit(self, atype: int) -> int:
+        return self._types.list_limit(atype)
+
+    def _spawn(self, name: str) -> partial[object]:
+        return partial(self._start_task, name)
+
+    def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
+        return self._tasks.start(job, name)
+
+    def _local_server(self, shard: int) -> str:
+        return self._configuration.routes.database_server(shard, self._region).name
+
+    def _master_server(self, shard: int) -> str:
+        routes = self._configuration.routes
+        return routes.database_server(shard, routes.master_region(shard)).name
+
+    def _database_server(self, name: str) -> DatabaseServer:
+        for database in self._configuration.routes.topology.databases:
+            for server in database.servers.values():
+                if server.name == name:
+                    return server
+        raise TopologyError(f"the topology names no database server {name}")
+
+    def _reader_account(self, name: str) -> ServerAccount:
+        server = self._database_server(name)
+        settings = self._settings
+        return ServerAccount(server.host, server.port, settings.reader_user, settings.reader_password, server.socket)
+
+    def _leader_account(self, name: str) -> ServerAccount:
+        server = self._database_server(name)
+        settings = self._settings
+        return ServerAccount(server.host, server.port, settings.leader_user, settings.leader_password, server.socket)
+
+    def _register(self, metrics: Metrics) -> None:
+        writes, inverses = self._writes, self._inverses
+        metrics.gauge_family(
+            "writes_total",
+            "Writes of this leader's shards, by outcome.",
+            "outcome",
+            lambda: {
+                "committed": writes.committed_writes,
+                "failed": writes.failed_writes,
+                "unknown": writes.unknown_outcomes,
+            },
+        )
+        metrics.gauge_family(
+            "inverses_total",
+            "Inverse edges that could not be written at once, and those settled later.",
+            "event",
+            lambda: {"left_pending": inverses.left_pending, "settled_later": inverses.settled_later},
+        )
+        metrics.gauge_family(
+            "transactions_total",
+            "Write transactions committed.",
+            "outcome",
+            lambda: {"committed": writes.committed_transactions},
+        )
+        metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: writes.waiting)
+        metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(self._ownership.owned))
+        publisher = self._publisher
+        for name, help_text in (
+            ("log_messages", "Messages kept for subscribers that come back."),
+            ("log_bytes", "Estimated memory of those."),
+            ("owed_shards", "Subscribed shards with messages not delivered yet."),
+            ("unacknowledged_bytes", "Sent to subscribers and not acknowledged."),
+        ):
+            metrics.gauge(f"delivery_{name}", help_text, partial(_figure, publisher, name))
+        metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
+
+
+def _figure(publisher: Publisher, name: str) -> float:
+    return publisher.figures()[name]
+
+
+def run_leader(settings: LeaderSettings) -> int:
+    """Run a leader in this process until it is told to stop; returns the exit status."""
+    configure_logs("leader", settings.name, settings.log_level, settings.log_form, sys.stderr)
+    log = logger("leader")
+    return run_server(lambda: LeaderServer(settings, log).start(), log=log)

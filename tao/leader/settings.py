@@ -1,0 +1,63 @@
+"""A leader's settings file. Its addresses and its databases are in the topology document."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tao.delivery.settings import DeliverySettings
+from tao.leader.inverse_path import InverseSettings
+from tao.leader.miss_path import MissSettings
+from tao.leader.ownership import OwnershipSettings
+from tao.leader.write_path import WriteSettings
+from tao.serving.fills import FillSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderSettings:
+    """Everything that one leader process is told."""
+
+    name: str
+    """As the topology calls it."""
+
+    topology_file: Path
+    """The topology document, watched."""
+
+    schema_file: Path
+    """The schema, watched; a compatible change is in use within a second."""
+
+    leader_user: str
+    """Database account that reads and writes."""
+
+    leader_password: str = field(repr=False)
+
+    reader_user: str
+    """Database account that only reads, for fills."""
+
+    reader_password: str = field(repr=False)
+
+    cache_mb: int = 256
+    """Memory for the default arena, in MiB."""
+
+    arena_mb: Mapping[str, int] = field(default_factory=dict)
+    """Further arenas by name, in MiB."""
+
+    token: str = field(default="", repr=False)
+    """Shared secret of the cluster. Empty: none, on loopback."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is logged."""
+
+    log_form: Literal["json", "console"] = "json"
+    """``json`` for machines, ``console`` for a person at a terminal."""
+
+    fills: FillSettings = FillSettings(max_refetches=2)
+    """A leader's source repeats a read that is behind by itself."""
+
+    misses: MissSettings = MissSettings()
+    ownership: OwnershipSettings = OwnershipSettings()
+    writes: WriteSettings = WriteSettings()
+    inverses: InverseSettings = InverseSettings()
+    delivery: DeliverySettings = DeliverySettings()

@@ -1,0 +1,131 @@
+"""What a cache server counts while it serves: the same figures for followers and leaders (DESIGN.md §13).
+
+Counters are plain attributes of the parts that do the work; here they get names, units and a place in ``/metrics`` and
+``/stats``. Nothing on the hit path knows of metrics.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tao.cache import GraphCache
+from tao.model.ports import Clock
+from tao.observability.metrics import Metrics
+from tao.serving.fills import Fills
+from tao.serving.read_batch import OPERATIONS
+from tao.serving.read_service import ReadService
+
+
+class ServingFigures:
+    """Registers the read side's metrics, and sums them up for people."""
+
+    def __init__(self, metrics: Metrics, cache: GraphCache, reads: ReadService, fills: Fills, clock: Clock) -> None:
+        self._cache: Final = cache
+        self._reads: Final = reads
+        self._fills: Final = fills
+        self._clock: Final = clock
+        counters = reads.counters
+        metrics.gauge_family(
+            "read_hits_total",
+            "Queries answered from this server's memory.",
+            "operation",
+            lambda: dict(zip(OPERATIONS, counters.hits, strict=True)),
+        )
+        metrics.gauge_family(
+            "read_misses_total",
+            "Queries that had to be fetched from the tier below.",
+            "operation",
+            lambda: dict(zip(OPERATIONS, counters.misses, strict=True)),
+        )
+        metrics.gauge_family(
+            "read_failures_total",
+            "Queries that were answered with an error.",
+            "operation",
+            lambda: dict(zip(OPERATIONS, counters.failures, strict=True)),
+        )
+        metrics.gauge_family(
+            "fills_total",
+            "Fetches from the tier below: started, joined by a second miss, done again because below a floor.",
+            "event",
+            lambda: {"started": fills.started, "joined": fills.joined, "refetched": fills.refetched},
+        )
+        metrics.gauge("fill_queries", "Fetches now under way.", lambda: fills.under_way)
+        metrics.gauge_family(
+            "cache_bytes",
+            "Memory that an arena accounts for.",
+            "arena",
+            lambda: {arena.name: arena.bytes for arena in cache.arenas()},
+        )
+        metrics.gauge_family(
+            "cache_budget_bytes",
+            "Memory that an arena may take.",
+            "arena",
+            lambda: {arena.name: arena.budget for arena in cache.arenas()},
+        )
+        metrics.gauge_family(
+            "cache_entries",
+            "Entries held, by kind.",
+            "kind",
+            lambda: {kind: float(number) for kind, number in self.entries().items()},
+        )
+        metrics.gauge_family(
+            "cache_evictions_total",
+            "Entries evicted to stay within the budget.",
+            "arena",
+            lambda: {arena.name: arena.evictions for arena in cache.arenas()},
+        )
+        metrics.gauge("cache_open_shards", "Shards cached here.", lambda: len(cache.open_shards()))
+
+    def entries(self) -> dict[str, int]:
+        """Entries held, by kind."""
+        arenas = self._cache.arenas()
+        return {
+            "objects": sum(arena.objects for arena in arenas),
+            "lists": sum(arena.lists for arena in arenas),
+            "counts": sum(arena.counts for arena in arenas),
+        }
+
+    def summary(self) -> dict[str, object]:
+        """For ``/stats``: JSON-able, with the hit rate worked out."""
+        counters = self._reads.counters
+        hits, misses = sum(counters.hits), sum(counters.misses)
+        arenas = self._cache.arenas()
+        floors = self._cache.floor_figures(self._clock.monotonic())
+        return {
+            "reads": {
+                operation: {
+                    "hits": counters.hits[index],
+                    "misses": counters.misses[index],
+                    "failures": counters.failures[index],
+                }
+                for index, operation in enumerate(OPERATIONS)
+            },
+            "hits": hits,
+            "misses": misses,
+            "failures": sum(counters.failures),
+            "hit_rate": hits / (hits + misses) if hits + misses else None,
+            "entries": self.entries(),
+            "bytes": sum(arena.bytes for arena in arenas),
+            "budget_bytes": sum(arena.budget for arena in arenas),
+            "evictions": sum(arena.evictions for arena in arenas),
+            "arenas": [
+                {
+                    "name": arena.name,
+                    "bytes": arena.bytes,
+                    "budget_bytes": arena.budget,
+                    "objects": arena.objects,
+                    "lists": arena.lists,
+                    "counts": arena.counts,
+                    "evictions": arena.evictions,
+                }
+                for arena in arenas
+            ],
+            "fills": {
+                "started": self._fills.started,
+                "joined": self._fills.joined,
+                "refetched": self._fills.refetched,
+                "under_way": self._fills.under_way,
+            },
+            "floors": floors.floors,
+            "open_shards": len(self._cache.open_shards()),
+        }
