@@ -225,7 +225,9 @@ class ReadPlan:
         last.cost += rows
         if shard not in last.shards:
             last.shards.add(shard)
-            sql = f"version_epoch, only_row, only_row, only_row, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
+            sql = (
+                f"version_epoch, only_row, only_row, only_row, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
+            )
             self._add(last, _EPOCH, shard, sql)
         return last
 

@@ -8,7 +8,7 @@ shards and tables (a result costs the client 100 µs before its first row), and 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Final
 
@@ -25,15 +25,20 @@ _LIST: Final = 1
 _EDGE: Final = 2
 _INTENT: Final = 3
 
+_PACKET_DATA_BYTES: Final = 4 << 20
+"""Data in one packet: escaped, it may double, and MariaDB takes no packet above 16 MB."""
+_ROW_BYTES: Final = 100
+"""What a row takes in text beside its data."""
 _SHARD_COLUMNS: Final = "master_server, version_epoch, owner, generation"
 
 
 class StatementText:
     """SQL text and the values for its placeholders, grown side by side."""
 
-    __slots__ = ("parts", "values")
+    __slots__ = ("data_bytes", "parts", "values")
 
     def __init__(self) -> None:
+        self.data_bytes = 0
         self.parts: list[str] = []
         self.values: list[object] = []
 
@@ -139,10 +144,9 @@ def intent_row(row: Row) -> IntentRow:
     return IntentRow(low_id, high_id, numbers, token, created_unix_ms)
 
 
-def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -> StatementText:
-    """The statements that write ``changes``, to be joined by semicolons; upserts cannot span shards.
-
-    Raises `InternalError` for an edge put without its list: its version would be unknown."""
+def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -> list[StatementText]:
+    """The statements that write ``changes``, as packets: the parts of each to be joined by semicolons. Upserts cannot
+    span shards. Raises `InternalError` for an edge put without its list: its version would be unknown."""
     tables: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[object, ...]]] = defaultdict(list)
     for row in changes.put_objects:
         tables[
@@ -165,19 +169,35 @@ def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -
         tables[table, ("low_id", "high_id"), ("atypes", "token", "created_unix_ms")].append(
             (intent.low_id, intent.high_id, ",".join(map(str, intent.atypes)), intent.token, intent.created_unix_ms)
         )
-    text = StatementText()
-    _delete_edges(text, changes.delete_edges, edge_tables)
+    packets = [StatementText()]
+    _delete_edges(packets[0], changes.delete_edges, edge_tables)
     for (table, columns, values), rows in sorted(tables.items()):
         rows.sort()
-        # Each value has its own placeholder: the driver marks bytes as binary only outside of sequences.
-        text.add(dialect.upsert(table, columns, values, len(rows)), *chain.from_iterable(rows))
+        for some, data_bytes in _split(rows):
+            if packets[-1].data_bytes + data_bytes > _PACKET_DATA_BYTES:
+                packets.append(StatementText())
+            packets[-1].data_bytes += data_bytes
+            # Each value has its own placeholder: the driver marks bytes as binary only outside of sequences.
+            packets[-1].add(dialect.upsert(table, columns, values, len(some)), *chain.from_iterable(some))
     for pair in sorted(changes.delete_intents):
-        text.add(
+        packets[-1].add(
             f"DELETE FROM {schema_name(pair.low_id >> SHARD_SHIFT)}.inverse_intents WHERE low_id = %s AND high_id = %s",
             pair.low_id,
             pair.high_id,
         )
-    return text
+    return [packet for packet in packets if packet.parts]
+
+
+def _split(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[Sequence[tuple[object, ...]], int]]:
+    """Runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row, and how much they have."""
+    start, data_bytes = 0, 0
+    for at, row in enumerate(rows):
+        size = _ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
+        if at > start and data_bytes + size > _PACKET_DATA_BYTES:
+            yield rows[start:at], data_bytes
+            start, data_bytes = at, 0
+        data_bytes += size
+    yield rows[start:], data_bytes
 
 
 def _delete_edges(text: StatementText, keys: Iterable[EdgeKey], edge_tables: EdgeTables) -> None:

@@ -43,8 +43,8 @@ class WriteSettings:
     """Bounds of write transactions."""
 
     lock_wait_milliseconds: int = 300
-    """For all locks of a transaction together. Its lane stands still meanwhile, and legitimate holders (other lanes,
-    a takeover) are done in a few milliseconds."""
+    """For the shard rows, and again for the touched rows. The lane stands still meanwhile, and legitimate holders
+    (other lanes, a takeover) are done in a few milliseconds."""
     probe_milliseconds: int = 20
     """Per shard, when a lock was not had: finds the shard that blocks. Free locks are had in well under one."""
     rollback_seconds: float = 1.0
@@ -85,30 +85,23 @@ class MySqlTransaction:
 
     async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
         """See the port. Also raises `Unavailable`, `Overloaded` and `DeadlineExceeded`: nothing was written."""
-        for fresh in (False, True):
+        try:
             try:
-                shard_rows, rows = await self._lock(shards, keys)
-                break
+                return await self._lock(shards, keys)
             except ConnectionLost:
                 # A pooled connection that died while it was idle; nothing was begun that could be lost.
-                if fresh:
-                    raise
                 await self._borrow(fresh=True)
-            except ShardBlocked as error:
-                await self._roll_back()
-                raise ShardBlocked(error.message, await self._find_blocked(shards, keys)) from error
-        else:
-            raise InternalError("a second attempt neither succeeded nor failed")
-        return shard_rows, rows
+                return await self._lock(shards, keys)
+        except ShardBlocked as error:
+            await self._roll_back()
+            raise ShardBlocked(error.message, await self._find_blocked(shards, keys)) from error
 
     async def apply(self, rows: RowChanges) -> None:
         """See the port. Nothing is committed when it raises."""
         session = self._opened()
-        text = write_rows(rows, self._edge_tables, session.dialect)
-        if not text.parts:
-            return
         try:
-            await session.run("; ".join(text.parts), text.values, deadline=self._deadline)
+            for packet in write_rows(rows, self._edge_tables, session.dialect):
+                await session.run("; ".join(packet.parts), packet.values, deadline=self._deadline)
         except TaoError:
             await self._roll_back()
             raise

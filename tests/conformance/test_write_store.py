@@ -207,3 +207,10 @@ async def test_old_intents_are_found_the_oldest_first_and_in_bounds(stores: Stor
     assert [intent for intent in found if intent in intents] == intents[:2]
     assert len(await stores.write.old_intents(SHARDS, before_unix_ms=53, limit=1)) == 1
     await write(stores, RowChanges(delete_intents=[IntentKey(low, high) for low, high in pairs]))
+
+
+async def test_more_data_than_a_packet_holds_is_one_transaction_all_the_same(stores: Stores) -> None:
+    ids = [new_id(SHARDS[n % 3]) for n in range(24)]
+    await write(stores, RowChanges(put_objects=[ObjectRow(id1, 3, version(1), False, b"\x00" * 2**20) for id1 in ids]))
+    found = await existing(stores, WriteKeys(objects=set(ids)))
+    assert {row.id: len(row.data) for row in found.objects.values()} == dict.fromkeys(ids, 2**20)

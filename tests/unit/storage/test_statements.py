@@ -1,0 +1,114 @@
+"""Statements as text: nothing but numbers and checked names is ever pasted, and each stays within its bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tao.model.errors import InternalError, OperatorError
+from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.ids import MAX_SHARDS, make_id
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery
+from tao.model.rows import ListRow, ObjectRow, RowChanges, WriteKeys
+from tao.storage.dialect import Dialect, SessionSetup, dialect_of
+from tao.storage.names import check_edge_table, schema_name, shard_of_schema
+from tao.storage.read_plan import MAX_KEYS_PER_PART, ReadPlan
+from tao.storage.write_statements import lock_rows, lock_shards, write_rows
+
+NOW = 1_700_000_000_000
+
+
+def only_table(atype: int) -> str:
+    return "assocs"
+
+
+def test_a_schemas_name_is_made_from_the_shard_number_alone() -> None:
+    assert schema_name(42) == "tao_00042"
+    assert [shard_of_schema(name) for name in ("tao_00042", "tao_42", "mysql", "tao_00042 ")] == [42, None, None, None]
+    for shard in (-1, MAX_SHARDS):
+        with pytest.raises(OperatorError):
+            schema_name(shard)
+
+
+@pytest.mark.parametrize("name", ["assocs_A", "objects", "assocs_x;", "assocs_x\n", "assocs_"])
+def test_what_is_no_edge_table_is_refused(name: str) -> None:
+    with pytest.raises(OperatorError):
+        check_edge_table(name)
+
+
+def test_the_server_is_told_by_its_greeting() -> None:
+    assert dialect_of("5.5.5-10.11.19-MariaDB-0+deb12u1") is Dialect.MARIADB
+    assert dialect_of("9.7.4") is Dialect.MYSQL
+
+
+def test_each_dialect_limits_a_locking_union_and_names_the_incoming_row_in_its_own_words() -> None:
+    union = "(SELECT 1 FROM a FOR UPDATE) UNION ALL (SELECT 2 FROM b FOR UPDATE)"
+    assert Dialect.MARIADB.locking(union, 250) == f"SET STATEMENT max_statement_time = 0.250 FOR {union}"
+    assert Dialect.MYSQL.locking(union, 250).startswith("(SELECT /*+ MAX_EXECUTION_TIME(250) */ 1 FROM a")
+    assert Dialect.MARIADB.upsert("t", ("k",), ("v",), 2) == (
+        "INSERT INTO t (k, v) VALUES (%s, %s), (%s, %s) ON DUPLICATE KEY UPDATE v = VALUES(v)"
+    )
+    assert Dialect.MYSQL.upsert("t", ("k",), ("v",), 1) == (
+        "INSERT INTO t (k, v) VALUES (%s, %s) AS incoming ON DUPLICATE KEY UPDATE v = incoming.v"
+    )
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_read_sessions_keep_no_snapshot_and_write_sessions_take_no_gap_locks(dialect: Dialect) -> None:
+    reads, writes = (SessionSetup(writes=each).statements(dialect) for each in (False, True))
+    assert "autocommit = 1" in reads
+    assert "READ ONLY" in reads
+    assert "autocommit = 0" in writes
+    assert "READ COMMITTED" in writes
+    assert "NO_BACKSLASH_ESCAPES" not in reads + writes  # the driver escapes with backslashes
+
+
+def test_locks_are_taken_in_order_of_shard_table_and_key() -> None:
+    ids = [make_id(shard, NOW, 0) for shard in (2, 0, 1)]
+    assert lock_shards([2, 0, 1]).values == [0, 1, 2]
+    keys = WriteKeys(objects=set(ids), edges={EdgeKey(ids[0], 5, id2) for id2 in (9, 7, 8)})
+    text = lock_rows(keys, only_table)
+    assert text.values == [[ids[1]], [ids[2]], [ids[0]], ids[0], [5], ids[0], 5, [7, 8, 9]]
+    assert all("FORCE INDEX (PRIMARY)" in part for part in text.parts)
+
+
+def test_an_edge_is_not_written_without_the_version_of_its_list() -> None:
+    with pytest.raises(InternalError):
+        write_rows(RowChanges(put_edges={EdgeKey(1, 5, 2): Edge(2, 1)}), only_table, Dialect.MARIADB)
+
+
+def test_a_write_of_many_rows_is_one_statement_for_a_table_of_a_shard() -> None:
+    changes = RowChanges()
+    for at in range(50):
+        id1 = make_id(at % 2, NOW + at, 0)
+        changes.put_lists[ListKey(id1, 5)] = ListRow(1, 1)
+        changes.put_edges[EdgeKey(id1, 5, 1)] = Edge(1, 1, b"x")
+    (packet,) = write_rows(changes, only_table, Dialect.MARIADB)
+    assert len(packet.parts) == 4
+    assert sum(part.count("%s") for part in packet.parts) == len(packet.values)
+
+
+def test_large_data_are_split_into_packets_that_any_server_takes() -> None:
+    rows = [ObjectRow(make_id(0, NOW + at, 0), 3, 1, False, b"\x00" * 2**20) for at in range(10)]
+    packets = write_rows(RowChanges(put_objects=rows), only_table, Dialect.MARIADB)
+    assert sum(len(packet.values) for packet in packets) == 5 * len(rows)
+    assert all(packet.data_bytes <= 4 << 20 for packet in packets)
+
+
+def test_keys_of_several_shards_share_a_statement_and_long_sets_share_their_list() -> None:
+    queries: list[Query] = [ObjectQuery(make_id(shard, NOW, at)) for shard in range(3) for at in range(60)]
+    queries += [CountQuery(make_id(0, NOW, at), 5) for at in range(60)]
+    (statement,) = ReadPlan(queries, only_table).statements
+    assert len(statement.parts) == 3 + 3 + 1
+    id2s = tuple(range(1, 6001))
+    (statement,) = ReadPlan([EdgesQuery(make_id(0, NOW, 0), 5, id2s)], only_table).statements
+    sets = [value for value in statement.values if isinstance(value, list)]
+    assert max(map(len, sets)) == MAX_KEYS_PER_PART
+    assert sum(map(len, sets)) == 6000
+
+
+def test_statements_are_bounded_in_parts_and_in_rows_but_a_list_is_never_torn() -> None:
+    queries: list[Query] = [RangeQuery(make_id(0, NOW + at, 0), 5, 0, 1000) for at in range(20)]
+    statements = ReadPlan(queries, only_table, rows_per_statement=4096, parts_per_statement=8).statements
+    assert [len(statement.parts) for statement in statements] == [1 + 2 * 3] * 6 + [1 + 2 * 2]
+    for statement in statements:
+        assert statement.sql.count("assoc_lists") == statement.sql.count("by_time")
