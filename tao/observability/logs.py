@@ -65,7 +65,7 @@ def configure_logs(role: str, server: str, level: Level, form: Form, stream: Tex
 
 def logger(name: str) -> Logger:
     """A logger whose lines carry ``logger=name``. Usable before `configure_logs`, and follows it."""
-    return cast(Logger, structlog.get_logger(logger=name))
+    return cast(Logger, structlog.get_logger(logger_name=name))
 
 
 class _Forward(logging.Handler):
@@ -79,6 +79,7 @@ def _constant_fields(role: str, server: str) -> Callable[[WrappedLogger, str, Ev
     def add(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event["role"] = role
         event["server"] = server
+        event["logger"] = event.pop("logger_name", "")  # structlog has an argument of the name "logger" itself
         return event
 
     return add

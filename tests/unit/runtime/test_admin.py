@@ -1,0 +1,102 @@
+"""The admin port answers a fixed set of pages, and bears bad clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+from structlog.testing import capture_logs
+
+from tao.observability.logs import logger
+from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
+
+
+@dataclass
+class Figures:
+    why_not: str = ""
+    broken: bool = False
+
+    def stats(self) -> dict[str, object]:
+        if self.broken:
+            raise RuntimeError("broken figure")
+        return {"entries": 3}
+
+
+@dataclass
+class Port:
+    figures: Figures
+    host: str
+    port: int
+
+    async def raw(self, request: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(self.host, self.port)
+        try:
+            writer.write(request)
+            return await asyncio.wait_for(reader.read(), 10)
+        finally:
+            writer.close()
+
+    async def get(self, page: str, method: str = "GET") -> tuple[int, bytes]:
+        head, _, body = (await self.raw(f"{method} {page} HTTP/1.1\r\nHost: x\r\n\r\n".encode())).partition(b"\r\n\r\n")
+        return int(head.split()[1]), body
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    figures = Figures()
+    pages = AdminPages(metrics=lambda: b"tao_x_total 1\n", stats=figures.stats, not_ready=lambda: figures.why_not)
+    server = AdminServer(
+        AdminSettings(request_timeout_seconds=0.3, max_connections=2, request_bytes=1_024), pages, logger("test")
+    )
+    host, _, number = (await server.start()).rpartition(":")
+    yield Port(figures, host, int(number))
+    await server.close()
+
+
+async def test_the_pages(port: Port) -> None:
+    assert await port.get("/health") == (200, b"ok\n")
+    assert await port.get("/metrics?x=1") == (200, b"tao_x_total 1\n")
+    status, body = await port.get("/stats")
+    assert (status, json.loads(body)) == (200, {"entries": 3})
+    assert await port.get("/health", "HEAD") == (200, b"")
+
+
+async def test_readiness_says_why_not(port: Port) -> None:
+    assert await port.get("/ready") == (200, b"ready\n")
+    port.figures.why_not = "draining"
+    assert await port.get("/ready") == (503, b"draining\n")
+    assert (await port.get("/health"))[0] == 200
+
+
+async def test_what_is_not_there_or_not_allowed_is_said(port: Port) -> None:
+    assert (await port.get("/other"))[0] == 404
+    assert (await port.get("/stats", "POST"))[0] == 405
+    assert b" 400 " in await port.raw(b"\x16\x03\x01 nonsense\r\n\r\n")
+
+
+async def test_a_page_that_fails_is_logged_and_the_others_still_work(port: Port) -> None:
+    port.figures.broken = True
+    with capture_logs() as logs:
+        assert (await port.get("/stats"))[0] == 500
+    assert logs[0]["event"] == "admin page failed"
+    assert (await port.get("/health"))[0] == 200
+
+
+async def test_an_oversized_request_is_refused(port: Port) -> None:
+    assert b" 431 " in await port.raw(b"GET /health HTTP/1.1\r\nX: " + b"x" * 3_000)
+
+
+async def test_a_silent_client_is_dropped_and_too_many_are_refused(port: Port) -> None:
+    silent = [await asyncio.open_connection(port.host, port.port) for _ in range(2)]
+    with pytest.raises((ConnectionError, IndexError)):
+        await port.get("/health")
+    for reader, writer in silent:
+        try:
+            assert await asyncio.wait_for(reader.read(), 10) == b""
+        except ConnectionResetError:
+            pass  # dropped by a reset: as good
+        writer.close()
+    assert await port.get("/health") == (200, b"ok\n")

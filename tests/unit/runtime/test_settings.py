@@ -1,0 +1,63 @@
+"""Settings files become frozen dataclasses, or one readable error."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tao.model.errors import SettingsError
+from tao.runtime.settings import load_settings
+
+
+@dataclass(frozen=True, slots=True)
+class Inner:
+    port: int = 1
+    paths: tuple[Path, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outer:
+    name: str
+    seconds: float = 2.0
+    inner: Inner = field(default_factory=Inner)
+
+    def __post_init__(self) -> None:
+        if self.seconds <= 0:
+            raise ValueError("seconds must be above 0")
+
+
+def load(tmp_path: Path, text: str) -> Outer:
+    path = tmp_path / "server.yaml"
+    path.write_text(text)
+    return load_settings(path, Outer)
+
+
+def test_what_the_file_leaves_out_has_its_default(tmp_path: Path) -> None:
+    assert load(tmp_path, "name: a\ninner: {port: 7, paths: [/x]}") == Outer("a", 2.0, Inner(7, (Path("/x"),)))
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("", r"server.yaml: name: .*required"),
+        ("name: a\nsecond: 3", r"server.yaml: second: there is no such setting; there are inner, name, seconds"),
+        ("name: a\ninner: {prt: 3}", r"server.yaml: inner.prt: there is no such setting"),
+        ("name: a\ninner: {port: many}", r"server.yaml: inner.port: .*integer"),
+        ("name: a\nseconds: 0", r"seconds must be above 0"),
+        ("- a", r"must be a mapping"),
+        ("a: [", r"is not YAML"),
+        ("name: a\nodd: 1\nseconds: x", r"(?s)odd: .*seconds: "),
+    ],
+)
+def test_a_fault_is_named_with_file_and_field(tmp_path: Path, text: str, complaint: str) -> None:
+    with pytest.raises(SettingsError, match=complaint):
+        load(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_or_not_settings_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nothing\.yaml: cannot be read"):
+        load_settings(tmp_path / "nothing.yaml", Outer)
+    with pytest.raises(SettingsError, match="is it the right file"):
+        load(tmp_path, "#" * ((1 << 20) + 1))

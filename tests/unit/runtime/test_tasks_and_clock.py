@@ -1,0 +1,67 @@
+"""Background tasks are held, bounded, heard when they fail and gone on close; the clock is the loop's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from structlog.testing import capture_logs
+
+from tao.model.errors import Overloaded
+from tao.model.ports import Clock
+from tao.observability.logs import logger
+from tao.runtime.clock import LoopClock
+from tao.runtime.tasks import BackgroundTasks
+
+
+async def forever() -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_task_that_fails_is_logged_and_counted_and_the_others_go_on() -> None:
+    async def fail() -> None:
+        raise RuntimeError("broken job")
+
+    tasks = BackgroundTasks("leader", logger("test"))
+    with capture_logs() as logs:
+        other = tasks.start(forever(), "other")
+        failing = tasks.start(fail(), "failing")
+        await asyncio.wait((failing,))
+        await asyncio.sleep(0)
+    assert [(line["event"], line["task"]) for line in logs] == [("background task failed", "leader: failing")]
+    assert (tasks.failed, len(tasks), other.done()) == (1, 1, False)
+    await tasks.close()
+
+
+async def test_close_cancels_all_and_nothing_starts_afterwards() -> None:
+    cleaned: list[int] = []
+
+    async def job() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaned.append(1)
+
+    tasks = BackgroundTasks("leader", logger("test"))
+    tasks.start(job(), "job")
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert (len(tasks), cleaned) == (0, [1])
+    with pytest.raises(Overloaded, match="closing"):
+        tasks.start(forever(), "late")
+
+
+async def test_tasks_are_bounded() -> None:
+    tasks = BackgroundTasks("leader", logger("test"), limit=1)
+    tasks.start(forever(), "one")
+    with pytest.raises(Overloaded, match="1 background tasks already: two"):
+        tasks.start(forever(), "two")
+    await tasks.close()
+
+
+async def test_the_clock_is_the_loops() -> None:
+    clock: Clock = LoopClock()
+    before = asyncio.get_running_loop().time()
+    assert before <= clock.monotonic() <= asyncio.get_running_loop().time()
+    assert abs(clock.unix_ms() - time.time() * 1000) < 60_000
