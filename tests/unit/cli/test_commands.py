@@ -1,0 +1,115 @@
+"""Commands without a cluster: help, one-line errors, exit statuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.cli.commands import tao
+from tao.devcluster.schema_copy import example_schema_file
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TAO_CONNECT", raising=False)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(tao, list(arguments), catch_exceptions=False)
+
+
+def assert_operator_error(result: Result, named: str) -> None:
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert named in result.stderr
+
+
+def test_every_command_has_help() -> None:
+    assert call("--help").exit_code == 0
+    for name in tao.commands:
+        result = call(name, "--help")
+        assert result.exit_code == 0
+        assert "Usage:" in result.stdout
+
+
+def test_help_imports_no_server_no_driver_and_no_transport() -> None:
+    script = "import sys; from tao.cli.commands import tao; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert {"grpc", "aiomysql", "rich", "google.protobuf", "prometheus_client"} & set(loaded) == set()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("get", "1"),
+        ("list", "1", "friend"),
+        ("count", "1", "friend"),
+        ("add", "object", "user"),
+        ("delete", "object", "1", "--yes"),
+        ("stats",),
+        ("schema", "show"),
+    ],
+)
+def test_without_a_cluster_a_command_says_how_to_start_or_name_one(command: tuple[str, ...]) -> None:
+    assert_operator_error(call(*command), "tao dev up")
+
+
+@pytest.mark.parametrize("command", ["status", "down", "logs"])
+def test_a_folder_without_a_cluster_is_told_in_one_line(command: str) -> None:
+    assert_operator_error(call("dev", command), "there is no cluster in")
+
+
+def test_a_machine_without_a_database_server_is_told_what_to_install_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAO_MYSQLD", "/nowhere/mariadbd")
+    assert_operator_error(call("dev", "up"), "TAO_MYSQLD")
+
+
+def test_a_shape_that_cannot_be_is_told_in_one_line() -> None:
+    assert_operator_error(call("dev", "up", "--databases", "3", "--shards", "2"), "--databases 3")
+
+
+def test_a_schema_file_that_is_not_there_starts_nothing() -> None:
+    assert_operator_error(call("dev", "up", "--schema", "missing.yaml"), "missing.yaml")
+    assert not Path(".tao-dev/owner.json").exists()
+
+
+def test_an_input_file_that_is_not_there_is_named() -> None:
+    result = call("load", "objects", "missing.csv", "--otype", "page", "--key", "id")
+    assert_operator_error(result, "missing.csv")
+
+
+def test_standard_input_needs_a_name() -> None:
+    assert_operator_error(call("load", "objects", "-", "--otype", "page", "--key", "id"), "--name")
+
+
+def test_a_server_s_settings_file_that_is_not_there_is_named() -> None:
+    assert_operator_error(call("follower", "--settings", "missing.yaml"), "missing.yaml")
+
+
+def test_a_schema_follows_itself() -> None:
+    file = str(example_schema_file())
+    result = call("schema", "check", file, file, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"compatible": True, "changes": []}
+
+
+def test_a_schema_that_breaks_data_is_told_with_status_1(tmp_path: Path) -> None:
+    changed = tmp_path / "new.yaml"
+    changed.write_text(example_schema_file().read_text().replace("lat: {number: 2, type: float}", ""))
+    result = call("schema", "check", str(example_schema_file()), str(changed))
+    assert result.exit_code == 1
+    assert "lat" in result.stdout
+    assert "not compatible" in result.stdout
+
+
+def test_a_schema_file_can_be_shown() -> None:
+    result = call("schema", "show", str(example_schema_file()), "--json")
+    assert json.loads(result.stdout)["objects"]["page"]["number"] == 5
+    assert "page_likes" in call("schema", "show", str(example_schema_file())).stdout

@@ -1,0 +1,105 @@
+"""The state folder: records, locks, and what a crash may leave in it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tao.devcluster.identity import ProcessIdentity, write_record
+from tao.devcluster.layout import CachePorts, Role, Shape
+from tao.devcluster.schema_copy import example_schema_file, place_schema
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, service_accounts
+from tao.model.errors import OperatorError, SchemaError
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[StateFolder]:
+    found = StateFolder(tmp_path / "state")
+    found.create()
+    yield found
+    found.unlock()
+
+
+def test_a_record_comes_back_as_it_was_written(folder: StateFolder) -> None:
+    record = ClusterRecord(shape=Shape(shards=8), ports={"leader-1": CachePorts(1, 2, 3)}, passwords=new_passwords())
+    folder.write(record)
+    assert folder.read() == record
+
+
+def test_passwords_lie_in_files_for_this_user_alone(folder: StateFolder) -> None:
+    folder.write(ClusterRecord(shape=Shape(), passwords=new_passwords()))
+    assert (folder.path / "cluster.json").stat().st_mode & 0o077 == 0
+    assert folder.path.stat().st_mode & 0o077 == 0
+
+
+def test_every_account_has_a_password_of_its_own() -> None:
+    accounts = service_accounts(new_passwords())
+    found = {accounts.administrator, accounts.leader, accounts.reader, accounts.replicator}
+    assert len({account.password for account in found}) == 4
+
+
+def test_a_folder_without_a_cluster_says_how_to_make_one(folder: StateFolder) -> None:
+    with pytest.raises(OperatorError, match="tao dev up"):
+        folder.require()
+
+
+def test_a_damaged_record_says_what_to_remove(folder: StateFolder) -> None:
+    (folder.path / "cluster.json").write_text('{"format": 1')
+    with pytest.raises(OperatorError, match="damaged"):
+        folder.read()
+
+
+def test_a_second_start_in_one_folder_is_refused_in_one_line(folder: StateFolder) -> None:
+    folder.lock()
+    with pytest.raises(OperatorError, match="tao dev down") as refused:
+        StateFolder(folder.path).lock()
+    assert "\n" not in refused.value.message
+    folder.unlock()
+    StateFolder(folder.path).lock()
+
+
+def test_a_state_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OperatorError, match="choose another with --state-dir"):
+        StateFolder(tmp_path / "file" / "state").create()
+
+
+def test_a_process_counts_as_running_only_when_it_is_the_one_recorded(folder: StateFolder) -> None:
+    record = ClusterRecord(shape=Shape(tiers=1, followers=1, leaders=1))
+    mine = ProcessIdentity.of(os.getpid())
+    write_record(folder.process_record("leader-1", Role.LEADER), mine)
+    stranger = ProcessIdentity(mine.pid, mine.start_ticks + 1, mine.boot_id)
+    write_record(folder.process_record("follower-1a", Role.FOLLOWER), stranger)
+    ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    gone = ProcessIdentity.of(ended.pid)
+    ended.communicate()
+    folder.database("db-1").mkdir()
+    write_record(folder.process_record("db-1", Role.DATABASE), gone)
+    assert folder.running(record) == {"leader-1": mine}
+
+
+def test_a_new_folder_gets_the_example_schema_and_keeps_its_own_afterwards(folder: StateFolder) -> None:
+    place_schema(folder, None)
+    assert folder.schema.read_text() == example_schema_file().read_text()
+    folder.schema.write_text("format: 1\nobjects: {thing: {number: 9}}\n")
+    assert [otype.name for otype in place_schema(folder, None).objects] == ["thing"]
+
+
+def test_a_schema_that_contradicts_the_stored_data_is_refused(folder: StateFolder, tmp_path: Path) -> None:
+    place_schema(folder, None)
+    other = tmp_path / "other.yaml"
+    other.write_text("format: 1\nobjects: {thing: {number: 1, fields: {name: {number: 1, type: int}}}}\n")
+    before = folder.schema.read_text()
+    with pytest.raises(SchemaError, match="tao schema check"):
+        place_schema(folder, other)
+    assert folder.schema.read_text() == before
+
+
+def test_a_schema_file_that_is_not_there_is_named(folder: StateFolder, tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"missing\.yaml"):
+        place_schema(folder, tmp_path / "missing.yaml")
