@@ -7,7 +7,7 @@ everything when one task fails, which a server's independent jobs must not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 from tao.model.errors import Overloaded
 from tao.observability.logs import Logger
@@ -30,8 +30,8 @@ class BackgroundTasks:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def start(self, job: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
-        """Run a coroutine in the background. Raises `Overloaded`, with the coroutine closed, when the limit is reached
+    def start(self, job: Coroutine[object, object, None], name: str) -> Callable[[], bool]:
+        """Run a coroutine in the background; returns what cancels it. Raises `Overloaded`, with the coroutine closed, when the limit is reached
         or the owner is closing."""
         if self._closed or len(self._tasks) >= self._limit:
             job.close()
@@ -40,7 +40,7 @@ class BackgroundTasks:
         task = asyncio.create_task(job, name=f"{self._owner}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
-        return task
+        return task.cancel
 
     async def close(self) -> None:
         """Cancel all and wait until they are over. Nothing can be started afterwards."""

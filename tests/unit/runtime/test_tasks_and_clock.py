@@ -25,12 +25,13 @@ async def test_a_task_that_fails_is_logged_and_counted_and_the_others_go_on() ->
 
     tasks = BackgroundTasks("leader", logger("test"))
     with capture_logs() as logs:
-        other = tasks.start(forever(), "other")
-        failing = tasks.start(fail(), "failing")
-        await asyncio.wait((failing,))
-        await asyncio.sleep(0)
+        tasks.start(forever(), "other")
+        tasks.start(fail(), "failing")
+        async with asyncio.timeout(10):
+            while not tasks.failed:
+                await asyncio.sleep(0)
     assert [(line["event"], line["task"]) for line in logs] == [("background task failed", "leader: failing")]
-    assert (tasks.failed, len(tasks), other.done()) == (1, 1, False)
+    assert (tasks.failed, len(tasks)) == (1, 1)
     await tasks.close()
 
 
@@ -50,6 +51,17 @@ async def test_close_cancels_all_and_nothing_starts_afterwards() -> None:
     assert (len(tasks), cleaned) == (0, [1])
     with pytest.raises(Overloaded, match="closing"):
         tasks.start(forever(), "late")
+
+
+async def test_one_task_can_be_cancelled_by_what_start_returns() -> None:
+    tasks = BackgroundTasks("leader", logger("test"))
+    cancel = tasks.start(forever(), "one")
+    tasks.start(forever(), "two")
+    assert cancel()
+    async with asyncio.timeout(10):
+        while len(tasks) > 1:
+            await asyncio.sleep(0)
+    await tasks.close()
 
 
 async def test_tasks_are_bounded() -> None:
