@@ -23,7 +23,7 @@ from loadtest.scenario import BenchSettings, Scenario
 from loadtest.table import print_report
 from tao.model.errors import OperatorError, TaoError
 
-_TOY_SECONDS: Final = 0.6
+_TOY_SECONDS: Final = 0.3
 _TOY_ROUNDS: Final = 3
 _WIDTH_WITHOUT_TERMINAL: Final = 200
 _INTERRUPTED_STATUS: Final = 130

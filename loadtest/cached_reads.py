@@ -47,6 +47,7 @@ async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
         cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
         pids = {process.name: process.pid for process in (await cluster.status()).processes}
         job = ReadsJob(
+            topology_file=str(cluster.topology_path),
             grpc=cluster.client_address,
             frames=f"{LOOPBACK}:{cluster.record.ports[_FOLLOWER].frames}",
             topology_version=cluster.record.topology_version,

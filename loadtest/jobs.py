@@ -17,6 +17,7 @@ class Pace(msgspec.Struct, frozen=True):
 class ReadsJob(msgspec.Struct, frozen=True, kw_only=True, tag="reads"):
     """Cached reads from one follower, beside Redis."""
 
+    topology_file: str
     grpc: str
     frames: str
     topology_version: int
@@ -32,7 +33,7 @@ class ReadsJob(msgspec.Struct, frozen=True, kw_only=True, tag="reads"):
 class WritesJob(msgspec.Struct, frozen=True, kw_only=True, tag="writes"):
     """Durable writes through a follower, beside the same transactions one by one."""
 
-    grpc: str
+    topology_file: str
     server_pids: tuple[int, ...]
     """Follower and leader."""
     database_pid: int

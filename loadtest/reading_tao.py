@@ -28,10 +28,10 @@ CREDENTIALS = Credentials("loadtest", "client")
 Transport = Literal["frames", "grpc"]
 
 
-async def open_graph(address: str, transport: Transport, stack: AsyncExitStack) -> Graph:
-    """A graph that uses this transport alone; closed with the stack."""
+async def open_graph(topology_file: str, transport: Transport, stack: AsyncExitStack) -> Graph:
+    """A graph that uses this transport alone, of the cluster in the topology file; closed with the stack."""
     settings = ClientSettings(links=LinkSettings(transport=transport))
-    return await stack.enter_async_context(connect(address, settings=settings))
+    return await stack.enter_async_context(connect(topology_file, settings=settings))
 
 
 class GraphReads:

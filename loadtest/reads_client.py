@@ -42,7 +42,7 @@ _ALONE: Final = (Aim(measure=Measure.P50, bound=1.2, against=REDIS),)
 async def run_reads(job: ReadsJob, tell: Callable[[str, float], None]) -> list[Figure]:
     """All comparisons, in the order of the table. Raises `TaoError`, or what redis-py raises."""
     async with AsyncExitStack() as stack:
-        graphs = {name: await open_graph(job.grpc, transport, stack) for name, transport in _TRANSPORTS}
+        graphs = {name: await open_graph(job.topology_file, transport, stack) for name, transport in _TRANSPORTS}
         redis = RedisReads(job.redis_port)
         stack.push_async_callback(redis.close)
         tell("writing the graph", 0.0)
@@ -89,14 +89,16 @@ def _through_the_sdk(
         return Comparison(shape, tuple(trials), REDIS, {FRAMES: aims})
 
     return [
-        side_by_side(f"obj_get, {many} awaiters", many, lambda of: of.gets(ids), _AT_64_AWAITERS, 1),
+        side_by_side(f"obj_get, {_awaiters(many)}", many, lambda of: of.gets(ids), _AT_64_AWAITERS, 1),
         side_by_side(
-            f"assoc_range of {PAGE_EDGES}, {many} awaiters", many, lambda of: of.pages(data.pages, PAGE_EDGES), (), 1
+            f"assoc_range of {PAGE_EDGES}, {_awaiters(many)}", many, lambda of: of.pages(data.pages, PAGE_EDGES), (), 1
         ),
-        side_by_side(f"the paper's reads, {many} awaiters", many, lambda of: of.mix(data.mix), (), 1),
-        side_by_side(f"obj_get_many of {MANY}, 1 awaiter", 1, lambda of: of.many(hundreds), _MANY_FORM, MANY),
-        side_by_side(f"obj_get_many of {MANY}, {many} awaiters", many, lambda of: of.many(hundreds), _MANY_FORM, MANY),
-        side_by_side("obj_get, 1 awaiter", 1, lambda of: of.gets(ids), _ALONE, 1),
+        side_by_side(f"the paper's reads, {_awaiters(many)}", many, lambda of: of.mix(data.mix), (), 1),
+        side_by_side(f"obj_get_many of {MANY}, {_awaiters(1)}", 1, lambda of: of.many(hundreds), _MANY_FORM, MANY),
+        side_by_side(
+            f"obj_get_many of {MANY}, {_awaiters(many)}", many, lambda of: of.many(hundreds), _MANY_FORM, MANY
+        ),
+        side_by_side(f"obj_get, {_awaiters(1)}", 1, lambda of: of.gets(ids), _ALONE, 1),
     ]
 
 
@@ -124,9 +126,13 @@ async def _through_unary(job: ReadsJob, data: Dataset, stack: AsyncExitStack) ->
     calls_of = await open_unary(job.grpc, stack)
     calls = calls_of(_choose(data, _PREPARED_CALLS))
     return [
-        Comparison(f"ObjGet, {count} awaiter(s)", (Trial(UNARY, awaiters(count, calls), (job.follower_pid,)),))
+        Comparison(f"ObjGet, {_awaiters(count)}", (Trial(UNARY, awaiters(count, calls), (job.follower_pid,)),))
         for count in (job.awaiters, 1)
     ]
+
+
+def _awaiters(count: int) -> str:
+    return f"{count} awaiter" if count == 1 else f"{count} awaiters"
 
 
 def _choose(data: Dataset, count: int) -> list[int]:

@@ -65,7 +65,7 @@ class BenchSettings:
     @property
     def round_seconds(self) -> float:
         """Length of one turn."""
-        return self.seconds / self.rounds
+        return round(self.seconds / self.rounds, 6)
 
 
 Run = Callable[[BenchSettings, Progress], Awaitable[ScenarioResult]]

@@ -62,7 +62,7 @@ async def _with_shards(shards: int, settings: BenchSettings, progress: Progress)
         settings.versions[database.binary.flavour] = database.binary.version_text
         account = service_accounts(cluster.record.passwords).leader
         job = WritesJob(
-            grpc=cluster.client_address,
+            topology_file=str(cluster.topology_path),
             server_pids=tuple(pid for name, pid in pids.items() if name != database_name),
             database_pid=pids[database_name],
             database_host=database.host,

@@ -46,7 +46,7 @@ async def run_writes(job: WritesJob, tell: Callable[[str, float], None]) -> list
     """The one comparison; its edges are read back afterwards. Raises `TaoError` or `pymysql.err.MySQLError`."""
     address = DatabaseAddress(job.database_host, job.database_port, job.user, job.password)
     async with AsyncExitStack() as stack:
-        graph = await open_graph(job.grpc, "frames", stack)
+        graph = await open_graph(job.topology_file, "frames", stack)
         direct = [await DirectWriter.open(address) for _ in range(job.writers)]
         for writer in direct:
             stack.push_async_callback(writer.close)
