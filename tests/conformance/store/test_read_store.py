@@ -10,7 +10,7 @@ from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, he
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ObjectRow, RowChanges
-from tests.conformance.stores import LIKES, LONG, SHARDS, Stores, list_of, new_id, version, write
+from tests.conformance.store.stores import LIKES, LONG, SHARDS, Stores, list_of, new_id, version, write
 
 pytestmark = pytest.mark.database
 

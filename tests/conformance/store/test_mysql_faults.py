@@ -21,7 +21,7 @@ from tao.storage.pools import PoolSettings, ServerAccount
 from tao.storage.reads import MySqlReadStore, ReadSettings
 from tao.storage.session import open_session
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-from tests.conformance.stores import (
+from tests.conformance.store.stores import (
     LIKES,
     SERVER,
     SHARDS,

@@ -11,7 +11,7 @@ from tao.model.errors import RetryableError, ShardBlocked
 from tao.model.graph import Edge, EdgeKey, ListKey, decode_count
 from tao.model.queries import CountQuery, Query, RangeQuery
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, WriteKeys
-from tests.conformance.stores import LIKES, LONG, SERVER, SHARDS, Stores, list_of, new_id, version, write
+from tests.conformance.store.stores import LIKES, LONG, SERVER, SHARDS, Stores, list_of, new_id, version, write
 
 pytestmark = pytest.mark.database
 
