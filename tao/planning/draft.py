@@ -17,7 +17,7 @@ TouchedKey = int | ListKey
 class Draft:
     """``objects``, ``lists`` and ``intents`` hold what was written so far, on top of ``existing``; what is in
     ``objects`` or ``lists`` may equal the stored row. ``one_sided``: by pair, the coordinator's edges that were written
-    without their mirrors, and these. ``touched``: the keys that the current write named."""
+    without their mirrors. ``touched``: the keys that the current write named."""
 
     __slots__ = ("existing", "intents", "lists", "objects", "one_sided", "touched")
 
@@ -26,7 +26,7 @@ class Draft:
         self.objects: dict[int, ObjectRow] = {}
         self.lists: dict[ListKey, dict[EdgeKey, Edge | None]] = {}
         self.intents: dict[IntentKey, IntentRow | None] = {}
-        self.one_sided: dict[IntentKey, dict[EdgeKey, EdgeKey]] = {}
+        self.one_sided: dict[IntentKey, set[EdgeKey]] = {}
         self.touched: list[TouchedKey] = []
 
     def object(self, object_id: int) -> ObjectRow | None:

@@ -23,7 +23,7 @@ def add_edge(draft: Draft, write: AssocAdd, pair: IntentKey | None, schema: Sche
     if pair is not None and inverse is not None:
         own = _coordinator_edge(id1, write.atype, id2, inverse)
         edge = Edge(own.id2, write.time, write.data)
-        return WriteOutcome(found=_set_one_side(draft, pair, own, schema, edge) is not None)
+        return WriteOutcome(found=_set_one_side(draft, pair, own, edge) is not None)
     previous = draft.set_edge(EdgeKey(id1, write.atype, id2), Edge(id2, write.time, write.data))
     if inverse is None or (id1 == id2 and inverse == write.atype):
         return WriteOutcome(found=previous is not None)
@@ -37,7 +37,7 @@ def delete_edge(draft: Draft, write: AssocDelete, pair: IntentKey | None, schema
     inverse = schema.atype(write.atype).inverse
     if pair is not None and inverse is not None:
         own = _coordinator_edge(id1, write.atype, id2, inverse)
-        return WriteOutcome(found=_set_one_side(draft, pair, own, schema, None) is not None)
+        return WriteOutcome(found=_set_one_side(draft, pair, own, None) is not None)
     previous = draft.set_edge(EdgeKey(id1, write.atype, id2), None)
     if inverse is None or (id1 == id2 and inverse == write.atype):
         return WriteOutcome(found=previous is not None)
@@ -55,7 +55,7 @@ def change_edge_type(
     if pair is not None and id1 != pair.low_id and (old.inverse is None) != (new.inverse is None):
         # The type without inverse has its edge at the other side alone: nothing here for a settler to copy.
         if both_sides:
-            raise Unavailable(f"an earlier write between {id1} and {id2} is still being settled; try again")
+            raise Unavailable(f"another write between {id1} and {id2} is still being settled; try again")
         raise InvalidArgument(
             f"the edge from {id1} to {id2} cannot change between {old.name!r} and {new.name!r}: one of them has an"
             " inverse and one has not, and the two ids live on different database servers; add the edge under the"
@@ -74,7 +74,7 @@ def change_edge_type(
             if pair is None:
                 draft.set_edge(key, value)
             elif key.id1 == pair.low_id and atype.inverse is not None:
-                _set_one_side(draft, pair, key, schema, value)
+                _set_one_side(draft, pair, key, value)
             elif key.id1 == pair.low_id:
                 draft.set_edge(key, value)
     return WriteOutcome(found=True)
@@ -145,8 +145,6 @@ def _both_ends(id1: int, atype: int, id2: int, inverse: int | None) -> tuple[Edg
     return (edge,) if inverse is None else (edge, EdgeKey(id2, inverse, id1))
 
 
-def _set_one_side(draft: Draft, pair: IntentKey, key: EdgeKey, schema: Schema, edge: Edge | None) -> Edge | None:
-    inverse = schema.atype(key.atype).inverse
-    assert inverse is not None, "only edges with a mirror are written at one side"
-    draft.one_sided.setdefault(pair, {})[key] = EdgeKey(key.id2, inverse, key.id1)
+def _set_one_side(draft: Draft, pair: IntentKey, key: EdgeKey, edge: Edge | None) -> Edge | None:
+    draft.one_sided.setdefault(pair, set()).add(key)
     return draft.set_edge(key, edge)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from tao.model.changes import Change, ListChange, ListInvalidation, ObjectInvalidation
-from tao.model.errors import RequestError, RetryableError
+from tao.model.errors import RequestError, RetryableError, UnknownType
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
@@ -110,13 +110,14 @@ def plan(
     draft = Draft(existing)
     # Which rows were read matters only where an intent of an earlier transaction speaks of some.
     read = frozenset(keys_of(writes, schema).edges) if existing.intents else frozenset()
+    one_sided = _one_sided_pairs(writes, schema)
     outcomes: list[WriteOutcome] = []
     named: list[Sequence[TouchedKey]] = []
     pairs: list[IntentKey | None] = []
     for planned in writes:
         draft.touched = []
         try:
-            pair = _one_sided_pair(draft, planned, read, schema)
+            pair = _one_sided_pair(draft, planned, one_sided, read, schema)
             outcomes.append(_apply(draft, planned, pair, schema))
         except (RequestError, RetryableError) as error:
             outcomes.append(WriteOutcome(error=error))
@@ -134,16 +135,36 @@ def plan(
     return Plan(rows, changes, outcomes, changes_of, unchanged_of, intents, settles)
 
 
-def _one_sided_pair(draft: Draft, planned: PlannedWrite, read: frozenset[EdgeKey], schema: Schema) -> IntentKey | None:
-    """The pair of a write that is done at the coordinator's side alone; an intent in the way is settled here if all
-    its rows are at hand. If not, it stays and grows: what it speaks of is copied by its settler."""
-    if planned.both_sides and not draft.existing.intents:
+def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozenset[IntentKey]:
+    pairs: set[IntentKey] = set()
+    for planned in writes:
+        if planned.both_sides:
+            continue
+        try:
+            ids = coordinator_side(planned.write, schema)
+        except UnknownType:
+            # Its own write fails of it later.
+            continue
+        if ids is not None:
+            pairs.add(IntentKey(*ids))
+    return frozenset(pairs)
+
+
+def _one_sided_pair(
+    draft: Draft, planned: PlannedWrite, one_sided: frozenset[IntentKey], read: frozenset[EdgeKey], schema: Schema
+) -> IntentKey | None:
+    """The pair of a write that is done at the coordinator's side alone.
+
+    All of a pair's writes are when one of them must be: what an intent is owed for is judged by the net change, and a
+    mirror that some writes of the batch keep up and others do not would escape it. An intent in the way of both sides
+    is settled here when all its rows are at hand. If not, it stays and grows, and its settler copies the rest."""
+    if not one_sided and not draft.existing.intents:
         return None
     ids = coordinator_side(planned.write, schema)
     if ids is None:
         return None
     pair = IntentKey(*ids)
-    if not planned.both_sides:
+    if pair in one_sided:
         return pair
     intent = draft.intent(pair)
     if intent is None:
@@ -218,14 +239,9 @@ def _write_lists(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges)
 
 
 def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
-    """An intent for each pair of whose edges, written at one side, either end is not what it was (the mirror may have
-    been written by an earlier write of the batch, before its shard moved away); gone are those settled or forgotten."""
-
-    def differs(key: EdgeKey) -> bool:
-        return draft.edge(key) != draft.existing.edges.get(key)
-
+    """An intent for each pair whose coordinator's edges are not what they were; gone are those settled or forgotten."""
     for pair, edges in draft.one_sided.items():
-        changed = {key.atype for key, mirror in edges.items() if differs(key) or differs(mirror)}
+        changed = {key.atype for key in edges if draft.edge(key) != draft.existing.edges.get(key)}
         if not changed:
             continue
         stored, standing = draft.existing.intents.get(pair), draft.intent(pair)

@@ -75,10 +75,11 @@ def test_what_changes_nothing_owes_nothing(stored: StoredRows) -> None:
     assert plan.intents == [None, None, None]
 
 
-def test_a_mirror_written_earlier_in_the_batch_is_owed_when_the_next_write_leaves_it_behind(stored: StoredRows) -> None:
-    plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), AssocDelete(LOW, LIKES, HIGH), both_sides=[True, False])
-    assert plan.settles == [None, (SettleEdge(HIGH, LIKED_BY, LOW, False),)]
-    assert set(stored.rows.edges) == {EdgeKey(HIGH, LIKED_BY, LOW)}
+def test_a_pair_is_written_at_one_side_throughout_a_batch_when_one_of_its_writes_must_be(stored: StoredRows) -> None:
+    plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), AssocAdd(LOW, TAGS, HIGH, 5, b""), both_sides=[True, False])
+    intent = IntentRow(LOW, HIGH, (LIKES, TAGS), NOW, NOW)
+    assert plan.intents == [intent, intent]
+    assert {key.id1 for key in stored.rows.edges} == {LOW}
 
 
 def test_what_changes_nothing_still_waits_for_an_older_intent(stored: StoredRows) -> None:
