@@ -1,0 +1,342 @@
+"""The cache against a naive graph with history: reordered, repeated and late messages, stale fills, evictions, bumps.
+
+What must hold after every step: an answer is exactly what was true at its version; a key is never answered with a lower
+version than before, except after a bulk invalidation; the budget and the accounts are right. And once every message is
+delivered, every answer is the truth. The assumption on the world is the one that `CacheSettings.floor_seconds` states:
+a replica lags less than that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
+
+from tao.cache import Applied, CacheSettings, GraphCache, Stored, Ticket
+from tao.cache.tables import value_bytes
+from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardInvalidation
+from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
+from tao.model.graph import ABSENT, MAX_TIME, Edge, ListKey, decode_count, version_of
+from tests.properties.cache_truth import Truth
+
+SHARD = 9000  # ids above 2^60: three-digit integers
+OBJECTS = [(SHARD << 47) + place for place in (64, 128)]
+LISTS = [ListKey(id1, atype) for id1 in OBJECTS for atype in (1, 2)]
+LIMITS = {1: 3, 2: 1000}
+FLOOR_SECONDS = 10.0
+REPLICA_LAG_SECONDS = 8.0
+
+ids = st.integers(1, 9)
+times = st.integers(0, 6)
+edits = st.lists(
+    ids.flatmap(
+        lambda id2: st.tuples(
+            st.just(id2), st.none() | st.builds(Edge, st.just(id2), times, st.sampled_from([b"", b"a", b"bcd"]))
+        )
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+class Types:
+    def object_arena(self, otype: int) -> str:
+        return {1: "default", 2: "other"}[otype]
+
+    def list_arena(self, atype: int) -> str:
+        return {1: "default", 2: "unknown to the settings"}[atype]
+
+    def list_limit(self, atype: int) -> int:
+        return LIMITS[atype]
+
+
+@dataclass(frozen=True)
+class Sent:
+    message: Message
+    epoch: int
+    commit: int
+
+
+class CacheMachine(RuleBasedStateMachine):
+    max_floors: ClassVar[int] = 1000
+    answers_never_go_back: ClassVar[bool] = True
+    tickets: Bundle[Ticket] = Bundle("tickets")
+
+    @initialize(budget=st.sampled_from([400, 700, 1500, 1 << 20]), chances=st.integers(0, 2))
+    def start(self, budget: int, chances: int) -> None:
+        self.now = 1000.0
+        self.truth = Truth()
+        self.cache = GraphCache(
+            CacheSettings(
+                arena_bytes={"default": budget, "other": budget},
+                floor_seconds=FLOOR_SECONDS,
+                max_floors_per_shard=self.max_floors,
+                departed_slots=509,
+                mark_slots=101,
+                max_second_chances=chances,
+                largest_entry_fraction=1.0,
+                keep_count_of_list_bytes=200,
+                reclaim_entries_per_step=2,
+            ),
+            Types(),
+        )
+        self.cache.open_shard(SHARD)
+        self.known_epoch = 0
+        self.sent: list[Sent] = []
+        self.replica_has = 0
+        self.answered: dict[int | ListKey, int] = {}
+
+    # the world
+
+    @rule(seconds=st.sampled_from([0.5, 3.0, 7.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.cache.forget_old_floors(self.now)
+
+    @rule(key=st.sampled_from(LISTS), edits=edits, own=st.booleans(), carried=st.booleans())
+    def write_list(self, key: ListKey, edits: list[tuple[int, Edge | None]], own: bool, carried: bool) -> None:
+        change = self.truth.write_list(key, edits, self.now)
+        self.committed(change, ListInvalidation(key.id1, key.atype, change.after), own, carried)
+
+    @rule(
+        key=st.sampled_from(OBJECTS),
+        otype=st.sampled_from([ABSENT, 1, 2]),
+        data=st.binary(max_size=4),
+        own=st.booleans(),
+        carried=st.booleans(),
+        large=st.booleans(),
+    )
+    def write_object(self, key: int, otype: int, data: bytes, own: bool, carried: bool, large: bool) -> None:
+        change = self.truth.write_object(key, otype, data, self.now)
+        if large and otype:
+            change = ObjectChange(key, change.before, change.after, otype, None)
+        self.committed(change, ObjectInvalidation(key, change.after), own, carried)
+
+    def committed(
+        self, change: ObjectChange | ListChange, short: ObjectInvalidation | ListInvalidation, own: bool, carried: bool
+    ) -> None:
+        epoch = self.truth.now.epoch
+        self.sent.append(Sent(change if carried else short, epoch, len(self.truth.snapshots) - 1))
+        if own:
+            self.learn(epoch)
+            self.cache.apply(change, epoch, self.now, insert=True)
+
+    @rule()
+    def promote(self) -> None:
+        self.truth.promote(self.now)
+        self.sent.append(Sent(ShardInvalidation(SHARD), self.truth.now.epoch, len(self.truth.snapshots) - 1))
+
+    # maintenance
+
+    @precondition(lambda self: self.sent)
+    @rule(data=st.data(), again=st.booleans(), insert=st.booleans())
+    def deliver(self, data: st.DataObject, again: bool, insert: bool) -> None:
+        at = data.draw(st.integers(0, len(self.sent) - 1))
+        sent = self.sent[at] if again else self.sent.pop(at)
+        self.take(sent, insert)
+
+    def take(self, sent: Sent, insert: bool = False) -> None:
+        self.learn(sent.epoch)
+        applied = self.cache.apply_message(sent.message, sent.epoch, self.now, insert)
+        if isinstance(sent.message, ShardInvalidation):
+            assert applied is Applied.EPOCH_BUMPED
+            self.answered.clear()
+
+    @precondition(lambda self: self.sent)
+    @rule()
+    def messages_are_lost_and_the_shard_is_bumped(self) -> None:
+        """The stream begins anew behind what was lost; whoever answers fills now has at least that."""
+        self.replica_has = max(self.replica_has, *(sent.commit for sent in self.sent))
+        self.learn(max(sent.epoch for sent in self.sent))
+        self.cache.open_shard(SHARD, max(sent.epoch for sent in self.sent))
+        self.sent.clear()
+        self.cache.bump_shard(SHARD)
+        self.answered.clear()
+
+    @rule()
+    def reopen(self) -> None:
+        self.replica_has = len(self.truth.snapshots) - 1
+        self.cache.close_shard(SHARD)
+        self.cache.open_shard(SHARD, self.truth.now.epoch)
+        self.known_epoch = self.truth.now.epoch
+        self.answered.clear()
+
+    @rule()
+    def reclaim(self) -> None:
+        self.cache.reclaim_step()
+
+    @rule(key=st.sampled_from(LISTS))
+    def token_of_a_list(self, key: ListKey) -> None:
+        version = self.truth.now.lists.get(key, (0, ()))[0]
+        self.learn(version >> 48)
+        self.cache.raise_list_floor(key.id1, key.atype, version, self.now)
+
+    # fills
+
+    @rule(target=tickets, key=st.sampled_from(OBJECTS))
+    def begin_object_fill(self, key: int) -> Ticket:
+        return self.cache.object_ticket(key, self.now)
+
+    @rule(target=tickets, key=st.sampled_from(LISTS))
+    def begin_list_fill(self, key: ListKey) -> Ticket:
+        return self.cache.list_ticket(key.id1, key.atype, self.now)
+
+    @rule(ticket=consumes(tickets), data=st.data(), pos=st.sampled_from([0, 0, 0, 1]), limit=st.integers(1, 8))
+    def end_fill(self, ticket: Ticket, data: st.DataObject, pos: int, limit: int) -> None:
+        """Read anywhere between what the replica had when the fill began, and now."""
+        surely_replicated = ticket.started - REPLICA_LAG_SECONDS
+        had = [at for at, shot in enumerate(self.truth.snapshots) if at == 0 or shot.time <= surely_replicated]
+        oldest = max(self.replica_has, had[-1])
+        shot = self.truth.snapshots[data.draw(st.integers(oldest, len(self.truth.snapshots) - 1))]
+        key = ListKey(ticket.id, ticket.atype)
+        if ticket.kind == "object":
+            value, store = shot.object_value(ticket.id), self.cache.store_object
+        elif data.draw(st.booleans()):
+            value, store = shot.count_value(key), self.cache.store_count
+        else:
+            value, store = shot.block(key, pos, limit), self.cache.store_list
+        self.learn(shot.epoch)
+        stored = store(ticket, value, shot.epoch, self.now)
+        if stored is Stored.STORED:
+            self.answer(ticket.id if ticket.kind == "object" else key, version_of(value))
+
+    # what must hold
+
+    def learn(self, epoch: int) -> None:
+        if epoch > self.known_epoch:
+            self.known_epoch = epoch
+            self.answered.clear()
+
+    def answer(self, key: int | ListKey, version: int) -> None:
+        if self.answers_never_go_back:
+            assert version >= self.answered.get(key, 0)
+        self.answered[key] = version
+
+    @invariant()
+    def answers_were_true_at_their_version(self) -> None:
+        for key in OBJECTS:
+            value = self.cache.object(key)
+            if value is not None:
+                self.answer(key, version_of(value))
+                assert value == self.truth.object_at(key, version_of(value))
+                assert self.cache.object(key, version_of(value) + 1) is None
+        for key in LISTS:
+            self.check_list(key)
+
+    def check_list(self, key: ListKey) -> None:
+        id1, atype = key.id1, key.atype
+        count = self.cache.count(id1, atype)
+        if count is None:
+            assert self.cache.range(id1, atype, 0, 1) is None
+            return
+        version, length = decode_count(count)
+        self.answer(key, version)
+        edges = self.truth.edges_at(key, version)
+        assert length == len(edges)
+        held = self.cache.peek_list(id1, atype)
+        prefix = decode_block(check_block(held)) if held else []
+        assert len(prefix) <= LIMITS[atype]
+        complete = length == 0 or len(prefix) == length
+        if held:
+            assert prefix == list(edges[: len(prefix)])
+            assert bool(header(held)[3] & COMPLETE) == (len(prefix) == length)
+        for pos, limit in ((0, 1), (0, 2), (0, 9), (1, 2), (2, 9), (8, 2)):
+            block = self.cache.range(id1, atype, pos, limit)
+            assert (block is not None) == (complete or pos + limit <= len(prefix) or pos >= length)
+            self.check_block(block, key, version, edges[pos : pos + limit])
+        for high, low, limit in ((MAX_TIME, 0, 9), (4, 2, 9), (3, 3, 1), (MAX_TIME, 5, 2), (2, 4, 3)):
+            wanted = tuple(edge for edge in edges if high >= edge.time >= low)
+            block = self.cache.time_range(id1, atype, high, low, limit)
+            within = [edge for edge in prefix if high >= edge.time >= low]
+            decided = complete or bool(prefix and low > prefix[-1].time) or len(within) >= limit
+            assert (block is not None) == decided
+            self.check_block(block, key, version, wanted[:limit])
+            for id2s in ((1, 2, 2), (9, 3), tuple(range(1, 30))):
+                self.check_edges(key, version, edges, prefix, complete, id2s, high, low)
+
+    def check_edges(
+        self,
+        key: ListKey,
+        version: int,
+        edges: tuple[Edge, ...],
+        prefix: list[Edge],
+        complete: bool,
+        id2s: tuple[int, ...],
+        high: int,
+        low: int,
+    ) -> None:
+        answer = self.cache.edges(key.id1, key.atype, id2s, high, low)
+        known = {edge.id2 for edge in prefix}
+        decided = complete or bool(prefix and low > prefix[-1].time)
+        missing = () if decided else tuple(dict.fromkeys(id2 for id2 in id2s if id2 not in known))
+        if answer is None:
+            assert missing == tuple(dict.fromkeys(id2s))
+            return
+        assert answer.missing == missing
+        asked = set(id2s) - set(missing)
+        wanted = tuple(edge for edge in edges if edge.id2 in asked and high >= edge.time >= low)
+        self.check_block(answer.block, key, version, wanted)
+
+    def check_block(self, block: bytes | None, key: ListKey, version: int, wanted: tuple[Edge, ...]) -> None:
+        if block is None:
+            return
+        edges = self.truth.edges_at(key, version)
+        answered_version, count, n, flags = header(check_block(block))
+        assert (answered_version, count) == (version, len(edges))
+        assert decode_block(block) == list(wanted)
+        if flags & COMPLETE:
+            assert wanted == edges
+        if flags & PREFIX:
+            assert wanted == edges[:n]
+
+    @invariant()
+    def the_accounts_are_right(self) -> None:
+        tables = [table for shard in self.cache._shards.values() for table in shard.tables()]
+        for arena in self.cache._arenas.all().values():
+            assert arena.bytes <= arena.budget_bytes
+            mine = [table for table in tables if table.arena is arena]
+            live = sum(
+                table._key_bytes + (value_bytes(value) if value else 0)
+                for table in [*mine, *arena._retired]
+                for value in table.entries.values()
+            )
+            assert arena.bytes == live
+            assert arena.records == sum(map(len, mine)) + arena._dead_records
+            assert all(table.live == sum(map(bool, table.entries.values())) for table in mine)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "truth"):
+            return
+        for sent in self.sent:
+            self.take(sent)
+        self.answers_were_true_at_their_version()
+        for key in OBJECTS:
+            value = self.cache.object(key)
+            assert value is None or value == self.truth.now.object_value(key)
+        for key in LISTS:
+            count = self.cache.count(key.id1, key.atype)
+            assert count is None or count == self.truth.now.count_value(key)
+        for _ in range(1000):
+            if not self.cache.reclaim_step():
+                break
+        assert not any(arena._retired for arena in self.cache._arenas.all().values())
+
+
+class OverflowingCacheMachine(CacheMachine):
+    """With room for a single floor: what is cached stays right, though an answer passed through may be older."""
+
+    max_floors = 1
+    answers_never_go_back = False
+
+
+TestCache = CacheMachine.TestCase
+TestCache.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestOverflowingCache = OverflowingCacheMachine.TestCase
+TestOverflowingCache.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)
