@@ -31,8 +31,8 @@ class BackgroundTasks:
         return len(self._tasks)
 
     def start(self, job: Coroutine[object, object, None], name: str) -> Callable[[], bool]:
-        """Run a coroutine in the background; returns what cancels it. Raises `Overloaded`, with the coroutine closed, when the limit is reached
-        or the owner is closing."""
+        """Run a coroutine in the background; returns what cancels it. Raises `Overloaded`, with the coroutine closed,
+        when the limit is reached or the owner is closing."""
         if self._closed or len(self._tasks) >= self._limit:
             job.close()
             why = "is closing" if self._closed else f"has its {self._limit} background tasks already"
