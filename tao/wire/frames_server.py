@@ -136,10 +136,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=self._settings.write_high_water_bytes)
         name = self._transport.get_extra_info("peername")
         self.peer = PeerIdentity("", "", str(name) if name else "unix")
-        full = len(self._server.connections) >= self._settings.max_connections
         self._server.connections.add(self)
-        if full:
-            self._fatal(Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already"))
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = self._loop.time()
@@ -253,6 +250,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
                 f"{self._server.name} speaks version {framing.PROTOCOL_VERSION} of the frame protocol, not "
                 f"{hello.protocol_version}; use gRPC or a matching release"
             )
+        # Not sooner: closing a socket with a greeting unread would lose the answer that says why.
+        if len(self._server.connections) > self._settings.max_connections:
+            raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
         check_token(self._settings.accepted_tokens, hello.token)
         self.peer = PeerIdentity(hello.name, hello.role, self.peer.address)
         self._greeted = True

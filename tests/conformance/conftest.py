@@ -1,66 +1,15 @@
-"""The stores that the conformance suites run over: each as a pair of ports over shards of its own."""
+"""A rig per transport: every conformance test of the transports runs on each."""
 
-from __future__ import annotations
-
-import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
-from tao.devcluster.database import DatabaseInstance
-from tao.storage.migrations import migrate
-from tao.storage.names import schema_name
-from tao.storage.pools import Pools, PoolSettings, ServerAccount
-from tao.storage.reads import READ_SETUP, MySqlReadStore
-from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-from tests.conformance.stores import CUSTOM_TABLE, SERVER, SHARDS, MakePools, Stores, table_of
+from tests.conformance.transport_rig import Rig
 
 
-def _account(server: DatabaseInstance, role: str) -> ServerAccount:
-    account = getattr(server.accounts, role)
-    return ServerAccount("127.0.0.1", server.port, account.user, account.password)
-
-
-@pytest.fixture(scope="session")
-def migrated(database_server: DatabaseInstance) -> Iterator[DatabaseInstance]:
-    administrator = _account(database_server, "administrator")
-    asyncio.run(migrate(administrator, SHARDS, {CUSTOM_TABLE: 65_536}, SERVER))
-    yield database_server
-    asyncio.run(_drop(administrator))
-
-
-async def _drop(administrator: ServerAccount) -> None:
-    pools = Pools(lambda _: administrator, WRITE_SETUP)
-    deadline = asyncio.get_running_loop().time() + 10
-    async with pools.of(SERVER).session(deadline=deadline) as session:
-        for shard in SHARDS:
-            await session.run(f"DROP DATABASE {schema_name(shard)}", deadline=deadline)
-    await pools.close()
-
-
-@pytest.fixture
-async def make_pools(migrated: DatabaseInstance) -> AsyncIterator[MakePools]:
-    """Pools of the leader's account (``writes=True``) or the reader's; ``port``: another way to the server."""
-    made: list[Pools] = []
-
-    def make(*, writes: bool, port: int | None = None, settings: PoolSettings | None = None) -> Pools:
-        account = _account(migrated, "leader" if writes else "reader")
-        if port is not None:
-            account = ServerAccount("127.0.0.1", port, account.user, account.password)
-        made.append(Pools(lambda _: account, WRITE_SETUP if writes else READ_SETUP, settings))
-        return made[-1]
-
-    yield make
-    for pools in made:
-        await pools.close()
-
-
-@pytest.fixture
-async def stores(make_pools: MakePools) -> Stores:
-    def server_of(shard: int) -> str:
-        return SERVER
-
-    return Stores(
-        MySqlReadStore(server_of, server_of, make_pools(writes=False), table_of),
-        MySqlWriteStore(server_of, make_pools(writes=True), table_of),
-    )
+@pytest.fixture(params=["tcp", "unix", "grpc"])
+async def rig(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rig]:
+    rig = Rig(request.param, tmp_path)
+    yield rig
+    await rig.close()

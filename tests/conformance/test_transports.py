@@ -1,0 +1,296 @@
+"""One suite for both transports: whatever a role may rely on holds over frames (TCP, Unix socket) and over gRPC."""
+
+import asyncio
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+)
+from tao.wire.identity import Credentials
+from tao.wire.session import NO_DEADLINE_MS
+from tao.wire.settings import ServingSettings, SessionSettings
+from tao.wire.v1 import session_pb2 as pb
+from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Rig, Taken, echo, read, stuck_peer, until, write
+
+
+async def test_an_answer_carries_what_the_handler_sent(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    answer = await session.ask(read(1, 22), PATIENT_SECONDS)
+    assert list(answer.read.values) == [b"v1", b"v22"]
+    assert session.server_name == "srv"
+    assert session.is_open
+
+
+async def test_the_server_knows_who_asks_and_how_much_time_is_left(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect(credentials=Credentials("web-1", "client"))
+    taken = Taken()
+    session.send(read(1, critical=True), 5.0, taken.append)
+    await until(lambda: bool(rig.handler.held))
+    assert (rig.handler.held[0].peer.name, rig.handler.held[0].peer.role) == ("web-1", "client")
+    assert rig.handler.seen[0].deadline_ms == 5000
+
+
+async def test_answers_come_in_any_order(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    asked = [asyncio.ensure_future(session.ask(read(n, critical=True), PATIENT_SECONDS)) for n in range(20)]
+    await until(lambda: len(rig.handler.held) == 20)
+    order = list(enumerate(rig.handler.held))
+    random.Random(1).shuffle(order)
+    for number, reply in order:
+        echo(number + 1, reply)
+    assert [list((await each).reserved_ids.ids) for each in asked] == [[n + 1] for n in range(20)]
+
+
+async def test_a_thousand_requests_at_once_are_all_answered(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    answers = await asyncio.gather(*(session.ask(read(n), PATIENT_SECONDS) for n in range(1000)))
+    assert [answer.read.values[0] for answer in answers] == [b"v%d" % n for n in range(1000)]
+
+
+async def test_an_answer_in_parts_is_put_together(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    answer = await session.ask(read(3, 4, for_fill=True), PATIENT_SECONDS)
+    assert dict(zip(answer.read.slots, answer.read.values, strict=True)) == {0: b"hit", 1: b"xxx"}
+    taken = Taken()
+    session.send(read(3, 4, for_fill=True), PATIENT_SECONDS, taken.append)
+    await taken.last()
+    assert [part.more for part in taken] == [True, False]
+
+
+async def test_a_series_goes_on_until_it_is_forgotten(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    taken = Taken()
+    number = session.send(pb.Request(watch=pb.Watch()), math.inf, taken.append)
+    await until(lambda: bool(rig.handler.series))
+    assert rig.handler.seen[0].deadline_ms == NO_DEADLINE_MS
+    for version in range(1, 4):
+        event = pb.WatchEvent(topology=pb.TopologyDocument(version=version))
+        rig.handler.series[0].send(pb.Answer(more=True, watch=event))
+    await until(lambda: len(taken) == 3)
+    assert [part.watch.topology.version for part in taken] == [1, 2, 3]
+    session.forget(number)
+    await until(lambda: rig.handler.ended_series == 1)
+    assert rig.handler.series[0].closed
+    rig.handler.series[0].send(pb.Answer(more=True))
+    await session.ask(read(1), PATIENT_SECONDS)
+    assert len(taken) == 3
+
+
+async def test_an_acknowledgement_has_no_answer(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    taken = Taken()
+    session.send(pb.Request(acknowledge=pb.Acknowledge(delivery_number=9)), math.inf, taken.append)
+    await session.ask(read(1), PATIENT_SECONDS)
+    assert rig.handler.acknowledged == [9]
+    assert taken == []
+
+
+async def test_a_read_unanswered_in_time_fails_and_a_late_answer_is_dropped(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    taken = Taken()
+    session.send(read(1, critical=True), 0.05, taken.append)
+    assert (await taken.last()).error.reason == "DEADLINE_EXCEEDED"
+    assert session.consecutive_timeouts == 1
+    await until(lambda: bool(rig.handler.held))
+    echo(1, rig.handler.held[0])
+    await session.ask(read(1), PATIENT_SECONDS)
+    assert len(taken) == 1
+    assert session.consecutive_timeouts == 0
+
+
+async def test_a_request_without_time_left_is_not_sent(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    with pytest.raises(DeadlineExceeded):
+        await session.ask(read(1), 0.0)
+    assert rig.handler.seen == []
+
+
+async def test_a_write_unanswered_in_time_may_have_happened(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    with pytest.raises(OutcomeUnknown):
+        await session.ask(write(), 0.05)
+
+
+async def test_when_the_connection_breaks_reads_are_unavailable_and_writes_unknown(rig: Rig) -> None:
+    server = await rig.serve()
+    session = await rig.connect()
+    reading = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    writing = asyncio.ensure_future(session.ask(write(), PATIENT_SECONDS))
+    await until(lambda: len(rig.handler.held) == 2)
+    await server.close()
+    with pytest.raises(Unavailable):
+        await reading
+    with pytest.raises(OutcomeUnknown):
+        await writing
+    assert not session.is_open
+    with pytest.raises(Unavailable):
+        await session.ask(write(), 1.0)
+    assert all(reply.closed for reply in rig.handler.held)
+
+
+async def test_a_cancelled_ask_is_forgotten(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: bool(rig.handler.held))
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    echo(1, rig.handler.held[0])
+    assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_an_exception_of_the_handler_is_an_internal_error(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    with pytest.raises(InternalError):
+        await session.ask(pb.Request(get_schema=pb.GetSchema()), PATIENT_SECONDS)
+    assert "a bug in the handler" in caplog.text
+    with pytest.raises(NotMine) as caught:
+        await session.ask(pb.Request(get_topology=pb.GetTopology()), PATIENT_SECONDS)
+    assert caught.value.topology_version == 42
+
+
+async def test_a_request_without_a_known_body_is_refused(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    with pytest.raises(InvalidArgument):
+        await session.ask(pb.Request(), PATIENT_SECONDS)
+
+
+async def test_only_a_peer_with_an_accepted_token_is_served(rig: Rig) -> None:
+    await rig.serve(ServingSettings(accepted_tokens=("old", "new")))
+    for wrong in ("", "ne", "newer"):
+        with pytest.raises(Unauthorized):
+            await rig.connect(credentials=replace(ME, token=wrong))
+    for right in ("old", "new"):
+        session = await rig.connect(credentials=replace(ME, token=right))
+        assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_too_large_a_request_is_refused_before_it_is_sent(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect(SessionSettings(max_message_bytes=1000, connect_timeout_seconds=PATIENT_SECONDS))
+    with pytest.raises(TooLarge):
+        await session.ask(read(*range(1000)), PATIENT_SECONDS)
+    assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_too_large_an_answer_becomes_an_error(rig: Rig) -> None:
+    await rig.serve(ServingSettings(max_message_bytes=10_000))
+    session = await rig.connect()
+    with pytest.raises(TooLarge):
+        await session.ask(read(10_001, 0, for_fill=True), PATIENT_SECONDS)
+    assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_too_large_a_request_costs_the_sender_its_connection_and_nobody_else(rig: Rig) -> None:
+    await rig.serve(ServingSettings(max_message_bytes=10_000))
+    rude, other = await rig.connect(), await rig.connect()
+    with pytest.raises((Unavailable, TooLarge, Exception)) as caught:
+        await rude.ask(read(*range(10_000)), PATIENT_SECONDS)
+    assert not isinstance(caught.value, DeadlineExceeded)
+    await until(lambda: not rude.is_open)
+    assert (await other.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_a_large_answer_arrives_whole(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect()
+    answer = await session.ask(read(5_000_000, 0, for_fill=True), PATIENT_SECONDS)
+    assert answer.read.values[1] == b"x" * 5_000_000
+
+
+async def test_more_unanswered_requests_than_the_server_bears_are_refused(rig: Rig) -> None:
+    await rig.serve(ServingSettings(max_unanswered=2))
+    session = await rig.connect()
+    asked = [asyncio.ensure_future(session.ask(read(n, critical=True), PATIENT_SECONDS)) for n in range(2)]
+    await until(lambda: len(rig.handler.held) == 2)
+    with pytest.raises(Overloaded):
+        await session.ask(read(1), PATIENT_SECONDS)
+    for reply in rig.handler.held:
+        echo(1, reply)
+    await asyncio.gather(*asked)
+    assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
+
+
+async def test_more_unanswered_requests_than_the_client_bears_are_not_sent(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect(SessionSettings(max_unanswered=1, connect_timeout_seconds=PATIENT_SECONDS))
+    asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: bool(rig.handler.held))
+    with pytest.raises(Overloaded):
+        await session.ask(read(1), PATIENT_SECONDS)
+    echo(1, rig.handler.held[0])
+    await asked
+
+
+async def test_a_draining_server_answers_what_was_asked_and_sends_new_requests_away(rig: Rig) -> None:
+    server = await rig.serve()
+    session = await rig.connect()
+    taken = Taken()
+    session.send(pb.Request(watch=pb.Watch()), math.inf, taken.append)
+    asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: len(rig.handler.held) == 1 and len(rig.handler.series) == 1)
+    draining = asyncio.ensure_future(server.drain(PATIENT_SECONDS))
+    await until(lambda: not session.is_open)
+    assert not draining.done()
+    echo(7, rig.handler.held[0])
+    assert list((await asked).reserved_ids.ids) == [7]
+    await draining
+    assert not taken
+    await server.close()
+    assert (await taken.last()).error.reason == "UNAVAILABLE"
+    assert rig.handler.ended_series == 1
+
+
+async def test_a_drain_ends_with_its_grace(rig: Rig) -> None:
+    server = await rig.serve()
+    session = await rig.connect()
+    asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
+    await until(lambda: bool(rig.handler.held))
+    await server.drain(0.05)
+    await server.close()
+    with pytest.raises(Unavailable):
+        await asked
+
+
+async def test_a_peer_that_reads_nothing_hurts_nobody_else(rig: Rig) -> None:
+    bounds = ServingSettings(
+        write_high_water_bytes=100_000,
+        max_unsent_bytes=4_000_000,
+        blocked_timeout_seconds=0.2,
+        sweep_interval_seconds=0.05,
+    )
+    await rig.serve(bounds)
+    other = await rig.connect()
+    async with stuck_peer(rig) as ask_for_much:
+        await ask_for_much()
+        await until(lambda: len(rig.handler.series) > 0)
+        reply = rig.handler.series[0]
+        while not reply.closed:
+            reply.send(pb.Answer(more=True, watch=pb.WatchEvent(schema=pb.SchemaDocument(json=b"x" * 100_000))))
+            assert (await other.ask(read(1), PATIENT_SECONDS)).read.values
+    assert rig.handler.ended_series == 1

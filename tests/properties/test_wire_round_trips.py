@@ -1,0 +1,107 @@
+"""What the model says survives the way through protobuf bytes."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tao.model.changes import (
+    GoneEdge,
+    ListChange,
+    ListInvalidation,
+    ObjectChange,
+    ObjectInvalidation,
+    ShardInvalidation,
+    ShardMessages,
+)
+from tao.model.delivery import Delivery, Position, ShardDelivery
+from tao.model.errors import Fenced, NotMine, TooLarge, Unavailable
+from tao.model.graph import Edge
+from tao.model.writes import (
+    AssocAdd,
+    AssocChangeType,
+    AssocDelete,
+    ObjAdd,
+    ObjDelete,
+    ObjUpdate,
+    SettleEdge,
+    Write,
+    WriteOutcome,
+)
+from tao.wire import convert
+from tao.wire.v1 import session_pb2 as pb
+
+ids = st.integers(1, 2**63 - 1)
+times = st.integers(0, 2**63 - 1)
+versions = st.integers(0, 2**63 - 1)
+types = st.integers(0, 2**32 - 1)
+data = st.binary(max_size=40)
+shards = st.integers(0, 2**16 - 1)
+edges = st.lists(st.builds(Edge, ids, times, data), max_size=6).map(tuple)
+gone = st.lists(st.builds(GoneEdge, ids, times), max_size=6).map(tuple)
+SHARD = 77
+messages = st.one_of(
+    st.builds(ObjectChange, ids, versions, versions, types, st.none() | data),
+    st.builds(ListChange, ids, types, versions, versions, versions, gone, edges),
+    st.builds(ObjectInvalidation, ids, versions),
+    st.builds(ListInvalidation, ids, types, versions),
+    st.just(ShardInvalidation(SHARD)),
+)
+shard_messages = st.builds(
+    ShardMessages, st.just(SHARD), st.integers(0, 2**15 - 1), st.lists(messages, max_size=5).map(tuple)
+)
+positions = st.builds(Position, shards, st.text(max_size=8), versions)
+deliveries = st.builds(
+    Delivery,
+    versions,
+    st.lists(st.builds(ShardDelivery, positions, st.booleans(), st.none() | shard_messages), max_size=4).map(tuple),
+    st.lists(shards, max_size=4).map(tuple),
+)
+writes: st.SearchStrategy[Write] = st.one_of(
+    st.builds(ObjAdd, ids, types, data, st.just(False)),
+    st.builds(ObjUpdate, ids, types, data),
+    st.builds(ObjDelete, ids),
+    st.builds(AssocAdd, ids, types, ids, times, data),
+    st.builds(AssocDelete, ids, types, ids),
+    st.builds(AssocChangeType, ids, types, ids, types),
+    st.builds(SettleEdge, ids, types, ids, st.booleans(), times, data),
+)
+errors = st.one_of(
+    st.builds(NotMine, st.text(max_size=9), versions),
+    st.sampled_from([Unavailable, Fenced, TooLarge]).flatmap(lambda kind: st.builds(kind, st.text(max_size=9))),
+)
+
+
+@given(shard_messages)
+def test_messages_of_a_shard(sent: ShardMessages) -> None:
+    on_the_wire = convert.shard_messages_to_pb(sent).SerializeToString()
+    assert convert.shard_messages_from_pb(pb.ShardMessages.FromString(on_the_wire)) == sent
+
+
+@given(deliveries)
+def test_deliveries(sent: Delivery) -> None:
+    on_the_wire = convert.delivery_to_pb(sent).SerializeToString()
+    assert convert.delivery_from_pb(pb.Delivery.FromString(on_the_wire)) == sent
+
+
+def no_allocation(shard: int) -> int:
+    raise AssertionError(f"an id of shard {shard} was asked for")
+
+
+@given(writes)
+def test_writes(sent: Write) -> None:
+    on_the_wire = convert.write_to_pb(sent).SerializeToString()
+    assert convert.write_from_pb(pb.Write.FromString(on_the_wire), no_allocation) == sent
+
+
+@given(st.one_of(st.none(), errors), ids, st.booleans())
+def test_outcomes_and_errors(error: NotMine | Unavailable | None, object_id: int, found: bool) -> None:
+    on_the_wire = convert.outcome_to_pb(WriteOutcome(object_id, found, error)).SerializeToString()
+    back = convert.outcome_from_pb(pb.WriteResult.FromString(on_the_wire))
+    assert (back.id, back.found, type(back.error)) == (object_id, found, type(error))
+    if error is not None and back.error is not None:
+        assert back.error.message == error.message
+        assert getattr(back.error, "topology_version", 0) == getattr(error, "topology_version", 0)
+
+
+def test_an_object_without_an_id_is_given_one_on_its_shard() -> None:
+    write = pb.Write(obj_add=pb.ObjAdd(shard=3, otype=1, data=b"d"))
+    assert convert.write_from_pb(write, lambda shard: shard + 1000) == ObjAdd(1003, 1, b"d", allocated=True)

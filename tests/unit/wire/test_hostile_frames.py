@@ -1,0 +1,150 @@
+"""Whatever bytes arrive, the frame server survives, says PROTOCOL_ERROR or nothing, and serves the others."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.wire import framing
+from tao.wire.frames_client import connect_frames
+from tao.wire.frames_server import FrameServer
+from tao.wire.framing import FrameDecoder, frame
+from tao.wire.identity import Credentials
+from tao.wire.session import Reply
+from tao.wire.settings import ServingSettings, SessionSettings
+from tao.wire.v1 import frames_pb2
+from tao.wire.v1 import session_pb2 as pb
+
+HELLO = frame(framing.HELLO, frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION).SerializeToString())
+REQUEST = pb.Request(number=1, deadline_ms=1000, read=pb.ReadBatch(obj_ids=[1, 2, 3])).SerializeToString()
+SETTINGS = ServingSettings(max_message_bytes=10_000, greeting_timeout_seconds=0.2, sweep_interval_seconds=0.05)
+
+
+class Echo:
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        reply.send(pb.Answer(read=pb.ReadAnswer(values=[b"v"] * len(request.read.obj_ids))))
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[FrameServer, str]]:
+    server = FrameServer(Echo(), SETTINGS, name="srv", topology_version=lambda: 1)
+    address = await server.start("127.0.0.1:0")
+    yield server, address
+    await server.close()
+
+
+async def answer_to(address: str, sent: bytes) -> list[tuple[int, bytes]]:
+    """What the server says to these bytes and an end of stream, until it closes."""
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    writer.write_eof()
+    received = b""
+    try:
+        while piece := await reader.read(1 << 16):
+            received += piece
+    except ConnectionResetError:
+        pass  # it closed before it had read everything
+    finally:
+        writer.close()
+    return FrameDecoder(1 << 24).feed(received)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        frame(framing.REQUEST, REQUEST),  # before any greeting
+        HELLO + HELLO,
+        HELLO + frame(99, b""),
+        HELLO + frame(framing.ANSWER, b""),
+        HELLO + frame(framing.REQUEST, b"\xff\xff\xff"),
+        HELLO + framing.pack_header(10_001, framing.REQUEST),
+        frame(framing.HELLO, b"\xff"),
+        frame(framing.HELLO, frames_pb2.Hello(protocol_version=99).SerializeToString()),
+        b"GET / HTTP/1.1\r\nHost: example\r\n\r\n",
+    ],
+)
+async def test_a_broken_protocol_is_answered_by_its_reason_and_the_end(
+    server: tuple[FrameServer, str], sent: bytes
+) -> None:
+    *_, (kind, payload) = await answer_to(server[1], sent)
+    assert kind == framing.ERROR
+    assert pb.Error.FromString(payload).reason == "PROTOCOL_ERROR"
+
+
+async def test_what_was_sent_before_the_mistake_is_answered(server: tuple[FrameServer, str]) -> None:
+    frames = await answer_to(server[1], HELLO + frame(framing.REQUEST, REQUEST) + frame(99))
+    assert [kind for kind, _ in frames] == [framing.WELCOME, framing.ANSWER, framing.ERROR]
+
+
+async def test_a_ping_is_answered_by_its_payload(server: tuple[FrameServer, str]) -> None:
+    host, port = server[1].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(HELLO + frame(framing.PING, b"abc"))
+    decoder, frames = FrameDecoder(1000), list[tuple[int, bytes]]()
+    while len(frames) < 2:
+        frames += decoder.feed(await reader.read(1000))
+    assert frames[1] == (framing.PONG, b"abc")
+    writer.close()
+
+
+async def test_a_connection_that_says_nothing_is_dropped(server: tuple[FrameServer, str]) -> None:
+    host, port = server[1].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        assert await reader.read() == b""
+    except ConnectionResetError:
+        pass  # dropped is dropped
+    writer.close()
+
+
+async def test_more_connections_than_allowed_are_told_so() -> None:
+    server = FrameServer(Echo(), ServingSettings(max_connections=0), name="srv", topology_version=lambda: 1)
+    address = await server.start("127.0.0.1:0")
+    frames = await answer_to(address, HELLO)
+    assert pb.Error.FromString(frames[-1][1]).reason == "OVERLOADED"
+    await server.close()
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_random_and_mutated_bytes_hurt_nobody_else(server: tuple[FrameServer, str], seed: int) -> None:
+    chance = random.Random(seed)
+    good = await connect_frames(server[1], SessionSettings(), Credentials("good", "client"))
+    for _ in range(40):
+        if chance.random() < 0.3:
+            sent = chance.randbytes(chance.randrange(1, 400))
+        else:
+            mutated = bytearray(HELLO + frame(framing.REQUEST, REQUEST) * 3 + frame(framing.PING, b"p"))
+            for _ in range(chance.randrange(1, 6)):
+                mutated[chance.randrange(len(mutated))] = chance.randrange(256)
+            sent = bytes(mutated[: chance.randrange(1, len(mutated) + 1)])
+        await answer_to(server[1], sent)
+        answer = await good.ask(pb.Request(read=pb.ReadBatch(obj_ids=[1])), 20.0)
+        assert list(answer.read.values) == [b"v"]
+    await good.close()
+
+
+async def test_a_client_gives_up_a_server_that_has_fallen_silent() -> None:
+    async def greet_only(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(frame(framing.WELCOME, frames_pb2.Welcome(protocol_version=1).SerializeToString()))
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        gone.set()
+
+    gone = asyncio.Event()
+    silent = await asyncio.start_server(greet_only, "127.0.0.1", 0)
+    port = silent.sockets[0].getsockname()[1]
+    settings = SessionSettings(ping_interval_seconds=0.02, ping_timeout_seconds=0.02)
+    session = await connect_frames(f"127.0.0.1:{port}", settings, Credentials("me", "client"))
+    answers: list[pb.Answer] = []
+    session.send(pb.Request(watch=pb.Watch()), float("inf"), answers.append)
+    async with asyncio.timeout(20):
+        while not answers:  # noqa: ASYNC110 - the answer comes by callback
+            await asyncio.sleep(0.001)
+    assert answers[0].error.reason == "UNAVAILABLE"
+    assert not session.is_open
+    await gone.wait()
+    silent.close()
+    await silent.wait_closed()
