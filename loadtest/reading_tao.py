@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import grpc
 
@@ -26,11 +26,13 @@ from tao.wire.v1 import session_pb2 as pb
 
 CREDENTIALS = Credentials("loadtest", "client")
 Transport = Literal["frames", "grpc"]
+_TIMEOUT_SECONDS: Final = 30.0
+"""A busy machine should show as a low figure, not as an error."""
 
 
 async def open_graph(topology_file: str, transport: Transport, stack: AsyncExitStack) -> Graph:
     """A graph that uses this transport alone, of the cluster in the topology file; closed with the stack."""
-    settings = ClientSettings(links=LinkSettings(transport=transport))
+    settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS, links=LinkSettings(transport=transport))
     return await stack.enter_async_context(connect(topology_file, settings=settings))
 
 
