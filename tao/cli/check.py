@@ -1,0 +1,147 @@
+"""`tao verify` and `tao repair`: is what the caches hold right, and are edges and their inverses in step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tao.cli.frame import connect_option, json_option, run
+
+if TYPE_CHECKING:
+    from tao.cli.checking.caches import Report
+    from tao.cli.checking.inverses import BrokenPair
+    from tao.cli.export_scan import ReaderLogin
+
+
+def _database_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    options = (
+        click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="Schema file of the cluster."),
+        click.option("--reader-user", default="tao_reader", show_default=True, help="Read-only database account."),
+        click.option(
+            "--reader-password", envvar="TAO_READER_PASSWORD", help="Its password; better in the environment."
+        ),
+        click.option("--token", envvar="TAO_TOKEN", default="", help="The cluster's shared secret, if it has one."),
+        connect_option,
+        json_option,
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option("--sample", default=0, metavar="N", help="At most N entries of each shard at each server; 0: all.")
+@_database_options
+def verify(sample: int, token: str, as_json: bool, **login: Any) -> int:
+    """Compare every cache with the databases.
+
+    What is behind is looked at again after two seconds, so that messages on their way are not called faults. Exit
+    status 1 when anything is wrong.
+    """
+    from tao.cli.export_scan import reader_login
+
+    report = run(_verify(reader_login(**login), token, sample))
+    _show_report(report, as_json)
+    return 0 if report.clean else 1
+
+
+async def _verify(login: ReaderLogin, token: str, sample: int) -> Report:
+    from tao.cli.checking.access import access_of
+    from tao.cli.checking.caches import verify_caches
+    from tao.cli.waiting import Counting
+
+    with Counting("entries compared") as counting:
+        async with access_of(login, token) as access:
+            return await verify_caches(
+                access.routes, access.links, access.store, limit_per_shard=sample, on_progress=counting.show
+            )
+
+
+def _show_report(report: Report, as_json: bool) -> None:
+    import dataclasses
+
+    from tao.cli.output import print_json, print_table
+
+    if as_json:
+        print_json({**dataclasses.asdict(report), "clean": report.clean})
+        return
+    print_table(
+        ("server", "role", "entries", "in flight", "wrong", "error"),
+        [(line.server, line.role, line.entries, line.in_flight, line.wrong, line.error) for line in report.servers],
+        right=("entries", "in flight", "wrong"),
+    )
+    for finding in report.findings[:20]:
+        click.echo(
+            f"{finding.server}: {finding.kind} {finding.id}"
+            + (f" type {finding.atype}" if finding.atype else "")
+            + f" is {finding.verdict}: version {finding.cached_version} cached, {finding.stored_version} stored"
+        )
+    entries = sum(line.entries for line in report.servers)
+    click.echo(f"{entries:,} entries compared: " + ("all caches equal the databases" if report.clean else "NOT equal"))
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would be mended.")
+@click.option("--yes", is_flag=True, help="Mend without asking.")
+@_database_options
+def repair(dry_run: bool, yes: bool, token: str, as_json: bool, **login: Any) -> int:
+    """Find edges whose inverse is missing or differs, and mend them.
+
+    Of a pair that disagrees the edge at the smaller id is the truth; the leader that coordinates the pair copies it to
+    the other end. Leaders do this continuously for writes that a failure left half done; this finds all others.
+    """
+    from tao.cli.export_scan import reader_login
+    from tao.cli.output import print_json, print_table
+
+    found = reader_login(**login)
+    pairs = run(_find(found, token))
+    mended = 0
+    if pairs and not as_json:
+        print_table(
+            ("smaller id", "larger id", "type", "fault"),
+            [(pair.low_id, pair.high_id, found.schema.atype(pair.atype).name, pair.fault) for pair in pairs[:50]],
+        )
+        if len(pairs) > 50:
+            click.echo(f"… and {len(pairs) - 50:,} more")
+    if pairs and not dry_run and (yes or click.confirm(f"Mend {len(pairs):,} pairs?", err=True)):
+        mended = run(_mend(found, token, pairs))
+    if as_json:
+        print_json(
+            {
+                "broken": [
+                    {"low_id": pair.low_id, "high_id": pair.high_id, "atype": pair.atype, "fault": pair.fault}
+                    for pair in pairs
+                ],
+                "mended": mended,
+            }
+        )
+    else:
+        click.echo(f"{len(pairs):,} pairs disagree; {mended:,} mended" if pairs else "every edge has its inverse")
+    return 0 if mended == len(pairs) else 1
+
+
+async def _find(login: ReaderLogin, token: str) -> list[BrokenPair]:
+    from tao.cli.checking.access import access_of
+    from tao.cli.checking.inverses import find_broken_pairs
+    from tao.cli.waiting import Counting
+
+    with Counting("edges looked at") as counting:
+        async with access_of(login, token) as access:
+            return await find_broken_pairs(
+                access.routes,
+                login.schema,
+                access.scans,
+                access.store,
+                on_progress=lambda shard, edges: counting.show(f"shard {shard}", edges),
+            )
+
+
+async def _mend(login: ReaderLogin, token: str, pairs: list[BrokenPair]) -> int:
+    from tao.cli.checking.access import access_of
+    from tao.cli.checking.inverses import mend
+
+    async with access_of(login, token) as access:
+        return await mend(access.routes, access.links, pairs)

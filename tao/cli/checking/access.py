@@ -1,0 +1,50 @@
+"""What a check needs open: links to the servers, and the databases by the read-only account."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tao.cli.export_scan import ReaderLogin
+from tao.model.topology import DatabaseServer
+from tao.peers.links import Links, LinkSettings
+from tao.routing.routes import Routes
+from tao.storage.names import edge_tables_of
+from tao.storage.pools import Pools, ServerAccount
+from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.scans import Scans
+from tao.wire.identity import Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The ways into a cluster that an operator's check uses."""
+
+    routes: Routes
+    links: Links
+    store: MySqlReadStore
+    scans: Scans
+
+
+@asynccontextmanager
+async def access_of(login: ReaderLogin, token: str) -> AsyncIterator[Access]:
+    """Open on demand, closed at the end."""
+    routes = Routes(login.topology)
+    servers = {server.name: server for database in login.topology.databases for server in database.servers.values()}
+
+    def account(name: str) -> ServerAccount:
+        server: DatabaseServer = servers[name]
+        return ServerAccount(server.host, server.port, login.user, login.password, server.socket)
+
+    def master(shard: int) -> str:
+        return routes.database_server(shard, routes.master_region(shard)).name
+
+    pools = Pools(account, READ_SETUP)
+    links = Links(LinkSettings(), Credentials("operator", "operator", token))
+    store = MySqlReadStore(master, master, pools, edge_tables_of(lambda: login.schema))
+    try:
+        yield Access(routes, links, store, Scans(master, pools))
+    finally:
+        await links.close()
+        await pools.close()
