@@ -147,7 +147,11 @@ class Link:
             return await session.ask(request, timeout_seconds)
         waiter = Waiter(self._loop)
         self.send(request, timeout_seconds, waiter.take)
-        return await waiter.answer()
+        try:
+            return await waiter.answer()
+        except asyncio.CancelledError:
+            self._forget_waiting(waiter.take)
+            raise
 
     async def close(self) -> None:
         """Close; whatever waits or is unanswered fails."""
@@ -208,6 +212,12 @@ class Link:
         self._wheel.stop()
         for _, on_answer, _, _ in waiting.values():
             self._tell(on_answer, error)
+
+    def _forget_waiting(self, on_answer: AnswerHandler) -> None:
+        for number, (_, asked_by, _, tick) in list(self._waiting.items()):
+            if asked_by == on_answer:
+                del self._waiting[number]
+                self._wheel.discard(number, tick)
 
     def _expire(self, number: int) -> None:
         _, on_answer, _, _ = self._waiting.pop(number)

@@ -1,0 +1,91 @@
+"""What a link does with requests while its server accepts a connection and says nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.model.errors import DeadlineExceeded, Overloaded, Unavailable
+from tao.model.topology import CacheServer
+from tao.peers.links import Link, Links, LinkSettings
+from tao.wire.identity import Credentials
+from tao.wire.settings import SessionSettings
+from tao.wire.v1 import session_pb2 as pb
+
+ME = Credentials("test", "client")
+
+
+@pytest.fixture
+async def mute_address() -> AsyncIterator[str]:
+    gone: list[asyncio.Event] = []
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        gone.append(asyncio.Event())
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        gone[-1].set()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    for each in gone:
+        await each.wait()
+    server.close()
+    await server.wait_closed()
+
+
+@pytest.fixture
+async def link(mute_address: str) -> AsyncIterator[Link]:
+    settings = LinkSettings(max_waiting=1, session=SessionSettings(connect_timeout_seconds=60.0))
+    links = Links(settings, ME)
+    yield links.to(CacheServer(name="mute", grpc="127.0.0.1:1", frames=mute_address))
+    await links.close()
+
+
+def anything() -> pb.Request:
+    return pb.Request(read=pb.ReadBatch(obj_ids=[1]))
+
+
+async def test_a_waiting_request_fails_at_its_own_deadline(link: Link) -> None:
+    with pytest.raises(DeadlineExceeded):
+        await link.ask(anything(), 0.03)
+
+
+async def test_more_requests_than_may_wait_are_refused(link: Link) -> None:
+    waiting = asyncio.ensure_future(link.ask(anything(), 60.0))
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        await link.ask(anything(), 60.0)
+    await link.close()
+    with pytest.raises(Unavailable):
+        await waiting
+
+
+async def test_a_cancelled_request_leaves_its_place_to_the_next(link: Link) -> None:
+    waiting = asyncio.ensure_future(link.ask(anything(), 60.0))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    with pytest.raises(DeadlineExceeded):
+        await link.ask(anything(), 0.03)
+
+
+async def test_a_server_that_moved_gets_a_new_link_and_one_that_left_is_let_go() -> None:
+    links = Links(LinkSettings(), ME)
+    before = links.to(CacheServer(name="a", grpc="127.0.0.1:1"))
+    assert links.to(CacheServer(name="a", grpc="127.0.0.1:1", weight=2.0)) is before
+    after = links.to(CacheServer(name="a", grpc="127.0.0.1:2"))
+    assert after is not before
+    with pytest.raises(Unavailable):
+        await before.ask(anything(), 1.0)
+    links.keep_only(set())
+    assert links.to(CacheServer(name="a", grpc="127.0.0.1:2")) is not after
+    await links.close()
+
+
+async def test_frames_are_not_to_be_had_where_none_are_advertised() -> None:
+    links = Links(LinkSettings(transport="frames"), ME)
+    with pytest.raises(Unavailable, match="advertises no frames"):
+        await links.to(CacheServer(name="a", grpc="127.0.0.1:1")).ask(anything(), 1.0)
+    await links.close()
