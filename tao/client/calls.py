@@ -115,18 +115,17 @@ class ReadCall(Call[bytes]):
         values: Sequence[bytes] = list(part.values)
         waiters = self.waiters
         slots: Sequence[int] = list(part.slots) or range(len(values))
-        try:
-            for slot, value in zip(slots, values, strict=True):
-                waiter = waiters[slot]
-                if waiter is not None:
-                    waiters[slot] = None
-                    # `settle`, written out: this loop is what a client spends its time on.
-                    if isinstance(waiter, tuple):
-                        waiter[0].put(waiter[1], value)
-                    elif not waiter.done():
-                        waiter.set_result(value)
-        except (IndexError, ValueError):
-            raise ProtocolError(f"the answer's slots do not fit a batch of {self.size} queries") from None
+        if len(slots) != len(values) or (slots and max(slots) >= self.size):
+            raise ProtocolError(f"the answer's slots do not fit a batch of {self.size} queries")
+        for slot, value in zip(slots, values, strict=True):
+            waiter = waiters[slot]
+            if waiter is not None:
+                waiters[slot] = None
+                # `settle`, written out: this loop is what a client spends its time on.
+                if isinstance(waiter, tuple):
+                    waiter[0].put(waiter[1], value)
+                elif not waiter.done():
+                    waiter.set_result(value)
         if part.failed_slots:
             pairs = zip(part.failed_slots, part.errors, strict=False)
             return [Failure(slot, self.error_of(error)) for slot, error in pairs]

@@ -1,0 +1,211 @@
+"""A cluster without a network: followers that answer from dictionaries, and do worse when told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from tao.client.configuration import Configuration
+from tao.client.graph import Graph
+from tao.client.settings import ClientSettings
+from tao.model.edge_block import COMPLETE, PREFIX, empty_block, encode_block
+from tao.model.errors import TaoError
+from tao.model.graph import ABSENT, Edge, encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.schema.registry import Schema, load_schema
+from tao.topology.document import dump_topology
+from tao.wire.convert import error_to_pb
+from tao.wire.session import AnswerHandler
+from tao.wire.v1 import session_pb2 as pb
+
+SCHEMA = load_schema((Path(__file__).parents[3] / "config/schema.yaml").read_text(), "schema.yaml")
+SHARDS = 16
+
+Behaviour = Callable[["FakeLink", pb.Request, AnswerHandler], None]
+
+
+def make_id(number: int, shard: int = 0) -> int:
+    return shard << SHARD_SHIFT | number
+
+
+def tier(name: str, *servers: str, moved: dict[int, tuple[str, ...]] | None = None) -> Tier:
+    return Tier(
+        name=name,
+        servers=tuple(CacheServer(name=each, grpc=f"{each}:7000", frames=f"{each}:7001") for each in servers),
+        moved=moved or {},
+    )
+
+
+def make_topology(
+    version: int = 1,
+    near: tuple[str, ...] = ("near-1",),
+    far: tuple[str, ...] = ("far-1",),
+    moved: dict[int, tuple[str, ...]] | None = None,
+) -> Topology:
+    followers = [tier("near", *near, moved=moved)] + ([tier("far", *far)] if far else [])
+    return Topology(
+        version=version,
+        shards=SHARDS,
+        regions=(Region(name="east", leaders=tier("leaders", "leader-1"), followers=tuple(followers)),),
+        databases=(
+            Database(
+                name="db",
+                master_region="east",
+                servers={"east": DatabaseServer(name="db-east")},
+                shards=((0, SHARDS - 1),),
+            ),
+        ),
+    )
+
+
+class FakeCluster:
+    """Shared contents, and one `FakeLink` per server; stands for `tao.peers.links.Links`."""
+
+    def __init__(self, topology: Topology | None = None) -> None:
+        self.topology = topology or make_topology()
+        self.schema: Schema = SCHEMA
+        self.objects: dict[int, bytes] = {}
+        self.lists: dict[tuple[int, int], list[Edge]] = {}
+        self.links: dict[str, FakeLink] = {}
+
+    def to(self, server: CacheServer) -> FakeLink:
+        return self.link(server.name)
+
+    def link(self, name: str) -> FakeLink:
+        return self.links.setdefault(name, FakeLink(name, self))
+
+    def keep_only(self, names: set[str]) -> None:
+        self.kept = names
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+    async def connect(self, settings: ClientSettings | None = None, tier_name: str | None = None) -> Graph:
+        settings = settings or ClientSettings()
+        configuration = await Configuration.fetch(self.topology, None, self, settings)
+        return Graph(self, configuration, settings, tier_name, unix_seconds=lambda: 1_700_000_000.5)
+
+    def batches(self, server: str | None = None) -> list[pb.Request]:
+        """The read and write messages sent, to one server or to all."""
+        links = [self.link(server)] if server else list(self.links.values())
+        return [sent for link in links for sent in link.sent if sent.WhichOneof("body") in ("read", "write")]
+
+
+class FakeLink:
+    """One follower. ``behaviour`` replaces its answers to reads and writes."""
+
+    def __init__(self, name: str, cluster: FakeCluster) -> None:
+        self.name = name
+        self.cluster = cluster
+        self.sent: list[pb.Request] = []
+        self.timeouts: list[float] = []
+        self.behaviour: Behaviour | None = None
+        self.watchers: list[AnswerHandler] = []
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        self.sent.append(request)
+        self.timeouts.append(timeout_seconds)
+        body = request.WhichOneof("body")
+        if body == "watch":
+            self.watchers.append(on_answer)
+        elif self.behaviour is not None and body in ("read", "write"):
+            asyncio.get_running_loop().call_soon(self.behaviour, self, request, on_answer)
+        else:
+            asyncio.get_running_loop().call_soon(lambda: on_answer(self.answer(request)))
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        self.sent.append(request)
+        return self.answer(request)
+
+    def answer(self, request: pb.Request) -> pb.Answer:
+        match request.WhichOneof("body"):
+            case "read":
+                return pb.Answer(read=pb.ReadAnswer(values=self.values(request.read)))
+            case "write":
+                return pb.Answer(write=pb.WriteAnswer(results=[self.result(each) for each in request.write.writes]))
+            case "get_topology":
+                topology = self.cluster.topology
+                document = pb.TopologyDocument(version=topology.version, json=dump_topology(topology).encode())
+                return pb.Answer(topology=document)
+            case "get_schema":
+                schema = self.cluster.schema
+                document_ = pb.SchemaDocument(hash=schema.version_hash, json=schema.to_json().encode())
+                return pb.Answer(schema=document_)
+            case "reserve_ids":
+                wanted = request.reserve_ids
+                return pb.Answer(
+                    reserved_ids=pb.ReservedIds(ids=[make_id(n + 1, wanted.shard) for n in range(wanted.count)])
+                )
+        raise AssertionError(request)
+
+    def values(self, batch: pb.ReadBatch) -> list[bytes]:
+        """Answers in slot order."""
+        objects, lists = self.cluster.objects, self.cluster.lists
+        values = [objects.get(each, encode_object(0, ABSENT, b"")) for each in batch.obj_ids]
+        counted = zip(batch.count_id1s, batch.count_atypes, strict=True)
+        values.extend(encode_count(1, len(lists.get(key, []))) for key in counted)
+        for id1, atype, pos, limit in zip(
+            batch.range_id1s, batch.range_atypes, batch.range_positions, batch.range_limits, strict=True
+        ):
+            values.append(_block(lists.get((id1, atype), []), slice(pos, pos + limit)))
+        for id1, atype, high, low, limit in zip(
+            batch.time_range_id1s,
+            batch.time_range_atypes,
+            batch.time_range_highs,
+            batch.time_range_lows,
+            batch.time_range_limits,
+            strict=True,
+        ):
+            edges = [edge for edge in lists.get((id1, atype), []) if low <= edge.time <= high]
+            values.append(_block(edges, slice(limit)))
+        ends = 0
+        for id1, atype, count in zip(batch.get_id1s, batch.get_atypes, batch.get_id2_counts, strict=True):
+            wanted = batch.get_id2s[ends : ends + count]
+            ends += count
+            values.append(_block([edge for edge in lists.get((id1, atype), []) if edge.id2 in wanted], slice(None)))
+        return values
+
+    def result(self, write: pb.Write) -> pb.WriteResult:
+        if write.HasField("obj_add"):
+            added = write.obj_add
+            object_id = added.id or make_id(len(self.cluster.objects) + 1, added.shard)
+            self.cluster.objects[object_id] = encode_object(1, added.otype, added.data)
+            return pb.WriteResult(id=object_id)
+        if write.HasField("obj_delete"):
+            return pb.WriteResult(found=self.cluster.objects.pop(write.obj_delete.id, None) is not None)
+        if write.HasField("assoc_add"):
+            edge = write.assoc_add
+            stored = self.cluster.lists.setdefault((edge.id1, edge.atype), [])
+            stored.append(Edge(edge.id2, edge.time, edge.data))
+            stored.sort(key=lambda each: (each.time, each.id2), reverse=True)
+        return pb.WriteResult(found=True)
+
+
+def failing(error: TaoError, times: int = 1_000_000) -> Behaviour:
+    """Fail whole messages so many times, then answer."""
+    left = times
+
+    def behaviour(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        nonlocal left
+        left -= 1
+        on_answer(pb.Answer(error=error_to_pb(error)) if left >= 0 else link.answer(request))
+
+    return behaviour
+
+
+def silent(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+    """Never answer."""
+
+
+def _block(edges: list[Edge], part: slice) -> bytes:
+    if not edges:
+        return empty_block(1)
+    return encode_block(1, len(edges), edges[part], COMPLETE | PREFIX)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until the condition holds; pytest's timeout is the bound."""
+    while not condition():  # noqa: ASYNC110 - an Event would have to be set by the code under test
+        await asyncio.sleep(0)

@@ -1,0 +1,218 @@
+"""What becomes of a query when a server cannot answer it: another one is asked, within bounds, and never a write twice
+that may have happened."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tao.client import (
+    ClientSettings,
+    DeadlineExceeded,
+    Fenced,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    TaoError,
+    Unavailable,
+)
+from tao.model.errors import Unanswered
+from tao.topology.edits import mark_server
+from tao.wire.convert import error_to_pb
+from tao.wire.session import AnswerHandler
+from tao.wire.v1 import session_pb2 as pb
+from tests.unit.client.fakes import FakeCluster, FakeLink, failing, make_id, make_topology
+
+QUICK = ClientSettings(retry_backoff_seconds=0.001)
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), Unanswered("broke"), DeadlineExceeded("late"), Fenced("lost")])
+async def test_a_read_goes_to_the_next_tier_when_the_nearest_cannot_answer(
+    cluster: FakeCluster, error: TaoError
+) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(error)
+        assert await graph.obj_get(1) is None
+        assert (len(cluster.batches("near-1")), len(cluster.batches("far-1"))) == (1, 1)
+        assert (graph.stats.retries, graph.stats.failovers) == (1, 1)
+
+
+async def test_only_the_slots_that_failed_are_asked_again(cluster: FakeCluster) -> None:
+    def second_fails(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        errors = [error_to_pb(Unavailable("the leader is away"))]
+        values = link.values(request.read)
+        on_answer(
+            pb.Answer(read=pb.ReadAnswer(slots=[0, 2], values=[values[0], values[2]], failed_slots=[1], errors=errors))
+        )
+
+    async with await cluster.connect(QUICK) as graph:
+        await graph.assoc_add(7, "follows", 8, time=5)
+        cluster.link("near-1").behaviour = second_fails
+        found = await asyncio.gather(
+            graph.obj_get(1), graph.assoc_range(7, "follows", 0, 10), graph.assoc_get(7, "follows", [8])
+        )
+        assert [each.id2s for each in found[1:]] == [[8], [8]]
+        again = cluster.batches("far-1")[0].read
+        assert (list(again.obj_ids), list(again.range_id1s), list(again.get_id1s)) == ([], [7], [])
+
+
+async def test_a_server_out_of_reach_is_passed_over_for_a_while(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(Unavailable("away"))
+        for _ in range(3):
+            await graph.obj_get(1)
+        assert (len(cluster.batches("near-1")), len(cluster.batches("far-1"))) == (1, 3)
+
+
+async def test_a_server_is_asked_again_when_its_time_is_over(cluster: FakeCluster) -> None:
+    async with await cluster.connect(ClientSettings(avoid_seconds=1e-9)) as graph:
+        cluster.link("near-1").behaviour = failing(Unavailable("away"), times=1)
+        await graph.obj_get(1)
+        await graph.obj_get(1)
+        assert len(cluster.batches("near-1")) == 2
+
+
+async def test_one_slow_answer_does_not_make_a_server_be_passed_over(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(DeadlineExceeded("slow"), times=1)
+        await graph.obj_get(1)
+        await graph.obj_get(1)
+        assert len(cluster.batches("near-1")) == 2
+
+
+async def test_a_server_that_is_marked_down_is_not_asked_first() -> None:
+    cluster = FakeCluster()
+    async with await cluster.connect() as graph:
+        graph.use_topology(mark_server(cluster.topology, "near-1", down=True))
+        await graph.obj_get(1)
+        assert (cluster.batches("near-1"), len(cluster.batches("far-1"))) == ([], 1)
+
+
+async def test_attempts_are_bounded_and_the_last_error_is_told(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        for name in ("near-1", "far-1"):
+            cluster.link(name).behaviour = failing(Unavailable(f"{name} is away"))
+        with pytest.raises(Unavailable):
+            await graph.obj_get(1)
+        assert len(cluster.batches()) == QUICK.max_attempts
+
+
+async def test_repeats_have_a_budget_of_their_own(cluster: FakeCluster) -> None:
+    async with await cluster.connect(ClientSettings(retry_budget=2, retry_backoff_seconds=0.001)) as graph:
+        for name in ("near-1", "far-1"):
+            cluster.link(name).behaviour = failing(Unavailable("away"))
+        for _ in range(10):
+            with pytest.raises(Unavailable):
+                await graph.obj_get(1)
+        assert len(cluster.batches()) == 10 + 2
+
+
+async def test_an_overloaded_server_is_not_asked_again(cluster: FakeCluster) -> None:
+    async with await cluster.connect() as graph:
+        cluster.link("near-1").behaviour = failing(Overloaded("full"))
+        with pytest.raises(Overloaded):
+            await graph.obj_get(1)
+        with pytest.raises(Overloaded):
+            await graph.assoc_add(1, "follows", 2)
+        assert len(cluster.batches()) == 2
+
+
+async def test_a_write_of_which_nothing_was_written_goes_to_the_next_tier(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(Unavailable("refused"))
+        assert await graph.obj_add("user", {"name": "a"}, near=1) == 1
+        assert (graph.stats.failovers, len(cluster.batches("far-1"))) == (1, 1)
+
+
+@pytest.mark.parametrize("error", [Unanswered("broke"), OutcomeUnknown("broke in commit")])
+async def test_a_write_that_may_have_happened_is_not_repeated(cluster: FakeCluster, error: TaoError) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(error)
+        with pytest.raises(OutcomeUnknown, match="broke"):
+            await graph.assoc_add(1, "follows", 2)
+        assert len(cluster.batches()) == 1
+
+
+async def test_only_the_writes_that_failed_are_repeated(cluster: FakeCluster) -> None:
+    def first_fails(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        results = [link.result(each) for each in request.write.writes[1:]]
+        refused = pb.WriteResult(error=error_to_pb(Fenced("another leader owns the shard")))
+        on_answer(pb.Answer(write=pb.WriteAnswer(results=[refused, *results])))
+
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = first_fails
+        await graph.assoc_add_many([(1, "follows", 2), (1, "follows", 3)])
+        assert [each.assoc_add.id2 for each in cluster.batches("far-1")[0].write.writes] == [2]
+
+
+async def test_not_mine_fetches_the_newer_topology_and_asks_whom_it_names(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        newer = make_topology(version=2, near=("near-1", "near-2"), moved={0: ("near-2",)})
+        cluster.topology = newer
+        cluster.link("near-1").behaviour = failing(NotMine("shard 0 has moved", 2))
+        assert await asyncio.gather(*(graph.obj_get(n) for n in (1, 2, 3))) == [None] * 3
+        assert (graph.topology.version, graph.stats.topology_version) == (2, 2)
+        assert [list(sent.read.obj_ids) for sent in cluster.batches("near-2")] == [[1, 2, 3]]
+        assert cluster.batches("near-2")[0].topology_version == 2
+        fetches = [sent for sent in cluster.link("near-1").sent if sent.HasField("get_topology")]
+        assert len(fetches) <= 2  # one to connect, when this was the follower asked, and one now
+
+
+async def test_not_mine_of_a_server_that_is_behind_goes_elsewhere(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(NotMine("not yet", 0))
+        assert await graph.obj_get(1) is None
+        assert len(cluster.batches("far-1")) == 1
+
+
+async def test_not_mine_without_end_is_told_to_the_caller(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        for name in ("near-1", "far-1"):
+            cluster.link(name).behaviour = failing(NotMine("nobody's", 1))
+        with pytest.raises(NotMine):
+            await graph.obj_get(1)
+
+
+async def test_a_lone_server_is_given_a_moment_before_it_is_asked_again() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(Unavailable("restarting"), times=1)
+        assert await graph.obj_get(1) is None
+        assert (graph.stats.retries, graph.stats.failovers) == (1, 0)
+        assert cluster.link("near-1").timeouts[-1] <= QUICK.timeout_seconds
+
+
+async def test_the_first_of_several_servers_gets_a_part_of_the_time(cluster: FakeCluster) -> None:
+    async with await cluster.connect() as graph:
+        await graph.obj_get(1)
+        await graph.assoc_add(1, "follows", 2)
+        read, write = [t for t in cluster.link("near-1").timeouts if t < 100]
+        assert read <= 1.0 < write <= 2.0
+
+
+async def test_reads_spread_over_clones_and_writes_go_home() -> None:
+    cluster = FakeCluster(make_topology(near=("n1", "n2"), moved={0: ("n2", "n1")}))
+    async with await cluster.connect() as graph:
+        for _ in range(4):
+            await graph.obj_get(1)
+        assert (len(cluster.batches("n1")), len(cluster.batches("n2"))) == (2, 2)
+        for _ in range(4):
+            await graph.assoc_add(1, "follows", 2)
+        assert (len(cluster.batches("n1")), len(cluster.batches("n2"))) == (2, 6)
+
+
+async def test_the_tier_named_is_asked_first(cluster: FakeCluster) -> None:
+    async with await cluster.connect(tier_name="far") as graph:
+        await graph.obj_get(make_id(1, 3))
+        assert len(cluster.batches("far-1")) == 1
+
+
+async def test_ids_are_reserved_through_the_next_server_when_one_is_away(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+
+        async def away(request: pb.Request, timeout_seconds: float) -> pb.Answer:
+            raise Unavailable("away")
+
+        cluster.link("near-1").ask = away  # type: ignore[method-assign]
+        assert await graph.reserve_ids(3, shard=2) == [make_id(n, 2) for n in (1, 2, 3)]

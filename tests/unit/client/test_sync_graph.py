@@ -1,0 +1,108 @@
+"""The synchronous twin: the same operations, from any thread, before and after a fork."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tao.client import Graph, InvalidArgument, SyncGraph, Unavailable
+from tao.model.graph import encode_object
+from tests.unit.client.fakes import FakeCluster, make_id
+
+
+def sync_graph(cluster: FakeCluster | None = None) -> SyncGraph:
+    used = cluster or FakeCluster()
+    return SyncGraph("fake:1", opener=used.connect)
+
+
+def public(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_both_graphs_have_the_same_operations_with_the_same_signatures() -> None:
+    followed = {"use_topology", "use_schema"}  # called by the configuration, not by applications
+    assert public(SyncGraph) == public(Graph) - followed
+    for name in public(SyncGraph):
+        one, other = inspect.getattr_static(Graph, name), inspect.getattr_static(SyncGraph, name)
+        assert isinstance(one, property) == isinstance(other, property), name
+        if not isinstance(one, property):
+            assert inspect.signature(one) == inspect.signature(other), name
+
+
+def test_operations_work_without_a_loop() -> None:
+    with sync_graph() as graph:
+        alice = graph.obj_add("user", {"name": "Alice"})
+        graph.assoc_add(alice, "friend", 7, time=3)
+        found = graph.obj_get(alice)
+        assert found is not None
+        assert found.fields["name"] == "Alice"
+        assert graph.assoc_range(alice, "friend", 0, 9).id2s == [7]
+        assert graph.obj_update(alice, {"home": "x"}) is True
+        assert graph.assoc_count(alice, "friend") == 1
+        assert len(graph.reserve_ids(3)) == 3
+        with graph.trace() as trace:
+            graph.obj_get_many([alice])
+        assert [each.operation for each in trace] == ["obj_get"]
+        assert (graph.topology.version, graph.region, graph.stats.topology_version) == (1, "east", 1)
+        with pytest.raises(InvalidArgument, match="id is 0"):
+            graph.obj_get(0)
+
+
+def test_many_threads_share_one_graph() -> None:
+    cluster = FakeCluster()
+    cluster.objects = {make_id(n): encode_object(1, 1, b"") for n in range(1, 201)}
+    with sync_graph(cluster) as graph, ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda n: graph.obj_get(make_id(n)), range(1, 201)))
+    assert [each.id for each in found if each] == [make_id(n) for n in range(1, 201)]
+
+
+def test_it_opens_when_first_used_and_closes_once() -> None:
+    before = threading.active_count()
+    graph = sync_graph()
+    assert threading.active_count() == before
+    assert graph.obj_get(1) is None
+    assert threading.active_count() == before + 1
+    graph.close()
+    graph.close()
+    assert threading.active_count() == before
+    with pytest.raises(Unavailable, match="closed"):
+        graph.obj_get(1)
+
+
+def test_a_graph_that_could_not_be_opened_leaves_no_thread_and_may_be_tried_again() -> None:
+    cluster = FakeCluster()
+    failures = [Unavailable("not yet")]
+
+    async def opener() -> Graph:
+        if failures:
+            raise failures.pop()
+        return await cluster.connect()
+
+    before = threading.active_count()
+    with SyncGraph("fake:1", opener=opener) as graph:
+        with pytest.raises(Unavailable, match="not yet"):
+            graph.obj_get(1)
+        assert threading.active_count() == before
+        assert graph.obj_get(1) is None
+
+
+def test_after_a_fork_parent_and_child_each_use_their_own() -> None:
+    cluster = FakeCluster()
+    cluster.objects = {make_id(1): encode_object(1, 1, b"")}
+    with sync_graph(cluster) as graph:
+        assert graph.obj_get(make_id(1)) is not None
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                found = graph.obj_get(make_id(1))
+                graph.close()
+                status = 0 if found is not None and found.id == make_id(1) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert graph.obj_get(make_id(1)) is not None
