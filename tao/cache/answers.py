@@ -24,14 +24,12 @@ from tao.model.edge_block import (
 )
 from tao.model.graph import MAX_TIME
 
-WHOLE = COMPLETE | PREFIX
-
 
 def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
     """The edges at ``pos … pos+limit-1``."""
-    _, count, n, flags = header(block)
+    version, count, n, flags = header(block)
     if not flags & COMPLETE and pos + limit > n:
-        return empty_block(*header(block)[:2], 0) if pos >= count else None
+        return empty_block(version, count, 0) if pos >= count else None
     return _slice(block, n, flags, pos, pos + limit)
 
 
@@ -47,7 +45,7 @@ def time_range_answer(block: bytes, high: int, low: int, limit: int) -> bytes | 
 
 def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> EdgesAnswer | None:
     """The edges to ``id2s`` with ``high ≥ time ≥ low``, and which of the ids the prefix cannot decide. None: all."""
-    _, _, n, flags = header(block)
+    version, count, n, flags = header(block)
     # One byte search costs as much as a step through a dozen edges; both give indexes in list order.
     if 12 * len(id2s) <= n + 24:
         found = sorted({position_of(block, id2) for id2 in id2s} - {-1})
@@ -67,7 +65,9 @@ def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> Edge
     if len(found) == n:
         return EdgesAnswer(block, missing)
     if not found:
-        return EdgesAnswer(empty_block(*header(block)[:2], 0), missing)
+        return EdgesAnswer(empty_block(version, count, 0), missing)
+    if len(found) == 1:
+        return EdgesAnswer(slice_block(block, found[0], found[0] + 1, 0), missing)
     return EdgesAnswer(pick_edges(block, found, 0), missing)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from operator import itemgetter
 
 from tao.model.changes import ListChange, sort_edges
 from tao.model.edge_block import (
@@ -17,10 +18,8 @@ from tao.model.edge_block import (
     PREFIX,
     empty_block,
     header,
-    id2_column,
     position_of,
     slice_block,
-    time_column,
 )
 from tao.model.graph import Edge
 
@@ -34,34 +33,36 @@ def splice(block: bytes, change: ListChange, limit: int) -> bytes | None:
 
     ``block`` is the prefix at ``change.before``. None: block and change contradict each other, so nothing can be said
     about the list."""
-    n = header(block)[2]
-    pieces = _pieces(block, n, change)
+    _, _, n, flags = header(block)
+    pieces = _pieces(block, n, bool(flags & COMPLETE), change)
     if pieces is None:
         return None
-    m = sum(piece[1] - piece[0] if isinstance(piece, tuple) else 1 for piece in pieces)
-    if m > change.count or (header(block)[3] & COMPLETE and m != change.count):
+    m = 0
+    for piece in pieces:
+        m += piece[1] - piece[0] if isinstance(piece, tuple) else 1
+    if m > change.count or (flags & COMPLETE and m != change.count):
         return None
     if m == 0:
         return empty_block(change.after, change.count, PREFIX | (0 if change.count else COMPLETE))
-    spliced = _build(block, n, m, pieces, change)
+    spliced = _build(block, n, m, flags & HAS_DATA, pieces, change)
     return slice_block(spliced, 0, limit, PREFIX) if m > limit else spliced
 
 
-def _pieces(block: bytes, n: int, change: ListChange) -> list[_Piece] | None:
+def _pieces(block: bytes, n: int, complete: bool, change: ListChange) -> list[_Piece] | None:
     """How the new block is put together; None when the change does not fit the block."""
-    complete = bool(header(block)[3] & COMPLETE)
-    id2s, times = id2_column(block), time_column(block)
+    columns = memoryview(block)[HEADER_BYTES : HEADER_BYTES + 16 * n].cast("Q")
+    # (place, 0, edge): comes before what stands at the place; (place, 1, edge or None): takes its place.
+    edits: list[tuple[int, int, Edge | None]] = []
     removed: set[int] = set()
     for gone in change.gone:
-        at, found = _locate(id2s, times, n, gone.time, gone.id2)
+        at, found = _locate(columns, n, gone.time, gone.id2)
         if found:
             removed.add(at)
+            edits.append((at, 1, None))
         elif complete or at < n:
             return None
-    # (place, 0, edge): comes before what stands at the place; (place, 1, edge or None): takes its place.
-    edits: list[tuple[int, int, Edge | None]] = [(at, 1, None) for at in removed]
     for edge in change.put if len(change.put) < 2 else sort_edges(change.put):
-        at, found = _locate(id2s, times, n, edge.time, edge.id2)
+        at, found = _locate(columns, n, edge.time, edge.id2)
         if found and at not in removed:
             edits.append((at, 1, edge))
             continue
@@ -69,7 +70,8 @@ def _pieces(block: bytes, n: int, change: ListChange) -> list[_Piece] | None:
             return None
         if complete or at < n:
             edits.append((at, 0, edge))
-    edits.sort(key=lambda edit: edit[:2])
+    if len(edits) > 1:
+        edits.sort(key=itemgetter(0, 1))
     pieces: list[_Piece] = []
     copied = 0
     for at, takes_place, put in edits:
@@ -83,38 +85,40 @@ def _pieces(block: bytes, n: int, change: ListChange) -> list[_Piece] | None:
     return pieces
 
 
-def _locate(id2s: Sequence[int], times: Sequence[int], n: int, time: int, id2: int) -> tuple[int, bool]:
-    """The place of ``(time, id2)`` in list order, and whether that edge is there."""
+def _locate(columns: Sequence[int], n: int, time: int, id2: int) -> tuple[int, bool]:
+    """The place of ``(time, id2)`` in list order, and whether that edge is there. ``columns``: id2 * n, time * n."""
     low, high = 0, n
     while low < high:
         middle = (low + high) // 2
-        other = times[middle]
-        if other > time or (other == time and id2s[middle] > id2):
+        other = columns[n + middle]
+        if other > time or (other == time and columns[middle] > id2):
             low = middle + 1
         else:
             high = middle
-    return low, low < n and times[low] == time and id2s[low] == id2
+    return low, low < n and columns[n + low] == time and columns[low] == id2
 
 
-def _build(block: bytes, n: int, m: int, pieces: list[_Piece], change: ListChange) -> bytes:
+def _build(block: bytes, n: int, m: int, has_data: int, pieces: list[_Piece], change: ListChange) -> bytes:
     times_at = HEADER_BYTES + 8 * n
-    id2_parts: list[bytes] = []
+    parts: list[bytes] = [b""]
     time_parts: list[bytes] = []
-    has_data = header(block)[3] & HAS_DATA
     for piece in pieces:
         if isinstance(piece, tuple):
             start, stop = 8 * piece[0], 8 * piece[1]
-            id2_parts.append(block[HEADER_BYTES + start : HEADER_BYTES + stop])
+            parts.append(block[HEADER_BYTES + start : HEADER_BYTES + stop])
             time_parts.append(block[times_at + start : times_at + stop])
         else:
-            id2_parts.append(_U64.pack(piece.id2))
+            parts.append(_U64.pack(piece.id2))
             time_parts.append(_U64.pack(piece.time))
             if piece.data:
                 has_data = HAS_DATA
-    data_parts = _data_parts(block, n, m, pieces) if has_data else []
-    flags = PREFIX | (COMPLETE if m == change.count else 0) | (HAS_DATA if data_parts else 0)
-    head = _HEADER.pack(change.after, change.count, m, flags)
-    return b"".join((head, *id2_parts, *time_parts, *data_parts))
+    parts += time_parts
+    flags = COMPLETE | PREFIX if m == change.count else PREFIX
+    if has_data and (data_parts := _data_parts(block, n, m, pieces)):
+        flags |= HAS_DATA
+        parts += data_parts
+    parts[0] = _HEADER.pack(change.after, change.count, m, flags)
+    return b"".join(parts)
 
 
 def _data_parts(block: bytes, n: int, m: int, pieces: list[_Piece]) -> list[bytes]:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
 from tao.cache import Applied, CacheSettings, GraphCache, Stored, Ticket
-from tao.cache.tables import value_bytes
+from tao.cache.tables import EntryTable, value_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardInvalidation
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_TIME, Edge, ListKey, decode_count, version_of
@@ -192,14 +192,16 @@ class CacheMachine(RuleBasedStateMachine):
         oldest = max(self.replica_has, had[-1])
         shot = self.truth.snapshots[data.draw(st.integers(oldest, len(self.truth.snapshots) - 1))]
         key = ListKey(ticket.id, ticket.atype)
-        if ticket.kind == "object":
-            value, store = shot.object_value(ticket.id), self.cache.store_object
-        elif data.draw(st.booleans()):
-            value, store = shot.count_value(key), self.cache.store_count
-        else:
-            value, store = shot.block(key, pos, limit), self.cache.store_list
         self.learn(shot.epoch)
-        stored = store(ticket, value, shot.epoch, self.now)
+        if ticket.kind == "object":
+            value = shot.object_value(ticket.id)
+            stored = self.cache.store_object(ticket, value, shot.epoch, self.now)
+        elif data.draw(st.booleans()):
+            value = shot.count_value(key)
+            stored = self.cache.store_count(ticket, value, shot.epoch, self.now)
+        else:
+            value = shot.block(key, pos, limit)
+            stored = self.cache.store_list(ticket, value, shot.epoch, self.now)
         if stored is Stored.STORED:
             self.answer(ticket.id if ticket.kind == "object" else key, version_of(value))
 
@@ -223,8 +225,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.answer(key, version_of(value))
                 assert value == self.truth.object_at(key, version_of(value))
                 assert self.cache.object(key, version_of(value) + 1) is None
-        for key in LISTS:
-            self.check_list(key)
+        for list_key in LISTS:
+            self.check_list(list_key)
 
     def check_list(self, key: ListKey) -> None:
         id1, atype = key.id1, key.atype
@@ -298,9 +300,11 @@ class CacheMachine(RuleBasedStateMachine):
         for arena in self.cache._arenas.all().values():
             assert arena.bytes <= arena.budget_bytes
             mine = [table for table in tables if table.arena is arena]
+            retired = [table for table in arena._retired if isinstance(table, EntryTable)]
+            assert len(retired) == len(arena._retired)
             live = sum(
                 table._key_bytes + (value_bytes(value) if value else 0)
-                for table in [*mine, *arena._retired]
+                for table in [*mine, *retired]
                 for value in table.entries.values()
             )
             assert arena.bytes == live
@@ -316,9 +320,9 @@ class CacheMachine(RuleBasedStateMachine):
         for key in OBJECTS:
             value = self.cache.object(key)
             assert value is None or value == self.truth.now.object_value(key)
-        for key in LISTS:
-            count = self.cache.count(key.id1, key.atype)
-            assert count is None or count == self.truth.now.count_value(key)
+        for list_key in LISTS:
+            count = self.cache.count(list_key.id1, list_key.atype)
+            assert count is None or count == self.truth.now.count_value(list_key)
         for _ in range(1000):
             if not self.cache.reclaim_step():
                 break

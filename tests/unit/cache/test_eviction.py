@@ -158,4 +158,4 @@ def test_settings_that_cannot_work_are_refused_with_their_name() -> None:
         ({"largest_entry_fraction": 2.0}, "largest_entry_fraction"),
     ):
         with pytest.raises(SettingsError, match=name):
-            CacheSettings(**wrong)  # type: ignore[arg-type]
+            CacheSettings(**wrong)
