@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from tao.model.errors import Overloaded, SettingsError, Unavailable
 from tao.storage.dialect import SessionSetup
-from tao.storage.failures import ConnectionLost
 from tao.storage.session import ServerAccount, Session, open_session
 
 
@@ -163,6 +162,3 @@ class Pools:
             await pool.close()
         if self._closing:
             await asyncio.wait(self._closing)
-
-
-__all__ = ["ConnectionLost", "Pool", "PoolSettings", "Pools", "ServerAccount"]

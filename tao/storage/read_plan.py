@@ -79,7 +79,7 @@ class ReadPlan:
         self._edge_tables = edge_tables
         self._rows_per_statement = rows_per_statement
         self._parts_per_statement = parts_per_statement
-        self._targets: list[tuple[int, int]] = []  # part number → kind, and shard or query
+        self._targets: list[tuple[int, int]] = []  # part number → kind, and shard, type or query
         self._objects: dict[int, bytes] = {}
         self._counts: dict[tuple[int, int], bytes] = {}
         self._heads: dict[int, tuple[int, int]] = {}
@@ -91,16 +91,16 @@ class ReadPlan:
     def receive(self, rows: list[Row]) -> None:
         """Rows of any of the statements."""
         targets = self._targets
-        for part, a, b, c, d, data in rows:
+        for part, a, b, c, data in rows:
             kind, index = targets[part]
             if kind == _EDGE:
                 self._edges[index].append((a, b, data))
             elif kind == _OBJECT:
-                self._objects[a] = encode_object(c, ABSENT, b"") if d else encode_object(c, b, data)
+                self._objects[a] = encode_object(c, b, data if b else b"")
             elif kind == _COUNT:
-                self._counts[a, b] = encode_count(c, d)
+                self._counts[a, index] = encode_count(b, c)
             elif kind == _HEAD:
-                self._heads[index] = (c, d)
+                self._heads[index] = (b, c)
             else:
                 self.version_epochs[index] = a
 
@@ -145,7 +145,7 @@ class ReadPlan:
                     statement,
                     _OBJECT,
                     shard,
-                    f"id, otype, version, deleted, data FROM {schema_name(shard)}.objects FORCE INDEX (PRIMARY) "
+                    f"id, otype * (1 - deleted), version, data FROM {schema_name(shard)}.objects FORCE INDEX (PRIMARY) "
                     "WHERE id IN %s",
                     some,
                 )
@@ -156,8 +156,8 @@ class ReadPlan:
                     self._add(
                         statement,
                         _COUNT,
-                        shard,
-                        f"id1, atype, version, count, NULL FROM {schema_name(shard)}.assoc_lists FORCE INDEX (PRIMARY) "
+                        atype,
+                        f"id1, version, count, NULL FROM {schema_name(shard)}.assoc_lists FORCE INDEX (PRIMARY) "
                         "WHERE id1 IN %s AND atype = %s",
                         some,
                         atype,
@@ -179,33 +179,32 @@ class ReadPlan:
             statement,
             _HEAD,
             index,
-            f"id1, atype, version, count, NULL FROM {schema}.assoc_lists FORCE INDEX (PRIMARY) "
-            "WHERE id1 = %s AND atype = %s",
+            f"id1, version, count, NULL FROM {schema}.assoc_lists FORCE INDEX (PRIMARY) WHERE id1 = %s AND atype = %s",
             *key,
         )
         newest_first = "ORDER BY time DESC, id2 DESC"
         if isinstance(query, EdgesQuery):
             for id2s in id_sets:
                 sql = (
-                    f"time, id2, atype, atype, data FROM {table} FORCE INDEX (PRIMARY) "
+                    f"time, id2, atype, data FROM {table} FORCE INDEX (PRIMARY) "
                     "WHERE id1 = %s AND atype = %s AND id2 IN %s AND time BETWEEN %s AND %s"
                 )
                 self._add(statement, _EDGE, index, sql, *key, id2s, query.low, query.high)
         elif isinstance(query, TimeRangeQuery):
             sql = (
-                f"time, id2, atype, atype, data FROM {table} FORCE INDEX (by_time) "
+                f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) "
                 f"WHERE id1 = %s AND atype = %s AND time BETWEEN %s AND %s {newest_first} LIMIT %s"
             )
             self._add(statement, _EDGE, index, sql, *key, query.low, query.high, query.limit)
         elif query.pos < _DEFERRED_FROM_POS:
             sql = (
-                f"time, id2, atype, atype, data FROM {table} FORCE INDEX (by_time) "
+                f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) "
                 f"WHERE id1 = %s AND atype = %s {newest_first} LIMIT %s, %s"
             )
             self._add(statement, _EDGE, index, sql, *key, query.pos, query.limit)
         else:
             sql = (
-                "full_row.time, full_row.id2, full_row.atype, full_row.atype, full_row.data "
+                "full_row.time, full_row.id2, full_row.atype, full_row.data "
                 f"FROM (SELECT id2 FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s {newest_first} "
                 f"LIMIT %s, %s) AS page JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
                 "ON full_row.id1 = %s AND full_row.atype = %s AND full_row.id2 = page.id2"
@@ -225,9 +224,7 @@ class ReadPlan:
         last.cost += rows
         if shard not in last.shards:
             last.shards.add(shard)
-            sql = (
-                f"version_epoch, only_row, only_row, only_row, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
-            )
+            sql = f"version_epoch, only_row, only_row, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
             self._add(last, _EPOCH, shard, sql)
         return last
 

@@ -7,7 +7,7 @@ together, one statement for all; each of the others waits by itself for its turn
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -80,6 +80,13 @@ class MySqlReadStore:
         values: list[bytes] = [b""] * len(queries)
         epochs: dict[int, int] = {}
 
+        taken: set[int] = set()  # a job that is cancelled before its first step does not get to its own ``finally``
+
+        def release(shards: Iterable[int]) -> None:
+            for shard in taken.intersection(shards):
+                taken.discard(shard)
+                self._gates[shard].slots.release()
+
         async def fetch(server: str, shards: Sequence[int]) -> None:
             indexes = [index for shard in shards for index in by_shard[shard]]
             plan = await self._run(server, [queries[index] for index in indexes], deadline)
@@ -94,8 +101,7 @@ class MySqlReadStore:
             try:
                 await fetch(server, shards)
             finally:
-                for shard in shards:
-                    self._gates[shard].slots.release()
+                release(shards)
 
         async def fetch_in_turn(server: str, shard: int) -> None:
             await self._wait(shard, deadline)
@@ -113,9 +119,13 @@ class MySqlReadStore:
                 jobs.append(fetch_in_turn(server, shard))
             else:
                 await gate.slots.acquire()  # does not suspend: it is not locked
+                taken.add(shard)
                 together.setdefault(server, []).append(shard)
         jobs.extend(fetch_together(server, shards) for server, shards in together.items())
-        await _all(jobs)
+        try:
+            await _all(jobs)
+        finally:
+            release(tuple(taken))
         return FillRead(values, epochs)
 
     async def _run(self, server: str, queries: Sequence[Query], deadline: float) -> ReadPlan:

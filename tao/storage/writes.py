@@ -54,10 +54,7 @@ class WriteSettings:
 class MySqlTransaction:
     """See `tao.model.ports.Transaction`. Made by `MySqlWriteStore.transaction`."""
 
-    def __init__(
-        self, server: str, pool: Pool, edge_tables: EdgeTables, settings: WriteSettings, *, timeout_seconds: float
-    ) -> None:
-        self._server = server
+    def __init__(self, pool: Pool, edge_tables: EdgeTables, settings: WriteSettings, *, timeout_seconds: float) -> None:
         self._pool = pool
         self._edge_tables = edge_tables
         self._settings = settings
@@ -200,7 +197,7 @@ class MySqlWriteStore:
     def transaction(self, server: str, *, timeout_seconds: float) -> MySqlTransaction:
         """A transaction on that server; ``timeout_seconds`` bounds it as a whole."""
         return MySqlTransaction(
-            server, self._pools.of(server), self._edge_tables, self._settings, timeout_seconds=timeout_seconds
+            self._pools.of(server), self._edge_tables, self._settings, timeout_seconds=timeout_seconds
         )
 
     async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
@@ -219,7 +216,7 @@ class MySqlWriteStore:
                 results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
             except ShardBlocked as error:
                 raise ShardBlocked(error.message, shard) from error
-            row = self._only_row(results[-1], shard)
+            row = _only_row(results[-1], shard)
             try:
                 await session.run("COMMIT", deadline=deadline)
             except TaoError as error:
@@ -276,10 +273,11 @@ class MySqlWriteStore:
             grouped.setdefault(self._master_of(shard), []).append(shard)
         return grouped
 
-    def _only_row(self, rows: list[Row], shard: int) -> ShardRow:
-        if not rows:
-            raise InternalError(f"table {schema_name(shard)}.shard is empty: its migrations have not run to their end")
-        return shard_row(rows[0])
+
+def _only_row(rows: list[Row], shard: int) -> ShardRow:
+    if not rows:
+        raise InternalError(f"table {schema_name(shard)}.shard is empty: its migrations have not run to their end")
+    return shard_row(rows[0])
 
 
 def _begin(session: Session, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:

@@ -308,3 +308,17 @@ async def test_the_readers_account_cannot_write(migrated: DatabaseInstance) -> N
     account = ServerAccount("127.0.0.1", migrated.port, reader.user, reader.password)
     with pytest.raises(OperatorError, match="denied"):
         await run_as(account, f"DELETE FROM {schema_name(SHARDS[0])}.objects")
+
+
+async def test_reads_cancelled_at_any_moment_leave_no_shard_blocked(make_pools: MakePools) -> None:
+    settings = ReadSettings(max_pending_per_shard=1)
+    store = MySqlReadStore(lambda shard: f"{SERVER}-{shard}", server_of, make_pools(writes=False), table_of, settings)
+    queries = [CountQuery(new_id(shard), LIKES) for shard in SHARDS]
+    for steps in range(12):
+        task = asyncio.create_task(store.read(queries, critical=False, timeout_seconds=5))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        answer = await store.read(queries, critical=False, timeout_seconds=5)
+        assert set(answer.version_epochs) == set(SHARDS)
