@@ -24,9 +24,10 @@ from tao.schema.codec import decode_fields
 from tao.schema.registry import Schema
 from tao.schema.types import GraphType
 from tao.storage.names import DEFAULT_EDGE_TABLE
-from tao.storage.pools import Pools, ServerAccount
+from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP
 from tao.storage.scans import FIRST_EDGE, Scans
+from tao.storage.session import ServerAccount
 from tao.topology.document import parse_topology
 
 _PAGE_ROWS: Final = 2000

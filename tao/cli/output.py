@@ -10,6 +10,8 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
+_PIPE_WIDTH = 1000
+
 
 def print_json(value: object) -> None:
     """One JSON document; bytes are written as base64 text, as in schema files."""
@@ -24,11 +26,13 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, rig
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        number = column in right
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for row in rows:
         # Text, not markup: what users typed into their fields may look like it.
         table.add_row(*(Text(text_of(cell)) for cell in row))
-    Console(soft_wrap=False).print(table)
+    # A pipe has no width: a file of folded cells is no use to grep.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
 
 
 def print_pairs(pairs: Mapping[str, object]) -> None:

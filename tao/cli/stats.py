@@ -14,23 +14,20 @@ from tao.cli.output import print_json, print_table
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer, Topology
 
-_REQUESTS = "tao_requests_total"
-_HITS = "tao_cache_hits_total"
-_MISSES = "tao_cache_misses_total"
-_ENTRIES = "tao_cache_entries"
-_BYTES = "tao_cache_bytes"
-_COLUMNS = ("server", "tier", "requests", "hits", "misses", "hit rate %", "entries", "MB")
+_COLUMNS = ("server", "tier", "hits", "misses", "hit rate %", "entries", "MB", "evicted", "writes")
 
 
 @click.command()
 @connect_option
 @json_option
 def stats(connect: str | None, as_json: bool) -> int:
-    """Show hit rates, entries and bytes of every server. Exit status 1 when one does not answer."""
+    """Show hit rates, cache entries and bytes of every server, since it started.
+
+    Exit status 1 when one does not answer. --json gives all of its figures.
+    """
     topology, answers = run(_ask_all(connect))
     found = {
-        name: {"error": answer.message} if isinstance(answer, TaoError) else {**_summary(answer), "figures": answer}
-        for name, answer in answers.items()
+        name: {"error": answer.message} if isinstance(answer, TaoError) else answer for name, answer in answers.items()
     }
     if as_json:
         print_json(found)
@@ -67,27 +64,17 @@ def _servers(topology: Topology) -> list[tuple[str, CacheServer]]:
     ]
 
 
-def _summary(figures: Mapping[str, Any]) -> dict[str, float]:
-    hits, misses = _sum(figures, _HITS), _sum(figures, _MISSES)
-    return {
-        "requests": _sum(figures, _REQUESTS),
-        "hits": hits,
-        "misses": misses,
-        "hit_rate": hits / (hits + misses) if hits + misses else 0.0,
-        "entries": _sum(figures, _ENTRIES),
-        "bytes": _sum(figures, _BYTES),
-    }
-
-
-def _sum(figures: Mapping[str, Any], name: str) -> float:
-    """A metric over all its labels."""
-    return float(sum(row["value"] for row in figures.get(name, ())))
-
-
 def _row(tier: str, name: str, found: Mapping[str, Any]) -> tuple[object, ...]:
     if "error" in found:
-        return (name, tier, found["error"], *[None] * 5)
-    whole = (f"{found[key]:,.0f}" for key in ("requests", "hits", "misses"))
-    asked = found["hits"] + found["misses"]
-    rate = f"{100 * found['hit_rate']:.1f}" if asked else None
-    return (name, tier, *whole, rate, f"{found['entries']:,.0f}", f"{found['bytes'] / 1e6:,.1f}")
+        return (name, tier, found["error"])
+    writes, rate = found["writes"], found["hit_rate"]
+    return (
+        name,
+        tier,
+        *(f"{found[key]:,}" for key in ("hits", "misses")),
+        None if rate is None else f"{100 * rate:.1f}",
+        f"{sum(found['entries'].values()):,}",
+        f"{found['bytes'] / 1e6:,.1f}",
+        f"{found['evictions']:,}",
+        f"{writes.get('committed', writes.get('forwarded', 0)):,}",
+    )

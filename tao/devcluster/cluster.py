@@ -30,6 +30,7 @@ from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_password
 from tao.devcluster.template import default_cache_folder
 from tao.model.errors import OperatorError
 from tao.schema.registry import Schema
+from tao.schema.types import DEFAULT_ARENA
 from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
 from tao.topology.document import dump_topology
@@ -185,7 +186,7 @@ class DevCluster:
                 self._folder.write_owner()
             self._tell(f"starting {_listed(shape.database_names)}")
             await self._start_databases(binary)
-            self._write_documents()
+            self._write_documents(schema)
             self._tell(f"preparing {shape.shards} shards")
             await self._migrate(schema)
             followers = [name for name in self._servers if self._servers[name].role is Role.FOLLOWER]
@@ -246,7 +247,7 @@ class DevCluster:
             self._databases[name] = DatabaseInstance(binary, instance)
         await _together(instance.start() for instance in self._databases.values())
 
-    def _write_documents(self) -> None:
+    def _write_documents(self, schema: Schema) -> None:
         """Topology and settings files; the record first, so that it is never behind them."""
         record = msgspec.structs.replace(
             self._record,
@@ -257,8 +258,9 @@ class DevCluster:
         self._folder.write(record)
         topology = build_topology(record.shape, record.topology_version, record.ports, record.database_ports)
         self._folder.write_file(self._folder.topology, dump_topology(topology).encode())
+        arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
         for server in self._servers.values():
-            settings = yaml.safe_dump(self._server_settings(server), sort_keys=False).encode()
+            settings = yaml.safe_dump(self._server_settings(server, arenas), sort_keys=False).encode()
             self._folder.write_file(self._folder.settings_file(server.name), settings)
 
     def _next_topology_version(self) -> int:
@@ -269,13 +271,14 @@ class DevCluster:
             version = 0
         return max(version, self._record.topology_version) + 1
 
-    def _server_settings(self, server: ServerProcess) -> dict[str, object]:
+    def _server_settings(self, server: ServerProcess, arenas: set[str]) -> dict[str, object]:
         accounts = service_accounts(self._record.passwords)
         settings: dict[str, object] = {
             "name": server.name,
             "topology_file": str(self._folder.topology),
             "schema_file": str(self._folder.schema),
             "cache_mb": self._settings.cache_mb,
+            "arena_mb": dict.fromkeys(sorted(arenas - {DEFAULT_ARENA}), self._settings.arena_mb),
             "log_level": self._settings.log_level,
         }
         if server.role is Role.LEADER:

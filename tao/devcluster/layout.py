@@ -125,6 +125,8 @@ class ClusterSettings:
     """Relaxed is for tests only: it does not sync at commit."""
     cache_mb: int = 256
     """Memory of each leader's and follower's cache; a bound, not a reservation."""
+    arena_mb: int = 64
+    """Of each further arena that the schema names."""
     client_port: int = 0
     """The first follower's gRPC port; 0 keeps the one it had, or picks a free one."""
     log_level: str = "info"

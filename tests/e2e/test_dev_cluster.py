@@ -1,0 +1,223 @@
+"""The development cluster, with real processes: start, crash, recovery, stop, and what an operator gets wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tao.client import connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.identity import read_record
+from tao.devcluster.inspection import cluster_status, stop_cluster
+from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.ports import LOOPBACK, reserve_port
+from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import StateFolder
+from tao.model.errors import OperatorError
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+SMALL = Shape(tiers=1, followers=1, leaders=1, shards=4)
+TAO = [sys.executable, "-P", "-m", "tao.cli"]
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    """A state folder whose processes are stopped at the end, whoever left them."""
+    path = tmp_path / "s"
+    yield path
+    if StateFolder(path).read() is not None:
+        await stop_cluster(path, lambda _: None)
+
+
+@pytest.fixture
+def started() -> Iterator[list[subprocess.Popen[str]]]:
+    """Processes that are killed at the end if they still run."""
+    processes: list[subprocess.Popen[str]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def settings(folder: Path, **changes: Any) -> ClusterSettings:
+    return ClusterSettings(**{"state_dir": folder, "shape": SMALL, "durability": Durability.RELAXED, **changes})
+
+
+async def tao(folder: Path, *arguments: str) -> tuple[int, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *TAO, *arguments, cwd=folder.parent, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    out, err = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, out.decode(), err.decode()
+
+
+def up_in_foreground(folder: Path) -> subprocess.Popen[str]:
+    shape = ["--tiers", "1", "--followers", "1", "--leaders", "1", "--shards", "4", "--durability", "relaxed"]
+    return subprocess.Popen(
+        [*TAO, "dev", "up", "--state-dir", str(folder), *shape],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def read_until_ready(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("ready in"):
+            return
+    pytest.fail(f"not ready: {process.communicate()[1]}")
+
+
+async def test_a_cluster_serves_and_keeps_its_data_and_addresses_over_a_restart(folder: Path) -> None:
+    async with DevCluster(settings(folder, shape=Shape(shards=8))) as cluster:
+        assert cluster.running == list(cluster.processes)
+        address = cluster.client_address
+        async with connect(address) as graph:
+            alice = await graph.obj_add("user", {"name": "Alice"})
+    assert cluster.running == []
+    async with DevCluster(settings(folder, shape=None)) as again:
+        assert again.client_address == address
+        assert again.record.shape.shards == 8
+        async with connect(str(again.topology_path)) as graph:
+            found = await graph.obj_get(alice)
+            assert found is not None
+            assert found.fields["name"] == "Alice"
+
+
+async def test_a_killed_server_can_be_started_again_while_the_others_go_on(folder: Path) -> None:
+    async with DevCluster(settings(folder, shape=Shape(tiers=2, followers=1, leaders=1, shards=4))) as cluster:
+        await cluster.kill("follower-1a")
+        states = {process.name: process.state for process in (await cluster.status()).processes}
+        assert states["follower-1a"] == "stopped"
+        assert states["follower-2a"] == "ready"
+        await cluster.restart("follower-1a")
+        assert {process.state for process in (await cluster.status()).processes} == {"ready"}
+
+
+async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: Path) -> None:
+    shape = ("--tiers", "1", "--followers", "1", "--leaders", "1", "--shards", "4", "--durability", "relaxed")
+    where = ("--state-dir", str(folder))
+    code, _, err = await tao(folder, "dev", "up", "--detach", *where, *shape)
+    assert code == 0, err
+    code, out, _ = await tao(folder, "dev", "status", "--json", *where)
+    found = json.loads(out)
+    assert code == 0
+    assert [process["role"] for process in found["processes"]] == ["database", "leader", "follower"]
+    assert all(process["state"] == "ready" and process["pid"] > 0 for process in found["processes"])
+    async with connect(found["client"]) as graph:
+        assert await graph.obj_add("user", {"name": "x"}) > 0
+
+    code, _, err = await tao(folder, "dev", "up", *where)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "tao dev down" in err
+
+    assert (await tao(folder, "dev", "down", *where))[0] == 0
+    code, out, _ = await tao(folder, "dev", "status", "--json", *where)
+    assert code == 1
+    assert {process["state"] for process in json.loads(out)["processes"]} == {"stopped"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_in_the_foreground_stops_everything_cleanly(
+    folder: Path, started: list[subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = up_in_foreground(folder)
+    started.append(process)
+    await asyncio.to_thread(read_until_ready, process)
+    process.send_signal(number)
+    _, err = await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+    assert err.endswith("stopped\n")
+    assert not (await cluster_status(folder)).running
+
+
+async def test_down_ends_a_cluster_in_another_terminal_s_foreground(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    process = up_in_foreground(folder)
+    started.append(process)
+    await asyncio.to_thread(read_until_ready, process)
+    assert await stop_cluster(folder, lambda _: None) == []
+    await asyncio.to_thread(process.communicate)
+    assert process.returncode == 0
+
+
+async def test_a_killed_foreground_leaves_nothing_behind_and_the_next_start_has_the_data(
+    folder: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    process = up_in_foreground(folder)
+    started.append(process)
+    await asyncio.to_thread(read_until_ready, process)
+    status = await cluster_status(folder)
+    async with connect(status.client) as graph:
+        alice = await graph.obj_add("user", {"name": "Alice"})
+    children = [read_record(StateFolder(folder).process_record(each.name, each.role)) for each in status.processes]
+    process.kill()
+    await asyncio.to_thread(process.communicate)
+    # The kernel ends the children; waiting for that is part of the next start as an operator would make it.
+    while any(child is not None and child.is_running() for child in children):
+        await asyncio.sleep(0.01)
+    async with DevCluster(settings(folder)) as cluster, connect(cluster.client_address) as graph:
+        assert await graph.obj_get(alice) is not None
+
+
+async def test_a_detached_start_that_was_cut_short_is_cleared_by_the_next(folder: Path) -> None:
+    cluster = DevCluster(settings(folder, detached=True))
+    await cluster.start()
+    state = StateFolder(folder)
+    cluster.release()
+    # As a start that was killed before its end leaves it: processes, and no word that they are somebody's.
+    record = state.require()
+    state.write(type(record)(**{**{name: getattr(record, name) for name in record.__struct_fields__}, "ready": False}))
+    left = state.running(record)
+    assert left
+    async with DevCluster(settings(folder)) as again:
+        assert len(again.running) == len(left)
+        assert not any(identity.is_running() for identity in left.values())
+
+
+async def test_data_of_other_shards_are_not_touched(folder: Path) -> None:
+    async with DevCluster(settings(folder)):
+        pass
+    with pytest.raises(OperatorError, match="4 shards on 1 database"):
+        await DevCluster(settings(folder, shape=Shape(shards=8))).start()
+
+
+async def test_a_client_port_that_is_taken_is_told_before_anything_runs(folder: Path) -> None:
+    with reserve_port() as taken:
+        listener = await asyncio.start_server(lambda *_: None, LOOPBACK, taken.port)
+        async with listener:
+            with pytest.raises(OperatorError, match=f"port {taken.port}") as refused:
+                await DevCluster(settings(folder, client_port=taken.port)).start()
+    assert "\n" not in refused.value.message
+    assert not (folder / "db-1").exists()
+
+
+async def test_a_leader_that_cannot_start_takes_the_whole_start_down_with_its_reason(folder: Path) -> None:
+    cluster = DevCluster(settings(folder, environment={"PYTHONSAFEPATH": "1", "PYTHONHOME": "/nowhere"}))
+    with pytest.raises(OperatorError, match="leader-1 ended with status"):
+        await cluster.start()
+    status = await cluster_status(folder)
+    assert not status.running
+    assert {process.role for process in status.processes} == set(Role)
+
+
+async def test_logs_show_what_a_process_says(folder: Path) -> None:
+    async with DevCluster(settings(folder)):
+        code, out, _ = await tao(folder, "dev", "logs", "leader-1", "--state-dir", str(folder))
+    assert code == 0
+    assert "leader-1" in out
+    code, _, err = await tao(folder, "dev", "logs", "leader-9", "--state-dir", str(folder))
+    assert code == 2
+    assert "leader-1" in err
