@@ -127,7 +127,8 @@ def _is_there(found: Object | None) -> int:
 
 
 def _how_many(found: Sequence[Object | None]) -> int:
-    return len(found) - found.count(None)
+    # An object is always true, and asking it costs less than comparing it with None.
+    return len(found) if all(found) else 0
 
 
 def _data_bytes(reply: pb_graph.ObjGetReply) -> int:
