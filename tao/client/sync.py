@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+import uvloop
+
 from tao.client.graph import Graph, connect
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
@@ -83,16 +85,14 @@ class SyncGraph:
         self._running: _Running | None = None
         self._closed = False
         _everyone.add(self)
-        # Through a weak reference: a graph that nobody holds any more must not live until exit.
-        self._at_exit = _closer(weakref.ref(self))
-        atexit.register(self._at_exit)
+        atexit.register(self.close)
 
     def close(self) -> None:
         """Close; harmless to repeat. Raises nothing for a graph that was never used."""
         with self._lock:
             self._closed = True
             running, self._running = self._running, None
-        atexit.unregister(self._at_exit)
+        atexit.unregister(self.close)
         if running is not None:
             asyncio.run_coroutine_threadsafe(running.graph.close(), running.loop).result()
             _stop(running.loop, running.thread)
@@ -119,7 +119,7 @@ class SyncGraph:
             if self._closed:
                 raise Unavailable("the graph is closed")
             if self._running is None:
-                loop = asyncio.new_event_loop()
+                loop = uvloop.new_event_loop()
                 thread = threading.Thread(target=loop.run_forever, name="tao-client", daemon=True)
                 thread.start()
                 try:
@@ -243,15 +243,6 @@ class SyncGraph:
 
     def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:
         return self._run(lambda graph: graph.reserve_ids(count, near, shard))
-
-
-def _closer(reference: weakref.ref[SyncGraph]) -> Callable[[], None]:
-    def close_if_alive() -> None:
-        graph = reference()
-        if graph is not None:
-            graph.close()
-
-    return close_if_alive
 
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:

@@ -1,0 +1,135 @@
+"""The SDK against servers on real sockets, over frames and over gRPC: connecting, watching, failing over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from tao.client import ClientSettings, Credentials, Unauthorized, Unavailable, connect
+from tao.model.topology import CacheServer, Tier
+from tao.peers.links import LinkSettings
+from tao.topology.document import dump_topology
+from tao.wire.frames_server import FrameServer
+from tao.wire.grpc_server import GrpcServer
+from tao.wire.session import Reply
+from tao.wire.settings import ServingSettings
+from tao.wire.v1 import session_pb2 as pb
+from tests.unit.client.fakes import FakeCluster, make_topology, until
+
+TOKEN = "open sesame"
+
+
+class Follower:
+    """Serves a fake cluster's contents on both transports."""
+
+    def __init__(self, name: str, cluster: FakeCluster) -> None:
+        self.name = name
+        self.link = cluster.link(name)
+        self.watching: list[Reply] = []
+        settings = ServingSettings(accepted_tokens=(TOKEN,))
+        self.frames = FrameServer(self, settings, name=name, topology_version=lambda: 1)
+        self.grpc = GrpcServer(self, settings, name=name, topology_version=lambda: 1, choose_shard=lambda: 0)
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        self.link.sent.append(request)
+        if request.HasField("watch"):
+            self.watching.append(reply)
+        else:
+            reply.send(self.link.answer(request))
+
+    async def start(self) -> CacheServer:
+        frames, grpc = await self.frames.start("127.0.0.1:0"), await self.grpc.start("127.0.0.1:0")
+        return CacheServer(name=self.name, frames=frames, grpc=grpc)
+
+    async def close(self) -> None:
+        await self.frames.close()
+        await self.grpc.close()
+
+
+class Region:
+    """Two followers in two tiers, and how to reach them."""
+
+    def __init__(self, transport: str) -> None:
+        self.cluster = FakeCluster()
+        self.followers = {name: Follower(name, self.cluster) for name in ("near-1", "far-1")}
+        self.settings = ClientSettings(
+            timeout_seconds=20, links=LinkSettings(transport="frames" if transport == "frames" else "auto")
+        )
+        self.credentials = Credentials("web-1", "client", TOKEN)
+        self._transport = transport
+
+    async def start(self) -> None:
+        servers = {name: await each.start() for name, each in self.followers.items()}
+        if self._transport == "grpc":
+            servers = {name: replace(server, frames="") for name, server in servers.items()}
+        topology = make_topology()
+        tiers = tuple(Tier(name=name, servers=(servers[f"{name}-1"],)) for name in ("near", "far"))
+        region = replace(topology.regions[0], followers=tiers)
+        self.cluster.topology = replace(topology, regions=(region,))
+        near = servers["near-1"]
+        self.address = f"frames:{near.frames}" if self._transport == "frames" else near.grpc
+
+    async def close(self) -> None:
+        for each in self.followers.values():
+            await each.close()
+
+
+@pytest.fixture(params=["frames", "grpc"])
+async def region(request: pytest.FixtureRequest) -> AsyncIterator[Region]:
+    made = Region(request.param)
+    await made.start()
+    yield made
+    await made.close()
+
+
+async def test_one_address_is_enough(region: Region) -> None:
+    async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:
+        alice = await graph.obj_add("user", {"name": "Alice"})
+        await graph.assoc_add(alice, "friend", 7, time=3)
+        found = await graph.obj_get(alice)
+        assert found is not None
+        assert found.fields["name"] == "Alice"
+        assert [(each.id2, each.time) for each in await graph.assoc_range(alice, "friend", 0, 10)] == [(7, 3)]
+        assert (graph.region, graph.stats.errors) == ("east", 0)
+
+
+async def test_a_topology_file_is_enough(region: Region, tmp_path: Path) -> None:
+    path = tmp_path / "topology.json"
+    path.write_text(dump_topology(region.cluster.topology))
+    graph = await connect(str(path), settings=region.settings, credentials=region.credentials)
+    assert await graph.obj_get(5) is None
+    await graph.close()
+
+
+async def test_a_read_moves_to_the_next_tier_when_its_server_goes(region: Region) -> None:
+    async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:
+        assert await graph.obj_get(5) is None
+        await region.followers["near-1"].close()
+        assert await graph.obj_get(5) is None
+        assert len(region.cluster.batches("far-1")) == 1
+        await graph.assoc_add(5, "friend", 6)
+        assert len(region.cluster.batches("far-1")) == 2
+
+
+async def test_a_change_of_topology_reaches_the_client(region: Region) -> None:
+    async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:
+        await until(lambda: any(each.watching for each in region.followers.values()))
+        watch = next(each.watching[0] for each in region.followers.values() if each.watching)
+        newer = replace(region.cluster.topology, version=2)
+        document = pb.TopologyDocument(version=2, json=dump_topology(newer).encode())
+        watch.send(pb.Answer(more=True, watch=pb.WatchEvent(topology=document)))
+        await until(lambda: graph.topology.version == 2)
+
+
+async def test_wrong_credentials_are_told_as_such(region: Region) -> None:
+    with pytest.raises(Unauthorized):
+        await connect(region.address, settings=region.settings, credentials=Credentials("web-1", "client", "wrong"))
+
+
+async def test_nobody_at_the_address_is_told_as_such(region: Region) -> None:
+    await region.close()
+    with pytest.raises(Unavailable):
+        await connect(region.address, settings=region.settings, credentials=region.credentials)
