@@ -110,6 +110,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
     machine: Machine
     scenarios: dict[str, ScenarioResult] = {}
+    failures: dict[str, str] = {}
+    """Why a scenario has no result, by its name."""
     interrupted: bool = False
 
 

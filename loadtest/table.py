@@ -19,6 +19,9 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_result(result))
         for note in result.notes:
             console.print(note, style="dim", highlight=False)
+    for name, message in report.failures.items():
+        console.print()
+        console.print(Text(f"{name} failed: {message}", style="red"))
     if report.interrupted:
         console.print("interrupted: what had been measured stands above", style="yellow")
 

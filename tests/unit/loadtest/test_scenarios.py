@@ -13,7 +13,7 @@ from loadtest.__main__ import main
 from loadtest.catalogue import all_scenarios
 from loadtest.generated_graph import write_graph
 from loadtest.results import Aim, Figure, Measure, Quantity, Report, ScenarioResult, Verdict, this_machine
-from loadtest.scenario import BenchSettings, PartOfProgress, Registry
+from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Registry, Scenario
 from loadtest.table import print_report
 from tao.model.errors import OperatorError
 
@@ -85,7 +85,7 @@ def test_edges_without_objects_are_refused(tmp_path: Path) -> None:
 def test_a_report_survives_its_json() -> None:
     encoded = msgspec.json.encode(report())
     assert msgspec.json.decode(encoded, type=Report) == report()
-    assert set(msgspec.json.decode(encoded)) == {"format", "machine", "scenarios", "interrupted"}
+    assert set(msgspec.json.decode(encoded)) == {"format", "machine", "scenarios", "failures", "interrupted"}
     assert set(msgspec.json.decode(encoded)["machine"]) == {"cpu", "cpus", "memory_mb", "kernel", "python", "versions"}
 
 
@@ -122,3 +122,24 @@ def test_a_generated_graph_has_each_undirected_edge_once_and_few_long_lists(tmp_
         degrees[low] += 1
         degrees[high] += 1
     assert max(degrees) > 10 * sorted(degrees)[1000]
+
+
+def test_a_scenario_that_fails_is_told_and_the_others_keep_their_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+        raise OperatorError("no redis-server on the PATH")
+
+    async def succeed(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+        progress.step("working", 0.5)
+        return report().scenarios["cached_reads"]
+
+    registry = Registry([Scenario("first", "", fail), Scenario("second", "", succeed)])
+    monkeypatch.setattr("loadtest.__main__.all_scenarios", lambda: registry)
+    json_file = tmp_path / "deep" / "bench.json"
+    outcome = CliRunner().invoke(main, ["bench", "--json", str(json_file)])
+    assert outcome.exit_code == 1
+    assert "first failed: no redis-server on the PATH" in outcome.stdout
+    written = msgspec.json.decode(json_file.read_bytes(), type=Report)
+    assert written.failures == {"first": "no redis-server on the PATH"}
+    assert list(written.scenarios) == ["second"]
