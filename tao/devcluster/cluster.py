@@ -18,6 +18,7 @@ import msgspec
 import yaml
 
 from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.identity import read_record
 from tao.devcluster.inspection import ClusterStatus, client_address, cluster_status, stop_recorded
 from tao.devcluster.layout import ClusterSettings, Role, Shape, build_topology
 from tao.devcluster.ports import PortReservation, reserve_port
@@ -160,7 +161,10 @@ class DevCluster:
             self._record = ClusterRecord(shape=(settings.shape or Shape()).check(), passwords=new_passwords())
             return
         running = self._folder.running(old)
-        if running and old.ready:
+        # Processes of a foreground that was killed are ended by the kernel, but not in the same instant.
+        owner = read_record(self._folder.owner)
+        orphaned = owner is not None and not owner.is_running()
+        if running and old.ready and not orphaned:
             raise OperatorError(
                 f"a cluster is running in {self._folder.path} ({len(running)} processes): `tao dev status` shows it, "
                 "`tao dev down` stops it, --state-dir chooses another folder"
@@ -172,7 +176,7 @@ class DevCluster:
                 "server(s), which cannot be changed: leave --shards and --databases out, or choose another --state-dir"
             )
         if running:
-            self._tell("clearing what a start that was cut short left running")
+            self._tell("clearing what was left running")
             await stop_recorded(self._folder, old, self._tell)
         self._record = msgspec.structs.replace(old, shape=shape, ready=False)
 
@@ -182,7 +186,9 @@ class DevCluster:
         reservations = self._reserve_ports()
         try:
             self._folder.write(self._record)
-            if not settings.detached:
+            if settings.detached:
+                self._folder.owner.unlink(missing_ok=True)
+            else:
                 self._folder.write_owner()
             self._tell(f"starting {_listed(shape.database_names)}")
             await self._start_databases(binary)
