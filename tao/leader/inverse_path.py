@@ -25,7 +25,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
 from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow
-from tao.model.writes import SettleEdge, Write, WriteOutcome
+from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
 from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
 from tao.schema.registry import Schema
@@ -44,6 +44,10 @@ class InverseSettings:
 
     settle_timeout_seconds: float = 2.0
     """For the other leader's side. Within a request's deadline of 5 s, so that its writer hears what happened."""
+
+    settle_linger_seconds: float = 5.0
+    """How long a copy that was not acknowledged may still be under way after its deadline: the bound on the other
+    leader's transaction, and some. The pair is not written meanwhile."""
 
     max_waiting_per_pair: int = 256
     """Writes of one pair that wait for each other."""
@@ -146,10 +150,52 @@ class InversePath:
             self._spawn(self._settle_left_over(written.intent))
             return written, False
         async with self._held(pair) as hold:
-            written = await self._writes.commit(write, deadline, both_sides=False)
-            if written.intent is None:
-                return written, False
-            return written, not await self._settle(written, hold)
+            if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
+                return await self._change_far_side(write, deadline, hold)
+            return await self._commit_and_settle(write, deadline, hold)
+
+    def _changes_far_side(self, write: AssocChangeType, pair: IntentKey) -> bool:
+        """Whether the edge changes between a type with an inverse and one without, and lies at the other leader: what
+        is then owed there is not a mirror of the coordinator's rows, so no intent can say it."""
+        schema = self._schema()
+        paired = (schema.atype(write.atype).inverse is not None, schema.atype(write.new_atype).inverse is not None)
+        return paired[0] != paired[1] and write.id1 == pair.high_id
+
+    async def _change_far_side(self, write: AssocChangeType, deadline: float, hold: _Hold) -> tuple[Written, bool]:
+        """Add under the new type first, then delete under the old one: a failure in between leaves both, and the same
+        write done again ends it. The edge is never lost."""
+        schema = self._schema()
+        old, new = schema.atype(write.atype), schema.atype(write.new_atype)
+        key = EdgeKey(write.id1, old.number, write.id2)
+        # Of a pair the coordinator's row is the truth; an edge without inverse has only its own.
+        at = key if old.inverse is None else EdgeKey(write.id2, old.inverse, write.id1)
+        edge = (await self._read_edges([at])).get(at)
+        if edge is None:
+            return Written(WriteOutcome()), False
+        added = AssocAdd(write.id1, new.number, write.id2, edge.time, edge.data)
+        self._writes.check(added)
+        if old.inverse is None:
+            written, pending = await self._commit_and_settle(added, deadline, hold)
+            rest = SettleEdge(key.id1, key.atype, key.id2, present=False)
+            written.messages.extend(await self._settle_far(rest))
+        else:
+            far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
+            told = await self._settle_far(far)
+            deletion = AssocDelete(write.id1, old.number, write.id2)
+            written, pending = await self._commit_and_settle(deletion, deadline, hold)
+            written.messages.extend(told)
+        written.outcome = WriteOutcome(found=True)
+        return written, pending
+
+    async def _settle_far(self, settle: SettleEdge) -> list[ShardMessages]:
+        return await self._others.settle(settle.id1 >> SHARD_SHIFT, (settle,), self._settings.settle_timeout_seconds)
+
+    async def _commit_and_settle(self, write: Write, deadline: float, hold: _Hold) -> tuple[Written, bool]:
+        """The coordinator's side, then its mirror. The second value says that the inverse is still pending."""
+        written = await self._writes.commit(write, deadline, both_sides=False)
+        if written.intent is None:
+            return written, False
+        return written, not await self._settle(written, hold)
 
     @asynccontextmanager
     async def _held(self, pair: IntentKey) -> AsyncIterator[_Hold]:
@@ -176,7 +222,9 @@ class InversePath:
         try:
             settles = written.settles
             if settles is None:
-                settles = tuple(settle_writes(intent, await self._coordinator_edges(intent), self._schema()))
+                settles = tuple(
+                    settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema())
+                )
             told = await self._others.settle(
                 intent.high_id >> SHARD_SHIFT, settles, self._settings.settle_timeout_seconds
             )
@@ -188,7 +236,8 @@ class InversePath:
             self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
             # The other leader may have begun with it at the last moment of its deadline.
-            hold.until = self._clock.monotonic() + 2 * self._settings.settle_timeout_seconds
+            settings = self._settings
+            hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
             return False
         written.messages.extend(told)
         self._spawn(self._forget(intent))
@@ -202,19 +251,14 @@ class InversePath:
             # Harmless: the intent is settled once more by repair.
             self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
 
-    async def _coordinator_edges(self, intent: IntentRow) -> dict[EdgeKey, Edge]:
-        """The coordinator's rows as they are now, read from the master database."""
-        keys = list(coordinator_edges_of(intent))
+    async def _read_edges(self, keys: Sequence[EdgeKey]) -> dict[EdgeKey, Edge]:
+        """These rows as they are now, read from the master database."""
         read = await self._read_store.read(
             [EdgesQuery(key.id1, key.atype, (key.id2,)) for key in keys],
             critical=True,
             timeout_seconds=self._settings.settle_timeout_seconds,
         )
-        found: dict[EdgeKey, Edge] = {}
-        for key, block in zip(keys, read.values, strict=True):
-            for edge in decode_block(block):
-                found[key] = edge
-        return found
+        return {key: edge for key, block in zip(keys, read.values, strict=True) for edge in decode_block(block)}
 
     async def settle_pair(self, intent: IntentRow) -> bool:
         """Copy the coordinator's rows of a pair to its other side, and forget the intent. Whether that was done."""

@@ -38,8 +38,9 @@ from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.schema_file import SchemaFile
 from tao.storage.names import edge_tables_of
-from tao.storage.pools import Pools, ServerAccount
+from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials

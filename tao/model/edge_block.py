@@ -187,7 +187,7 @@ def slice_block(block: bytes, start: int, stop: int, flags: int) -> bytes:
     if first:
         shifted = struct.pack(f"<{m}I", *[end - first for end in ends[start:stop]])
     else:
-        shifted = block[ends_at : ends_at + 4 * m]
+        shifted = block[ends_at + 4 * start : ends_at + 4 * stop]
     data_at_byte = ends_at + 4 * n
     head = _HEADER.pack(version, count, m, flags | HAS_DATA)
     return head + id2s + times + shifted + block[data_at_byte + first : data_at_byte + last]

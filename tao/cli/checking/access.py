@@ -11,9 +11,10 @@ from tao.model.topology import DatabaseServer
 from tao.peers.links import Links, LinkSettings
 from tao.routing.routes import Routes
 from tao.storage.names import edge_tables_of
-from tao.storage.pools import Pools, ServerAccount
+from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.scans import Scans
+from tao.storage.session import ServerAccount
 from tao.wire.identity import Credentials
 
 
