@@ -13,7 +13,7 @@ from typing import Generic, NamedTuple
 from tao.client.columns import Groups, Row, kind_and_row, read_batch
 from tao.client.lanes import Lane, WriteRow
 from tao.client.waiting import Result, Waiter, is_cancelled, settle
-from tao.model.errors import OutcomeUnknown, ProtocolError, TaoError, Unanswered
+from tao.model.errors import ProtocolError, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -57,13 +57,9 @@ class Call(ABC, Generic[Result]):
     def take(self, answer: pb.Answer) -> list[Failure]:
         """Settle what this part answers and return what it says has failed. Raises `ProtocolError`."""
 
-    def error_of(self, error: pb.Error) -> TaoError:
-        """What an error on the wire means to the caller."""
-        return error_from_pb(error)
-
     def unsettled(self, error: pb.Error) -> list[Failure]:
         """All slots without an answer, each with an error instance of its own."""
-        return [Failure(slot, self.error_of(error)) for slot, each in enumerate(self.waiters) if each is not None]
+        return [Failure(slot, error_from_pb(error)) for slot, each in enumerate(self.waiters) if each is not None]
 
     def hand_back(self, slot: int) -> Waiter[Result] | None:
         """Take the waiter of a failed slot out, or None when it was settled before. Raises `ProtocolError`."""
@@ -128,7 +124,7 @@ class ReadCall(Call[bytes]):
                     waiter.set_result(value)
         if part.failed_slots:
             pairs = zip(part.failed_slots, part.errors, strict=False)
-            return [Failure(slot, self.error_of(error)) for slot, error in pairs]
+            return [Failure(slot, error_from_pb(error)) for slot, error in pairs]
         return []
 
 
@@ -158,15 +154,9 @@ class WriteCall(Call[pb.WriteResult]):
         failures: list[Failure] = []
         for slot, result in zip(part.slots or range(len(part.results)), part.results, strict=False):
             if result.HasField("error"):
-                failures.append(Failure(slot, self.error_of(result.error)))
+                failures.append(Failure(slot, error_from_pb(result.error)))
                 continue
             waiter = self.hand_back(slot)
             if waiter is not None:
                 settle(waiter, result)
         return failures
-
-    def error_of(self, error: pb.Error) -> TaoError:
-        rebuilt = error_from_pb(error)
-        if isinstance(rebuilt, Unanswered):
-            return OutcomeUnknown(f"the write may or may not have happened: {rebuilt.message}")
-        return rebuilt

@@ -31,7 +31,6 @@ from tao.model.errors import (
     ProtocolError,
     StaleRead,
     TaoError,
-    Unanswered,
     Unavailable,
 )
 from tao.model.topology import CacheServer, Topology
@@ -39,7 +38,7 @@ from tao.wire.v1 import session_pb2 as pb
 
 _BUDGET_PER_ANSWER: Final = 0.1
 
-_READ_AGAIN: Final = (Unavailable, Unanswered, DeadlineExceeded, NotMine, Fenced, StaleRead)
+_READ_AGAIN: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead)
 # Not DeadlineExceeded: a write has had all the time there was. Not Overloaded, for both: more of the same is no help.
 _WRITE_AGAIN: Final = (Unavailable, NotMine, Fenced)
 
@@ -202,15 +201,13 @@ class Dispatcher:
 
     def _fail(self, waiter: Waiter[Any], error: TaoError) -> None:
         self.stats.errors += 1
-        if isinstance(error, Unanswered):
-            error = DeadlineExceeded(error.message)
         fail(waiter, error)
 
     def _note_trouble(self, lane: Lane, error: TaoError) -> None:
         bound = self._settings.timeouts_until_avoided
         if isinstance(error, Unavailable):
             lane.unanswered = bound
-        elif isinstance(error, (Unanswered, OutcomeUnknown, DeadlineExceeded)):
+        elif isinstance(error, (OutcomeUnknown, DeadlineExceeded)):
             lane.unanswered += 1
         else:
             return  # it answered: refusing is not failing

@@ -16,7 +16,6 @@ TaoError
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
  │   └─ StaleRead             every copy within reach is below the version asked for
- ├─ Unanswered                a request was sent and no answer came: harmless for a read, open for a write
  ├─ OutcomeUnknown            the write may or may not have been committed
  ├─ ProtocolError             a peer broke the wire protocol
  ├─ OperatorError             an operator's mistake; the message says what to do
@@ -143,14 +142,6 @@ class StaleRead(RetryableError):
     """No copy within reach has the minimum version that the read asks for."""
 
     reason = "STALE_READ"
-
-
-class Unanswered(TaoError):
-    """A request left this process, and the connection broke or the deadline passed before its answer. Raised by the
-    transports, which cannot know what it means: a reader asks elsewhere, a writer reports `OutcomeUnknown`. A request
-    that was never sent fails as `Unavailable` or `DeadlineExceeded` instead."""
-
-    reason = "UNANSWERED"
 
 
 class OutcomeUnknown(TaoError):

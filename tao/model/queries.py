@@ -58,3 +58,12 @@ class FillRead(msgspec.Struct, frozen=True):
 
     values: list[bytes]
     version_epochs: dict[int, int]
+
+
+class Fetched(msgspec.Struct, frozen=True):
+    """One answer from further up, the version epoch that its shard had no later than the answer was read, and which
+    tier answered (``leader``, ``database``), for people."""
+
+    value: bytes
+    version_epoch: int
+    origin: str

@@ -20,7 +20,7 @@ from tao.cli.loading.csv_source import CsvSource, Place, Record
 from tao.cli.loading.key_map import KeyMap, Progress
 from tao.cli.loading.rejects import RejectFile
 from tao.client import SomeFailed
-from tao.model.errors import OutcomeUnknown, RequestError, RetryableError, TaoError, Unanswered
+from tao.model.errors import OutcomeUnknown, RequestError, RetryableError, TaoError
 
 Item = TypeVar("Item")
 _NOTE_SECONDS: Final = 1.0
@@ -160,7 +160,7 @@ class Pipeline(Generic[Item]):
                 if isinstance(error, RequestError):
                     outcomes[index] = Rejected(f"{error.reason}: {error.message}")
                 # Repeating is safe whatever became of the write: ids are fixed and the load owns what it writes.
-                elif attempts_left and isinstance(error, (RetryableError, OutcomeUnknown, Unanswered)):
+                elif attempts_left and isinstance(error, RetryableError | OutcomeUnknown):
                     again.append((index, item))
                 else:
                     raise error
