@@ -36,7 +36,7 @@ def _input_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--name", help="With - (standard input): what key map and rejected lines are named after."),
         click.option("--delimiter", default=",", show_default=True, help="Between cells."),
         click.option("--batch", type=click.IntRange(1, 6000), default=512, show_default=True, help="Records a batch."),
-        click.option("--in-flight", type=click.IntRange(1, 64), default=8, show_default=True, help="Batches at once."),
+        click.option("--in-flight", type=click.IntRange(1, 64), default=4, show_default=True, help="Batches at once."),
         connect_option,
         json_option,
     )
