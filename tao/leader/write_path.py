@@ -73,8 +73,9 @@ class WriteSettings:
 
 @dataclass(slots=True)
 class Written:
-    """What became of one write. ``messages``: what the caches of its writer have to know, by shard. ``intent`` and
-    ``settles``: a mirror that is owed, and how to write it (None: the coordinator's edges must be read first)."""
+    """What became of one write. ``messages``: what the caches of its writer have to know; writes committed together
+    that report the same change share the value. ``intent`` and ``settles``: a mirror that is owed, and how to write it
+    (None: the coordinator's edges must be read first)."""
 
     outcome: WriteOutcome
     messages: list[ShardMessages] = field(default_factory=list)
@@ -120,6 +121,7 @@ class WritePath:
             settings.lanes_per_server, settings.max_batch_writes, settings.max_waiting_per_shard
         )
         self._waiting: dict[int, _Waiting] = {}
+        self._pumped: set[str] = set()
         self._last_ticket = 0
         self.ids: Final = IdAllocator()
         self.committed_writes = 0
@@ -176,9 +178,12 @@ class WritePath:
 
     def _pump_soon(self, server: str) -> None:
         # At the end of the tick: what arrives together is committed together.
-        asyncio.get_running_loop().call_soon(self._pump, server)
+        if server not in self._pumped:
+            self._pumped.add(server)
+            asyncio.get_running_loop().call_soon(self._pump, server)
 
     def _pump(self, server: str) -> None:
+        self._pumped.discard(server)
         while (tickets := self._lanes.next_batch(server)) is not None:
             self._spawn(self._run(server, tickets))
 
@@ -220,8 +225,13 @@ class WritePath:
             self._end(tickets, error)
         else:
             self._tell_caches(planned.changes, rows)
+            # Made once for all writes: hundreds of edges of one list are one change, which each of them reports.
+            changes = [self._carried(change, rows) for change in planned.changes]
             for index, ticket in enumerate(batch):
-                self._resolve(ticket, _written(planned, index, rows, self._settings.inline_object_bytes))
+                messages = [changes[at] for at in planned.changes_of[index]]
+                messages.extend(self._carried(message, rows) for message in planned.unchanged_of[index])
+                written = Written(planned.outcomes[index], messages, planned.intents[index], planned.settles[index])
+                self._resolve(ticket, written)
             self._lanes.finished(tickets)
             self.committed_transactions += 1
             self.committed_writes += len(batch)
@@ -258,6 +268,9 @@ class WritePath:
         if row.owner != mine.owner or row.generation != mine.generation or row.master_server != server:
             self._ownership.lost(shard)
             raise _Lost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
+
+    def _carried(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:
+        return next(iter(_by_shard((message,), rows, self._settings.inline_object_bytes)))
 
     def _tell_caches(self, changes: Sequence[Change], rows: dict[int, ShardRow]) -> None:
         now = self._clock.monotonic()
@@ -301,17 +314,6 @@ class _Lost(Overloaded):
     def __init__(self, shard: int, message: str) -> None:
         super().__init__(message)
         self.shard = shard
-
-
-def _written(planned: Plan, index: int, rows: dict[int, ShardRow], inline_object_bytes: int) -> Written:
-    messages: list[Message] = [planned.changes[at] for at in planned.changes_of[index]]
-    messages.extend(planned.unchanged_of[index])
-    return Written(
-        planned.outcomes[index],
-        list(_by_shard(messages, rows, inline_object_bytes)),
-        planned.intents[index],
-        planned.settles[index],
-    )
 
 
 def _by_shard(

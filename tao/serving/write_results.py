@@ -21,6 +21,7 @@ class WriteResults:
         self._want_changes: Final = want_changes
         self._open = expected
         self._answer = pb.Answer()
+        self._told: dict[int, ShardMessages] = {}
         self._scheduled = False
 
     def add(self, slot: int, result: pb.WriteResult, messages: Iterable[ShardMessages] = ()) -> None:
@@ -29,7 +30,8 @@ class WriteResults:
         answer.slots.append(slot)
         answer.results.append(result)
         if self._want_changes:
-            answer.changes.extend(shard_messages_to_pb(each) for each in messages)
+            # By identity: writes committed together share the changes that they made together.
+            self._told.update((id(each), each) for each in messages)
         self._open -= 1
         if not self._scheduled:
             self._scheduled = True
@@ -43,4 +45,7 @@ class WriteResults:
         self._scheduled = False
         answer, self._answer = self._answer, pb.Answer()
         answer.more = self._open > 0
+        if self._told:
+            told, self._told = self._told, {}
+            answer.write.changes.extend(map(shard_messages_to_pb, told.values()))
         self._reply.send(answer)
