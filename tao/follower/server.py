@@ -13,6 +13,7 @@ from tao.follower.maintenance_path import Subscriptions
 from tao.follower.miss_path import LeaderSource
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
+from tao.follower.unary_path import UnaryPath
 from tao.follower.write_path import ForwardPath
 from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
 from tao.observability.logs import Logger, configure_logs, logger
@@ -105,7 +106,17 @@ class FollowerServer:
             service,
             ServingSettings(accepted_tokens=tokens),
             lambda: configuration.routes.version,
-            self._choose_shard,
+            lambda: random.randrange(configuration.routes.shards),
+            UnaryPath(
+                service,
+                where,
+                configuration,
+                links,
+                clock,
+                self._spawn("unary"),
+                settings.unary,
+                lambda: self._subscriptions.hosted,
+            ),
         )
         subscriptions = self._subscriptions
         pages = AdminPages(
@@ -174,10 +185,6 @@ class FollowerServer:
                 f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
             )
         return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
-
-    def _choose_shard(self) -> int:
-        """Where a new object goes that is near no other: one of this server's own, at random."""
-        return random.choice(tuple(self._subscriptions.hosted))
 
     def _register(self, metrics: Metrics, writes: ForwardPath) -> None:
         subscriptions = self._subscriptions

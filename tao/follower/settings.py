@@ -9,6 +9,7 @@ from typing import Literal
 
 from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.miss_path import MissSettings
+from tao.follower.unary_path import UnarySettings
 from tao.follower.write_path import ForwardSettings
 from tao.serving.fills import FillSettings
 
@@ -45,3 +46,4 @@ class FollowerSettings:
     misses: MissSettings = MissSettings()
     forwarding: ForwardSettings = ForwardSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    unary: UnarySettings = UnarySettings()

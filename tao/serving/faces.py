@@ -14,7 +14,7 @@ from tao.wire.settings import ServingSettings
 
 
 class Faces:
-    """Both servers in front of one handler."""
+    """Both servers in front of one handler, and of another for unary calls where that is wanted."""
 
     def __init__(
         self,
@@ -23,11 +23,18 @@ class Faces:
         settings: ServingSettings,
         topology_version: Callable[[], int],
         choose_shard: Callable[[], int],
+        unary_handler: RequestHandler | None = None,
     ) -> None:
-        """``choose_shard``: where a new object goes whose caller names no neighbour."""
+        """``choose_shard``: where a new object goes whose caller names no neighbour. ``unary_handler``: for gRPC's
+        unary calls, when not ``handler``."""
         self._server: Final = server
         self._grpc: Final = GrpcServer(
-            handler, settings, name=server.name, topology_version=topology_version, choose_shard=choose_shard
+            handler,
+            settings,
+            name=server.name,
+            topology_version=topology_version,
+            choose_shard=choose_shard,
+            unary_handler=unary_handler,
         )
         self._frames: Final = FrameServer(handler, settings, name=server.name, topology_version=topology_version)
 

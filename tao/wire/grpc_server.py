@@ -31,8 +31,9 @@ SERVICE = graph_pb2.DESCRIPTOR.services_by_name["Graph"].full_name
 
 
 class GrpcServer:
-    """Serves one handler. ``name`` and ``topology_version`` are told to whoever opens a session; ``choose_shard`` says
-    where an object goes that is added by a unary call without saying near what."""
+    """Serves sessions by one handler and unary calls by it or another. ``name`` and ``topology_version`` are told to
+    whoever opens a session; ``choose_shard`` says where an object goes that is added by a unary call without saying
+    near what."""
 
     def __init__(
         self,
@@ -42,9 +43,12 @@ class GrpcServer:
         name: str,
         topology_version: Callable[[], int],
         choose_shard: ChooseShard,
+        unary_handler: RequestHandler | None = None,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
+        """``unary_handler``: for unary calls, whose callers know no topology; None: ``handler`` serves them too."""
         self._handler = handler
+        self._unary_handler = unary_handler or handler
         self._settings = settings
         self._name = name
         self._topology_version = topology_version
@@ -122,7 +126,7 @@ class GrpcServer:
         async def call(asked: Message, context: Context) -> Message:
             try:
                 request = method.to_request(asked)
-                unary = UnaryCall(self._handler, self._settings, self._peer(context))
+                unary = UnaryCall(self._unary_handler, self._settings, self._peer(context))
                 self._calls.add(unary)
                 try:
                     answer = await unary.ask(request, context.time_remaining())

@@ -13,7 +13,7 @@ import msgspec
 from google.protobuf.message import Message
 
 from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header
-from tao.model.errors import InternalError, InvalidArgument
+from tao.model.errors import InternalError, InvalidArgument, TooLarge
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, decode_count, decode_object
 from tao.model.ids import MAX_ID, shard_of
 from tao.wire.convert import error_from_pb
@@ -100,7 +100,7 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
 
 def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
     if len(asked.id2s) > MAX_ID2_SET:
-        raise InvalidArgument(f"{len(asked.id2s)} id2s are more than {MAX_ID2_SET}; ask in parts")
+        raise TooLarge(f"{len(asked.id2s)} id2s are more than {MAX_ID2_SET}; ask in parts")
     batch = pb.ReadBatch(
         get_id1s=[asked.id1],
         get_atypes=[asked.atype],

@@ -1,0 +1,162 @@
+"""Unary calls for any shard: their callers know one address and no topology (DESIGN.md §11).
+
+A session's requests are sent by something that routes (the SDK, another server), so a follower answers NOT_MINE to what
+is not its own, and its peer learns. A unary call comes from a stub in any language; for it the follower that was asked
+does what the SDK would: it asks the one that has the shard, and the same shard's server in the next tier when that one
+cannot be reached. The other follower is asked in a session, so nothing is relayed twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, TaoError, Unavailable
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import Clock
+from tao.model.topology import CacheServer
+from tao.peers.links import Links
+from tao.serving.configuration import Configuration
+from tao.wire.convert import error_from_pb
+from tao.wire.session import Reply, RequestHandler, failure
+from tao.wire.v1 import session_pb2 as pb
+
+_OF_OBJECTS: Final = frozenset({"obj_add", "obj_update", "obj_delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class UnarySettings:
+    """How unary calls are relayed."""
+
+    max_servers_asked: int = 3
+    """Followers asked for one call: the home, its stand-in in the next tier, and one more."""
+
+    first_attempt_share: float = 0.5
+    """Part of the time left that a read's first server gets while another could still answer. Writes get all of it:
+    one that may have reached its server is not repeated."""
+
+    max_relayed: int = 10_000
+    """Calls under way to other followers: each holds a task. More are refused as overload."""
+
+
+class UnaryPath:
+    """The `RequestHandler` of one follower's unary calls."""
+
+    def __init__(
+        self,
+        own: RequestHandler,
+        place: tuple[str, str],
+        configuration: Configuration,
+        links: Links,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: UnarySettings,
+        hosted: Callable[[], frozenset[int]],
+    ) -> None:
+        """``own``: serves what this follower has itself, which are the shards ``hosted``. ``place``: its region and
+        tier."""
+        self._own: Final = own
+        self._region, self._tier = place
+        self._configuration: Final = configuration
+        self._links: Final = links
+        self._clock: Final = clock
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._hosted: Final = hosted
+        self._under_way = 0
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Serve it here, or relay it. Raises `Overloaded` when too many are being relayed."""
+        shard = home_shard(request)
+        candidates = () if shard is None else self._candidates(shard)
+        if not candidates:
+            self._own.handle(request, reply)
+            return
+        if self._under_way >= self._settings.max_relayed:
+            raise Overloaded(f"{self._under_way} calls are under way to other followers, which is the bound")
+        self._spawn(self._relay(request, candidates, reply))
+
+    def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
+        """Who has the shard, best first; nobody when it is this follower's own, or does not exist (which it says)."""
+        routes = self._configuration.routes
+        if shard >= routes.shards or shard in self._hosted():
+            return ()
+        tiers = sorted(routes.follower_tiers(self._region), key=lambda tier: tier.tier != self._tier)
+        servers = [server for tier in tiers for server in tier.hosts(shard)]
+        servers.sort(key=lambda server: server.down)
+        return tuple(servers[: self._settings.max_servers_asked])
+
+    async def _relay(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:
+        until = self._clock.monotonic() + request.deadline_ms / 1000
+        task = asyncio.current_task()
+        assert task is not None, "run by the spawner, as a task"
+        reply.on_close(lambda: _stop(task))
+        self._under_way += 1
+        try:
+            answer = await self._ask(request, candidates, until)
+        except TaoError as error:
+            answer = failure(error)
+        finally:
+            self._under_way -= 1
+        reply.send(answer)
+
+    async def _ask(self, request: pb.Request, candidates: tuple[CacheServer, ...], until: float) -> pb.Answer:
+        """The answer of the first that has one to give. Raises what the last one failed with."""
+        error: TaoError = Unavailable("the topology names no follower for the shard")
+        is_write = request.HasField("write")
+        for number, server in enumerate(candidates, 1):
+            left = until - self._clock.monotonic()
+            if number == 1 and len(candidates) > 1 and not is_write:
+                left *= self._settings.first_attempt_share
+            relayed = pb.Request(topology_version=self._configuration.routes.version, traceparent=request.traceparent)
+            if is_write:
+                relayed.write.CopyFrom(request.write)
+            else:
+                relayed.read.CopyFrom(request.read)
+            try:
+                answer = await self._links.to(server).ask(relayed, left)
+                refused = error_inside(answer)
+                if refused is None:
+                    return answer
+                error = refused
+            except TaoError as failed:
+                error = failed
+            # A read that was not answered in time may be asked again; a write that had all the time may not.
+            if not isinstance(error, NotMine | Unavailable) and (is_write or not isinstance(error, DeadlineExceeded)):
+                break
+        raise error
+
+
+def home_shard(request: pb.Request) -> int | None:
+    """The shard of a unary call's one query or write; None for a request that any follower serves."""
+    if request.HasField("read"):
+        batch = request.read
+        for column in (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s):
+            if column:
+                return column[0] >> SHARD_SHIFT
+    elif request.HasField("write"):
+        write = request.write.writes[0]
+        operation = write.WhichOneof("operation")
+        if operation == "obj_add" and not write.obj_add.id:
+            return write.obj_add.shard
+        if operation is not None:
+            message = getattr(write, operation)
+            object_id: int = message.id if operation in _OF_OBJECTS else message.id1
+            return object_id >> SHARD_SHIFT
+    return None
+
+
+def error_inside(answer: pb.Answer) -> TaoError | None:
+    """The error of the one query or write that a whole answer is about."""
+    if answer.read.errors:
+        return error_from_pb(answer.read.errors[0])
+    for result in answer.write.results:
+        if result.HasField("error"):
+            return error_from_pb(result.error)
+    return None
+
+
+def _stop(task: asyncio.Task[Any]) -> None:
+    task.cancel()
