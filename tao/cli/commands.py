@@ -7,6 +7,7 @@ import click
 from tao import __version__
 from tao.cli.add import add, delete
 from tao.cli.check import repair, verify
+from tao.cli.demo import demo
 from tao.cli.dev import dev
 from tao.cli.export import export
 from tao.cli.frame import TaoGroup
@@ -26,5 +27,21 @@ def tao() -> None:
     """
 
 
-for command in (follower, leader, dev, schema, get, list_, count, add, delete, stats, load, export, verify, repair):
+for command in (
+    follower,
+    leader,
+    dev,
+    demo,
+    schema,
+    get,
+    list_,
+    count,
+    add,
+    delete,
+    stats,
+    load,
+    export,
+    verify,
+    repair,
+):
     tao.add_command(command)
