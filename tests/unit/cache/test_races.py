@@ -113,6 +113,34 @@ def test_a_floor_lives_for_at_least_floor_seconds() -> None:
     assert cache.floor_of_object(ID1, 36.0) == 0
 
 
+def test_a_ticket_carries_the_floor_that_is_forgotten_while_the_fill_is_under_way() -> None:
+    cache = open_cache(floor_seconds=10.0)
+    cache.forget_old_floors(10.0)
+    cache.raise_object_floor(ID1, v(9), 10.0)
+    ticket = cache.object_ticket(ID1, 25.0)
+    cache.forget_old_floors(25.0)
+    cache.forget_old_floors(35.0)
+    assert cache.floor_of_object(ID1, 35.0) == 0
+    assert cache.store_object(ticket, encode_object(v(8), 1, b"x"), 1, 35.0) is Stored.BELOW_FLOOR
+
+
+def test_an_applied_change_is_a_floor_of_its_own() -> None:
+    """Whatever becomes of the entry: here a change that finds nothing to change."""
+    cache = open_cache()
+    assert cache.apply(list_change(5, 2, put=(20,)), 1, 0.0) is Applied.NOT_CACHED
+    assert store_list(cache, v(5), edges_of(10)) is Stored.BELOW_FLOOR
+    assert cache.apply(ObjectChange(ID1, v(5), v(6), 1, b"x"), 1, 0.0) is Applied.NOT_CACHED
+    assert store_object(cache, v(5)) is Stored.BELOW_FLOOR
+
+
+def test_a_list_takes_the_place_of_its_count() -> None:
+    cache = open_cache()
+    store_count(cache, v(3), 1)
+    store_list(cache, v(4), edges_of(10, 20))
+    assert version_of(cache.count(ID1, ATYPE) or b"") == v(4)
+    assert [figures.counts for figures in cache.arenas()] == [0, 0]
+
+
 def test_when_floors_overflow_fills_of_the_shard_are_not_kept_for_that_time() -> None:
     cache = open_cache(floor_seconds=10.0, max_floors_per_shard=2)
     for other in range(3):
