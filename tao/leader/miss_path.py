@@ -72,7 +72,10 @@ class DatabaseSource:
         raise StaleRead(f"the database of shard {shard} does not have version {minimum} yet; try again")
 
     def _start_reading(self, to: tuple[str, bool], asked: list[_Asked]) -> None:
-        self._spawn(self._read(asked, critical=to[1]))
+        try:
+            self._spawn(self._read(asked, critical=to[1]))
+        except TaoError as error:
+            _fail(asked, error)
 
     async def _read(self, asked: list[_Asked], *, critical: bool) -> None:
         loop = asyncio.get_running_loop()
@@ -91,11 +94,15 @@ class DatabaseSource:
         except TaoError as error:
             failure = error
         finally:
-            for one in asked:
-                if not one.answer.done():
-                    one.answer.set_exception(failure)
-                    one.answer.exception()  # whoever asked may be gone
+            _fail(asked, failure)
             self.read_seconds(loop.time() - started)
+
+
+def _fail(asked: list[_Asked], error: TaoError) -> None:
+    for one in asked:
+        if not one.answer.done():
+            one.answer.set_exception(error)
+            one.answer.exception()  # whoever asked may be gone
 
 
 def _nobody_observes(_: float) -> None:

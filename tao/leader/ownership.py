@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import NotMine, RetryableError
+from tao.model.errors import NotMine, TaoError
 from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
 from tao.observability.logs import Logger
@@ -126,7 +126,8 @@ class Ownership:
                     row = await self._store.take_ownership(
                         shard, self._name, timeout_seconds=self._settings.take_timeout_seconds
                     )
-                except RetryableError as error:
+                except TaoError as error:
+                    # Of whatever kind, an unknown outcome among them: the next attempt raises the generation again.
                     self._log.warning("takeover_failed", shard=shard, reason=error.message)
                     return False
             if shard in self._wanted:
@@ -141,14 +142,17 @@ class Ownership:
 
     async def _check(self) -> None:
         """Give up what another leader has taken meanwhile."""
-        if not self._owned:
-            return
+        by_server: dict[str, list[int]] = {}
+        for shard, row in self._owned.items():
+            by_server.setdefault(row.master_server, []).append(shard)
+        # Each database by itself: one that is away must not hide what another has to say.
+        await asyncio.gather(*(self._check_server(server, shards) for server, shards in by_server.items()))
+
+    async def _check_server(self, server: str, shards: list[int]) -> None:
         try:
-            rows = await self._store.read_ownership(
-                list(self._owned), timeout_seconds=self._settings.take_timeout_seconds
-            )
-        except RetryableError as error:
-            self._log.warning("ownership_unchecked", reason=error.message)
+            rows = await self._store.read_ownership(shards, timeout_seconds=self._settings.take_timeout_seconds)
+        except TaoError as error:
+            self._log.warning("ownership_unchecked", database_server=server, reason=error.message)
             return
         for shard, row in rows.items():
             mine = self._owned.get(shard)

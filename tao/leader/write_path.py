@@ -29,7 +29,7 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT, IdAllocator
-from tao.model.ports import Clock, WriteStore
+from tao.model.ports import Clock, Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
@@ -128,6 +128,7 @@ class WritePath:
         self.committed_transactions = 0
         self.failed_writes = 0
         self.unknown_outcomes = 0
+        self.transaction_seconds: Callable[[float], None] = _nobody_observes
 
     @property
     def waiting(self) -> int:
@@ -185,7 +186,11 @@ class WritePath:
     def _pump(self, server: str) -> None:
         self._pumped.discard(server)
         while (tickets := self._lanes.next_batch(server)) is not None:
-            self._spawn(self._run(server, tickets))
+            try:
+                self._spawn(self._run(server, tickets))
+            except TaoError as error:
+                # Nobody will run this batch, so it ends here: else its keys would be held for ever.
+                self._end(tickets, error)
 
     async def _run(self, server: str, tickets: list[int]) -> None:
         try:
@@ -198,17 +203,15 @@ class WritePath:
             self._pump(server)
 
     async def _run_batch(self, server: str, tickets: list[int]) -> None:
-        now = self._clock.monotonic()
-        late = [ticket for ticket in tickets if self._waiting[ticket].deadline <= now]
-        for ticket in late:
-            # A late write is planned by nobody; its place in the batch ends with the batch.
-            self._resolve(ticket, DeadlineExceeded("the write waited for its turn until its deadline had passed"))
+        self._refuse_late(tickets)
+        # Who is refused or has gone keeps a place in the batch, also when it is put back, until the batch ends.
         batch = {ticket: self._waiting[ticket] for ticket in tickets if ticket in self._waiting}
         if not batch:
             self._lanes.finished(tickets)
             return
         try:
             planned, rows = await self._transact(server, [waiting.planned for waiting in batch.values()])
+            self.transaction_seconds(self._clock.monotonic() - now)
         except _Lost as lost:
             self._without(tickets, lost.shard, Fenced(lost.message))
         except ShardBlocked as blocked:
@@ -217,24 +220,56 @@ class WritePath:
             else:
                 self._end(tickets, blocked)
         except OutcomeUnknown as unknown:
-            self.unknown_outcomes += 1
-            for shard in {shard for waiting in batch.values() for shard in waiting.shards}:
-                self._ownership.retake(shard)
-            self._end(tickets, unknown)
+            self._end_unknown(tickets, batch, unknown)
         except TaoError as error:
             self._end(tickets, error)
+        except asyncio.CancelledError:
+            # Perhaps in COMMIT, which goes on at the server.
+            self._end_unknown(tickets, batch, OutcomeUnknown("the leader stopped in the middle of the transaction"))
+            raise
         else:
-            self._tell_caches(planned.changes, rows)
-            # Made once for all writes: hundreds of edges of one list are one change, which each of them reports.
-            changes = [self._carried(change, rows) for change in planned.changes]
-            for index, ticket in enumerate(batch):
-                messages = [changes[at] for at in planned.changes_of[index]]
-                messages.extend(self._carried(message, rows) for message in planned.unchanged_of[index])
-                written = Written(planned.outcomes[index], messages, planned.intents[index], planned.settles[index])
-                self._resolve(ticket, written)
-            self._lanes.finished(tickets)
-            self.committed_transactions += 1
-            self.committed_writes += len(batch)
+            try:
+                self._conclude(tickets, batch, planned, rows)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the rows are written and caches may not know
+                self._log.error("caches_not_told", writes=len(tickets), exc_info=error)
+                failure = OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
+                self._end_unknown(tickets, batch, failure)
+
+    def _refuse_late(self, tickets: Iterable[int]) -> None:
+        now = self._clock.monotonic()
+        for ticket in tickets:
+            waiting = self._waiting.get(ticket)
+            if waiting is None:
+                continue
+            if waiting.done.done():
+                del self._waiting[ticket]  # its caller gave up while it was in a batch that did not come about
+            elif waiting.deadline <= now:
+                self._resolve(ticket, DeadlineExceeded("the write waited for its turn until its deadline had passed"))
+
+    def _conclude(
+        self, tickets: list[int], batch: dict[int, _Waiting], planned: Plan, rows: dict[int, ShardRow]
+    ) -> None:
+        """The transaction is committed: caches first, then the writers, then the keys."""
+        self._tell_caches(planned.changes, rows)
+        # Made once for all writes: hundreds of edges of one list are one change, which each of them reports.
+        changes = [self._carried(change, rows) for change in planned.changes]
+        for index, ticket in enumerate(batch):
+            messages = [changes[at] for at in planned.changes_of[index]]
+            messages.extend(self._carried(message, rows) for message in planned.unchanged_of[index])
+            written = Written(planned.outcomes[index], messages, planned.intents[index], planned.settles[index])
+            self._resolve(ticket, written)
+        self._lanes.finished(tickets)
+        self.committed_transactions += 1
+        failed = sum(outcome.error is not None for outcome in planned.outcomes)
+        self.failed_writes += failed
+        self.committed_writes += len(batch) - failed
+
+    def _end_unknown(self, tickets: list[int], batch: dict[int, _Waiting], unknown: OutcomeUnknown) -> None:
+        """Serve nothing of these shards until they have been taken anew, when what happened is in the database."""
+        self.unknown_outcomes += 1
+        for shard in {shard for waiting in batch.values() for shard in waiting.shards}:
+            self._ownership.retake(shard)
+        self._end(tickets, unknown)
 
     async def _transact(self, server: str, writes: Sequence[PlannedWrite]) -> tuple[Plan, dict[int, ShardRow]]:
         schema = self._schema()
@@ -257,7 +292,7 @@ class WritePath:
             planned = plan(existing, rows, writes, schema, self._clock.unix_ms())
             if planned.rows:
                 await transaction.apply(planned.rows)
-                await transaction.commit()
+                await _commit(transaction)
         return planned, rows
 
     def _check_owned(self, shard: int, row: ShardRow | None, server: str) -> None:
@@ -306,6 +341,19 @@ class WritePath:
             waiting.done.exception()  # the caller may be gone
         else:
             waiting.done.set_result(result)
+
+
+async def _commit(transaction: Transaction) -> None:
+    try:
+        await transaction.commit()
+    except TaoError:
+        raise
+    except Exception as error:
+        raise OutcomeUnknown(f"{type(error).__name__} in COMMIT: {error}") from error
+
+
+def _nobody_observes(_: float) -> None:
+    """Until the server wires a metric in."""
 
 
 class _Lost(Overloaded):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tao.cache import GraphCache, Stored, Ticket
-from tao.model.errors import Overloaded, StaleRead, TaoError
+from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError
 from tao.model.graph import version_of
 from tao.model.ports import Clock
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
@@ -77,14 +77,15 @@ class Fills:
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._flights: dict[Hashable, Flight] = {}
+        self._under_way = 0
         self.started = 0
         self.refetched = 0
         self.joined = 0
 
     @property
     def under_way(self) -> int:
-        """Flights now in the air."""
-        return len(self._flights)
+        """Flights now in the air, also those that nobody joins any more."""
+        return self._under_way
 
     async def answer(self, query: Query, minimum: int, *, critical: bool) -> Fetched:
         """The encoded answer, at ``minimum`` version or later. The caller bounds the time. Raises `TaoError`."""
@@ -122,7 +123,7 @@ class Fills:
             if answer is not None:
                 return Fetched(answer, fetched.version_epoch, fetched.origin)
             # The flight joined was for a shorter prefix; the next one is for ours.
-        return await self._fly_for(query, minimum)
+        return await self._fly_for(query, minimum, alone=True)
 
     async def _answer_time_range(self, query: TimeRangeQuery, minimum: int) -> Fetched:
         """By a first prefix when nothing is held, else by asking for exactly this."""
@@ -162,13 +163,13 @@ class Fills:
     def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:
         return RangeQuery(query.id1, query.atype, 0, limit)
 
-    async def _fly_for(self, fill: Query, minimum: int) -> Fetched:
-        """What a flight for ``fill`` brings. A prefix may come from a flight for another length of the same list."""
-        key = self._flight_key(fill)
+    async def _fly_for(self, fill: Query, minimum: int, *, alone: bool = False) -> Fetched:
+        """What a flight for ``fill`` brings. A prefix may come from a flight for another length of the same list,
+        unless ``alone``."""
+        key = fill if alone else self._flight_key(fill)
         for _ in range(self._settings.max_refetches + 1):
             flight = self._flights.get(key)
-            if flight is None or self._cache.is_void(flight.ticket):
-                # A flight that began before a bulk invalidation may bring what the invalidation was about.
+            if flight is None or not self._may_join(flight):
                 flight = self._start(key, fill, minimum)
             else:
                 self.joined += 1
@@ -178,6 +179,11 @@ class Fills:
                 return fetched
         raise StaleRead(f"no copy within reach has version {minimum}; try again, or read critically")
 
+    def _may_join(self, flight: Flight) -> bool:
+        """A flight that began before a bulk invalidation may bring what the invalidation was about; and of a shard
+        that is not open no floors are kept, so nothing would tell that a write has overtaken the flight."""
+        return flight.ticket.generation != 0 and not self._cache.is_void(flight.ticket)
+
     @staticmethod
     def _flight_key(fill: Query) -> Hashable:
         if isinstance(fill, RangeQuery) and fill.pos == 0:
@@ -185,15 +191,12 @@ class Fills:
         return fill
 
     def _start(self, key: Hashable, fill: Query, minimum: int) -> Flight:
-        if len(self._flights) >= self._settings.max_flights:
-            raise Overloaded(f"{len(self._flights)} fills are under way, which is the bound; try again later")
+        if self._under_way >= self._settings.max_flights:
+            raise Overloaded(f"{self._under_way} fills are under way, which is the bound; try again later")
         flight = Flight(fill, self._ticket(fill), asyncio.get_running_loop().create_future())
+        self._spawn(self._fly(key, flight, minimum))
         self._flights[key] = flight
-        try:
-            self._spawn(self._fly(key, flight, minimum))
-        except TaoError:
-            del self._flights[key]
-            raise
+        self._under_way += 1
         self.started += 1
         return flight
 
@@ -204,10 +207,12 @@ class Fills:
             if not future.done():
                 future.set_result(fetched)
         except TaoError as error:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # every waiter may have gone; then nobody else looks
+            _fail(future, error)
+        except Exception as error:
+            _fail(future, InternalError(f"{type(error).__name__} in a fill; see the server's log"))
+            raise
         finally:
+            self._under_way -= 1
             if not future.done():
                 future.cancel()
             if self._flights.get(key) is flight:
@@ -258,3 +263,9 @@ class Fills:
             self._cache.raise_object_floor(query.id, version, now)
         else:
             self._cache.raise_list_floor(query.id1, query.atype, version, now)
+
+
+def _fail(future: asyncio.Future[Fetched], error: TaoError) -> None:
+    if not future.done():
+        future.set_exception(error)
+        future.exception()  # every waiter may have gone; then nobody else looks
