@@ -7,12 +7,14 @@ import click
 from tao import __version__
 from tao.cli.add import add, delete
 from tao.cli.check import repair, verify
+from tao.cli.databases import accounts, migrate
 from tao.cli.demo import demo
 from tao.cli.dev import dev
 from tao.cli.export import export
 from tao.cli.frame import TaoGroup
 from tao.cli.load import load
 from tao.cli.look import count, get, list_
+from tao.cli.ready import ready
 from tao.cli.schema import schema
 from tao.cli.servers import follower, leader
 from tao.cli.stats import stats
@@ -30,6 +32,9 @@ def tao() -> None:
 for command in (
     follower,
     leader,
+    accounts,
+    migrate,
+    ready,
     dev,
     demo,
     schema,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,8 +33,11 @@ def target_of(connect: str | None) -> str:
 
 @asynccontextmanager
 async def graph_of(connect: str | None, settings: ClientSettings | None = None) -> AsyncIterator[Graph]:
-    """A client of the cluster, closed at the end. Raises as `target_of` and as connecting does."""
+    """A client of the cluster, closed at the end; it shows the secret in ``TAO_TOKEN``, if there is one. Raises as
+    `target_of` and as connecting does."""
+    from tao.client import Credentials
     from tao.client import connect as open_graph
 
-    async with open_graph(target_of(connect), settings=settings) as graph:
+    credentials = Credentials("operator", "client", os.environ.get("TAO_TOKEN", ""))
+    async with open_graph(target_of(connect), settings=settings, credentials=credentials) as graph:
         yield graph

@@ -7,13 +7,21 @@ stops at the second ``CREATE USER`` of the same name. Making them again is harml
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+import aiomysql
+import pymysql.err
 
 from tao.model.errors import OperatorError
+from tao.storage.failures import translate
+from tao.storage.session import ServerAccount
 
-_HOSTS = ("localhost", "127.0.0.1")
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1")
+"""Whence the accounts may come in on a machine that keeps its database to itself."""
+
+_CONNECT_SECONDS: Final = 5  # the server is expected to be up
 _NAME = re.compile(r"[A-Za-z0-9_]{1,32}\Z")
 
 SHARD_SCHEMAS = "tao\\_%"
@@ -64,10 +72,13 @@ class Connection(Protocol):
         """An async context manager that gives a cursor. `Any`: aiomysql has no types."""
 
 
-async def create_accounts(connection: Connection, accounts: ServiceAccounts) -> None:
+async def create_accounts(
+    connection: Connection, accounts: ServiceAccounts, hosts: Sequence[str] = LOOPBACK_HOSTS
+) -> None:
     """Make the accounts on the server that ``connection`` (of an account that may) is open to. Idempotent.
 
-    The session's binlog stays off for these statements only. Raises `pymysql.err.MySQLError`.
+    ``hosts``: whence they may come in, in the database's own notation (``10.0.%``, ``%`` for anywhere). The session's
+    binlog stays off for these statements only. Raises `pymysql.err.MySQLError`.
     """
     async with connection.cursor() as cursor:
         # No diagnostics either: "it exists already" is what repeating this means, and MySQL warns about any account of
@@ -76,7 +87,7 @@ async def create_accounts(connection: Connection, accounts: ServiceAccounts) -> 
         try:
             for role, grants in _PRIVILEGES.items():
                 account: Account = getattr(accounts, role)
-                for host in _HOSTS:
+                for host in hosts:
                     who = (account.user, host)
                     await cursor.execute("CREATE USER IF NOT EXISTS %s@%s IDENTIFIED BY %s", (*who, account.password))
                     await cursor.execute("ALTER USER %s@%s IDENTIFIED BY %s", (*who, account.password))
@@ -85,6 +96,32 @@ async def create_accounts(connection: Connection, accounts: ServiceAccounts) -> 
                         await cursor.execute(f"GRANT {privileges} ON {target.replace('%', '%%')} TO %s@%s", who)
         finally:
             await cursor.execute("SET SESSION sql_log_bin = 1, max_error_count = DEFAULT")
+
+
+async def ensure_accounts(
+    login: ServerAccount, server: str, accounts: ServiceAccounts, hosts: Sequence[str] = LOOPBACK_HOSTS
+) -> None:
+    """`create_accounts` at a server that ``login`` may administer; ``server`` names it in errors.
+
+    Raises `OperatorError` when it refuses, `Unavailable` when it cannot be reached.
+    """
+    try:
+        connection = await aiomysql.connect(
+            host=login.host,
+            port=login.port,
+            unix_socket=login.socket or None,
+            user=login.user,
+            password=login.password,
+            connect_timeout=_CONNECT_SECONDS,
+            charset="utf8mb4",
+            program_name="tao",
+        )
+        try:
+            await create_accounts(connection, accounts, hosts)
+        finally:
+            connection.close()
+    except (pymysql.err.MySQLError, OSError) as error:
+        raise translate(error, f"{server} at {login.address}", locking=False) from error
 
 
 async def confine_root(connection: Connection) -> None:
