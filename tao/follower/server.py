@@ -129,7 +129,7 @@ class FollowerServer:
                 "topology_version": configuration.routes.version,
                 "schema_hash": configuration.schema.version_hash,
                 **figures.summary(),
-                "writes": {"forwarded": writes.forwarded, "failed": writes.failed},
+                "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
                 "messages": subscriptions.messages,
                 "resets": subscriptions.resets,
                 "unsubscribed_shards": subscriptions.unsubscribed,
@@ -188,12 +188,14 @@ class FollowerServer:
 
     def _register(self, metrics: Metrics, writes: ForwardPath) -> None:
         subscriptions = self._subscriptions
-        metrics.gauge_family(
-            "writes_total",
-            "Writes forwarded to leaders, by outcome.",
-            "outcome",
-            lambda: {"acknowledged": writes.forwarded, "failed": writes.failed},
-        )
+        for outcome, counter in (("acknowledged", writes.acknowledged), ("failed", writes.failed)):
+            metrics.gauge_family(
+                "writes_total",
+                "Writes forwarded to leaders, by operation and outcome.",
+                "operation",
+                counter.copy,
+                outcome=outcome,
+            )
         metrics.gauge_family(
             "maintenance_total",
             "What subscriptions brought: messages applied, shards reset, gaps found, siblings that missed a change.",

@@ -9,13 +9,14 @@ this tier sees the write as soon as it is acknowledged, without waiting for a me
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tao.cache import GraphCache
 from tao.model.changes import ShardMessages
-from tao.model.errors import DeadlineExceeded, Fenced, InternalError, NotMine, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, Fenced, InternalError, InvalidArgument, NotMine, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
@@ -85,8 +86,9 @@ class ForwardPath:
         self._siblings: Gathering[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = Gathering(
             self._tell_sibling, settings.max_batch_changes
         )
-        self.forwarded = 0
-        self.failed = 0
+        self.acknowledged: Counter[str] = Counter()
+        """Writes by operation, as in the paper."""
+        self.failed: Counter[str] = Counter()
         self.siblings_missed = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
@@ -125,6 +127,9 @@ class ForwardPath:
 
     def _coordinator(self, message: pb.Write) -> int:
         """The shard whose leader does the write. Raises when this follower is not the one to send it."""
+        if message.HasField("settle_edge"):
+            # One side of a pair: from anyone but its coordinator it would leave the two sides different.
+            raise InvalidArgument("settle_edge is between leaders; write the edge with assoc_add or assoc_delete")
         add = message.obj_add if message.WhichOneof("operation") == "obj_add" else None
         if add is not None and not add.id:
             home = coordinator = add.shard
@@ -158,7 +163,13 @@ class ForwardPath:
             else:
                 done.append((slot, result))
         if elsewhere and done:
-            self._spawn(self._answer_when_told(forwarded, done, changes, elsewhere))
+            told = [self._hand_on(sibling, messages) for sibling, messages in elsewhere]
+            try:
+                self._spawn(self._answer_when_told(forwarded, done, changes, told))
+            except TaoError:
+                # Too busy to wait for them; the write is committed, and that is what its writer has to hear.
+                self.siblings_missed += len(told)
+                self._answer(forwarded, done, changes)
         else:
             self._answer(forwarded, done, changes)
         self._try_again(forwarded, again, attempt)
@@ -175,8 +186,13 @@ class ForwardPath:
             self._fail(forwarded, slot, error)
 
     def _try_again(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
-        if slots:
+        if not slots:
+            return
+        try:
             self._spawn(self._send_later(forwarded, slots, attempt))
+        except TaoError as error:
+            for slot in slots:
+                self._fail(forwarded, slot, error)
 
     async def _send_later(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
         pause = self._settings.first_pause_seconds * 2 ** (attempt - 1)
@@ -206,17 +222,17 @@ class ForwardPath:
         forwarded: _Forwarded,
         done: list[tuple[int, pb.WriteResult]],
         changes: list[ShardMessages],
-        elsewhere: list[tuple[CacheServer, ShardMessages]],
+        told: list[asyncio.Future[bool]],
     ) -> None:
-        loop = asyncio.get_running_loop()
-        told: list[asyncio.Future[bool]] = []
-        for sibling, messages in elsewhere:
-            heard: asyncio.Future[bool] = loop.create_future()
-            self._siblings.add(sibling, (messages, heard))
-            told.append(heard)
         heard_all = await asyncio.gather(*told)
         self.siblings_missed += heard_all.count(False)
         self._answer(forwarded, done, changes)
+
+    def _hand_on(self, sibling: CacheServer, messages: ShardMessages) -> asyncio.Future[bool]:
+        """Whether the sibling heard of it, in time."""
+        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._siblings.add(sibling, (messages, heard))
+        return heard
 
     def _tell_sibling(self, sibling: CacheServer, told: list[tuple[ShardMessages, asyncio.Future[bool]]]) -> None:
         changes = pb.ApplyChanges(changes=[shard_messages_to_pb(messages) for messages, _ in told])
@@ -235,11 +251,15 @@ class ForwardPath:
         for slot, result in done:
             forwarded.results.add(slot, result, changes)
             changes = []  # sent along once, with the first result of this answer
-        self.forwarded += len(done)
+            self.acknowledged[_operation(forwarded, slot)] += 1
 
     def _fail(self, forwarded: _Forwarded, slot: int, error: TaoError) -> None:
-        self.failed += 1
+        self.failed[_operation(forwarded, slot)] += 1
         forwarded.results.fail(slot, error)
+
+
+def _operation(forwarded: _Forwarded, slot: int) -> str:
+    return forwarded.writes.writes[slot].WhichOneof("operation") or "unknown"
 
 
 def _no_allocation(shard: int) -> int:

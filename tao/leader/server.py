@@ -152,6 +152,9 @@ class LeaderServer:
         source.read_seconds = metrics.histogram(
             "database_read_seconds", "Reads of the database for fills, by batch."
         ).observe
+        writes.transaction_seconds = metrics.histogram(
+            "database_transaction_seconds", "Write transactions, from the first lock to the commit."
+        ).observe
         figures = ServingFigures(metrics, cache, reads, fills, clock)
         self._register(metrics)
         server = configuration.routes.server(name)

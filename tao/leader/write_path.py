@@ -209,9 +209,10 @@ class WritePath:
         if not batch:
             self._lanes.finished(tickets)
             return
+        began = self._clock.monotonic()
         try:
             planned, rows = await self._transact(server, [waiting.planned for waiting in batch.values()])
-            self.transaction_seconds(self._clock.monotonic() - now)
+            self.transaction_seconds(self._clock.monotonic() - began)
         except _Lost as lost:
             self._without(tickets, lost.shard, Fenced(lost.message))
         except ShardBlocked as blocked:
