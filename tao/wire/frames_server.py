@@ -214,7 +214,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def transmit(self, answer: session_pb2.Answer) -> None:
-        self._queue(framing.ANSWER, self.fitting(answer))
+        for message in self.fitting(answer):
+            self._queue(framing.ANSWER, message)
 
     def _queue(self, kind: int, payload: bytes) -> None:
         self._out.append(pack_header(len(payload), kind))

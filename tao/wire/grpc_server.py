@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
-from tao.model.errors import TaoError
+from tao.model.errors import TaoError, TooLarge
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY, SERVER_NAME_KEY
@@ -133,12 +133,18 @@ class GrpcServer:
                 finally:
                     self._calls.discard(unary)
                     unary.peer_gone()
-                return method.to_reply(answer)
+                return self._fitting(method.to_reply(answer))
             except TaoError as error:
                 await _abort(context, error)
                 raise
 
         return call
+
+    def _fitting(self, reply: Message) -> Message:
+        size, limit = reply.ByteSize(), self._settings.max_message_bytes
+        if size > limit:
+            raise TooLarge(f"the reply has {size} bytes, more than {limit}; ask for less at a time")
+        return reply
 
     async def _watch(self, asked: pb.Watch, context: Context) -> None:
         try:

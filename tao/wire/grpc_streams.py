@@ -120,7 +120,8 @@ class SessionStream(_Outgoing):
     """``Graph.Session``. A client that has sent its last request (half-close) still gets all its answers."""
 
     def transmit(self, answer: pb.Answer) -> None:
-        self._put(self.fitting(answer))
+        for message in self.fitting(answer):
+            self._put(message)
 
     def go_away(self) -> None:
         """An answer of number 0: new requests belong on a new session."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tao.model.errors import DeadlineExceeded, InternalError, InvalidArgument, Overloaded, TaoError, TooLarge
+from tao.wire.answer_parts import read_parts
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
 from tao.wire.settings import ServingSettings
@@ -96,16 +97,23 @@ class ServedConnection(ABC):
         if self._idle_waiter is not None and not self._idle_waiter.done():
             self._idle_waiter.set_result(None)
 
-    def fitting(self, answer: pb.Answer) -> bytes:
-        """The encoded answer, or an error in its place when it is too large to be sent."""
+    def fitting(self, answer: pb.Answer) -> Sequence[bytes]:
+        """The encoded answer: in several messages when a read's is too large for one, an error in the place of any
+        other that is."""
         message = answer.SerializeToString()
-        limit = self._settings.max_message_bytes
+        settings = self._settings
+        limit = settings.max_message_bytes
         if len(message) <= limit:
-            return message
+            return (message,)
+        if answer.HasField("read"):
+            parts = read_parts(answer, limit // 2, limit // 4 * 3, settings.max_unsent_bytes // 2)
+            encoded = [part.SerializeToString() for part in parts]
+            if all(len(each) <= limit for each in encoded):
+                return encoded
         error = TooLarge(f"the answer has {len(message)} bytes, more than {limit}; ask for less at a time")
         instead = failure(error)
         instead.number, instead.more = answer.number, answer.more
-        return instead.SerializeToString()
+        return (instead.SerializeToString(),)
 
     def _refuse(self, request: pb.Request, error: TaoError) -> None:
         answer = failure(error)

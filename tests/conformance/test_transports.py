@@ -198,11 +198,14 @@ async def test_too_large_a_request_is_refused_before_it_is_sent(rig: Rig) -> Non
     assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
 
 
-async def test_too_large_an_answer_becomes_an_error(rig: Rig) -> None:
+async def test_a_value_that_fits_no_message_is_an_error_of_its_query_alone(rig: Rig) -> None:
     await rig.serve(ServingSettings(max_message_bytes=10_000))
     session = await rig.connect()
-    with pytest.raises(TooLarge):
-        await session.ask(read(10_001, 0, for_fill=True), PATIENT_SECONDS)
+    answer = (await session.ask(read(10_001, 0, for_fill=True), PATIENT_SECONDS)).read
+    assert list(answer.values) == [b"hit"]
+    assert [(slot, error.reason) for slot, error in zip(answer.failed_slots, answer.errors, strict=True)] == [
+        (1, "TOO_LARGE")
+    ]
     assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
 
 
