@@ -16,8 +16,9 @@ from tao.model.errors import InternalError, InvalidArgument, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.rows import IntentRow
-from tao.model.writes import SettleEdge
+from tao.model.writes import SettleEdge, Write
 from tao.observability.logs import Logger
+from tao.planning.write_plan import shards_of
 from tao.serving.configuration import Configuration
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -51,6 +52,7 @@ class LeaderService:
         self._inverses: Final = inverses
         self._ownership: Final = ownership
         self._publisher: Final = publisher
+        self._configuration: Final = configuration
         self._clock: Final = clock
         self._spawn: Final = spawn
         self._log: Final = log
@@ -85,12 +87,17 @@ class LeaderService:
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
         for slot, message in enumerate(batch.writes):
-            self._spawn(self._write_one(slot, message, deadline, results))
+            try:
+                self._spawn(self._write_one(slot, message, deadline, results))
+            except TaoError as error:
+                # Not for the whole request: the writes before this one have begun.
+                results.fail(slot, error)
 
     async def _write_one(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> None:
         try:
             write = write_from_pb(message, self._allocate)
             self._writes.check(write)
+            self._check_far_end(write)
             written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))
         except TaoError as error:
             results.fail(slot, error)
@@ -99,6 +106,15 @@ class LeaderService:
             raise
         else:
             results.add(slot, outcome_to_pb(written.outcome, inverse_pending=pending), written.messages)
+
+    def _check_far_end(self, write: Write) -> None:
+        """An inverse on a shard that does not exist could never be written: its edge would be half an edge for ever.
+        Raises `InvalidArgument`."""
+        shards = self._configuration.routes.shards
+        schema = self._configuration.schema
+        far = max(shards_of(write, schema))
+        if far >= shards:
+            raise InvalidArgument(f"there is no shard {far} for the inverse edge; ids lie on shards 0 to {shards - 1}")
 
     def _allocate(self, shard: int) -> int:
         self._ownership.row(shard)

@@ -69,7 +69,7 @@ def refusal(call: Callable[..., Message], asked: Message) -> tuple[grpc.StatusCo
     with pytest.raises(grpc.RpcError) as caught:
         call(asked, timeout=SECONDS)
     assert caught.value.details()
-    reasons = [value for key, value in caught.value.trailing_metadata() if key == "tao-reason"]
+    reasons = [each.value for each in caught.value.trailing_metadata() if each.key == "tao-reason"]
     return caught.value.code(), str(reasons[0])
 
 
