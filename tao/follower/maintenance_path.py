@@ -135,7 +135,14 @@ class Subscriptions:
                 over.set()
                 return
             number = answer.number
-            if not self._receive(delivery_from_pb(answer.delivery)) or not answer.more:
+            try:
+                received = self._receive(delivery_from_pb(answer.delivery))
+            except Exception:
+                # What it was is not known to be applied, and would never be sent again.
+                self._void(shards)
+                over.set()
+                raise
+            if not received or not answer.more:
                 over.set()
             acknowledge = pb.Acknowledge(subscribe_number=number, delivery_number=answer.delivery.delivery_number)
             link.send(pb.Request(acknowledge=acknowledge), self._settings.retry_seconds, _no_answer)
@@ -158,6 +165,12 @@ class Subscriptions:
                         self._settings.retry_seconds,
                         _no_answer,
                     )
+
+    def _void(self, shards: list[int]) -> None:
+        """Drop these shards' entries and positions: the next subscription begins with their reset."""
+        for shard in shards:
+            self._inbox.forget(shard)
+            self._cache.bump_shard(shard)
 
     def _receive(self, delivery: Delivery) -> bool:
         """Apply a delivery; False when the shards of the series have to be subscribed anew."""

@@ -19,7 +19,7 @@ from tao.leader.ownership import Ownership
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
-from tao.model.errors import Overloaded, RequestError, TaoError
+from tao.model.errors import DeadlineExceeded, Overloaded, RequestError, RetryableError, TaoError
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
@@ -75,7 +75,8 @@ class _PairQueue:
     def holds(self, pair: IntentKey) -> bool:
         return pair in self._held
 
-    async def acquire(self, pair: IntentKey) -> None:
+    async def acquire(self, pair: IntentKey, timeout_seconds: float) -> None:
+        """Raises `Overloaded` when too many wait, `DeadlineExceeded` when the turn does not come in time."""
         queue = self._held.get(pair)
         if queue is None:
             self._held[pair] = deque()
@@ -85,7 +86,12 @@ class _PairQueue:
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:
-            await turn
+            async with asyncio.timeout(timeout_seconds):
+                await turn
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the edges between {pair.low_id} and {pair.high_id} were being written until the deadline had passed"
+            ) from None
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release(pair)
@@ -147,9 +153,9 @@ class InversePath:
             if written.intent is None:
                 return written, False
             # An intent from before covers more than this write: it is settled now that it was found.
-            self._spawn(self._settle_left_over(written.intent))
+            self._start(self._settle_left_over(written.intent))
             return written, False
-        async with self._held(pair) as hold:
+        async with self._held(pair, deadline - self._clock.monotonic()) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
@@ -198,8 +204,8 @@ class InversePath:
         return written, not await self._settle(written, hold)
 
     @asynccontextmanager
-    async def _held(self, pair: IntentKey) -> AsyncIterator[_Hold]:
-        await self._pairs.acquire(pair)
+    async def _held(self, pair: IntentKey, timeout_seconds: float) -> AsyncIterator[_Hold]:
+        await self._pairs.acquire(pair, timeout_seconds)
         hold = _Hold()
         try:
             yield hold
@@ -207,13 +213,16 @@ class InversePath:
             if hold.until is None:
                 self._pairs.release(pair)
             else:
-                self._spawn(self._release_later(pair, hold.until))
+                # By a timer, which nothing can refuse: a task may be one too many, and the pair held for ever.
+                left = max(0.0, hold.until - self._clock.monotonic())
+                asyncio.get_running_loop().call_later(left, self._pairs.release, pair)
 
-    async def _release_later(self, pair: IntentKey, until: float) -> None:
+    def _start(self, job: Coroutine[Any, Any, None]) -> None:
+        """Do what can also be left to the repair loop: it must not fail a write that is committed."""
         try:
-            await asyncio.sleep(max(0.0, until - self._clock.monotonic()))
-        finally:
-            self._pairs.release(pair)
+            self._spawn(job)
+        except TaoError as error:
+            self._log.warning("left_to_repair", reason=error.message)
 
     async def _settle(self, written: Written, hold: _Hold) -> bool:
         """Write the mirror. On failure the intent stays, and the pair is held until no copy can still be under way."""
@@ -235,12 +244,14 @@ class InversePath:
         except TaoError as error:
             self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
-            # The other leader may have begun with it at the last moment of its deadline.
-            settings = self._settings
-            hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
+            if not isinstance(error, RetryableError):
+                # Not known to have written nothing: the other leader may have begun with it at the last moment of its
+                # deadline.
+                settings = self._settings
+                hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
             return False
         written.messages.extend(told)
-        self._spawn(self._forget(intent))
+        self._start(self._forget(intent))
         return True
 
     async def _forget(self, intent: IntentRow) -> None:
@@ -261,13 +272,18 @@ class InversePath:
         return {key: edge for key, block in zip(keys, read.values, strict=True) for edge in decode_block(block)}
 
     async def settle_pair(self, intent: IntentRow) -> bool:
-        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Whether that was done."""
-        async with self._held(IntentKey(intent.low_id, intent.high_id)) as hold:
+        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Whether that was done. Raises
+        `Overloaded` or `DeadlineExceeded` when the pair's turn does not come."""
+        pair = IntentKey(intent.low_id, intent.high_id)
+        async with self._held(pair, self._settings.repair_age_seconds) as hold:
             return await self._settle(Written(WriteOutcome(), intent=intent), hold)
 
     async def _settle_left_over(self, intent: IntentRow) -> None:
-        if await self.settle_pair(intent):
-            self.settled_later += 1
+        try:
+            self.settled_later += await self.settle_pair(intent)
+        except TaoError as error:
+            # The intent stands, and is met again.
+            self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
 
     async def repair(self) -> None:
         """Settle intents that were left over, until cancelled."""
