@@ -16,7 +16,7 @@ def test_every_value_comes_once_in_parts_of_bounded_size() -> None:
     parts = read_parts(whole, 800, 900, 10_000)
     assert [len(part.read.values) for part in parts] == [2, 2, 0]
     assert [part.more for part in parts] == [True, True, False]
-    assert all(part.read.epoch_shards == [2] and part.read.served_by == "db" for part in parts[:-1])
+    assert all(part.read.epoch_shards == [2] and part.read.served_by == "leader" for part in parts[:-1])
     joined = join_answers(parts).read
     assert list(joined.slots) == [0, 1, 2, 3]
     assert list(joined.values) == list(whole.read.values)
