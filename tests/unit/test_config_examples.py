@@ -1,0 +1,58 @@
+"""The example files in config/: each loads, shows every setting there is, and tells its true default."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tao.follower.settings import FollowerSettings
+from tao.leader.settings import LeaderSettings
+from tao.routing.routes import Routes
+from tao.runtime.settings import load_settings, parse_settings
+from tao.schema.registry import load_schema
+from tao.topology.document import dump_topology, parse_topology
+
+CONFIG = Path(__file__).resolve().parents[2] / "config"
+ROLES = [("follower", FollowerSettings), ("leader", LeaderSettings)]
+
+
+def commented_out(text: str) -> Iterator[str]:
+    """The file with every setting switched on: a setting stands right behind its #, a comment after a blank."""
+    return (re.sub(r"^#(?=\S|  +\w+:)", "", line) for line in text.splitlines())
+
+
+def test_the_schema_and_the_topology_load() -> None:
+    load_schema((CONFIG / "schema.yaml").read_text(), "schema.yaml")
+    text = (CONFIG / "topology.example.json").read_text()
+    topology = parse_topology(text, "topology.example.json")
+    assert dump_topology(topology) == text
+
+
+@pytest.mark.parametrize(("role", "model"), ROLES)
+def test_the_settings_load_and_name_a_server_of_the_example_topology(role: str, model: type[Any]) -> None:
+    settings = load_settings(CONFIG / f"{role}.yaml", model)
+    routes = Routes(parse_topology((CONFIG / "topology.example.json").read_bytes(), "topology.example.json"))
+    assert routes.locate(settings.name).role == role
+
+
+@pytest.mark.parametrize(("role", "model"), ROLES)
+def test_the_settings_that_stand_behind_a_hash_are_all_others_with_their_defaults(role: str, model: type[Any]) -> None:
+    text = (CONFIG / f"{role}.yaml").read_text()
+    shown = yaml.safe_load("\n".join(commented_out(text)))
+    assert_all_shown(model, shown, role)
+    assert parse_settings(shown, model, role) == load_settings(CONFIG / f"{role}.yaml", model)
+
+
+def assert_all_shown(model: type[Any], shown: Mapping[str, object], where: str) -> None:
+    assert set(shown) == {field.name for field in dataclasses.fields(model)}, where
+    for field in dataclasses.fields(model):
+        inner = shown[field.name]
+        if dataclasses.is_dataclass(field.default):
+            assert isinstance(inner, Mapping)
+            assert_all_shown(type(field.default), inner, f"{where}.{field.name}")
