@@ -30,7 +30,8 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """``edges`` are lines of the file; ``directed_edges`` what they became, one at each end."""
+    """``edges`` are lines of the file; ``directed_edges`` what they became, one at each end. ``settled_seconds``: from
+    the last acknowledgement until no edge lacked its other end."""
 
     objects: int
     edges: int
@@ -39,6 +40,7 @@ class LoadFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     objects_per_second: float
     edges_per_second: float
+    settled_seconds: float
 
 
 class PassFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tao.cli.checking.access import Access, access_of
-from tao.cli.demonstration.figures import ServerFigures
+from tao.cli.demonstration.figures import DemonstrationFailed, ServerFigures
 from tao.cli.export_scan import ReaderLogin
 from tao.cli.waiting import WaitDisplay
 from tao.client import ClientSettings, Graph, connect
@@ -25,11 +25,20 @@ from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.schema_copy import example_schema_file, read_schema
 from tao.devcluster.state_folder import service_accounts
+from tao.model.graph import MAX_TIME
+from tao.storage.names import edge_tables_of
+from tao.storage.pools import Pools
+from tao.storage.reads import READ_SETUP
+from tao.storage.session import ServerAccount
+from tao.storage.writes import MySqlWriteStore
 from tao.topology.document import parse_topology
 
 SHAPE: Final = Shape(tiers=2, followers=2, leaders=2, databases=1, shards=16)
 _BUFFER_POOL_MB: Final = 256  # the whole graph fits, as it does in the memory of a well-sized database
 _TIMEOUT_SECONDS: Final = 20.0  # a CI machine may be busy: what is slow is shown to be slow, it does not fail
+
+_SETTLE_SECONDS: Final = 60.0  # many times the pause between two looks of a leader for what is owed
+_SETTLE_PAUSE_SECONDS: Final = 0.1
 
 
 class Stage:
@@ -57,11 +66,31 @@ class Stage:
     @asynccontextmanager
     async def access(self) -> AsyncIterator[Access]:
         """The operator's ways in: inspection of caches, and the databases by the read-only account."""
-        reader = service_accounts(self._cluster.record.passwords).reader
-        topology = parse_topology(self._cluster.topology_path.read_bytes(), self.target)
-        schema = read_schema(self._cluster.schema_path)[0]
-        async with access_of(ReaderLogin(topology, schema, reader.user, reader.password), token="") as access:
+        async with access_of(self._reader_login(), token="") as access:
             yield access
+
+    async def settle(self) -> float:
+        """Wait until every edge has its copy at its other end; the seconds that took.
+
+        A write that finds the other end's leader too busy is acknowledged all the same, with a note in the database of
+        the copy that is owed, and leaders settle such notes in the background. Raises `DemonstrationFailed` when that
+        takes longer than it may."""
+        began = time.monotonic()
+        login = self._reader_login()
+        (name,) = SHAPE.database_names
+        database = self._cluster.database(name)
+        pools = Pools(lambda _: ServerAccount(database.host, database.port, login.user, login.password), READ_SETUP)
+        store = MySqlWriteStore(lambda _shard: name, pools, edge_tables_of(lambda: login.schema))
+        try:
+            async with asyncio.timeout(_SETTLE_SECONDS):
+                while True:
+                    if not await store.old_intents(range(SHAPE.shards), before_unix_ms=MAX_TIME, limit=1):
+                        return time.monotonic() - began
+                    await asyncio.sleep(_SETTLE_PAUSE_SECONDS)
+        except TimeoutError:
+            raise DemonstrationFailed(f"edges still lack their other end after {_SETTLE_SECONDS:g} s") from None
+        finally:
+            await pools.close()
 
     async def forget_everything(self) -> None:
         """Restart all leaders and followers: their memory is empty then, the database has everything."""
@@ -94,6 +123,11 @@ class Stage:
                 )
             )
         return figures
+
+    def _reader_login(self) -> ReaderLogin:
+        reader = service_accounts(self._cluster.record.passwords).reader
+        topology = parse_topology(self._cluster.topology_path.read_bytes(), self.target)
+        return ReaderLogin(topology, read_schema(self._cluster.schema_path)[0], reader.user, reader.password)
 
     async def _stats(self, name: str) -> dict[str, Any]:
         # Any: which figures there are is the role's affair.

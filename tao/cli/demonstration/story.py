@@ -33,7 +33,6 @@ from tao.cli.waiting import Counting
 from tao.client import MEMORY
 
 _NEAR, _FAR = SHAPE.tier_names
-_LOADING: Final = PipelineSettings(batch_records=1024, batches_in_flight=8)
 _CHECKED_PER_SHARD: Final = 1_000  # entries of each shard at each server: some 50,000, which take ten seconds
 _PLACES: Final = {MEMORY: "follower", "leader": "leader", "database": "database"}
 """Who answered, in a table: each of the first two from its memory."""
@@ -149,7 +148,8 @@ async def _chapter_graph(
         files = source
         say(f"Its pages come from {files.objects}, their mutual likes from {files.edges}.")
     given = read_files(files)
-    pages, edges = await load_graph(stage.target, files, stage.folder, _LOADING)
+    pages, edges = await load_graph(stage.target, files, stage.folder, PipelineSettings())
+    settled_seconds = await stage.settle()
     expected = given.by_id(ids_given(stage.folder, given))
     load = LoadFigures(
         objects=pages.loaded,
@@ -159,6 +159,7 @@ async def _chapter_graph(
         seconds=pages.seconds + edges.seconds,
         objects_per_second=pages.per_second,
         edges_per_second=edges.per_second,
+        settled_seconds=settled_seconds,
     )
     say(
         f"""Loaded in {load.seconds:.1f} s: {load.objects:,} pages ({load.objects_per_second:,.0f}/s), and
@@ -166,6 +167,11 @@ async def _chapter_graph(
         can list it: {load.directed_edges:,} edges. The most liked page has {load.longest_list:,}. Every write was
         safely on disk before it was acknowledged."""
     )
+    if settled_seconds > 1:
+        say(
+            f"""Where the leader at the other end of an edge was too busy, the copy there was noted as owed, and written
+            in the background: {settled_seconds:.1f} s after the last write nothing was owed any more."""
+        )
     await stage.forget_everything()
     say(
         """Leaders and followers are restarted now: their memory is empty. Then everything is read three times, and
@@ -235,20 +241,26 @@ async def _chapter_writes(stage: Stage, cast: Cast) -> SpreadFigures:
     say(
         f"""Acknowledged after {1000 * first.acknowledged_seconds:.1f} ms, and seen in {_FAR}
         {1000 * first.seen_seconds:.1f} ms after that (the time that looking takes is in it). Friendship goes both ways,
-        so one write made two edges, in one transaction or not at all:"""
+        and one write made both edges: in one transaction where one leader has both ends, else with a note in the
+        database of what the other leader owes, so that no half is ever forgotten."""
     )
     table(
         ("edge", "looked for in", "found", "answered by"),
         [(side.edge, side.tier, "yes" if side.found else "NO", _place(side.answered_by)) for side in first.sides],
+    )
+    held = (
+        f"""Because {first.before.writes_seen} is what it held, it changed its list in place and did not read it again;
+        had it missed a write, it would have dropped the list and read it anew."""
+        if first.changed_in_place
+        else "This time it dropped its list and read it anew, as it does whenever it cannot tell what it missed."
     )
     say(
         f"""How {first.after.server} in {_FAR} came to know: it held Cathy's list of friends as of write number
         {first.before.writes_seen} to that list (its version), {first.before.count} friends. The leader that wrote
         number {first.after.writes_seen} sent it just the difference (a changeset): "from version
         {first.before.writes_seen} to {first.after.writes_seen}: Erin added, nobody removed, {first.after.count} friends
-        now". Because {first.before.writes_seen} is what it held, it changed its list in place and did not read it
-        again. Had it missed a write, it would have dropped the list and read it anew; had it heard of this one already,
-        it would have ignored it. So it does not matter if messages come late, twice or in another order."""
+        now". {held} Had it heard of this write already, it would have ignored the message. So it does not matter if
+        messages come late, twice or in another order."""
     )
     page("the page, as Erin sees it now", opened.lines)
     if not opened.shows_comment:

@@ -16,7 +16,7 @@ from tao.cli.checking.access import Access
 from tao.cli.demonstration.checkin_page import Cast
 from tao.cli.demonstration.figures import DemonstrationFailed, Latency, SpreadFigures
 from tao.cli.demonstration.stage import SHAPE
-from tao.client import Graph
+from tao.client import MEMORY, Graph
 from tao.model.graph import decode_count
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import counter_of
@@ -49,12 +49,13 @@ class CachedList:
 
 @dataclass(frozen=True, slots=True)
 class NewFriendship:
-    """What became of the write, step by step."""
+    """What became of the write, step by step. ``changed_in_place``: the far tier's server never had to ask anybody."""
 
     before: CachedList
     after: CachedList
     acknowledged_seconds: float
     seen_seconds: float
+    changed_in_place: bool
     sides: list[Side]
 
 
@@ -71,7 +72,9 @@ async def befriend(near: Graph, far: Graph, access: Access, cast: Cast, far_tier
     async def seen() -> bool:
         return bool(await far.assoc_get(cast.cathy, "friend", [cast.erin]))
 
-    delay = await _wait_for(seen, "Erin's friendship with Cathy")
+    with far.trace() as trace:
+        delay = await _wait_for(seen, "Erin's friendship with Cathy")
+    in_place = all(served.answered_by == MEMORY for served in trace)
     after = await _cached(far, access, far_tier, cast.cathy)
     sides = [
         await _side(graph, tier, names, id1, id2)
@@ -83,7 +86,7 @@ async def befriend(near: Graph, far: Graph, access: Access, cast: Cast, far_tier
         raise DemonstrationFailed(f"the new friendship has not the edge {', '.join(missing)}")
     if after.writes_seen != before.writes_seen + 1 or after.count != before.count + 1:
         raise DemonstrationFailed(f"one write turned {before} into {after}")
-    return NewFriendship(before, after, acknowledged, delay, sides)
+    return NewFriendship(before, after, acknowledged, delay, in_place, sides)
 
 
 async def measure_spread(near: Graph, far: Graph, cast: Cast, first: NewFriendship) -> SpreadFigures:
