@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml 2>/de
 
 PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
 
-.PHONY: help env proto proto-check format lint types layers check unit test demo bench lock clean
+.PHONY: help env proto proto-check format lint types layers check unit test demo bench wheel-check lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -63,6 +63,9 @@ bench: $(STAMP) ## measure cached reads and durable writes, beside Redis; JSON i
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
+
+wheel-check: $(STAMP) ## build the wheel and install it in clean environments: the SDK alone, then a server
+	@.ci/check-wheel "$(PYTHON)" "$(BIN)"
 
 lock: ## resolve the dependencies anew into requirements.lock
 	@.ci/lock "$(PYTHON)"
