@@ -1,0 +1,61 @@
+"""What README.md and docs/ show is run as it stands there, against a cluster."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import sys
+from collections.abc import AsyncIterator
+from inspect import isawaitable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.server_options import Durability
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python_blocks(name: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    """A folder in which `tao dev up` has been run."""
+    settings = ClusterSettings(
+        state_dir=tmp_path / ".tao-dev", shape=Shape(databases=1, shards=4), durability=Durability.RELAXED
+    )
+    async with DevCluster(settings):
+        yield tmp_path
+
+
+async def test_the_program_in_the_readme_prints_what_the_readme_says(folder: Path) -> None:
+    (program,) = python_blocks("README.md")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", program, cwd=folder, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert (process.returncode, out) == (0, b"Bob 1\n")
+    assert "It prints `Bob 1`." in (ROOT / "README.md").read_text()
+
+
+async def test_the_session_in_the_sdk_guide_runs_from_end_to_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    for number, block in enumerate(python_blocks("docs/sdk.md"), start=1):
+        code = compile(block, f"docs/sdk.md, block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        result = eval(code, names)
+        if isawaitable(result):
+            await result
+    said = capsys.readouterr().out
+    assert "INVALID_FIELD" in said
+    assert "obj_get" in said
