@@ -18,7 +18,7 @@ from tao.model.errors import TaoError, TooLarge
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY, SERVER_NAME_KEY
-from tao.wire.grpc_streams import Context, SessionStream, UnaryCall, WatchStream
+from tao.wire.grpc_streams import Context, SessionStream, UnaryCall, WatchStream, parsed
 from tao.wire.identity import PeerIdentity, check_token
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -105,27 +105,19 @@ class GrpcServer:
             await self._server.stop(grace=self._settings.sweep_interval_seconds)
             self._server = None
 
-    def _method_handlers(self) -> dict[str, grpc.RpcMethodHandler[Message, Message]]:
-        handlers = {
-            method.name: grpc.unary_unary_rpc_method_handler(
-                self._unary(method),
-                request_deserializer=method.asked.FromString,
-                response_serializer=_encode,
-            )
+    def _method_handlers(self) -> dict[str, grpc.RpcMethodHandler[bytes, Message]]:
+        handlers: dict[str, grpc.RpcMethodHandler[bytes, Message]] = {
+            method.name: grpc.unary_unary_rpc_method_handler(self._unary(method), response_serializer=_encode)
             for method in unary_methods(self._choose_shard)
         }
-        handlers["WatchConfiguration"] = grpc.unary_stream_rpc_method_handler(
-            self._watch, request_deserializer=pb.Watch.FromString
-        )
-        handlers["Session"] = grpc.stream_stream_rpc_method_handler(
-            self._session, request_deserializer=pb.Request.FromString
-        )
+        handlers["WatchConfiguration"] = grpc.unary_stream_rpc_method_handler(self._watch)
+        handlers["Session"] = grpc.stream_stream_rpc_method_handler(self._session)
         return handlers
 
-    def _unary(self, method: UnaryMethod) -> Callable[[Message, Context], Awaitable[Message]]:
-        async def call(asked: Message, context: Context) -> Message:
+    def _unary(self, method: UnaryMethod) -> Callable[[bytes, Context], Awaitable[Message]]:
+        async def call(asked: bytes, context: Context) -> Message:
             try:
-                request = method.to_request(asked)
+                request = method.to_request(parsed(method.asked, asked))
                 unary = UnaryCall(self._unary_handler, self._settings, self._peer(context))
                 self._calls.add(unary)
                 try:
@@ -146,10 +138,10 @@ class GrpcServer:
             raise TooLarge(f"the reply has {size} bytes, more than {limit}; ask for less at a time")
         return reply
 
-    async def _watch(self, asked: pb.Watch, context: Context) -> None:
+    async def _watch(self, asked: bytes, context: Context) -> None:
         try:
             stream = WatchStream(self._handler, self._settings, self._peer(context), context)
-            await stream.run(asked)
+            await stream.run(parsed(pb.Watch, asked))
         except TaoError as error:
             await _abort(context, error)
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import math
 from collections import deque
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
-from tao.model.errors import DeadlineExceeded, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, ProtocolError, TaoError, Unavailable
 from tao.wire.convert import error_in, join_answers
 from tao.wire.identity import PeerIdentity
 from tao.wire.serving import ServedConnection
@@ -21,7 +21,18 @@ from tao.wire.v1 import session_pb2 as pb
 
 _logger = logging.getLogger(__name__)
 
-Context = grpc.aio.ServicerContext[Message, bytes]
+Context = grpc.aio.ServicerContext[bytes, bytes]
+
+Asked = TypeVar("Asked", bound=Message)
+
+
+def parsed(kind: type[Asked], message: bytes) -> Asked:
+    """The message of a call. Raises `ProtocolError`; a deserializer of gRPC's own would end the call as UNKNOWN, with
+    a traceback in the log and no reason."""
+    try:
+        return kind.FromString(message)
+    except DecodeError as error:
+        raise ProtocolError(f"not a message of type {kind.DESCRIPTOR.full_name}: {error}") from error
 
 
 class UnaryCall(ServedConnection):
@@ -145,11 +156,11 @@ class SessionStream(_Outgoing):
     async def _read(self) -> None:
         while True:
             await self._room.wait()
-            request = await self._context.read()
-            if not isinstance(request, pb.Request):  # the client has sent its last
+            request: object = await self._context.read()
+            if not isinstance(request, bytes):  # the client has sent its last
                 await self.until_idle()
                 return
-            self.receive(request)
+            self.receive(parsed(pb.Request, request))
 
 
 class WatchStream(_Outgoing):
