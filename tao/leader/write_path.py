@@ -31,7 +31,7 @@ from tao.model.errors import (
 from tao.model.ids import SHARD_SHIFT, IdAllocator
 from tao.model.ports import Clock, Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
-from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
+from tao.model.writes import AssocAdd, ForgetIntent, ObjAdd, ObjUpdate, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
 from tao.planning.lanes import LaneScheduler
 from tao.planning.write_plan import (
@@ -57,6 +57,10 @@ class WriteSettings:
 
     max_batch_writes: int = 64
     """Writes in one transaction: beyond that, the time that its keys are held grows faster than what is saved."""
+
+    max_batch_bytes: int = 4 << 20
+    """Data in one transaction: some tens of milliseconds of the database's time, which small writes of the same lane
+    wait for."""
 
     max_waiting_per_shard: int = 2_000
     """Writes that wait for one shard: at a few thousand a second, what can be done within a request's deadline."""
@@ -118,7 +122,10 @@ class WritePath:
         self._settings: Final = settings
         self._log: Final = log
         self._lanes: Final = LaneScheduler(
-            settings.lanes_per_server, settings.max_batch_writes, settings.max_waiting_per_shard
+            settings.lanes_per_server,
+            settings.max_batch_writes,
+            settings.max_waiting_per_shard,
+            settings.max_batch_bytes,
         )
         self._waiting: dict[int, _Waiting] = {}
         self._pumped: set[str] = set()
@@ -167,7 +174,7 @@ class WritePath:
         self._last_ticket += 1
         ticket = self._last_ticket
         done: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        self._lanes.offer(ticket, row.master_server, lane_keys(planned, schema), shards, sub_write)
+        self._lanes.offer(ticket, row.master_server, lane_keys(planned, schema), shards, sub_write, _data_bytes(write))
         self._waiting[ticket] = _Waiting(planned, shards, row.master_server, deadline, done)
         self._pump_soon(row.master_server)
         try:
@@ -355,6 +362,14 @@ async def _commit(transaction: Transaction) -> None:
 
 def _nobody_observes(_: float) -> None:
     """Until the server wires a metric in."""
+
+
+def _data_bytes(write: Write) -> int:
+    match write:
+        case ObjAdd(data=data) | AssocAdd(data=data) | SettleEdge(data=data) | ObjUpdate(patch=data):
+            return len(data)
+        case _:
+            return 0
 
 
 class _Lost(Overloaded):

@@ -26,16 +26,23 @@ _SMALL_HEAP: Final = 64  # below this many entries, dead ones are not worth a sw
 class _Entry:
     """A write, waiting or in the open batch ``batch``. ``listed``: it is in its server's heap of ready entries."""
 
-    __slots__ = ("batch", "behind", "held", "keys", "listed", "order", "shards", "sub_write", "ticket")
+    __slots__ = ("batch", "behind", "data_bytes", "held", "keys", "listed", "order", "shards", "sub_write", "ticket")
 
     def __init__(
-        self, ticket: int, order: int, keys: frozenset[Hashable], shards: frozenset[int], sub_write: bool
+        self,
+        ticket: int,
+        order: int,
+        keys: frozenset[Hashable],
+        shards: frozenset[int],
+        sub_write: bool,
+        data_bytes: int,
     ) -> None:
         self.ticket = ticket
         self.order = order
         self.keys = keys
         self.shards = shards
         self.sub_write = sub_write
+        self.data_bytes = data_bytes
         self.batch = _WAITING
         self.behind = 0
         self.held = 0
@@ -142,7 +149,8 @@ class _Server:
 class LaneScheduler:
     """Tickets stand for writes; the caller keeps what they mean.
 
-    ``lanes_per_server``: transactions open at a time on one server. ``max_batch_writes``: writes in one of them.
+    ``lanes_per_server``: transactions open at a time on one server. ``max_batch_writes``: writes in one of them, of
+    which the last may go beyond ``max_batch_bytes`` of data.
     ``max_waiting_per_shard``: waiting writes that touch one shard, and as many sub-writes beside them: they come from
     leaders in the middle of a write, who would wait for each other if callers' writes could fill their space. What
     `requeue` puts back may exceed the bound by the writes of the open batches.
@@ -154,14 +162,18 @@ class LaneScheduler:
         "_last_batch",
         "_last_order",
         "_max_batch",
+        "_max_bytes",
         "_max_waiting",
         "_servers",
         "_shards",
     )
 
-    def __init__(self, lanes_per_server: int, max_batch_writes: int, max_waiting_per_shard: int) -> None:
+    def __init__(
+        self, lanes_per_server: int, max_batch_writes: int, max_waiting_per_shard: int, max_batch_bytes: int = 4 << 20
+    ) -> None:
         self._lanes = lanes_per_server
         self._max_batch = max_batch_writes
+        self._max_bytes = max_batch_bytes
         self._max_waiting = max_waiting_per_shard
         self._servers: dict[str, _Server] = {}
         self._entries: dict[int, tuple[_Server, _Entry]] = {}
@@ -170,7 +182,13 @@ class LaneScheduler:
         self._last_batch = _WAITING
 
     def offer(
-        self, ticket: int, server: str, keys: frozenset[Hashable], shards: frozenset[int], sub_write: bool
+        self,
+        ticket: int,
+        server: str,
+        keys: frozenset[Hashable],
+        shards: frozenset[int],
+        sub_write: bool,
+        data_bytes: int = 0,
     ) -> None:
         """Let the write wait for its turn. Raises `Overloaded`, with nothing changed, when as many writes as may
         already wait for one of its shards; `InternalError` when the ticket is in use."""
@@ -180,7 +198,7 @@ class LaneScheduler:
             if self._shards.get((shard, sub_write), 0) >= self._max_waiting:
                 raise Overloaded(f"{self._max_waiting} writes wait for shard {shard}; try again later")
         self._last_order += 1
-        entry = _Entry(ticket, self._last_order, keys, shards, sub_write)
+        entry = _Entry(ticket, self._last_order, keys, shards, sub_write, data_bytes)
         state = self._servers.get(server)
         if state is None:
             state = self._servers[server] = _Server()
@@ -205,11 +223,13 @@ class LaneScheduler:
         batch: list[_Entry] = []
         # Those who can go only because this batch has their keys: the next in line behind its writes.
         joining: list[_Entry] = []
-        while len(batch) < self._max_batch:
+        data_bytes = 0
+        while len(batch) < self._max_batch and data_bytes < self._max_bytes:
             entry = state.pop_first(joining)
             if entry is None:
                 break
             batch.append(entry)
+            data_bytes += entry.data_bytes
             self._take(state, entry, number, joining)
         if not batch:
             return None
