@@ -23,8 +23,8 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.command()
 @click.option("--edges", type=_file, help="Mutual likes of pages: a CSV file with the columns id_1, id_2.")
 @click.option("--objects", type=_file, help="The pages: columns id, facebook_id, page_name, page_type.")
-@click.option("--nodes", default=22_000, show_default=True, help="Without files: pages to generate.")
-@click.option("--edges-count", default=165_000, show_default=True, help="Without files: likes to generate.")
+@click.option("--nodes", default=20_000, show_default=True, help="Without files: pages to generate.")
+@click.option("--edges-count", default=150_000, show_default=True, help="Without files: likes to generate.")
 @click.option(
     "--json", "figures_file", type=click.Path(path_type=Path, dir_okay=False), help="Write what was measured there."
 )

@@ -29,7 +29,7 @@ from tao.cli.demonstration.read_back import read_everything
 from tao.cli.demonstration.stage import SHAPE, Stage, open_stage
 from tao.cli.demonstration.two_tiers import befriend, measure_spread
 from tao.cli.loading.pipeline import PipelineSettings
-from tao.cli.waiting import Counting
+from tao.cli.waiting import Counting, WaitDisplay
 from tao.client import MEMORY
 
 _NEAR, _FAR = SHAPE.tier_names
@@ -149,7 +149,9 @@ async def _chapter_graph(
         say(f"Its pages come from {files.objects}, their mutual likes from {files.edges}.")
     given = read_files(files)
     pages, edges = await load_graph(stage.target, files, stage.folder, PipelineSettings())
-    settled_seconds = await stage.settle()
+    with WaitDisplay() as display:
+        display.show("waiting until every edge has its copy at its other end")
+        settled_seconds = await stage.settle()
     expected = given.by_id(ids_given(stage.folder, given))
     load = LoadFigures(
         objects=pages.loaded,
