@@ -78,7 +78,7 @@ class LeaderServer:
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         self._types = SchemaArenas(schema, arenas)
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), self._types)
-        self._links = Links(LinkSettings(), Credentials(name, "leader", settings.token))
+        self._links = Links(LinkSettings(), Credentials(name, "leader", settings.token), region=place.region)
         tables = edge_tables_of(lambda: configuration.schema)
         self._read_pools = Pools(self._reader_account, READ_SETUP)
         self._write_pools = Pools(self._leader_account, WRITE_SETUP)

@@ -9,9 +9,17 @@ from __future__ import annotations
 import msgspec
 
 
+class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cache server is reached; written as in `CacheServer`."""
+
+    grpc: str
+    frames: str = ""
+
+
 class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     """A follower or leader. Addresses are ``host:port`` (or ``unix:/path`` for ``frames``); an empty ``frames`` means
-    that peers use gRPC."""
+    that peers use gRPC. ``reached_from``: region → the addresses to use from there, where they are others (a gateway, a
+    tunnel)."""
 
     name: str
     grpc: str
@@ -19,6 +27,12 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     admin: str = ""
     weight: float = 1.0
     down: bool = False
+    reached_from: dict[str, ServerAddress] = {}
+
+    def seen_from(self, region: str) -> CacheServer:
+        """This server with the addresses that are good in ``region``; itself where those are the usual ones."""
+        there = self.reached_from.get(region)
+        return self if there is None else msgspec.structs.replace(self, grpc=there.grpc, frames=there.frames)
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,22 +44,46 @@ class Tier(msgspec.Struct, frozen=True, kw_only=True):
     moved: dict[int, tuple[str, ...]] = {}
 
 
+class TailerProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The reader of the binlog of its region's server of ``database``. No request goes to it: it is listed so that an
+    operator finds its ``admin`` port (``host:port``)."""
+
+    name: str
+    database: str
+    admin: str = ""
+
+
 class Region(msgspec.Struct, frozen=True, kw_only=True):
-    """One leader tier and the follower tiers that clients of the region may use, nearest first."""
+    """One leader tier, the follower tiers that clients of the region may use, nearest first, and the tailers."""
 
     name: str
     leaders: Tier
     followers: tuple[Tier, ...]
+    tailers: tuple[TailerProcess, ...] = ()
+
+
+class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a database server is reached by TCP."""
+
+    host: str
+    port: int
 
 
 class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A MySQL or MariaDB server of one region. ``socket`` wins over ``host:port`` when both are given."""
+    """A MySQL or MariaDB server of one region. ``socket`` wins over ``host:port`` when both are given.
+    ``reached_from``: region → the address to use from there, where it is another."""
 
     name: str
     host: str = "127.0.0.1"
     port: int = 3306
     socket: str = ""
     down: bool = False
+    reached_from: dict[str, DatabaseAddress] = {}
+
+    def seen_from(self, region: str) -> DatabaseServer:
+        """This server with the address that is good in ``region``; itself where that is the usual one."""
+        there = self.reached_from.get(region)
+        return self if there is None else msgspec.structs.replace(self, host=there.host, port=there.port, socket="")
 
 
 class Database(msgspec.Struct, frozen=True, kw_only=True):

@@ -50,9 +50,16 @@ class LinkSettings:
 
 
 class Links:
-    """All links of a process, one per server. Servers that a newer topology gives another address get a new link."""
+    """All links of a process, one per server. Servers that a newer topology gives another address get a new link.
 
-    def __init__(self, settings: LinkSettings, credentials: Credentials, tls: TlsFiles | None = None) -> None:
+    ``region``: where this process stands, for servers that are reached at other addresses from there; empty for a
+    process that stands in none and takes the usual ones.
+    """
+
+    def __init__(
+        self, settings: LinkSettings, credentials: Credentials, tls: TlsFiles | None = None, *, region: str = ""
+    ) -> None:
+        self._region = region
         self._settings = settings
         self._connector = _Connector(settings, credentials, tls)
         self._links: dict[str, Link] = {}
@@ -60,6 +67,7 @@ class Links:
 
     def to(self, server: CacheServer) -> Link:
         """The link to that server, not necessarily connected."""
+        server = server.seen_from(self._region)
         link = self._links.get(server.name)
         if link is not None and link.address_is_that_of(server):
             return link

@@ -7,8 +7,8 @@ rules are those that everything else takes for granted: `tao.routing` and the se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from tao.routing.ring import Ring
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _FAULTS_SHOWN: Final = 10
+_Key = TypeVar("_Key", int, str)
+_Value = TypeVar("_Value")
 
 
 def parse_topology(text: bytes | str, source: str) -> Topology:
@@ -44,17 +46,29 @@ def dump_topology(topology: Topology) -> str:
     replace = msgspec.structs.replace  # dictionaries of equal documents may differ in order
 
     def ordered(tier: Tier) -> Tier:
-        return replace(tier, moved=dict(sorted(tier.moved.items())))
+        servers = tuple(replace(server, reached_from=_sorted(server.reached_from)) for server in tier.servers)
+        return replace(tier, servers=servers, moved=_sorted(tier.moved))
 
     regions = tuple(
         replace(region, leaders=ordered(region.leaders), followers=tuple(map(ordered, region.followers)))
         for region in topology.regions
     )
     databases = tuple(
-        replace(database, servers=dict(sorted(database.servers.items()))) for database in topology.databases
+        replace(
+            database,
+            servers={
+                region: replace(server, reached_from=_sorted(server.reached_from))
+                for region, server in sorted(database.servers.items())
+            },
+        )
+        for database in topology.databases
     )
     text = msgspec.json.encode(replace(topology, regions=regions, databases=databases))
     return msgspec.json.format(text, indent=2).decode() + "\n"
+
+
+def _sorted(mapping: dict[_Key, _Value]) -> dict[_Key, _Value]:
+    return dict(sorted(mapping.items()))
 
 
 def check_topology(topology: Topology) -> None:
@@ -76,15 +90,19 @@ def _faults(topology: Topology) -> Iterator[str]:
     yield from _name_faults("regions", [region.name for region in topology.regions])
     tiers = [(region, tier) for region in topology.regions for tier in (region.leaders, *region.followers)]
     servers = [server.name for _, tier in tiers for server in tier.servers]
-    yield from _name_faults("cache servers (of all regions and tiers)", servers)
+    servers += [tailer.name for region in topology.regions for tailer in region.tailers]
+    yield from _name_faults("cache servers and tailers (of all regions and tiers)", servers)
+    databases = {database.name for database in topology.databases}
     for region in topology.regions:
-        yield from _region_faults(region)
+        yield from _region_faults(region, databases)
+    regions = {region.name for region in topology.regions}
     for region, tier in tiers:
         yield from _tier_faults(f"{region.name}/{tier.name}", tier, topology.shards)
+        for server in tier.servers:
+            yield from _viewpoint_faults(f"{region.name}/{tier.name}/{server.name}", server.reached_from, regions)
     yield from _name_faults("databases", [database.name for database in topology.databases])
     database_servers = [server.name for database in topology.databases for server in database.servers.values()]
     yield from _name_faults("database servers (of all databases)", database_servers)
-    regions = {region.name for region in topology.regions}
     for database in topology.databases:
         yield from _database_faults(database, regions)
     yield from _range_faults(topology)
@@ -98,18 +116,23 @@ def _name_faults(where: str, names: list[str]) -> Iterator[str]:
             yield f"{where}: {name!r} is there {names.count(name)} times; names must be unique"
 
 
-def _region_faults(region: Region) -> Iterator[str]:
+def _region_faults(region: Region, databases: set[str]) -> Iterator[str]:
     if not region.followers:
         yield f"{region.name}: has no follower tier; clients need at least one"
     yield from _name_faults(f"tiers of {region.name}", [region.leaders.name, *(tier.name for tier in region.followers)])
+    for tailer in region.tailers:
+        if tailer.database not in databases:
+            yield f"{region.name}/{tailer.name}.database: there is no database {tailer.database!r}"
+        if tailer.admin:
+            yield from _address_faults(f"{region.name}/{tailer.name}.admin", tailer.admin)
 
 
 def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:
     names = {server.name for server in tier.servers}
     for server in tier.servers:
-        yield from _address_faults(f"{where}/{server.name}.grpc", server.grpc)
-        if server.frames and not server.frames.startswith("unix:/"):
-            yield from _address_faults(f"{where}/{server.name}.frames", server.frames)
+        yield from _serving_faults(f"{where}/{server.name}", server.grpc, server.frames)
+        for region, there in server.reached_from.items():
+            yield from _serving_faults(f"{where}/{server.name}.reached_from.{region}", there.grpc, there.frames)
         if server.admin:
             yield from _address_faults(f"{where}/{server.name}.admin", server.admin)
     if not tier.servers:
@@ -132,6 +155,18 @@ def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:
                 yield f"{place}: {name!r} is not a server of this tier"
 
 
+def _serving_faults(where: str, grpc: str, frames: str) -> Iterator[str]:
+    yield from _address_faults(f"{where}.grpc", grpc)
+    if frames and not frames.startswith("unix:/"):
+        yield from _address_faults(f"{where}.frames", frames)
+
+
+def _viewpoint_faults(where: str, reached_from: Iterable[str], regions: set[str]) -> Iterator[str]:
+    for region in reached_from:
+        if region not in regions:
+            yield f"{where}.reached_from: there is no region {region!r}"
+
+
 def _address_faults(where: str, address: str) -> Iterator[str]:
     host, _, port = address.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or not 1 <= int(port) <= 65_535 or " " in host:
@@ -149,6 +184,10 @@ def _database_faults(database: Database, regions: set[str]) -> Iterator[str]:
     for server in database.servers.values():
         if not server.socket and not (server.host and 1 <= server.port <= 65_535):
             yield f"{where}/{server.name}: needs a socket, or a host and a port from 1 to 65535"
+        yield from _viewpoint_faults(f"{where}/{server.name}", server.reached_from, regions)
+        for region, there in server.reached_from.items():
+            if not (there.host and 1 <= there.port <= 65_535):
+                yield f"{where}/{server.name}.reached_from.{region}: needs a host and a port from 1 to 65535"
 
 
 def _range_faults(topology: Topology) -> Iterator[str]:

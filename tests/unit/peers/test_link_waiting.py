@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tao.model.errors import DeadlineExceeded, Overloaded, Unavailable
-from tao.model.topology import CacheServer
+from tao.model.topology import CacheServer, ServerAddress
 from tao.peers.links import Link, Links, LinkSettings
 from tao.wire.identity import Credentials
 from tao.wire.settings import SessionSettings
@@ -49,6 +49,17 @@ def anything() -> pb.Request:
 async def test_a_waiting_request_fails_at_its_own_deadline(link: Link) -> None:
     with pytest.raises(DeadlineExceeded):
         await link.ask(anything(), 0.03)
+
+
+async def test_a_link_leads_to_the_address_that_is_good_in_its_own_region(mute_address: str) -> None:
+    server = CacheServer(
+        name="mute", grpc="127.0.0.1:1", frames="127.0.0.1:1", reached_from={"west": ServerAddress(grpc=mute_address)}
+    )
+    links = Links(LinkSettings(), ME, region="west")
+    link = links.to(server)
+    assert (link.server.grpc, link.server.frames) == (mute_address, "")
+    assert links.to(server) is link
+    await links.close()
 
 
 async def test_more_requests_than_may_wait_are_refused(link: Link) -> None:

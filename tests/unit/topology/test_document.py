@@ -32,10 +32,40 @@ def test_a_document_survives_writing_and_reading(topology: Topology) -> None:
     assert text.count("\n") > 50
 
 
+def test_a_server_seen_from_another_region_has_the_addresses_that_are_good_there(topology: Topology) -> None:
+    document = document_of(topology)
+    document["regions"].append({**document["regions"][0], "name": "there", "tailers": []})
+    document["regions"][1]["leaders"] = {"name": "leaders", "servers": [{"name": "l-9", "grpc": "a:9"}]}
+    document["regions"][1]["followers"] = [{"name": "web", "servers": [{"name": "w-9", "grpc": "b:9"}]}]
+    document["databases"][0]["servers"]["there"] = {"name": "db-there", "socket": "/run/db.sock"}
+    seen_from(document["regions"][1]["leaders"]["servers"][0], "here", grpc="gate:1", frames="gate:2")
+    seen_from(document["databases"][0]["servers"]["there"], "here", host="gate", port=3)
+    document["regions"][0]["tailers"] = [{"name": "t-1", "database": "db", "admin": "a:3"}]
+    parsed = parse_topology(json.dumps(document), "t.json")
+    assert parse_topology(dump_topology(parsed), "t.json") == parsed
+
+    leader = parsed.regions[1].leaders.servers[0]
+    assert (leader.seen_from("here").grpc, leader.seen_from("here").frames) == ("gate:1", "gate:2")
+    assert leader.seen_from("there") is leader
+    server = parsed.databases[0].servers["there"]
+    seen = server.seen_from("here")
+    assert (seen.host, seen.port, seen.socket) == ("gate", 3, "")
+    assert server.seen_from("there") is server
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", '{"version": 1}', b"\xff\xfe"])
 def test_what_is_no_document_is_refused_with_the_name_of_its_source(text: bytes | str) -> None:
     with pytest.raises(TopologyError, match=r"^t\.json: "):
         parse_topology(text, "t.json")
+
+
+def database(document: Document) -> Document:
+    server: Document = document["databases"][0]["servers"]["here"]
+    return server
+
+
+def seen_from(server: Document, region: str, **address: object) -> None:
+    server["reached_from"] = {region: address}
 
 
 BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
@@ -62,6 +92,12 @@ BROKEN: list[tuple[str, Callable[[Document], object], str]] = [
     ("backward", lambda d: d["databases"][0].update(shards=[[15, 0]]), "no range"),
     ("master", lambda d: d["databases"][0].update(master_region="there"), "no region 'there'"),
     ("no server", lambda d: d["databases"][0].update(servers={}), "none in region 'here'"),
+    ("viewpoint", lambda d: seen_from(web(d)["servers"][0], "there", grpc="h:1"), "w-1.reached_from: there is no reg"),
+    ("view address", lambda d: seen_from(web(d)["servers"][0], "here", grpc="h"), "w-1.reached_from.here.grpc: 'h'"),
+    ("database view", lambda d: seen_from(database(d), "there", host="h", port=1), "db-here.reached_from: there is no"),
+    ("database view port", lambda d: seen_from(database(d), "here", host="h", port=0), "here: needs a host and a port"),
+    ("tailer", lambda d: d["regions"][0].update(tailers=[{"name": "t", "database": "x"}]), "no database 'x'"),
+    ("tailer name", lambda d: d["regions"][0].update(tailers=[{"name": "l-1", "database": "db"}]), "'l-1' is there 2"),
     ("database port", lambda d: d["databases"][0]["servers"]["here"].update(port=0), "db-here: needs a socket"),
 ]
 
