@@ -182,7 +182,7 @@ class Dispatcher:
         failures = call.take(answer)
         if self.trace is not None and isinstance(call, ReadCall):
             self.trace.note(call, answer.read)
-        if not answer.more:
+        if not answer.more and any(call.waiters):
             named = {slot for slot, _ in failures}
             if any(each is not None and slot not in named for slot, each in enumerate(call.waiters)):
                 raise ProtocolError(f"server {call.lane.server.name!r} left a part of a batch unanswered")

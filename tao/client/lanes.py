@@ -7,7 +7,7 @@ the sending, the loop runs it when every task that was ready has had its turn. A
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tao.client.columns import EDGES, RANGE, Groups, Row
@@ -64,7 +64,7 @@ class ReadQueue:
     def add(self, kind: int, row: Row, waiter: Waiter[bytes]) -> None:
         """Send the query with the others of this tick."""
         if kind >= RANGE:
-            self._edges += row[3] if kind == RANGE else len(row[2]) if kind == EDGES else row[4]
+            self._edges += _edges_asked(kind, row)
         self._rows[kind].append(row)
         self._waiters[kind].append(waiter)
         self._queries += 1
@@ -73,6 +73,31 @@ class ReadQueue:
             self._call_soon(self._end_of_tick)
         elif self._queries >= self._bound_queries or self._edges >= self._bound_edges:
             self._flush()
+
+    def add_many(self, kind: int, rows: Sequence[Row], waiters: Sequence[Waiter[bytes]]) -> None:
+        """Send these queries with the others of this tick: what `add` does for each, at a fraction of its price."""
+        at = 0
+        while at < len(rows):
+            taken = rows[at : at + self._bound_queries - self._queries]
+            if kind >= RANGE:
+                taken = self._within_bound(kind, taken)
+            self._rows[kind].extend(taken)
+            self._waiters[kind].extend(waiters[at : at + len(taken)])
+            self._queries += len(taken)
+            at += len(taken)
+            if not self._scheduled:
+                self._scheduled = True
+                self._call_soon(self._end_of_tick)
+            if self._queries >= self._bound_queries or self._edges >= self._bound_edges:
+                self._flush()
+
+    def _within_bound(self, kind: int, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows up to the one with which the batch has its edges; their edges are counted."""
+        for place, row in enumerate(rows, 1):
+            self._edges += _edges_asked(kind, row)
+            if self._edges >= self._bound_edges:
+                return rows[:place]
+        return rows
 
     def _end_of_tick(self) -> None:
         self._scheduled = False
@@ -83,6 +108,12 @@ class ReadQueue:
         rows, by_kind = self._rows, self._waiters
         self._clear()
         self._outlet.send_reads(self._lane, rows, [waiter for each in by_kind for waiter in each], self._critical)
+
+
+def _edges_asked(kind: int, row: Row) -> int:
+    """How many edges a query on a list may bring."""
+    edges: int = row[3] if kind == RANGE else len(row[2]) if kind == EDGES else row[4]
+    return edges
 
 
 class WriteQueue:

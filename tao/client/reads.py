@@ -10,9 +10,9 @@ from tao.client.columns import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE
 from tao.client.operations import Operations, all_or_raise
 from tao.client.requests import ListQuery, each_item
 from tao.client.validation import check_ids, check_otype, shard_in
-from tao.client.values import AssocList, Object, object_of, otype_number
+from tao.client.values import AssocList, Object
 from tao.model.errors import ProtocolError, TaoError, UnknownType, WrongType
-from tao.model.graph import ABSENT, COUNT_VALUE_BYTES
+from tao.model.graph import COUNT_VALUE_BYTES
 from tao.model.ids import MAX_ID
 
 
@@ -28,10 +28,10 @@ class ReadOperations(Operations):
             check_otype(self._requests.schema, otype)
         value = await self._read(OBJECT, (id,), critical)
         try:
-            found = self._object(id, value)
+            found = self._objects.read(id, value)
         except UnknownType:  # of a schema newer than ours
             await self._configuration.refresh_schema()
-            found = self._object(id, value)
+            found = self._objects.read(id, value)
         if otype is not None and found is not None and found.otype != otype:
             raise WrongType(f"object {id} is of type {found.otype!r}, not {otype!r}")
         return found
@@ -43,10 +43,10 @@ class ReadOperations(Operations):
             shard_in(self._requests.shards, max(checked), "id")  # the highest id is of the highest shard
         values = await self._read_many(OBJECT, list(zip(checked, strict=True)), critical)
         try:
-            return all_or_raise(self._objects(checked, values))
+            return all_or_raise(self._objects.read_all(checked, values))
         except UnknownType:
             await self._configuration.refresh_schema()
-            return all_or_raise(self._objects(checked, values))
+            return all_or_raise(self._objects.read_all(checked, values))
 
     async def assoc_get(
         self,
@@ -111,18 +111,6 @@ class ReadOperations(Operations):
                 for (row, atype), value in zip(queries, values, strict=True)
             ]
         )
-
-    def _object(self, object_id: int, value: bytes) -> Object | None:
-        number = otype_number(value)
-        if number == ABSENT:
-            return None
-        return object_of(object_id, self._requests.schema.otype(number), value)
-
-    def _objects(self, ids: Sequence[int], values: list[bytes | TaoError]) -> list[Object | TaoError | None]:
-        return [
-            value if isinstance(value, TaoError) else self._object(object_id, value)
-            for object_id, value in zip(ids, values, strict=True)
-        ]
 
 
 def _count(value: bytes) -> int:
