@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -63,11 +63,16 @@ class InverseSettings:
 
 
 class _PairQueue:
-    """Fair mutual exclusion per pair; memory only for pairs being written."""
+    """Fair mutual exclusion per pair; memory only for pairs being written.
+
+    Writes of both sides in one transaction *share* a pair: lanes keep those apart. Whoever copies from one side to the
+    other has it alone, or a shared write between its reading and its writing would be undone at the far side."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting: Final = max_waiting
         self._held: dict[IntentKey, deque[asyncio.Future[None]]] = {}
+        self._shared: dict[IntentKey, int] = {}
+        self._drained: dict[IntentKey, asyncio.Future[None]] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -77,6 +82,17 @@ class _PairQueue:
 
     async def acquire(self, pair: IntentKey, timeout_seconds: float) -> None:
         """Raises `Overloaded` when too many wait, `DeadlineExceeded` when the turn does not come in time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._turn(pair)
+                if pair in self._shared:
+                    await self._drain(pair)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the edges between {pair.low_id} and {pair.high_id} were being written until the deadline had passed"
+            ) from None
+
+    async def _turn(self, pair: IntentKey) -> None:
         queue = self._held.get(pair)
         if queue is None:
             self._held[pair] = deque()
@@ -86,16 +102,34 @@ class _PairQueue:
         turn = asyncio.get_running_loop().create_future()
         queue.append(turn)
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await turn
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the edges between {pair.low_id} and {pair.high_id} were being written until the deadline had passed"
-            ) from None
+            await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
                 self.release(pair)
             raise
+
+    async def _drain(self, pair: IntentKey) -> None:
+        drained = self._drained[pair] = asyncio.get_running_loop().create_future()
+        try:
+            await drained
+        except asyncio.CancelledError:
+            self._drained.pop(pair, None)
+            self.release(pair)
+            raise
+
+    @contextmanager
+    def shared(self, pair: IntentKey) -> Iterator[None]:
+        """To be entered while nobody `holds` the pair."""
+        self._shared[pair] = self._shared.get(pair, 0) + 1
+        try:
+            yield
+        finally:
+            self._shared[pair] -= 1
+            if not self._shared[pair]:
+                del self._shared[pair]
+                drained = self._drained.pop(pair, None)
+                if drained is not None and not drained.done():
+                    drained.set_result(None)
 
     def release(self, pair: IntentKey) -> None:
         queue = self._held[pair]
@@ -149,16 +183,30 @@ class InversePath:
             return await self._writes.commit(write, deadline, both_sides=True, sub_write=sub_write), False
         pair = IntentKey(*ids)
         if self._writes.hosts_both_sides(write) and not self._pairs.holds(pair):
-            written = await self._writes.commit(write, deadline, both_sides=True)
+            with self._pairs.shared(pair):
+                written = await self._writes.commit(write, deadline, both_sides=True)
             if written.intent is None:
                 return written, False
-            # An intent from before covers more than this write: it is settled now that it was found.
-            self._start(self._settle_left_over(written.intent))
-            return written, False
+            # An intent from before covers more than was read here, so this write is done at one side only, too.
+            return written, not await self._settle_found(written, deadline)
         async with self._held(pair, deadline - self._clock.monotonic()) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
+
+    async def _settle_found(self, written: Written, deadline: float) -> bool:
+        intent = written.intent
+        assert intent is not None, "asked only for what is owed"
+        rest = Written(written.outcome, intent=intent)
+        try:
+            async with self._held(IntentKey(intent.low_id, intent.high_id), deadline - self._clock.monotonic()) as hold:
+                settled = await self._settle(rest, hold)
+        except RetryableError as error:
+            # Others write the pair until the deadline; they meet the intent as well.
+            self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            return False
+        written.messages.extend(rest.messages)
+        return settled
 
     def _changes_far_side(self, write: AssocChangeType, pair: IntentKey) -> bool:
         """Whether the edge changes between a type with an inverse and one without, and lies at the other leader: what

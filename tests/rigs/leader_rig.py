@@ -1,0 +1,199 @@
+"""One leader's real parts over a store of the test's choice, wired as `tao.leader.server` wires them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tao.cache import CacheSettings, GraphCache
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
+from tao.leader.inverse_path import InversePath, InverseSettings
+from tao.leader.miss_path import DatabaseSource, MissSettings
+from tao.leader.ownership import Ownership, OwnershipSettings
+from tao.leader.service import LeaderService
+from tao.leader.write_path import WritePath, WriteSettings, Written
+from tao.model.changes import ShardMessages
+from tao.model.errors import TaoError
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import Clock, ReadStore, WriteStore
+from tao.model.rows import ShardRow
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.model.writes import SettleEdge, Write
+from tao.observability.logs import logger
+from tao.schema.registry import load_schema
+from tao.serving.cache_types import SchemaArenas
+from tao.serving.configuration import Configuration
+from tao.serving.fills import Fills, FillSettings
+from tao.serving.read_service import ReadService
+from tests.rigs.pacing import Gate, ManualClock, Tasks
+
+SCHEMA = load_schema((Path(__file__).parents[2] / "config/schema.yaml").read_text(), "schema.yaml")
+ARENAS = {"default": 8 << 20}
+FRIEND, LIKES, LIKED_BY, COMMENT, FOLLOWS, FOLLOWED_BY, NOTE = 1, 4, 5, 10, 11, 12, 14
+USER = 1
+SHARDS = 4
+
+
+def make_id(number: int, shard: int = 0) -> int:
+    return shard << SHARD_SHIFT | number
+
+
+def make_topology(
+    version: int = 1,
+    *,
+    near: dict[int, tuple[str, ...]] | None = None,
+    leaders: dict[int, tuple[str, ...]] | None = None,
+    servers: tuple[str, ...] = ("near-1", "near-2"),
+    leader_servers: tuple[str, ...] = ("leader-1", "leader-2"),
+) -> Topology:
+    """``near`` and ``leaders``: shard → servers; every shard has an explicit place, by default the first server."""
+
+    def tier(name: str, names: tuple[str, ...], moved: dict[int, tuple[str, ...]] | None) -> Tier:
+        places = dict.fromkeys(range(SHARDS), names[:1]) | (moved or {})
+        each = tuple(CacheServer(name=server, grpc=f"{server}:7000", frames=f"{server}:7001") for server in names)
+        return Tier(name=name, servers=each, moved=places)
+
+    region = Region(
+        name="east",
+        leaders=tier("leaders", leader_servers, leaders),
+        followers=(tier("near", servers, near),),
+    )
+    server = DatabaseServer(name="db")
+    database = Database(name="db", master_region="east", servers={"east": server}, shards=((0, SHARDS - 1),))
+    return Topology(version=version, shards=SHARDS, regions=(region,), databases=(database,))
+
+
+class OtherRigs:
+    """`OtherLeaders` in the same process. ``gate`` holds a copy up on its way; ``faults`` fail it: on the way there
+    or, ``after_writing``, on the way back."""
+
+    def __init__(self) -> None:
+        self.rigs: dict[int, LeaderRig] = {}
+        self.gate: Gate | None = None
+        self.faults: list[TaoError] = []
+        self.after_writing = False
+        self.settled: list[tuple[SettleEdge, ...]] = []
+
+    async def settle(self, shard: int, settles: Sequence[SettleEdge], timeout_seconds: float) -> list[ShardMessages]:
+        gate, self.gate = self.gate, None
+        if gate is not None:
+            await gate.pass_through()
+        fault = self.faults.pop(0) if self.faults else None
+        if fault is not None and not self.after_writing:
+            raise fault
+        self.settled.append(tuple(settles))
+        rig = self.rigs[shard]
+        told: list[ShardMessages] = []
+        for settle in settles:
+            written, _ = await rig.inverses.write(settle, rig.clock.monotonic() + timeout_seconds, sub_write=True)
+            told.extend(written.messages)
+        if fault is not None:
+            raise fault
+        return told
+
+
+class LeaderRig:
+    """``leader.write(…)`` is the way of a request; the parts are attributes."""
+
+    def __init__(
+        self,
+        store: WriteStore,
+        read_store: ReadStore,
+        *,
+        name: str = "leader-1",
+        others: OtherRigs | None = None,
+        clock: Clock | None = None,
+        writes: WriteSettings | None = None,
+        inverses: InverseSettings | None = None,
+        ownership: OwnershipSettings | None = None,
+        fills: FillSettings | None = None,
+        topology: Topology | None = None,
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.clock = clock or ManualClock()
+        self.tasks = Tasks()
+        self.others = others or OtherRigs()
+        self.configuration = Configuration(topology or make_topology(), SCHEMA, logger("test"))
+        arenas = SchemaArenas(SCHEMA, ARENAS)
+        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), arenas)
+        self.publisher = Publisher(DeliverySettings(), f"{name}-{id(self)}")
+        settings = ownership or OwnershipSettings(check_seconds=0.001, retry_seconds=0.001)
+        log = logger("test")
+        self.ownership = Ownership(
+            name,
+            store,
+            settings,
+            log,
+            opened=self._opened,
+            closed=self._closed,
+            topology_version=lambda: self.configuration.routes.version,
+        )
+        schema = lambda: self.configuration.schema  # noqa: E731 - the same one for both
+        self.writes = WritePath(
+            self.ownership,
+            store,
+            self.cache,
+            self.publisher,
+            schema,
+            self.clock,
+            self.tasks,
+            writes or WriteSettings(),
+            log,
+        )
+        self.inverses = InversePath(
+            self.writes,
+            self.ownership,
+            self.others,
+            read_store,
+            store,
+            schema,
+            self.clock,
+            self.tasks,
+            inverses or InverseSettings(),
+            log,
+        )
+        self.source = DatabaseSource(read_store, lambda _: "db", self.tasks, MissSettings(first_pause_seconds=0.0))
+        self.fills = Fills(
+            self.cache, self.source, self.clock, arenas.list_limit, self.tasks, fills or FillSettings(max_refetches=2)
+        )
+        self.reads = ReadService(self.cache, self.fills, SCHEMA, self._admit, self.cache.version_epoch, self.tasks)
+        self.service = LeaderService(
+            self.cache,
+            self.reads,
+            self.writes,
+            self.inverses,
+            self.ownership,
+            self.publisher,
+            self.configuration,
+            self.clock,
+            self.tasks,
+            log,
+        )
+
+    async def take(self, *shards: int) -> None:
+        """Own these shards, as after a start."""
+        self.ownership.want(shards)
+        for shard in shards:
+            row = await self.store.take_ownership(shard, self.name, timeout_seconds=1)
+            self.ownership.owned[shard] = row
+            self._opened(row)
+
+    async def write(self, write: Write, *, within: float = 5.0) -> tuple[Written, bool]:
+        return await self.inverses.write(write, self.clock.monotonic() + within)
+
+    async def close(self) -> None:
+        await self.tasks.close()
+
+    def _opened(self, row: ShardRow) -> None:
+        self.cache.close_shard(row.shard)
+        self.cache.open_shard(row.shard, row.version_epoch)
+        self.publisher.open_shard(row.shard, row.generation, row.version_epoch)
+
+    def _closed(self, shard: int) -> None:
+        self.cache.close_shard(shard)
+        self.publisher.close_shard(shard)
+
+    def _admit(self, shard: int) -> TaoError | None:
+        return None if shard in self.ownership.owned else self.ownership.refusal(shard)

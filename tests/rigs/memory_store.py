@@ -1,0 +1,186 @@
+"""The database of a test, in a dictionary: `ReadStore` and `WriteStore` with gates and faults at every step.
+
+Shard rows are locked as in the real store - in share mode by a transaction until it ends, exclusively by a takeover -
+because fencing rests on it. Rows are not: the lanes of one leader and the fence between two keep writers apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from tao.model.changes import sort_edges
+from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.errors import TaoError
+from tao.model.graph import ABSENT, Edge, ListKey, encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
+
+Hook = Callable[[], Awaitable[None]]
+
+
+async def _nothing() -> None:
+    return
+
+
+class MemoryStore:
+    """``before_…`` hooks are awaited at that step. ``commit_fault`` fails the next commit, which happens all the same
+    when ``commit_happens``."""
+
+    def __init__(self, shards: int, server_of: Callable[[int], str] = lambda _: "db") -> None:
+        self.rows = ExistingRows()
+        self.shards = {shard: ShardRow(shard, server_of(shard), 1, "", 0) for shard in range(shards)}
+        self.server_of = server_of
+        self.before_lock: Hook = _nothing
+        self.before_commit: Hook = _nothing
+        self.before_read: Hook = _nothing
+        self.after_read: Hook = _nothing
+        self.commit_fault: BaseException | None = None
+        self.commit_happens = True
+        self.lock_faults: list[TaoError] = []
+        self.take_faults: list[TaoError] = []
+        self.read_faults: list[Exception] = []
+        self.ownership_faults: dict[str, TaoError] = {}
+        self.reads: list[tuple[list[Query], bool]] = []
+        self.transactions: list[list[int]] = []
+        self._share_locked: dict[int, int] = dict.fromkeys(range(shards), 0)
+        self._unlocked = asyncio.Condition()
+
+    # WriteStore
+
+    def transaction(self, server: str, *, timeout_seconds: float) -> MemoryTransaction:
+        return MemoryTransaction(self)
+
+    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
+        if self.take_faults:
+            raise self.take_faults.pop(0)
+        async with self._unlocked:
+            await self._unlocked.wait_for(lambda: not self._share_locked[shard])
+            row = self.shards[shard]
+            row = msgspec.structs.replace(row, owner=owner, generation=row.generation + 1)
+            self.shards[shard] = row
+        return row
+
+    async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
+        for shard in shards:
+            if fault := self.ownership_faults.get(self.server_of(shard)):
+                raise fault
+        return {shard: self.shards[shard] for shard in shards}
+
+    async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
+        found = [row for row in self.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
+        return [row for row in found if row.created_unix_ms < before_unix_ms][:limit]
+
+    async def lock(self, shards: Sequence[int]) -> None:
+        async with self._unlocked:
+            for shard in shards:
+                self._share_locked[shard] += 1
+
+    async def unlock(self, shards: Sequence[int]) -> None:
+        async with self._unlocked:
+            for shard in shards:
+                self._share_locked[shard] -= 1
+            self._unlocked.notify_all()
+
+    # ReadStore
+
+    async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
+        self.reads.append((list(queries), critical))
+        await self.before_read()
+        if self.read_faults:
+            raise self.read_faults.pop(0)
+        values = [self.value(query) for query in queries]
+        shards = {(each.id if isinstance(each, ObjectQuery) else each.id1) >> SHARD_SHIFT for each in queries}
+        epochs = {shard: self.shards[shard].version_epoch for shard in shards}
+        await self.after_read()
+        return FillRead(values, epochs)
+
+    def value(self, query: Query) -> bytes:
+        """The answer now."""
+        if isinstance(query, ObjectQuery):
+            row = self.rows.objects.get(query.id)
+            if row is None or row.deleted:
+                return encode_object(row.version if row else 0, ABSENT, b"")
+            return encode_object(row.version, row.otype, row.data)
+        listed = self.rows.lists.get(ListKey(query.id1, query.atype), ListRow(0, 0))
+        edges = self.edges(query.id1, query.atype)
+        match query:
+            case CountQuery():
+                return encode_count(listed.version, listed.count)
+            case RangeQuery(pos=pos, limit=limit):
+                part = edges[pos : pos + limit]
+                flags = PREFIX | (COMPLETE if len(part) == listed.count else 0) if pos == 0 else 0
+                return encode_block(listed.version, listed.count, part, flags)
+            case TimeRangeQuery(high=high, low=low, limit=limit):
+                part = [edge for edge in edges if high >= edge.time >= low][:limit]
+            case _:
+                part = [edge for edge in edges if edge.id2 in query.id2s and query.high >= edge.time >= query.low]
+        return encode_block(listed.version, listed.count, part, 0)
+
+    def edges(self, id1: int, atype: int) -> list[Edge]:
+        """The whole list as stored, newest first."""
+        found = [edge for key, edge in self.rows.edges.items() if (key.id1, key.atype) == (id1, atype)]
+        return sort_edges(found)
+
+
+class MemoryTransaction:
+    """See `tao.model.ports.Transaction`."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self._locked: list[int] = []
+        self._changes = RowChanges()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._store.unlock(self._locked)
+
+    async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
+        store = self._store
+        await store.before_lock()
+        store.transactions.append(list(shards))
+        if store.lock_faults:
+            raise store.lock_faults.pop(0)
+        await store.lock(shards)
+        self._locked = list(shards)
+        rows = store.rows
+        lists = keys.lists | {ListKey(key.id1, key.atype) for key in keys.edges}
+        existing = ExistingRows(
+            {key: rows.objects[key] for key in keys.objects if key in rows.objects},
+            {key: rows.lists[key] for key in lists if key in rows.lists},
+            {key: rows.edges[key] for key in keys.edges if key in rows.edges},
+            {key: rows.intents[key] for key in keys.intents if key in rows.intents},
+        )
+        return {shard: store.shards[shard] for shard in shards}, existing
+
+    async def apply(self, rows: RowChanges) -> None:
+        self._changes = rows
+
+    async def commit(self) -> None:
+        store = self._store
+        await store.before_commit()
+        fault, store.commit_fault = store.commit_fault, None
+        if fault is None or store.commit_happens:
+            _write(store.rows, self._changes)
+        if fault is not None:
+            raise fault
+
+
+def _write(rows: ExistingRows, changes: RowChanges) -> None:
+    rows.objects.update({row.id: row for row in changes.put_objects})
+    rows.lists.update(changes.put_lists)
+    rows.edges.update(changes.put_edges)
+    for edge in changes.delete_edges:
+        rows.edges.pop(edge, None)
+    for intent in changes.delete_intents:
+        rows.intents.pop(intent, None)
+    rows.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})

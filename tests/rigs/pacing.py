@@ -1,0 +1,77 @@
+"""Time and order in the hands of a test: a clock that stands still, gates, tasks that are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from tao.model.errors import Overloaded
+
+
+class ManualClock:
+    """The `Clock` port. Goes on only when ``now`` is set."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def unix_ms(self) -> int:
+        return 1_700_000_000_000 + int(self.now * 1000)
+
+
+class Gate:
+    """A place where the code under test stops until the test lets it go on."""
+
+    def __init__(self) -> None:
+        self.arrived = asyncio.Event()
+        self._open = asyncio.Event()
+
+    async def pass_through(self) -> None:
+        self.arrived.set()
+        await self._open.wait()
+
+    def open(self) -> None:
+        self._open.set()
+
+
+class Tasks:
+    """A spawner like `BackgroundTasks`: ``refuses`` makes it full; an exception of a task is kept for the test."""
+
+    def __init__(self) -> None:
+        self.running: set[asyncio.Task[None]] = set()
+        self.errors: list[BaseException] = []
+        self.refuses = False
+
+    def __call__(self, job: Coroutine[Any, Any, None]) -> object:
+        if self.refuses:
+            job.close()
+            raise Overloaded("no more tasks")
+        task = asyncio.ensure_future(job)
+        self.running.add(task)
+        task.add_done_callback(self._ended)
+        return task.cancel
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.errors.append(error)
+
+    async def close(self) -> None:
+        for task in list(self.running):
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until the condition holds; pytest's timeout is the bound."""
+    while not condition():  # noqa: ASYNC110 - an Event would have to be set by the code under test
+        await asyncio.sleep(0)
+
+
+async def quiet() -> None:
+    """Let everything run that can run now."""
+    for _ in range(40):
+        await asyncio.sleep(0)

@@ -1,0 +1,233 @@
+"""Pairs whose sides lie with two leaders: one write at a time, a mirror that is written or owed, and its settling."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tao.leader.inverse_path import InverseSettings
+from tao.model.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    OutcomeUnknown,
+    Overloaded,
+    TaoError,
+    Unavailable,
+)
+from tao.model.rows import IntentKey
+from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete
+from tests.rigs.leader_rig import COMMENT, FRIEND, LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
+from tests.rigs.memory_store import MemoryStore
+from tests.rigs.pacing import Gate, quiet, until
+
+LOW, HIGH = make_id(64, 0), make_id(64, 1)
+PAIR = IntentKey(LOW, HIGH)
+QUICK = InverseSettings(settle_timeout_seconds=0.0, settle_linger_seconds=0.0)
+OFTEN = InverseSettings(repair_seconds=0.001)
+
+
+@dataclass
+class TwoLeaders:
+    """The coordinator of the pair has shard 0, the other leader shard 1."""
+
+    store: MemoryStore
+    coordinator: LeaderRig
+    far: LeaderRig
+    others: OtherRigs
+
+    def times(self, atype: int = FRIEND, inverse: int = FRIEND) -> tuple[list[int], list[int]]:
+        near = [edge.time for edge in self.store.edges(LOW, atype) if edge.id2 == HIGH]
+        return near, [edge.time for edge in self.store.edges(HIGH, inverse) if edge.id2 == LOW]
+
+    async def settled(self) -> None:
+        await until(lambda: not self.store.rows.intents)
+
+
+@pytest.fixture
+async def two() -> AsyncIterator[TwoLeaders]:
+    store, others = MemoryStore(4), OtherRigs()
+    coordinator = LeaderRig(store, store, others=others)
+    far = LeaderRig(store, store, name="leader-2", clock=coordinator.clock)
+    others.rigs = {0: coordinator, 1: far}
+    await coordinator.take(0)
+    await far.take(1)
+    yield TwoLeaders(store, coordinator, far, others)
+    await coordinator.close()
+    await far.close()
+    assert coordinator.tasks.errors + far.tasks.errors == []
+
+
+def add(time: int, atype: int = FRIEND) -> AssocAdd:
+    return AssocAdd(LOW, atype, HIGH, time, b"")
+
+
+async def test_both_sides_are_written_and_the_intent_goes(two: TwoLeaders) -> None:
+    written, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
+    assert not pending
+    assert two.times(LIKES, LIKED_BY) == ([7], [7])
+    assert {messages.shard for messages in written.messages} == {0, 1}, "the writer's tier hears of both sides"
+    await two.settled()
+
+
+@pytest.mark.parametrize("fault", [Unavailable("away"), OutcomeUnknown("cut"), InvalidArgument("no")])
+async def test_a_mirror_that_cannot_be_written_is_owed_and_the_write_is_acknowledged(
+    two: TwoLeaders, fault: TaoError
+) -> None:
+    two.others.faults.append(fault)
+    _, pending = await two.coordinator.write(add(7))
+    assert pending
+    assert two.times() == ([7], [])
+    assert list(two.store.rows.intents) == [PAIR]
+    assert two.coordinator.inverses.left_pending == 1
+
+
+async def test_the_next_write_of_the_pair_settles_what_was_owed_for_another_type_too(two: TwoLeaders) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7, LIKES))
+    _, pending = await two.coordinator.write(add(8))
+    assert not pending
+    assert two.times() == ([8], [8])
+    assert two.times(LIKES, LIKED_BY) == ([7], [7])
+    await two.settled()
+
+
+async def test_a_mirror_known_not_to_be_written_holds_the_pair_up_no_longer(two: TwoLeaders) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7))
+    assert two.coordinator.inverses.pairs_held == 0
+
+
+async def test_while_a_copy_may_be_under_way_the_pair_is_not_written(two: TwoLeaders) -> None:
+    """Else the older copy could arrive last."""
+    two.coordinator.inverses._settings = InverseSettings(  # type: ignore[misc]
+        settle_timeout_seconds=0.1, settle_linger_seconds=0.1
+    )
+    two.others.faults.append(OutcomeUnknown("cut"))
+    await two.coordinator.write(add(7))
+    assert two.coordinator.inverses.pairs_held == 1
+    with pytest.raises(DeadlineExceeded, match="were being written"):
+        await two.coordinator.write(add(8), within=0.001)
+    assert two.times() == ([7], [])
+    await two.coordinator.write(add(9))
+    assert two.times() == ([9], [9])
+    await until(lambda: two.coordinator.inverses.pairs_held == 0)
+
+
+async def test_a_held_pair_is_let_go_also_when_no_task_can_be_had(two: TwoLeaders) -> None:
+    two.coordinator.inverses._settings = QUICK  # type: ignore[misc]
+    two.others.faults.append(OutcomeUnknown("cut"))
+    writing = asyncio.ensure_future(two.coordinator.write(add(7)))
+    await until(lambda: not two.others.faults)
+    two.coordinator.tasks.refuses = True
+    await writing
+    await until(lambda: two.coordinator.inverses.pairs_held == 0)
+
+
+async def test_a_committed_write_is_acknowledged_also_when_its_intent_cannot_be_forgotten_now(two: TwoLeaders) -> None:
+    gate = two.others.gate = Gate()
+    writing = asyncio.ensure_future(two.coordinator.write(add(7)))
+    await gate.arrived.wait()
+    two.coordinator.tasks.refuses = True
+    gate.open()
+    _, pending = await writing
+    assert not pending
+    assert list(two.store.rows.intents) == [PAIR], "repair will meet it"
+
+
+async def test_writes_of_one_pair_go_one_at_a_time_in_order_of_arrival(two: TwoLeaders) -> None:
+    gate = two.others.gate = Gate()
+    tasks = [asyncio.ensure_future(two.coordinator.write(add(time))) for time in (1, 2, 3)]
+    await gate.arrived.wait()
+    await quiet()
+    assert two.times() == ([1], []), "the second waits for the first one's mirror"
+    gate.open()
+    await asyncio.gather(*tasks)
+    assert [settles[0].time for settles in two.others.settled] == [1, 2, 3]
+
+
+async def test_a_cancelled_waiter_for_a_pair_is_passed_over(two: TwoLeaders) -> None:
+    gate = two.others.gate = Gate()
+    first, gone, last = [asyncio.ensure_future(two.coordinator.write(add(time))) for time in (1, 2, 3)]
+    await gate.arrived.wait()
+    await quiet()
+    gone.cancel()
+    gate.open()
+    await asyncio.gather(first, last)
+    assert two.times() == ([3], [3])
+    assert [settles[0].time for settles in two.others.settled] == [1, 3]
+
+
+async def test_only_so_many_writes_wait_for_a_pair(two: TwoLeaders) -> None:
+    coordinator = LeaderRig(two.store, two.store, others=two.others, inverses=InverseSettings(max_waiting_per_pair=1))
+    await coordinator.take(0)
+    gate = two.others.gate = Gate()
+    tasks = [asyncio.ensure_future(coordinator.write(add(time))) for time in (1, 2)]
+    await gate.arrived.wait()
+    await quiet()
+    with pytest.raises(Overloaded, match="wait for the edges between"):
+        await coordinator.write(add(3))
+    gate.open()
+    await asyncio.gather(*tasks)
+    await coordinator.close()
+
+
+async def test_repair_settles_what_was_left_over_and_outlives_a_database_that_is_away(two: TwoLeaders) -> None:
+    two.coordinator.inverses._settings = OFTEN  # type: ignore[misc]
+    two.others.faults.extend([Unavailable("away")] * 3)
+    await two.coordinator.write(add(7))
+    two.coordinator.tasks(two.coordinator.inverses.repair())
+    await quiet()
+    assert two.others.faults, "an intent that young may be under way"
+    two.coordinator.clock.now += 20  # type: ignore[attr-defined]  # a ManualClock
+    await two.settled()
+    assert two.times() == ([7], [7])
+    await until(lambda: two.coordinator.inverses.settled_later == 1)
+
+
+async def test_one_leader_with_both_shards_writes_both_sides_at_once_and_settles_what_another_left(
+    two: TwoLeaders,
+) -> None:
+    two.others.faults.append(Unavailable("away"))
+    await two.coordinator.write(add(7, LIKES))
+    await two.coordinator.take(0, 1)
+    two.others.rigs[1] = two.coordinator
+    await two.coordinator.write(add(8))
+    assert two.times() == ([8], [8])
+    await two.settled()
+    assert two.times(LIKES, LIKED_BY) == ([7], [7])
+
+
+@pytest.mark.parametrize(("old", "new"), [(LIKED_BY, COMMENT), (COMMENT, LIKED_BY)])
+async def test_an_edge_at_the_other_leader_changes_between_a_type_with_an_inverse_and_one_without(
+    two: TwoLeaders, old: int, new: int
+) -> None:
+    writer = two.coordinator if old == LIKED_BY else two.far
+    await writer.write(AssocAdd(HIGH, old, LOW, 7, b""))
+    written, pending = await two.coordinator.write(AssocChangeType(HIGH, old, LOW, new))
+    assert written.outcome.found
+    assert not pending
+    assert [edge.time for edge in two.store.edges(HIGH, new)] == [7]
+    assert two.store.edges(HIGH, old) == []
+    assert [edge.time for edge in two.store.edges(LOW, LIKES)] == ([7] if new == LIKED_BY else [])
+
+
+async def test_a_change_of_type_that_is_interrupted_leaves_the_edge_and_can_be_repeated(two: TwoLeaders) -> None:
+    await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
+    move = AssocChangeType(HIGH, LIKED_BY, LOW, COMMENT)
+    two.others.faults.append(Unavailable("away"))
+    with pytest.raises(Unavailable):
+        await two.coordinator.write(move)
+    assert [edge.time for edge in two.store.edges(HIGH, LIKED_BY)] == [7]
+    await two.coordinator.write(move)
+    assert [edge.time for edge in two.store.edges(HIGH, COMMENT)] == [7]
+    assert two.store.edges(HIGH, LIKED_BY) == two.store.edges(LOW, LIKES) == []
+
+
+async def test_changing_the_type_of_no_edge_says_so(two: TwoLeaders) -> None:
+    written, _ = await two.coordinator.write(AssocChangeType(HIGH, LIKED_BY, LOW, COMMENT))
+    assert not written.outcome.found
+    await two.coordinator.write(AssocDelete(LOW, FRIEND, HIGH))
+    assert two.store.rows.intents == {}

@@ -1,0 +1,307 @@
+"""The write path over a store in memory: what gathers, what fails, and what is left when something goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.leader.write_path import WriteSettings
+from tao.model.changes import ListChange
+from tao.model.errors import (
+    DeadlineExceeded,
+    Fenced,
+    InternalError,
+    InvalidArgument,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    ShardBlocked,
+    TaoError,
+    Unavailable,
+)
+from tao.model.graph import version_of
+from tao.model.rows import ObjectRow
+from tao.model.writes import AssocAdd, ObjAdd, ObjUpdate
+from tests.rigs.leader_rig import COMMENT, USER, LeaderRig, make_id
+from tests.rigs.memory_store import MemoryStore
+from tests.rigs.pacing import Gate, quiet, until
+
+A, B, OTHER = make_id(64), make_id(128), make_id(64, 1)
+
+
+@pytest.fixture
+async def store() -> MemoryStore:
+    return MemoryStore(4)
+
+
+@pytest.fixture
+async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
+    rig = LeaderRig(store, store, writes=WriteSettings(lanes_per_server=1))
+    await rig.take(0, 1)
+    yield rig
+    await rig.close()
+    assert rig.tasks.errors == []
+
+
+def edge(id1: int = A, id2: int = B, time: int = 1) -> AssocAdd:
+    return AssocAdd(id1, COMMENT, id2, time, b"")
+
+
+def start(rig: LeaderRig, *writes: AssocAdd | ObjAdd, within: float = 5.0) -> list[asyncio.Task[object]]:
+    return [asyncio.ensure_future(rig.write(write, within=within)) for write in writes]
+
+
+async def results(*tasks: asyncio.Task[object]) -> list[object]:
+    return await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_what_arrives_together_is_one_transaction_and_one_version(store: MemoryStore, rig: LeaderRig) -> None:
+    await results(*start(rig, *(edge(id2=B + n) for n in range(10)), edge(OTHER)))
+    assert store.transactions == [[0, 1]]
+    assert version_of(rig.cache.count(A, COMMENT) or b"") & 0xFFFF == 1
+    assert rig.writes.committed_transactions == 1
+    assert rig.writes.committed_writes == 11
+
+
+async def test_what_arrives_during_a_transaction_waits_for_the_next(store: MemoryStore, rig: LeaderRig) -> None:
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    first = start(rig, edge(time=1))
+    await gate.arrived.wait()
+    rest = start(rig, edge(time=2), edge(time=3), edge(time=4))
+    gate.open()
+    await results(*first, *rest)
+    assert len(store.transactions) == 2
+    assert store.edges(A, COMMENT)[0].time == 4
+
+
+async def test_a_shard_that_is_fenced_fails_alone_and_the_others_of_its_batch_go_on(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    await store.take_ownership(1, "leader-2", timeout_seconds=1)
+    lost, kept = await results(*start(rig, edge(OTHER), edge()))
+    assert isinstance(lost, Fenced)
+    assert not isinstance(kept, Exception)
+    assert store.edges(OTHER, COMMENT) == []
+    assert list(rig.ownership.owned) == [0]
+
+
+async def test_a_shard_whose_lock_is_not_had_fails_alone(store: MemoryStore, rig: LeaderRig) -> None:
+    store.lock_faults.append(ShardBlocked("locked by hand", 1))
+    blocked, kept = await results(*start(rig, edge(OTHER), edge()))
+    assert isinstance(blocked, ShardBlocked)
+    assert not isinstance(kept, Exception)
+    assert list(rig.ownership.owned) == [0, 1], "a lock is no reason to give a shard up"
+
+
+async def test_a_lock_of_nobody_knows_whom_fails_the_batch(store: MemoryStore, rig: LeaderRig) -> None:
+    store.lock_faults.append(ShardBlocked("somewhere"))
+    assert [type(each) for each in await results(*start(rig, edge(OTHER), edge()))] == [ShardBlocked] * 2
+
+
+async def test_one_wrong_write_fails_alone(store: MemoryStore, rig: LeaderRig) -> None:
+    store.rows.objects[A] = ObjectRow(A, USER, 5, True, b"")
+    wrong, kept = await results(*start(rig, ObjAdd(A, USER, b"", allocated=False), edge()))
+    assert isinstance(wrong, InvalidArgument)
+    assert not isinstance(kept, Exception)
+    assert rig.writes.failed_writes == 1
+    assert rig.writes.committed_writes == 1
+
+
+async def test_a_taken_id_is_replaced_by_another(store: MemoryStore, rig: LeaderRig) -> None:
+    taken = rig.writes.ids.allocate(0, rig.clock.unix_ms())
+    store.rows.objects[taken] = ObjectRow(taken, USER, 5, False, b"theirs")
+    written, _ = await rig.write(ObjAdd(taken, USER, b"", allocated=True))
+    assert written.outcome.id not in (0, taken)
+    assert store.rows.objects[taken].data == b"theirs"
+
+
+async def test_only_so_many_ids_are_tried(store: MemoryStore, rig: LeaderRig) -> None:
+    first = rig.writes.ids.allocate(0, rig.clock.unix_ms())
+    for step in range(20):
+        store.rows.objects[first + step] = ObjectRow(first + step, USER, 5, False, b"theirs")
+    with pytest.raises(Unavailable, match="8 ids in a row"):
+        await rig.write(ObjAdd(first, USER, b"", allocated=True))
+    assert len(store.transactions) == 8
+
+
+async def test_a_write_whose_turn_comes_too_late_is_refused_and_writes_nothing(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    first = start(rig, edge(time=1))
+    await gate.arrived.wait()
+    late = start(rig, edge(time=2), within=1.0)
+    await quiet()
+    rig.clock.now += 2.0  # type: ignore[attr-defined]  # a ManualClock
+    gate.open()
+    assert isinstance((await results(*first, *late))[1], DeadlineExceeded)
+    assert [each.time for each in store.edges(A, COMMENT)] == [1]
+
+
+async def test_a_late_write_in_a_batch_that_is_put_back_costs_the_others_nothing(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    """The late one keeps its place among the lanes, and is met a second time."""
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    first = start(rig, edge(time=1))
+    await gate.arrived.wait()
+    late = start(rig, edge(time=2), within=1.0)
+    blocked = start(rig, edge(OTHER))
+    kept = start(rig, edge(id2=B + 1))
+    await quiet()
+    rig.clock.now += 2.0  # type: ignore[attr-defined]  # a ManualClock
+    store.lock_faults.append(ShardBlocked("locked by hand", 1))
+    gate.open()
+    found = await results(*first, *late, *blocked, *kept)
+    assert [type(each) for each in found[1:3]] == [DeadlineExceeded, ShardBlocked]
+    assert not isinstance(found[3], Exception)
+    assert rig.writes.waiting == 0
+
+
+async def test_a_cancelled_caller_withdraws_what_still_waits(store: MemoryStore, rig: LeaderRig) -> None:
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    first = start(rig, edge(time=1))
+    await gate.arrived.wait()
+    (gone,) = start(rig, edge(time=2))
+    await quiet()
+    gone.cancel()
+    await quiet()
+    assert rig.writes.waiting == 1
+    gate.open()
+    await results(*first, gone)
+    assert [each.time for each in store.edges(A, COMMENT)] == [1]
+
+
+async def test_a_caller_cancelled_within_a_batch_that_is_put_back_is_not_written_for(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    gate = Gate()
+    store.before_lock = gate.pass_through
+    store.lock_faults.append(ShardBlocked("locked by hand", 1))
+    gone, _, kept = tasks = start(rig, edge(time=2), edge(OTHER), edge(id2=B + 1))
+    await gate.arrived.wait()
+    gone.cancel()
+    await quiet()
+    gate.open()
+    await results(*tasks)
+    assert not kept.exception()
+    assert [each.id2 for each in store.edges(A, COMMENT)] == [B + 1]
+    assert rig.writes.waiting == 0
+
+
+async def test_an_unexpected_error_before_the_commit_ends_the_batch_and_frees_its_keys(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    async def broken() -> None:
+        raise ZeroDivisionError
+
+    store.before_lock = broken
+    (failed,) = await results(*start(rig, edge()))
+    assert isinstance(failed, InternalError)
+    assert list(rig.ownership.owned) == [0, 1], "nothing was written: caches are right"
+    store.before_lock = quiet
+    await rig.write(edge())
+    assert len(store.edges(A, COMMENT)) == 1
+
+
+@pytest.mark.parametrize("fault", [OutcomeUnknown("the connection is gone"), ZeroDivisionError()])
+async def test_an_unknown_outcome_takes_the_shard_out_of_service_until_it_is_taken_anew(
+    store: MemoryStore, rig: LeaderRig, fault: BaseException
+) -> None:
+    await rig.write(edge(time=1))
+    store.commit_fault = fault
+    (failed,) = await results(*start(rig, edge(time=2)))
+    assert isinstance(failed, OutcomeUnknown)
+    assert list(rig.ownership.owned) == [1]
+    assert rig.cache.peek_list(A, COMMENT) is None
+    assert store.edges(A, COMMENT)[0].time == 2, "here it had happened"
+    assert rig.writes.unknown_outcomes == 1
+
+
+async def test_when_caches_cannot_be_told_of_a_commit_they_are_voided_and_the_outcome_is_unknown(
+    store: MemoryStore, rig: LeaderRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(rig.publisher, "publish_all", broken)
+    (failed,) = await results(*start(rig, edge()))
+    assert isinstance(failed, OutcomeUnknown)
+    assert list(rig.ownership.owned) == [1]
+    assert tuple(rig.cache.open_shards()) == (1,)
+
+
+async def test_a_transaction_cancelled_in_its_commit_counts_as_unknown(store: MemoryStore, rig: LeaderRig) -> None:
+    """As when the server closes."""
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    (waiting,) = start(rig, edge())
+    await gate.arrived.wait()
+    await rig.tasks.close()
+    (failed,) = await results(waiting)
+    assert isinstance(failed, OutcomeUnknown)
+    assert list(rig.ownership.owned) == [1]
+
+
+async def test_a_batch_that_no_task_can_be_had_for_ends_and_frees_its_keys(store: MemoryStore, rig: LeaderRig) -> None:
+    rig.tasks.refuses = True
+    (failed,) = await results(*start(rig, edge()))
+    assert isinstance(failed, Overloaded)
+    rig.tasks.refuses = False
+    await rig.write(edge())
+    assert rig.writes.waiting == 0
+
+
+async def test_too_many_waiting_writes_are_refused_at_once(store: MemoryStore) -> None:
+    rig = LeaderRig(store, store, writes=WriteSettings(lanes_per_server=1, max_waiting_per_shard=2))
+    await rig.take(0)
+    gate = Gate()
+    store.before_commit = gate.pass_through
+    tasks = start(rig, edge())
+    await gate.arrived.wait()
+    tasks += start(rig, edge(), edge())
+    await quiet()
+    with pytest.raises(Overloaded):
+        await rig.write(edge())
+    gate.open()
+    assert not any(isinstance(each, TaoError) for each in await results(*tasks))
+
+
+async def test_a_write_of_a_shard_not_owned_says_so(rig: LeaderRig) -> None:
+    with pytest.raises(NotMine):
+        await rig.write(edge(make_id(64, 3)))
+
+
+async def test_the_cache_and_the_subscribers_know_of_a_write_before_its_writer_does(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    order: list[str] = []
+    publish = rig.publisher.publish_all
+
+    def noting(batches):  # type: ignore[no-untyped-def]
+        assert rig.cache.count(A, COMMENT) is not None
+        order.append("published")
+        publish(batches)
+
+    rig.publisher.publish_all = noting  # type: ignore[method-assign]
+    written, _ = await rig.write(edge())
+    order.append("answered")
+    assert order == ["published", "answered"]
+    (change,) = written.messages[0].messages
+    assert isinstance(change, ListChange)
+
+
+async def test_a_large_object_is_written_and_not_carried_in_its_message(store: MemoryStore) -> None:
+    rig = LeaderRig(store, store, writes=WriteSettings(inline_object_bytes=8))
+    await rig.take(0)
+    store.rows.objects[A] = ObjectRow(A, USER, 5, False, b"")
+    written, _ = await rig.write(ObjUpdate(A, USER, b"\x81\x01\xa9long-name"))
+    assert getattr(written.messages[0].messages[0], "data", b"?") is None
+    assert b"long-name" in store.rows.objects[A].data
+    await until(lambda: not rig.tasks.running)
