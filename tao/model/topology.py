@@ -29,6 +29,9 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     down: bool = False
     reached_from: dict[str, ServerAddress] = {}
 
+    def __hash__(self) -> int:
+        return hash(self.name)  # the generated one would hash `reached_from`, which is a dictionary
+
     def seen_from(self, region: str) -> CacheServer:
         """This server with the addresses that are good in ``region``; itself where those are the usual ones."""
         there = self.reached_from.get(region)
@@ -79,6 +82,9 @@ class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
     socket: str = ""
     down: bool = False
     reached_from: dict[str, DatabaseAddress] = {}
+
+    def __hash__(self) -> int:
+        return hash(self.name)  # the generated one would hash `reached_from`, which is a dictionary
 
     def seen_from(self, region: str) -> DatabaseServer:
         """This server with the address that is good in ``region``; itself where that is the usual one."""
