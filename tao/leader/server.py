@@ -73,7 +73,7 @@ class LeaderServer:
         place = configuration.routes.locate(name)
         if place.role != "leader":
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        self._region = place.region
+        self._region, self._tier = place.region, place.tier
         clock = self._clock = LoopClock()
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         self._types = SchemaArenas(schema, arenas)
@@ -223,7 +223,8 @@ class LeaderServer:
         await self._schema_file.look(self._configuration.use_schema_text)
 
     def _follow_routes(self, routes: Routes) -> None:
-        self._ownership.want(routes.shards_of(self._settings.name))
+        # By tier, not by name: a server taken out of the document while it runs has no shards and must let go of its own.
+        self._ownership.want(routes.tier(self._region, self._tier).shards_of(self._settings.name))
 
     def _open_shard(self, row: ShardRow) -> None:
         """Ownership was taken: from here on this leader's cache and stream of the shard are the truth."""
