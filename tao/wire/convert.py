@@ -22,6 +22,7 @@ from tao.model.changes import (
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import NotMine, ProtocolError, TaoError, error_from_reason
 from tao.model.graph import Edge
+from tao.model.relay import Relay, Touch
 from tao.model.writes import (
     AssocAdd,
     AssocChangeType,
@@ -189,6 +190,31 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
         for shard in delivery.shards
     )
     return Delivery(delivery.delivery_number, shards, tuple(delivery.refused_shards))
+
+
+# ---- relays ----------------------------------------------------------------------------------------------------
+
+
+def relay_to_pb(relay: Relay) -> pb.Relay:
+    """What a tailer hands to a leader."""
+    return pb.Relay(
+        changes=map(shard_messages_to_pb, relay.changes),
+        touches=[pb.Touch(id=touch.id, atype=touch.atype, version=touch.version) for touch in relay.touches],
+        bulk_shards=relay.bulk_shards,
+        source_unix_ms=relay.source_unix_ms,
+        source=relay.source,
+    )
+
+
+def relay_from_pb(relay: pb.Relay) -> Relay:
+    """Raises `ProtocolError` when a message is malformed."""
+    return Relay(
+        changes=tuple(map(shard_messages_from_pb, relay.changes)),
+        touches=tuple(Touch(touch.id, touch.atype, touch.version) for touch in relay.touches),
+        bulk_shards=tuple(relay.bulk_shards),
+        source=relay.source,
+        source_unix_ms=relay.source_unix_ms,
+    )
 
 
 # ---- writes ----------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from tao.model.changes import (
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import Fenced, NotMine, TooLarge, Unavailable
 from tao.model.graph import Edge
+from tao.model.relay import Relay, Touch
 from tao.model.writes import (
     AssocAdd,
     AssocChangeType,
@@ -105,3 +106,19 @@ def test_outcomes_and_errors(error: NotMine | Unavailable | None, object_id: int
 def test_an_object_without_an_id_is_given_one_on_its_shard() -> None:
     write = pb.Write(obj_add=pb.ObjAdd(shard=3, otype=1, data=b"d"))
     assert convert.write_from_pb(write, lambda shard: shard + 1000) == ObjAdd(1003, 1, b"d", allocated=True)
+
+
+relays = st.builds(
+    Relay,
+    changes=st.lists(shard_messages, max_size=3).map(tuple),
+    touches=st.lists(st.builds(Touch, ids, types, versions), max_size=3).map(tuple),
+    bulk_shards=st.lists(shards, max_size=3).map(tuple),
+    source=st.text(max_size=8),
+    source_unix_ms=times,
+)
+
+
+@given(relays)
+def test_relays(relay: Relay) -> None:
+    sent = convert.relay_to_pb(relay).SerializeToString()
+    assert convert.relay_from_pb(pb.Relay.FromString(sent)) == relay

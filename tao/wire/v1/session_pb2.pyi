@@ -44,6 +44,7 @@ class Request(_message.Message):
     INSPECT_FIELD_NUMBER: _builtins.int
     INVALIDATE_FIELD_NUMBER: _builtins.int
     SETTLE_PAIRS_FIELD_NUMBER: _builtins.int
+    RELAY_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the sender, not 0, unique among its unanswered requests"""
     deadline_ms: _builtins.int
@@ -88,6 +89,8 @@ class Request(_message.Message):
     def invalidate(self) -> Global___Invalidate: ...
     @_builtins.property
     def settle_pairs(self) -> Global___SettlePairs: ...
+    @_builtins.property
+    def relay(self) -> Global___Relay: ...
     def __init__(
         self,
         *,
@@ -108,12 +111,13 @@ class Request(_message.Message):
         inspect: Global___Inspect | None = ...,
         invalidate: Global___Invalidate | None = ...,
         settle_pairs: Global___SettlePairs | None = ...,
+        relay: Global___Relay | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -137,6 +141,7 @@ class Answer(_message.Message):
     INSPECTION_FIELD_NUMBER: _builtins.int
     INVALIDATED_FIELD_NUMBER: _builtins.int
     SETTLED_PAIRS_FIELD_NUMBER: _builtins.int
+    RELAYED_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0: the server drains; new requests belong on a new session, those sent are still answered"""
     more: _builtins.bool
@@ -167,6 +172,8 @@ class Answer(_message.Message):
     def invalidated(self) -> Global___Invalidated: ...
     @_builtins.property
     def settled_pairs(self) -> Global___SettledPairs: ...
+    @_builtins.property
+    def relayed(self) -> Global___Relayed: ...
     def __init__(
         self,
         *,
@@ -184,12 +191,13 @@ class Answer(_message.Message):
         inspection: Global___Inspection | None = ...,
         invalidated: Global___Invalidated | None = ...,
         settled_pairs: Global___SettledPairs | None = ...,
+        relayed: Global___Relayed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1499,3 +1507,85 @@ class SettledPairs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettledPairs: _TypeAlias = SettledPairs  # noqa: Y015
+
+@_typing.final
+class Relay(_message.Message):
+    """From a tailer to a leader: what a binlog says of its shards, in order (tao/model/relay.py). Answered once subscribers
+    have it too.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    TOUCHES_FIELD_NUMBER: _builtins.int
+    BULK_SHARDS_FIELD_NUMBER: _builtins.int
+    SOURCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    source_unix_ms: _builtins.int
+    """every commit up to then has been told; 0: not known"""
+    source: _builtins.str
+    """the database whose binlog was read"""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardMessages]: ...
+    @_builtins.property
+    def touches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Touch]: ...
+    @_builtins.property
+    def bulk_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """void as a whole"""
+
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___ShardMessages] | None = ...,
+        touches: _abc.Iterable[Global___Touch] | None = ...,
+        bulk_shards: _abc.Iterable[_builtins.int] | None = ...,
+        source_unix_ms: _builtins.int = ...,
+        source: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "source", b"source", "source_unix_ms", b"source_unix_ms", "touches", b"touches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Relay: _TypeAlias = Relay  # noqa: Y015
+
+@_typing.final
+class Touch(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    ATYPE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    atype: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        atype: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "id", b"id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Touch: _TypeAlias = Touch  # noqa: Y015
+
+@_typing.final
+class Relayed(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Relayed: _TypeAlias = Relayed  # noqa: Y015

@@ -1,0 +1,57 @@
+"""What a tailer hands to a leader: messages read from a binlog, and keys that someone else wrote (DESIGN.md §7).
+
+A leader applies the messages, forwards them to its subscribers and acknowledges. A *touch* names a key whose rows were
+changed without their version step: nothing can be told of it until the owner of the shard has raised its version.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from tao.model.changes import ShardMessages
+from tao.model.ids import SHARD_SHIFT
+
+WHOLE_OBJECT: Final = 0
+"""The ``atype`` of a touched object."""
+
+
+class TouchKind(Enum):
+    """What a touch names."""
+
+    OBJECT = "object"
+    LIST = "list"
+
+
+class Touch(msgspec.Struct, frozen=True, order=True):
+    """Object ``id`` (``atype=WHOLE_OBJECT``) or list ``(id, atype)`` was changed by someone who keeps no versions.
+
+    ``version`` is the highest seen in its rows: of a row that is gone, nothing else remembers it. The new version must
+    be above that, above the row's, and above any that the leader has heard of."""
+
+    id: int
+    atype: int
+    version: int
+
+    @property
+    def kind(self) -> TouchKind:
+        return TouchKind.OBJECT if self.atype == WHOLE_OBJECT else TouchKind.LIST
+
+    @property
+    def shard(self) -> int:
+        return self.id >> SHARD_SHIFT
+
+
+class Relay(msgspec.Struct, frozen=True, kw_only=True):
+    """One acknowledged unit from a tailer to a leader, in binlog order. Duplicates are harmless.
+
+    ``bulk_shards`` are void as a whole. ``source`` is the database (replication set) whose binlog was read, and
+    ``source_unix_ms`` the time up to which all of its commits have been told, this relay included (0: not known)."""
+
+    changes: tuple[ShardMessages, ...] = ()
+    touches: tuple[Touch, ...] = ()
+    bulk_shards: tuple[int, ...] = ()
+    source: str = ""
+    source_unix_ms: int = 0

@@ -1,0 +1,283 @@
+"""Row events of a committed transaction → its changeset, and the keys that someone else wrote (DESIGN.md §7).
+
+What a leader did is recognised by its version steps: every edge that changes comes with one step of its list, every
+object with a rise of its own version. The changeset then is the leader's own, because both go through
+`tao.planning.net_changes`. Rows that changed without their step are *foreign*: no version tells their new state from
+the old one, so nothing can be said to caches but "touch this". A version that rises alone is how a touch comes back,
+and drops the key everywhere below it; it is no foreign change, or touching would never end.
+
+Nothing in a binlog may stop the stream: a shard of whose rows something cannot be read becomes void as a whole, and
+what does not belong to the graph is counted and passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, TypeVar
+
+import msgspec
+
+from tao.model.changes import ListInvalidation, Message, ShardMessages
+from tao.model.errors import UnknownType
+from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.ids import SHARD_SHIFT
+from tao.model.relay import WHOLE_OBJECT, Touch
+from tao.model.rows import ListRow, ObjectRow
+from tao.model.versions import FIRST_EPOCH, NEVER_WRITTEN, counter_of, epoch_of
+from tao.planning.net_changes import EdgeImages, ListImages, ObjectImages, list_change, object_change
+from tao.schema.registry import Schema
+
+OBJECTS_TABLE: Final = "objects"
+LISTS_TABLE: Final = "assoc_lists"
+EDGES_TABLE: Final = "assocs"
+CUSTOM_EDGES_PREFIX: Final = "assocs_"
+HEARTBEAT_TABLE: Final = "heartbeat"
+HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents"})
+"""Of the leaders among themselves: no cache holds anything of them."""
+
+MAX_TOUCHES_PER_SHARD: Final = 64
+"""In one transaction. A person's statement changes a few keys; what changes more is a bulk import, and recounting
+thousands of lists costs a leader more than refilling the shard's cache."""
+
+Row = Mapping[str, Any]
+"""A row image by column name: int, bytes or None as the column says, which no type checker can know."""
+
+_KNOWN_COLUMNS: Final = {OBJECTS_TABLE: 5, LISTS_TABLE: 4, HEARTBEAT_TABLE: 2}
+_EDGE_COLUMNS: Final = 6
+
+
+class RowEvent(msgspec.Struct, frozen=True, gc=False):
+    """One row of a shard's table before and after; an insertion has no ``before``, a deletion no ``after``."""
+
+    shard: int
+    table: str
+    before: Row | None
+    after: Row | None
+
+    @property
+    def kind(self) -> Literal["insert", "update", "delete"]:
+        if self.before is None:
+            return "insert"
+        return "delete" if self.after is None else "update"
+
+
+class Heartbeat(msgspec.Struct, frozen=True):
+    """A heartbeat row: ``writer`` wrote it on the master at ``unix_ms``."""
+
+    writer: str
+    unix_ms: int
+
+
+class Translated(msgspec.Struct, frozen=True):
+    """What one transaction means to caches.
+
+    ``messages``: by shard (and version epoch), each the part of the leader's changeset that lies on the shard.
+    ``touches``: in key order. ``bulk_shards``: void as a whole; nothing else is said of them. ``passed_over``: rows
+    that are no part of the graph, and rows with columns unknown here."""
+
+    messages: tuple[ShardMessages, ...] = ()
+    touches: tuple[Touch, ...] = ()
+    bulk_shards: tuple[int, ...] = ()
+    heartbeats: tuple[Heartbeat, ...] = ()
+    passed_over: int = 0
+    unknown_columns: int = 0
+
+
+class _Unreadable(ValueError):
+    """A row image lacks a column, or has nothing in one that is never empty."""
+
+
+_Value = TypeVar("_Value")
+_Images = list[_Value | None]
+"""The first image before and the last one after."""
+
+
+@dataclass(slots=True)
+class _Draft:
+    """The transaction's images, net."""
+
+    objects: dict[int, _Images[ObjectRow]] = field(default_factory=dict)
+    lists: dict[ListKey, _Images[ListRow]] = field(default_factory=dict)
+    edges: dict[ListKey, dict[EdgeKey, _Images[Edge]]] = field(default_factory=dict)
+    heartbeats: dict[str, int] = field(default_factory=dict)
+    bulk: set[int] = field(default_factory=set)
+    passed_over: int = 0
+    unknown_columns: int = 0
+
+
+def translate(
+    transaction: Sequence[RowEvent], schema: Schema, max_touches_per_shard: int = MAX_TOUCHES_PER_SHARD
+) -> Translated:
+    """The meaning of one transaction's row events, given in their order. Never raises for what a row holds."""
+    draft = _Draft()
+    for event in transaction:
+        try:
+            _take(draft, event, schema)
+        except _Unreadable:
+            draft.bulk.add(event.shard)
+    by_shard: dict[tuple[int, int], list[Message]] = {}
+    touches: dict[int, list[Touch]] = {}
+    for shard, version, told in _told(draft):
+        if isinstance(told, Touch):
+            touches.setdefault(shard, []).append(told)
+        else:
+            by_shard.setdefault((shard, epoch_of(version)), []).append(told)
+    bulk = draft.bulk | {shard for shard, keys in touches.items() if len(keys) > max_touches_per_shard}
+    return Translated(
+        tuple(
+            ShardMessages(shard, epoch, tuple(messages))
+            for (shard, epoch), messages in sorted(by_shard.items())
+            if shard not in bulk
+        ),
+        tuple(sorted(touch for shard, keys in touches.items() if shard not in bulk for touch in keys)),
+        tuple(sorted(bulk)),
+        tuple(Heartbeat(*each) for each in draft.heartbeats.items()),
+        draft.passed_over,
+        draft.unknown_columns,
+    )
+
+
+# ---- rows into net images --------------------------------------------------------------------------------------
+
+
+def _take(draft: _Draft, event: RowEvent, schema: Schema) -> None:
+    table, before, after = event.table, event.before, event.after
+    known: int | None
+    if table == EDGES_TABLE or table.startswith(CUSTOM_EDGES_PREFIX):
+        known = _EDGE_COLUMNS
+    else:
+        known = _KNOWN_COLUMNS.get(table)
+        if known is None:
+            draft.passed_over += table not in HOUSEKEEPING_TABLES
+            return
+    if len(after or before or ()) > known:
+        draft.unknown_columns += 1
+    if table == HEARTBEAT_TABLE:
+        if after is not None:
+            _take_heartbeat(draft, after)
+        return
+    if before is not None:
+        _take_image(draft, event.shard, table, before, 0, schema)
+    if after is not None:
+        _take_image(draft, event.shard, table, after, 1, schema)
+
+
+def _take_image(draft: _Draft, shard: int, table: str, row: Row, side: int, schema: Schema) -> None:
+    """``side``: 0 before, 1 after. An update that changes the key takes one row away and puts another."""
+    if table == OBJECTS_TABLE:
+        object_id, otype, version, deleted, data = _columns(row, "id", "otype", "version", "deleted", "data")
+        if object_id >> SHARD_SHIFT != shard:
+            draft.passed_over += 1
+            return
+        _put(draft.objects, object_id, ObjectRow(object_id, otype, version, bool(deleted), data), side)
+    elif table == LISTS_TABLE:
+        id1, atype, count, version = _columns(row, "id1", "atype", "count", "version")
+        if id1 >> SHARD_SHIFT != shard:
+            draft.passed_over += 1
+            return
+        _put(draft.lists, ListKey(id1, atype), ListRow(count, version), side)
+    else:
+        id1, atype, id2, time, data = _columns(row, "id1", "atype", "id2", "time", "data")
+        if id1 >> SHARD_SHIFT != shard or not _kept_in(schema, atype, table):
+            draft.passed_over += 1
+            return
+        key = ListKey(id1, atype)
+        edges = draft.edges.get(key)
+        if edges is None:
+            edges = draft.edges[key] = {}
+        _put(edges, EdgeKey(id1, atype, id2), Edge(id2, time, data), side)
+
+
+def _columns(row: Row, *names: str) -> tuple[Any, ...]:
+    try:
+        values = tuple([row[name] for name in names])
+    except KeyError as error:
+        raise _Unreadable(f"column {error} is missing") from error
+    if None in values:
+        raise _Unreadable("a column that is never empty is: the row image is not complete")
+    return values
+
+
+_Key = TypeVar("_Key", int, ListKey, EdgeKey)
+
+
+def _put(images: dict[_Key, _Images[_Value]], key: _Key, row: _Value, side: int) -> None:
+    found = images.get(key)
+    if found is None:
+        images[key] = [row, None] if side == 0 else [None, row]
+    else:
+        # The first image before stands. A further one before means that what was put since is gone or replaced.
+        found[1] = row if side else None
+
+
+def _take_heartbeat(draft: _Draft, row: Row) -> None:
+    writer, unix_ms = _columns(row, "writer", "written_unix_ms")
+    name = writer.decode(errors="replace") if isinstance(writer, bytes) else str(writer)
+    draft.heartbeats[name] = max(unix_ms, draft.heartbeats.get(name, 0))
+
+
+def _kept_in(schema: Schema, atype: int, table: str) -> bool:
+    """Whether the type's edges lie in this table. Of a type unknown here, which a leader may know already, they do."""
+    try:
+        return (schema.atype(atype).table or EDGES_TABLE) == table
+    except UnknownType:
+        return True
+
+
+# ---- net images into messages and touches ----------------------------------------------------------------------
+
+
+def _told(draft: _Draft) -> Iterator[tuple[int, int, Message | Touch]]:
+    """``(shard, version after, message or touch)``: objects by id, then lists by key, as in a changeset."""
+    for object_id in sorted(draft.objects):
+        before, after = draft.objects[object_id]
+        if before == after:
+            continue
+        shard = object_id >> SHARD_SHIFT
+        if after is None or not _rose(before, after):
+            yield shard, 0, Touch(object_id, WHOLE_OBJECT, _highest(before, after))
+        else:
+            yield shard, after.version, object_change(ObjectImages(before, after))
+    for key in sorted(draft.lists.keys() | draft.edges.keys()):
+        told = _list_told(key, draft.lists.get(key), draft.edges.get(key))
+        if told is not None:
+            yield key.id1 >> SHARD_SHIFT, *told
+
+
+def _list_told(
+    key: ListKey, rows: _Images[ListRow] | None, edge_rows: Mapping[EdgeKey, _Images[Edge]] | None
+) -> tuple[int, Message | Touch] | None:
+    changed: list[EdgeImages] = []
+    if edge_rows is not None:
+        changed = [(before, after) for before, after in edge_rows.values() if before != after]
+    before, after = rows if rows is not None else (None, None)
+    if not changed and before == after:
+        return None
+    if after is None or not _rose(before, after):
+        return 0, Touch(key.id1, key.atype, _highest(before, after))
+    if not changed:
+        return after.version, ListInvalidation(key.id1, key.atype, after.version)
+    if not _is_one_step(before, after) or not _counts_right(before, after, changed):
+        return 0, Touch(key.id1, key.atype, _highest(before, after))
+    return after.version, list_change(ListImages(key, before, after, changed))
+
+
+def _rose(before: ObjectRow | ListRow | None, after: ObjectRow | ListRow) -> bool:
+    """Whether the version is one that the product gives, and higher than before."""
+    floor = NEVER_WRITTEN if before is None else before.version
+    return after.version > floor and epoch_of(after.version) >= FIRST_EPOCH
+
+
+def _is_one_step(before: ListRow | None, after: ListRow) -> bool:
+    return counter_of(after.version) == 1 + (0 if before is None else counter_of(before.version))
+
+
+def _counts_right(before: ListRow | None, after: ListRow, changed: Sequence[EdgeImages]) -> bool:
+    """Whether the count moved with the edges. A leader never writes one below zero, whatever it found."""
+    grown = sum((new is not None) - (old is not None) for old, new in changed)
+    return after.count == max(0, (0 if before is None else before.count) + grown)
+
+
+def _highest(*rows: ObjectRow | ListRow | None) -> int:
+    return max((row.version for row in rows if row is not None), default=NEVER_WRITTEN)
