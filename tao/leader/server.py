@@ -223,7 +223,7 @@ class LeaderServer:
         await self._schema_file.look(self._configuration.use_schema_text)
 
     def _follow_routes(self, routes: Routes) -> None:
-        # By tier, not by name: a server taken out of the document while it runs has no shards and must let go of its own.
+        # By tier: a server that was taken out of the document while it runs has no shards, and must let go of its own.
         self._ownership.want(routes.tier(self._region, self._tier).shards_of(self._settings.name))
 
     def _open_shard(self, row: ShardRow) -> None:
