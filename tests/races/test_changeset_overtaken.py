@@ -1,0 +1,48 @@
+"""Changes of one list arrive in the wrong order, or twice.
+
+    leader                       follower, holds version 1
+    commits 2, then 3
+      answer to the writer of 2 (slow) ─────────────┐
+      message "3" ───────────→  holds 1, hears 3    │   a gap: the entry is dropped
+                                 re-reads: version 3│
+                                 ←──────────────────┘   "1 → 2": must change nothing
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from tao.model.graph import version_of
+from tao.model.writes import AssocAdd, AssocDelete
+from tests.rigs.leader_rig import COMMENT, make_id
+from tests.rigs.pacing import until
+from tests.rigs.region_rig import RegionRig
+
+A, B = make_id(64), make_id(128)
+
+
+async def test_an_earlier_change_that_arrives_last_changes_nothing(region: RegionRig) -> None:
+    near, link = region.near, region.near.links["leader-1"]
+    await near.write(AssocAdd(A, COMMENT, B, 1, b""))
+    assert await near.times(A, COMMENT) == [1]
+    link.hold_answers |= {"write"}
+    late = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B + 1, 2, b"")))
+    await until(lambda: link.held)
+    await region.leader.write(AssocDelete(A, COMMENT, B + 1))
+    await until(lambda: near.cache.floor_of_list(A, COMMENT, 0.0) & 0xFFFF == 3)
+    assert await near.times(A, COMMENT) == [1]
+    link.let_go()
+    await late
+    assert await near.times(A, COMMENT) == [1], "what was deleted does not come back"
+    assert version_of(near.cache.peek_list(A, COMMENT) or b"") & 0xFFFF == 3
+
+
+async def test_every_change_arrives_twice_and_counts_once(region: RegionRig) -> None:
+    """With the writer's answer, and with the leader's message."""
+    near = region.near
+    for time in range(1, 20):
+        await near.write(AssocAdd(A, COMMENT, B + time, time, b""))
+        assert await near.count(A, COMMENT) == time
+    await until(lambda: near.subscriptions.messages >= 19)
+    assert await near.times(A, COMMENT) == list(range(19, 0, -1))
+    assert region.store.reads == [], "and nothing had to be read anew"
