@@ -25,6 +25,7 @@ TOP_LEVEL = (
     "README.md",
     "config",
     "docker",
+    "docs/DESIGN.md",
     "loadtest",
     "protos/tao/wire/v1",
     "pyproject.toml",
