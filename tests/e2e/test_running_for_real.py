@@ -1,0 +1,159 @@
+"""The way that README.md, docs/operations.md and docker/ describe: accounts, tables, a leader and followers by settings
+files, a shared secret, and the commands of an operator; on ports and with a database server of one's own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tao.client import Credentials, Unauthorized, connect
+from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.ports import PortReservation, reserve_port
+from tao.devcluster.readiness import wait_until_ready
+from tao.devcluster.schema_copy import example_schema_file
+from tao.devcluster.server_binary import find_server_binary
+from tao.devcluster.server_options import Durability, ServerOptions
+from tao.devcluster.template import default_cache_folder
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.storage.accounts import ServiceAccounts
+from tao.topology.document import dump_topology
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+SHARDS = 4
+SECRETS = {
+    "TAO_ADMIN_PASSWORD": "a-password-of-the-operator",
+    "TAO_LEADER_PASSWORD": "a-password-of-leaders",
+    "TAO_READER_PASSWORD": "a-password-of-readers",
+    "TAO_REPLICATOR_PASSWORD": "a-password-of-replicas",
+    "TAO_TOKEN": "a-secret-of-the-cluster",
+}
+
+
+@dataclass
+class Operator:
+    """A person with a folder, a topology and the secrets in the environment."""
+
+    folder: Path
+    topology: Topology
+
+    @property
+    def topology_file(self) -> Path:
+        return self.folder / "topology.json"
+
+    async def start(self, *arguments: str, **environment: str) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "tao.cli", *arguments),
+            cwd=self.folder,
+            env={**os.environ, **SECRETS, "TAO_CONNECT": str(self.topology_file), **environment},
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+
+    async def run(self, *arguments: str, **environment: str) -> tuple[int | None, str, str]:
+        process = await self.start(*arguments, **environment)
+        out, err = await process.communicate()
+        return process.returncode, out.decode(), err.decode()
+
+    async def must(self, *arguments: str) -> str:
+        status, out, err = await self.run(*arguments)
+        assert status == 0, err
+        return out
+
+    def settings(self, role: str, name: str) -> str:
+        """The example settings, with this cluster's names and secrets in them."""
+        example = Path(__file__).resolve().parents[2] / "config" / f"{role}.yaml"
+        settings = yaml.safe_load(example.read_text())
+        settings |= {"name": name, "token": SECRETS["TAO_TOKEN"]}
+        settings |= {"topology_file": str(self.topology_file), "schema_file": str(example_schema_file())}
+        if role == "leader":
+            settings["leader_password"] = SECRETS["TAO_LEADER_PASSWORD"]
+            settings["reader_password"] = SECRETS["TAO_READER_PASSWORD"]
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        return str(path)
+
+
+def free_addresses(held: list[PortReservation]) -> dict[str, str]:
+    ports = [reserve_port() for _ in range(3)]
+    held += ports
+    return {kind: f"127.0.0.1:{port.port}" for kind, port in zip(("grpc", "frames", "admin"), ports, strict=True)}
+
+
+@pytest.fixture
+async def operator(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[Operator]:
+    instance = DatabaseInstance(
+        find_server_binary(os.environ),
+        InstanceSettings(
+            folder=tmp_path / "db",
+            accounts=database_accounts,
+            cache_folder=default_cache_folder(os.environ),
+            options=ServerOptions(durability=Durability.RELAXED),
+        ),
+    )
+    await instance.start()
+    held: list[PortReservation] = []
+    leader = CacheServer(name="leader-1", **free_addresses(held))
+    followers = [CacheServer(name=name, **free_addresses(held)) for name in ("follower-1a", "follower-2a")]
+    database = DatabaseServer(name="db-1", socket=str(instance.socket_path))
+    topology = Topology(
+        version=1,
+        shards=SHARDS,
+        regions=(
+            Region(
+                name="home",
+                leaders=Tier(name="leaders", servers=(leader,)),
+                followers=tuple(Tier(name=f"tier-{number + 1}", servers=(f,)) for number, f in enumerate(followers)),
+            ),
+        ),
+        databases=(Database(name="social", master_region="home", servers={"home": database}, shards=((0, 3),)),),
+    )
+    person = Operator(tmp_path, topology)
+    person.topology_file.write_text(dump_topology(topology))
+    for each in held:
+        each.release()
+    yield person
+    await instance.stop()
+
+
+async def test_a_cluster_comes_up_by_the_documented_commands_and_keeps_its_secret(operator: Operator) -> None:
+    topology, schema = str(operator.topology_file), str(example_schema_file())
+    await operator.must("accounts", "--topology", topology, "--yes")
+    assert "4 of 4 shards needed it" in await operator.must(
+        "migrate", "--topology", topology, "--schema", schema, "--yes"
+    )
+    region = operator.topology.regions[0]
+    servers = [("leader", region.leaders.servers[0]), *(("follower", tier.servers[0]) for tier in region.followers)]
+    async with AsyncExitStack() as running:
+        for role, server in servers:
+            process = await operator.start(role, "--settings", operator.settings(role, server.name))
+            running.push_async_callback(stopped, process)
+            await wait_until_ready(server.admin, 30)
+            assert await operator.must("ready", "--admin", server.admin) == "ready\n"
+        alice = (await operator.must("add", "object", "user", "name=Alice")).strip()
+        assert "Alice" in await operator.must("get", alice)
+        assert "all caches equal the databases" in await operator.must("verify", "--schema", schema)
+        assert "every edge has its inverse" in await operator.must("repair", "--schema", schema, "--dry-run")
+        status, _, err = await operator.run("get", alice, TAO_TOKEN="wrong")
+        assert (status, "UNAUTHORIZED" in err) == (1, True)
+        with pytest.raises(Unauthorized):
+            await connect(topology)
+        async with connect(topology, credentials=Credentials("web", "client", SECRETS["TAO_TOKEN"])) as graph:
+            user = await graph.obj_get(int(alice))
+            assert user is not None
+            assert user.fields["name"] == "Alice"
+
+
+async def stopped(process: asyncio.subprocess.Process) -> None:
+    """As a service manager stops it: it drains, and says with its exit status that all went well."""
+    process.terminate()
+    _, err = await process.communicate()
+    assert process.returncode == 0, err.decode()
