@@ -82,10 +82,11 @@ class Operator:
         return str(path)
 
 
-def free_addresses(held: list[PortReservation]) -> dict[str, str]:
+def server_at_free_ports(name: str, held: list[PortReservation]) -> CacheServer:
     ports = [reserve_port() for _ in range(3)]
     held += ports
-    return {kind: f"127.0.0.1:{port.port}" for kind, port in zip(("grpc", "frames", "admin"), ports, strict=True)}
+    grpc, frames, admin = (f"127.0.0.1:{port.port}" for port in ports)
+    return CacheServer(name=name, grpc=grpc, frames=frames, admin=admin)
 
 
 @pytest.fixture
@@ -101,8 +102,8 @@ async def operator(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncI
     )
     await instance.start()
     held: list[PortReservation] = []
-    leader = CacheServer(name="leader-1", **free_addresses(held))
-    followers = [CacheServer(name=name, **free_addresses(held)) for name in ("follower-1a", "follower-2a")]
+    leader = server_at_free_ports("leader-1", held)
+    followers = [server_at_free_ports(name, held) for name in ("follower-1a", "follower-2a")]
     database = DatabaseServer(name="db-1", socket=str(instance.socket_path))
     topology = Topology(
         version=1,

@@ -107,7 +107,8 @@ def test_a_server_gets_its_settings_and_its_own_admin_port_to_be_asked_at(name: 
     service = SERVICES[name]
     role = service["command"][0]
     settings = yaml.safe_load(filled_in(COMPOSE["configs"][name]["content"]))
-    parsed = parse_settings(settings, {"leader": LeaderSettings, "follower": FollowerSettings}[role], name)
+    model: type[LeaderSettings | FollowerSettings] = LeaderSettings if role == "leader" else FollowerSettings
+    parsed = parse_settings(settings, model, name)
     routes = Routes(example_topology())
     assert parsed.name == name
     assert routes.locate(name).role == role

@@ -56,7 +56,7 @@ def registered_metrics() -> Iterator[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in INSTRUMENTS:
                 name = node.args[0]
-                if isinstance(name, ast.Constant):
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
                     yield f"tao_{name.value}"
 
 
