@@ -10,7 +10,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, cast
 
 from tao.cache.answers import edges_answer, range_answer, time_range_answer
 from tao.cache.outcomes import (
@@ -121,6 +121,21 @@ class GraphCache:
             return None
         self._marks[id % self._mark_slots] = 1
         return value
+
+    def objects(self, ids: Sequence[int]) -> list[bytes | None]:
+        """`object` for each of the ids."""
+        shards = self._shards
+        try:
+            values = [shards[key >> SHARD_SHIFT].objects[key] for key in ids]
+        except KeyError:
+            values = []
+        if not values or not all(values):
+            return list(map(self.object, ids))
+        # All are there, as nearly always: without a call for each, a hundred cost half.
+        marks, mark_slots = self._marks, self._mark_slots
+        for key in ids:
+            marks[key % mark_slots] = 1
+        return cast("list[bytes | None]", values)
 
     def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
         """The count value of the list."""

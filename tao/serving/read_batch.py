@@ -93,12 +93,12 @@ def answer_hits(
     append = values.append
     objects, counts, ranges, windows, gets = sizes
     if objects:
-        get_object = cache.object
         if minimums:
+            get_object = cache.object
             for slot, object_id in enumerate(batch.obj_ids):
                 append(get_object(object_id, minimums.get(slot, 0)))
         else:
-            values.extend(map(get_object, batch.obj_ids))
+            values.extend(cache.objects(batch.obj_ids[:]))
     if counts:
         count = cache.count
         for slot, (id1, atype) in enumerate(zip(batch.count_id1s, batch.count_atypes, strict=True), objects):

@@ -6,7 +6,7 @@ import pytest
 
 from tao.cache import GraphCache
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, header
-from tao.model.graph import ABSENT, MAX_TIME, decode_count, decode_object
+from tao.model.graph import ABSENT, MAX_TIME, decode_count, decode_object, encode_object
 from tests.unit.cache.graphs import (
     ATYPE,
     ID1,
@@ -40,6 +40,27 @@ def test_an_object_is_answered_with_the_bytes_held() -> None:
     cache = open_cache()
     store_object(cache, v(1), b"hello")
     assert decode_object(cache.object(ID1) or b"") == (v(1), 1, b"hello")
+
+
+@pytest.mark.parametrize("held", [0b000, 0b001, 0b011, 0b101, 0b111])
+def test_objects_asked_for_together_are_answered_like_each_alone(held: int) -> None:
+    cache = open_cache()
+    ids = [ID1, ID1 + 1, ID1 + 2, (SHARD + 1 << 47) + 64]
+    for place, otype in enumerate((1, 2, ABSENT)):  # type 2 has an arena of its own
+        if held >> place & 1:
+            ticket = cache.object_ticket(ids[place], 0.0)
+            cache.store_object(ticket, encode_object(v(place), otype, b""), 1, 0.0)
+    assert cache.objects(ids) == [cache.object(each) for each in ids]
+    assert cache.objects(ids[:1]) == [cache.object(ids[0])]
+    assert cache.objects([]) == []
+
+
+def test_objects_asked_for_together_are_marked_as_used() -> None:
+    cache = open_cache()
+    store_object(cache, v(1), b"hello")
+    cache._marks[ID1 % 1009] = 0
+    cache.objects([ID1])
+    assert cache._marks[ID1 % 1009]
 
 
 def test_an_object_known_to_be_absent_is_an_answer() -> None:
