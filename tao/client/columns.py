@@ -34,7 +34,8 @@ def read_batch(groups: Groups, critical: bool) -> pb.ReadBatch:
     batch = pb.ReadBatch(critical=critical)
     objects, counts, ranges, time_ranges, edges = groups
     if objects:
-        _extend(objects, batch.obj_ids)
+        # `_extend` makes an iterator per row, which shows where there is but one column to make of them.
+        batch.obj_ids.extend([object_id for (object_id,) in objects])
     if counts:
         _extend(counts, batch.count_id1s, batch.count_atypes)
     if ranges:
