@@ -1,11 +1,11 @@
 """The reader who started a fill goes away; those who joined it must not notice.
 
-    reader 1                 reader 2                the fill
-    misses, starts it →                              asks the leader …
-                             misses, joins
-    is cancelled
-                                                     ← answer
-                             answered
+reader 1                 reader 2                the fill
+misses, starts it →                              asks the leader …
+                         misses, joins
+is cancelled
+                                                 ← answer
+                         answered
 """
 
 from __future__ import annotations

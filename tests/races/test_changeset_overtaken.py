@@ -1,11 +1,11 @@
 """Changes of one list arrive in the wrong order, or twice.
 
-    leader                       follower, holds version 1
-    commits 2, then 3
-      answer to the writer of 2 (slow) ─────────────┐
-      message "3" ───────────→  holds 1, hears 3    │   a gap: the entry is dropped
-                                 re-reads: version 3│
-                                 ←──────────────────┘   "1 → 2": must change nothing
+leader                       follower, holds version 1
+commits 2, then 3
+  answer to the writer of 2 (slow) ─────────────┐
+  message "3" ───────────→  holds 1, hears 3    │   a gap: the entry is dropped
+                             re-reads: version 3│
+                             ←──────────────────┘   "1 → 2": must change nothing
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The other end of an edge lies with another server of the tier, whose change must not be late.
 
-    writer                near-1 (has A)              near-2 (has B)             reader of the same tier
-    adds A friend B  →    leader commits both sides
-                          hands B's change on   →     (slow)
-                          must not answer yet
-                                                      applies it
-    ← acknowledged
-                                                                                 reads B's list: sees A
+writer                near-1 (has A)              near-2 (has B)             reader of the same tier
+adds A friend B  →    leader commits both sides
+                      hands B's change on   →     (slow)
+                      must not answer yet
+                                                  applies it
+← acknowledged
+                                                                             reads B's list: sees A
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A message runs ahead of the row it speaks of (measured: one transaction in ten reaches the binlog reader first).
 
-    database                     cache                        reader
-    commits version 2
-    (not visible to SELECT yet)
-                                 ← message "version 2"
-                                                              misses
-                                 SELECT → version 1
-                                 must be read again, not be kept
+database                     cache                        reader
+commits version 2
+(not visible to SELECT yet)
+                             ← message "version 2"
+                                                          misses
+                             SELECT → version 1
+                             must be read again, not be kept
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The classic bug of cache systems.
 
-    reader                     leader / database                writer
-    misses, asks the leader →
-                               reads version 1
-                               the answer is on its way
-                                                                commits version 2
-    ← message "version 2"
-    ← the answer, version 1: must neither be kept nor answered
+reader                     leader / database                writer
+misses, asks the leader →
+                           reads version 1
+                           the answer is on its way
+                                                            commits version 2
+← message "version 2"
+← the answer, version 1: must neither be kept nor answered
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two clients write the same edge through two followers at once; a third reads.
 
-    client 1 (near-1)            client 2 (near-2 cannot: one shard, one home; so two sessions of near-1)
-    add time 1                   add time 2              one of them is the last, for the database and every cache
+client 1 (near-1)            client 2 (near-2 cannot: one shard, one home; so two sessions of near-1)
+add time 1                   add time 2              one of them is the last, for the database and every cache
 """
 
 from __future__ import annotations
