@@ -49,7 +49,7 @@ layers: $(STAMP) ## the floors: who may import whom
 check: lint types layers proto-check ## everything that needs no database: lint, types, layers, generated code
 
 unit: $(STAMP) ## the tests that start no process and no database
-	$(BIN)/pytest tests/unit tests/properties tests/paper
+	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
 test: check ## check, and every test, on a real database
 	@.ci/ensure-database
