@@ -126,6 +126,7 @@ def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: b
     if as_json:
         print_json(msgspec.to_builtins(summary))
         return
+    pending = f"{summary.inverse_pending:,} edges: their other ends follow within seconds"
     print_pairs(
         {
             "loaded": f"{summary.loaded:,} lines of {summary.file}",
@@ -133,5 +134,6 @@ def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: b
             "resumed": f"after line {summary.resumed_after_line:,}" if summary.resumed_after_line else "no",
             "time": f"{time.monotonic() - began:.1f} s, {summary.per_second:,.0f} lines/s",
             "key map": summary.key_map,
+            **({"pending": pending} if summary.inverse_pending else {}),
         }
     )

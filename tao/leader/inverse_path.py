@@ -328,7 +328,8 @@ class InversePath:
 
     async def _settle_left_over(self, intent: IntentRow) -> None:
         try:
-            self.settled_later += await self.settle_pair(intent)
+            if await self.settle_pair(intent):
+                self.settled_later += 1
         except TaoError as error:
             # The intent stands, and is met again.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
@@ -337,20 +338,32 @@ class InversePath:
         """Settle intents that were left over, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.repair_seconds)
-            shards = list(self._ownership.owned)
-            if not shards:
-                continue
-            before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000)
-            try:
-                intents = await self._write_store.old_intents(
-                    shards, before_unix_ms=before, limit=self._settings.repair_batch
-                )
-            except TaoError as error:
-                self._log.warning("intents_unread", reason=error.message)
-                continue
-            for intent in intents:
-                if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id)):
-                    await self._settle_left_over(intent)
+            # A full look is followed by the next at once, as long as that gets anywhere.
+            while await self._settle_old() == self._settings.repair_batch:
+                pass
+
+    async def _settle_old(self) -> int:
+        """Settle the oldest intents, side by side; returns how many were."""
+        shards = list(self._ownership.owned)
+        if not shards:
+            return 0
+        before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000)
+        try:
+            intents = await self._write_store.old_intents(
+                shards, before_unix_ms=before, limit=self._settings.repair_batch
+            )
+        except TaoError as error:
+            self._log.warning("intents_unread", reason=error.message)
+            return 0
+        settled = self.settled_later
+        await asyncio.gather(
+            *(
+                self._settle_left_over(intent)
+                for intent in intents
+                if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id))
+            )
+        )
+        return self.settled_later - settled
 
 
 class _Hold:

@@ -22,11 +22,13 @@ _WAITING: Final = 0  # batch numbers start at 1
 _WITHDRAWN: Final = -1
 _SMALL_HEAP: Final = 64  # below this many entries, dead ones are not worth a sweep
 
+_AHEAD: Final = 1 << 62  # more than ever arrive
+
 
 class _Entry:
     """A write, waiting or in the open batch ``batch``. ``listed``: it is in its server's heap of ready entries."""
 
-    __slots__ = ("batch", "behind", "data_bytes", "held", "keys", "listed", "order", "shards", "sub_write", "ticket")
+    __slots__ = ("batch", "behind", "data_bytes", "held", "keys", "listed", "rank", "shards", "sub_write", "ticket")
 
     def __init__(
         self,
@@ -38,7 +40,9 @@ class _Entry:
         data_bytes: int,
     ) -> None:
         self.ticket = ticket
-        self.order = order
+        # Sub-writes go first: a writer at another leader holds its pair until they are done, while callers who wait
+        # longer for their turn hold nothing.
+        self.rank = order - _AHEAD if sub_write else order
         self.keys = keys
         self.shards = shards
         self.sub_write = sub_write
@@ -52,7 +56,7 @@ class _Entry:
         return not (self.batch or self.behind or self.held)
 
     def __lt__(self, other: _Entry) -> bool:
-        return self.order < other.order
+        return self.rank < other.rank
 
 
 class _Key:
@@ -95,7 +99,7 @@ class _Server:
         ready = self.ready
         while ready and not ready[0].is_ready():
             heappop(ready).listed = False
-        if joining and not (ready and ready[0].order < joining[0].order):
+        if joining and not (ready and ready[0].rank < joining[0].rank):
             return heappop(joining)
         if not ready:
             return None
@@ -215,7 +219,8 @@ class LaneScheduler:
             state.arrive_at_front(entry)
 
     def next_batch(self, server: str) -> list[int] | None:
-        """Tickets, in order of arrival, for one transaction; None when every lane is busy or nobody is ready."""
+        """Tickets for one transaction, sub-writes first, else in order of arrival; None when every lane is busy or
+        nobody is ready."""
         state = self._servers.get(server)
         if state is None or len(state.open) >= self._lanes:
             return None

@@ -38,18 +38,24 @@ class Model:
         return {key for batch in self.open for each in batch if each.server == server for key in each.keys}
 
     def expected_batch(self, server: str) -> list[Offered] | None:
-        """The earliest writes that no open transaction and no earlier, left-over write stands before."""
+        """Sub-writes first, else the earliest, of those that no open transaction and no earlier, left-over write stands
+        before."""
         if sum(batch[0].server == server for batch in self.open) >= LANES:
             return None
-        blocked = self.held(server)
+        held = self.held(server)
+        left = [each for each in self.waiting if each.server == server]
         batch: list[Offered] = []
-        for each in self.waiting:
-            if each.server != server:
-                continue
-            if len(batch) < BATCH and not blocked & each.keys:
-                batch.append(each)
-            else:
-                blocked |= each.keys
+        while len(batch) < BATCH:
+            ready = [
+                each
+                for at, each in enumerate(left)
+                if not held & each.keys and not any(each.keys & earlier.keys for earlier in left[:at])
+            ]
+            if not ready:
+                break
+            first = min(ready, key=lambda each: (not each.sub_write, each.ticket))
+            batch.append(first)
+            left.remove(first)
         return batch or None
 
 

@@ -76,6 +76,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     per_second: float
     key_map: str
     rejects: str | None
+    inverse_pending: int = 0
+    """Edges whose other end was not written at once: the leaders write it within seconds."""
 
 
 OnProgress = Callable[[Progress, int], None]
@@ -130,7 +132,8 @@ async def load_edges(
                 "time": edge_time,
                 "map": sorted(given.renamed.items()),
             }
-            return await _run(load, source, key_map, given, "edges", options, settings, tell)
+            summary = await _run(load, source, key_map, given, "edges", options, settings, tell)
+            return msgspec.structs.replace(summary, inverse_pending=graph.stats.inverse_pending)
 
 
 async def _run(
