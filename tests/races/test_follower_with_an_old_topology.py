@@ -1,16 +1,16 @@
 """A follower routes by a topology that is no longer true.
 
-    operator                      near-1, knows version 1             leader-1        leader-2
-    version 2: shard 0 is led
-    by leader-2                                                       gives it up     takes it
-                                  asks leader-1 for shard 0     →     NOT_MINE
-                                  (must answer nobody from what it can no longer be told of,
-                                   must not lose the write)
-                                  learns version 2
-                                  asks leader-2                 →                     answers
+operator                      near-1, knows version 1             leader-1        leader-2
+version 2: shard 0 is led
+by leader-2                                                       gives it up     takes it
+                              asks leader-1 for shard 0     →     NOT_MINE
+                              (must answer nobody from what it can no longer be told of,
+                               must not lose the write)
+                              learns version 2
+                              asks leader-2                 →                     answers
 
-    version 2: shard 1 is served
-    by near-2, near-1 hears of it late: it must drop what it cached, and says NOT_MINE.
+version 2: shard 1 is served
+by near-2, near-1 hears of it late: it must drop what it cached, and says NOT_MINE.
 """
 
 from __future__ import annotations

@@ -1,0 +1,139 @@
+"""Leaders and followers are killed and restarted under traffic, with real processes and a real database.
+
+Whatever was acknowledged is there afterwards, whatever was not may be, and every cache equals the database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from tao.cli.checking.access import access_of
+from tao.cli.checking.caches import verify_caches
+from tao.cli.checking.inverses import find_broken_pairs
+from tao.cli.export_scan import ReaderLogin
+from tao.client import Graph, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import service_accounts
+from tao.model.errors import TaoError
+from tao.schema.registry import load_schema
+from tao.topology.document import parse_topology
+
+pytestmark = [pytest.mark.e2e, pytest.mark.database]
+
+SHAPE = Shape(tiers=2, followers=1, leaders=2, databases=1, shards=8)
+WRITERS = 8
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    settings = ClusterSettings(
+        state_dir=tmp_path_factory.mktemp("cluster"), shape=SHAPE, durability=Durability.RELAXED, log_level="error"
+    )
+    async with DevCluster(settings) as running:
+        yield running
+
+
+def login_of(cluster: DevCluster) -> ReaderLogin:
+    reader = service_accounts(cluster.record.passwords).reader
+    topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
+    schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
+    return ReaderLogin(topology, schema, reader.user, reader.password)
+
+
+class Writer:
+    """Adds edges from one object to ever new times; remembers the last that was acknowledged, and failures since."""
+
+    def __init__(self, graph: Graph, id1: int, id2: int) -> None:
+        self.graph, self.id1, self.id2 = graph, id1, id2
+        self.tried = self.acknowledged = self.failures = 0
+
+    async def run(self, stop: asyncio.Event) -> None:
+        while not stop.is_set():
+            self.tried += 1
+            try:
+                await self.graph.assoc_add(self.id1, "friend", self.id2, self.tried, {})
+            except TaoError:
+                self.failures += 1
+                await asyncio.sleep(0.01)
+            else:
+                self.acknowledged = self.tried
+
+
+async def under_traffic(cluster: DevCluster, disturb: Callable[[list[Writer]], Awaitable[None]]) -> None:
+    """Run the disturbance while all write; then hold what is there to what was acknowledged."""
+    async with AsyncExitStack() as stack:
+        target = str(cluster.topology_path)
+        graphs = [await stack.enter_async_context(connect(target, tier=tier)) for tier in ("tier-1", "tier-2")]
+        ids = [await graphs[0].obj_add("user", {"name": f"u{number}"}) for number in range(2 * WRITERS)]
+        writers = [Writer(graphs[number % 2], *ids[2 * number : 2 * number + 2]) for number in range(WRITERS)]
+        stop = asyncio.Event()
+        running = [asyncio.ensure_future(writer.run(stop)) for writer in writers]
+        await progress(writers)
+        await disturb(writers)
+        await progress(writers)
+        stop.set()
+        await asyncio.gather(*running)
+        login = login_of(cluster)
+        async with access_of(login, "") as access:
+            await write_once_more(writers)
+            report = await verify_caches(access.routes, access.links, access.store)
+            assert report.clean, report.findings[:5]
+            assert await find_broken_pairs(access.routes, login.schema, access.scans, access.store) == []
+        for writer in writers:
+            for graph in graphs:
+                (edge,) = await graph.assoc_range(writer.id1, "friend", 0, 10)
+                (back,) = await graph.assoc_range(writer.id2, "friend", 0, 10)
+                # After an unknown outcome a later attempt was acknowledged, and it is the one that counts.
+                assert writer.acknowledged <= edge.time == back.time <= writer.tried
+
+
+async def progress(writers: list[Writer]) -> None:
+    """Everybody has had another write acknowledged."""
+    before = [writer.acknowledged for writer in writers]
+    while any(writer.acknowledged < seen + 3 for writer, seen in zip(writers, before, strict=True)):
+        await asyncio.sleep(0.01)
+
+
+async def write_once_more(writers: list[Writer]) -> None:
+    """Mirrors that are owed are written by the next write of their pair: give each pair one."""
+    for writer in writers:
+        writer.tried += 1
+        await writer.graph.assoc_add(writer.id1, "friend", writer.id2, writer.tried, {})
+        writer.acknowledged = writer.tried
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_leader_loses_no_acknowledged_write(cluster: DevCluster) -> None:
+    async def kill(writers: list[Writer]) -> None:
+        await cluster.kill("leader-1")
+        await cluster.restart("leader-1")
+
+    await under_traffic(cluster, kill)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_leader_that_is_told_to_stop_loses_no_acknowledged_write(cluster: DevCluster) -> None:
+    async def restart(writers: list[Writer]) -> None:
+        await cluster.restart("leader-2")
+
+    await under_traffic(cluster, restart)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_killed_follower_is_stood_in_for_and_comes_back_right(cluster: DevCluster) -> None:
+    async def kill(writers: list[Writer]) -> None:
+        await cluster.kill("follower-1a")
+        await progress(writers)
+        await cluster.restart("follower-1a")
+
+    await under_traffic(cluster, kill)

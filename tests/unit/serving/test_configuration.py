@@ -1,0 +1,75 @@
+"""Topology and schema of a running server: what is taken up, what is refused, who is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tao.observability.logs import logger
+from tao.serving.configuration import Configuration
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import SCHEMA, make_topology
+from tests.rigs.links_rig import MemoryReply
+
+TEXT = (Path(__file__).parents[3] / "config/schema.yaml").read_text()
+GROWN = TEXT.replace("  checkin:\n    number: 2\n", "  robot:\n    number: 77\n\n  checkin:\n    number: 2\n")
+BROKEN = TEXT.replace("home: {number: 2, type: str", "home: {number: 2, type: int")
+
+
+@pytest.fixture
+def configuration() -> Configuration:
+    return Configuration(make_topology(2), SCHEMA, logger("test"))
+
+
+def watch(configuration: Configuration, version: int, schema_hash: str) -> tuple[list[pb.Answer], MemoryReply]:
+    told: list[pb.Answer] = []
+    reply = MemoryReply(told.append)
+    request = pb.Request(watch=pb.Watch(topology_version=version, schema_hash=schema_hash))
+    configuration.watch(request, reply)
+    return told, reply
+
+
+def test_only_a_newer_topology_is_taken_up_and_listeners_hear_of_it(configuration: Configuration) -> None:
+    heard: list[int] = []
+    configuration.on_routes(lambda routes: heard.append(routes.version))
+    for version in (1, 2, 4, 3, 4, 5):
+        configuration.use_topology(make_topology(version))
+    assert heard == [4, 5]
+    assert configuration.routes.version == configuration.topology_document().version == 5
+
+
+def test_a_compatible_schema_is_in_use_at_once(configuration: Configuration) -> None:
+    heard: list[str] = []
+    configuration.on_schema(lambda schema: heard.append(schema.version_hash))
+    assert GROWN != TEXT
+    assert configuration.use_schema_text(GROWN, "schema.yaml")
+    assert configuration.use_schema_text(GROWN, "schema.yaml")
+    assert heard == [configuration.schema.version_hash]
+    assert configuration.schema.otype(77).name == "robot"
+
+
+@pytest.mark.parametrize("text", ["objects: [", "format: 1\n", BROKEN])
+def test_a_wrong_or_incompatible_schema_is_refused_and_the_old_one_stays(
+    configuration: Configuration, text: str
+) -> None:
+    told, _ = watch(configuration, 2, SCHEMA.version_hash)
+    assert not configuration.use_schema_text(text, "schema.yaml")
+    assert configuration.schema is SCHEMA
+    assert told == []
+
+
+def test_watchers_are_told_what_is_newer_than_what_they_have_now_and_from_now_on(configuration: Configuration) -> None:
+    behind, _ = watch(configuration, 1, "another")
+    current, reply = watch(configuration, 2, SCHEMA.version_hash)
+    assert [(each.watch.HasField("topology"), each.watch.HasField("schema")) for each in behind] == [(True, True)]
+    assert current == []
+    configuration.use_topology(make_topology(3))
+    configuration.use_schema_text(GROWN, "schema.yaml")
+    assert [each.watch.topology.version for each in current] == [3, 0]
+    assert current[1].watch.schema.hash == configuration.schema.version_hash
+    assert all(each.more for each in current)
+    reply.close()
+    configuration.use_topology(make_topology(4))
+    assert len(current) == 2, "nobody there any more"
+    assert len(behind) == 4

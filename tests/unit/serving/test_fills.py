@@ -1,0 +1,280 @@
+"""Fills over a source that the test drives by hand: who joins whom, what is stored, and every bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from tao.cache import CacheSettings, GraphCache
+from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
+from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
+from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.versions import make_version
+from tao.serving.fills import Fills, FillSettings
+from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
+from tests.rigs.pacing import ManualClock, Tasks, quiet, until
+
+A = make_id(64)
+LIMIT = 400
+SETTINGS = FillSettings(least_prefix_edges=4, max_refetches=2, max_flights=12)
+
+
+def v(counter: int) -> int:
+    return make_version(1, counter)
+
+
+@dataclass
+class Call:
+    """A fetch under way, to be answered by the test."""
+
+    query: Query
+    minimum: int
+    critical: bool
+    answer: asyncio.Future[Fetched]
+
+
+class ManualSource:
+    """A `FillSource` with a list of ``length`` edges (times length … 1, id2 = 1000 + time) at ``version``."""
+
+    def __init__(self, length: int = 10) -> None:
+        self.length = length
+        self.version = v(1)
+        self.calls: list[Call] = []
+        self.manual = False
+
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        call = Call(query, minimum, critical, asyncio.get_running_loop().create_future())
+        self.calls.append(call)
+        if not self.manual:
+            self.answer(call)
+        return await call.answer
+
+    def answer(self, call: Call) -> None:
+        call.answer.set_result(Fetched(self.value(call.query), 1, "source"))
+
+    def value(self, query: Query) -> bytes:
+        edges = [Edge(1000 + time, time) for time in range(self.length, 0, -1)]
+        match query:
+            case ObjectQuery():
+                return encode_object(self.version, 1, b"x")
+            case CountQuery():
+                return encode_count(self.version, self.length)
+            case RangeQuery(pos=pos, limit=limit):
+                part = edges[pos : pos + limit]
+                flags = (PREFIX | (COMPLETE if len(part) == self.length else 0)) if pos == 0 else 0
+                return encode_block(self.version, self.length, part, flags)
+            case TimeRangeQuery(high=high, low=low, limit=limit):
+                found = [edge for edge in edges if high >= edge.time >= low][:limit]
+            case _:
+                found = [edge for edge in edges if edge.id2 in query.id2s]
+        return encode_block(self.version, self.length, found, 0)
+
+
+class Types:
+    """Lists of at most `LIMIT` edges."""
+
+    def object_arena(self, otype: int) -> str:
+        return "default"
+
+    def list_arena(self, atype: int) -> str:
+        return "default"
+
+    def list_limit(self, atype: int) -> int:
+        return LIMIT
+
+
+@dataclass
+class Rig:
+    cache: GraphCache
+    source: ManualSource
+    tasks: Tasks
+    fills: Fills
+
+    async def range(self, limit: int, pos: int = 0, minimum: int = 0) -> list[int]:
+        query = RangeQuery(A, COMMENT, pos, limit)
+        return times((await self.fills.answer(query, minimum, critical=False)).value)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types())
+    cache.open_shard(0, 1)
+    source, tasks = ManualSource(), Tasks()
+    yield Rig(cache, source, tasks, Fills(cache, source, ManualClock(), lambda _: LIMIT, tasks, SETTINGS))
+    await tasks.close()
+    assert tasks.errors == []
+
+
+def times(block: bytes) -> list[int]:
+    return [edge.time for edge in decode_block(block)]
+
+
+async def test_misses_on_one_key_are_one_fetch(rig: Rig) -> None:
+    answers = await asyncio.gather(*(rig.fills.answer(ObjectQuery(A), 0, critical=False) for _ in range(20)))
+    assert len(set(answers)) == len(rig.source.calls) == 1
+    assert (rig.fills.started, rig.fills.joined, rig.fills.under_way) == (1, 19, 0)
+
+
+async def test_prefixes_of_one_list_are_one_fetch_and_more_than_asked_is_kept(rig: Rig) -> None:
+    await asyncio.gather(rig.range(2), rig.range(3), rig.range(1, pos=1))
+    assert [call.query for call in rig.source.calls] == [RangeQuery(A, COMMENT, 0, 5)]
+    assert times(rig.cache.peek_list(A, COMMENT) or b"") == [10, 9, 8, 7, 6]
+
+
+async def test_a_prefix_that_is_too_short_is_doubled(rig: Rig) -> None:
+    rig.source.length = 100
+    await rig.range(30)
+    await rig.range(35)
+    assert [getattr(call.query, "limit", 0) for call in rig.source.calls] == [31, 62]
+
+
+@pytest.mark.parametrize("readers", [2, 8])
+async def test_each_of_many_readers_gets_the_length_it_asked_for(rig: Rig, readers: int) -> None:
+    """All join flights for shorter prefixes, time and again; the shard keeps nothing, so none is helped by the
+    cache."""
+    rig.source.length = 300
+    rig.cache.bump_shard(0)
+    for other in range(70_000):
+        rig.cache.raise_object_floor(make_id(1_000_000 + other), v(1), 1_000.0)
+    lengths = [5 + 20 * number for number in range(readers)]
+    found = await asyncio.gather(*(rig.range(length) for length in lengths))
+    assert [len(each) for each in found] == lengths
+
+
+async def test_what_lies_beyond_the_limit_is_passed_through(rig: Rig) -> None:
+    rig.source.length = 500
+    assert await rig.range(50, pos=380) == list(range(120, 70, -1))
+    assert rig.source.calls[-1].query == RangeQuery(A, COMMENT, 380, 50)
+    assert rig.cache.peek_list(A, COMMENT) is None
+
+
+async def test_a_passed_through_answer_below_the_floor_is_fetched_again(rig: Rig) -> None:
+    rig.source.length = 500
+    rig.cache.raise_list_floor(A, COMMENT, v(2), 1_000.0)
+    with pytest.raises(StaleRead):
+        await rig.range(50, pos=380)
+    assert len(rig.source.calls) == 3
+
+
+async def test_a_fill_below_its_floor_is_fetched_again_and_the_last_time_critically(rig: Rig) -> None:
+    rig.cache.raise_object_floor(A, v(2), 1_000.0)
+    with pytest.raises(StaleRead):
+        await rig.fills.answer(ObjectQuery(A), 0, critical=False)
+    assert [call.critical for call in rig.source.calls] == [False, False, True]
+    assert {call.minimum for call in rig.source.calls} == {v(2)}, "what is known here travels upstream"
+    assert rig.cache.peek_object(A) is None
+
+
+async def test_a_reader_with_a_minimum_takes_no_older_answer_from_a_flight_it_joined(rig: Rig) -> None:
+    rig.source.manual = True
+    first = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    await quiet()
+    second = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), v(2), critical=False))
+    await quiet()
+    rig.source.answer(rig.source.calls[0])
+    await until(lambda: len(rig.source.calls) == 2)
+    assert rig.source.calls[1].minimum == v(2)
+    rig.source.version = v(2)
+    rig.source.answer(rig.source.calls[1])
+    assert version_of((await first).value) == v(1)
+    assert version_of((await second).value) == v(2)
+
+
+async def test_a_minimum_that_nobody_has_is_an_error_after_a_bounded_number_of_fetches(rig: Rig) -> None:
+    with pytest.raises(StaleRead):
+        await rig.fills.answer(ObjectQuery(A), v(9), critical=False)
+    assert len(rig.source.calls) <= 3
+
+
+async def test_nobody_joins_a_flight_from_before_a_bulk_invalidation_and_it_is_not_kept(rig: Rig) -> None:
+    rig.source.manual = True
+    before = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    await quiet()
+    rig.cache.bump_shard(0)
+    after = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    await quiet()
+    assert len(rig.source.calls) == rig.fills.under_way == 2
+    rig.source.answer(rig.source.calls[0])
+    await before
+    assert rig.cache.peek_object(A) is None
+    assert not after.done()
+    rig.source.answer(rig.source.calls[1])
+    await after
+    assert rig.cache.peek_object(A) is not None
+    assert rig.fills.under_way == 0
+
+
+async def test_more_fills_than_may_be_under_way_are_refused(rig: Rig) -> None:
+    rig.source.manual = True
+    waiting = [asyncio.ensure_future(rig.fills.answer(ObjectQuery(A + n), 0, critical=False)) for n in range(12)]
+    await quiet()
+    with pytest.raises(Overloaded, match="12 fills are under way"):
+        await rig.fills.answer(ObjectQuery(A + 90), 0, critical=False)
+    joined = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    await quiet()
+    for call in rig.source.calls:
+        rig.source.answer(call)
+    await asyncio.gather(*waiting, joined)
+
+
+async def test_when_no_task_can_be_had_the_reader_hears_of_it_and_nothing_is_left_behind(rig: Rig) -> None:
+    rig.tasks.refuses = True
+    with pytest.raises(Overloaded):
+        await rig.fills.answer(ObjectQuery(A), 0, critical=False)
+    rig.tasks.refuses = False
+    assert rig.fills.under_way == 0
+    await rig.fills.answer(ObjectQuery(A), 0, critical=False)
+
+
+@pytest.mark.parametrize("error", [Unavailable("away"), ZeroDivisionError()])
+async def test_a_failed_fetch_fails_all_who_wait_and_is_forgotten(rig: Rig, error: Exception) -> None:
+    rig.source.manual = True
+    waiting = [asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False)) for _ in range(2)]
+    await quiet()
+    rig.source.calls[0].answer.set_exception(error)
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    expected: type[TaoError] = Unavailable if isinstance(error, Unavailable) else InternalError
+    assert [type(each) for each in found] == [expected] * 2
+    assert rig.fills.under_way == 0
+    assert rig.tasks.errors == ([] if expected is Unavailable else [error]), "and a bug is heard of"
+    rig.tasks.errors.clear()
+
+
+async def test_a_critical_read_joins_no_flight_and_drops_what_it_proves_old(rig: Rig) -> None:
+    await rig.fills.answer(ObjectQuery(A), 0, critical=False)
+    rig.source.version = v(2)
+    assert version_of((await rig.fills.answer(ObjectQuery(A), 0, critical=True)).value) == v(2)
+    assert rig.source.calls[-1].critical
+    assert rig.cache.peek_object(A) is None
+
+
+async def test_edges_beyond_the_prefix_are_added_to_those_within(rig: Rig) -> None:
+    rig.source.length = 100
+    await rig.range(4)
+    fetched = await rig.fills.answer(EdgesQuery(A, COMMENT, (1001, 1100, 5), MAX_TIME, 0), 0, critical=False)
+    assert times(fetched.value) == [100, 1]
+    assert rig.source.calls[-1].query == EdgesQuery(A, COMMENT, (1001, 5), MAX_TIME, 0)
+    assert header(fetched.value)[1] == 100
+
+
+async def test_edges_of_two_versions_are_never_put_together(rig: Rig) -> None:
+    rig.source.length = 100
+    await rig.range(4)
+    rig.source.version = v(2)
+    rig.source.length = 99
+    fetched = await rig.fills.answer(EdgesQuery(A, COMMENT, (1001, 1100), MAX_TIME, 0), 0, critical=False)
+    assert version_of(fetched.value) == v(2)
+    assert times(fetched.value) == [1], "1100 is gone in version 2"
+
+
+async def test_a_time_window_is_answered_from_a_first_prefix_or_asked_for_exactly(rig: Rig) -> None:
+    rig.source.length = 100
+    window = TimeRangeQuery(A, COMMENT, 99, 98, 5)
+    assert times((await rig.fills.answer(window, 0, critical=False)).value) == [99, 98]
+    deep = TimeRangeQuery(A, COMMENT, 20, 10, 3)
+    assert times((await rig.fills.answer(deep, 0, critical=False)).value) == [20, 19, 18]
+    assert [type(call.query) for call in rig.source.calls] == [RangeQuery, TimeRangeQuery]

@@ -1,0 +1,217 @@
+"""Read batches: columns, slots, limits, minimum versions, and the parts in which answers leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tao.model.edge_block import LIMIT_CUT, decode_block, header
+from tao.model.errors import DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TooLarge, UnknownType
+from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import ListRow
+from tao.model.versions import make_version
+from tao.serving.columns import batch_of
+from tao.serving.read_batch import BatchQueries, operation_sizes
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import COMMENT, NOTE, LeaderRig, make_id
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.memory_store import MemoryStore
+from tests.rigs.pacing import until
+
+A, B = make_id(64), make_id(128)
+
+
+@pytest.fixture
+async def rig() -> LeaderRig:
+    store = MemoryStore(4)
+    rig = LeaderRig(store, store)
+    await rig.take(0)
+    return rig
+
+
+class Asked:
+    """One request at a `ReadService`; ``answers`` as they came."""
+
+    def __init__(self, rig: LeaderRig, deadline_ms: int = 5_000, **columns: Any) -> None:
+        self.answers: list[pb.Answer] = []
+        request = pb.Request(number=1, deadline_ms=deadline_ms, read=pb.ReadBatch(**columns))
+        rig.reads.handle(request, MemoryReply(self.answers.append))
+
+    async def all(self) -> dict[int, bytes]:
+        """Values by slot. Fails on errors."""
+        await until(lambda: self.answers and not self.answers[-1].more)
+        found: dict[int, bytes] = {}
+        for answer in self.answers:
+            assert not answer.read.errors, answer.read.errors
+            slots = answer.read.slots or range(len(answer.read.values))
+            for slot, value in zip(slots, answer.read.values, strict=True):
+                assert slot not in found, "answered twice"
+                found[slot] = value
+        return found
+
+    async def reasons(self) -> dict[int, str]:
+        await until(lambda: self.answers and not self.answers[-1].more)
+        return {
+            slot: error.reason
+            for answer in self.answers
+            for slot, error in zip(answer.read.failed_slots, answer.read.errors, strict=True)
+        }
+
+
+def stored_list(rig: LeaderRig, length: int, atype: int = COMMENT) -> None:
+    store = rig.store
+    assert isinstance(store, MemoryStore)
+    store.rows.lists[ListKey(A, atype)] = ListRow(length, make_version(1, 1))
+    for time in range(1, length + 1):
+        store.rows.edges[EdgeKey(A, atype, B + time)] = Edge(B + time, time)
+
+
+QUERIES: list[Query] = [
+    EdgesQuery(A, COMMENT, (B, B + 1), 50, 3),
+    RangeQuery(A, COMMENT, 2, 9),
+    ObjectQuery(A),
+    TimeRangeQuery(A, NOTE, 70, 5, 4),
+    CountQuery(A, NOTE),
+    ObjectQuery(B),
+    EdgesQuery(B, NOTE, ()),
+]
+
+
+def test_queries_go_into_columns_and_come_out_the_same() -> None:
+    batch, order = batch_of([(query, 40 + at) for at, query in enumerate(QUERIES)])
+    found = BatchQueries(batch, operation_sizes(batch))
+    for slot, index in enumerate(order):
+        assert found.query(slot) == QUERIES[index]
+        assert found.minimums[slot] == 40 + index
+        assert found.shard(slot) == 0
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"count_id1s": [A]},
+        {"range_id1s": [A], "range_atypes": [1], "range_positions": [0]},
+        {"time_range_id1s": [A], "time_range_atypes": [1], "time_range_highs": [1], "time_range_lows": [1]},
+        {"get_id1s": [A], "get_atypes": [1], "get_id2_counts": [2], "get_id2s": [B], "get_highs": [1], "get_lows": [0]},
+        {"obj_ids": [A], "minimum_slots": [0]},
+    ],
+)
+async def test_columns_of_unequal_length_are_refused(rig: LeaderRig, columns: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument, match="columns"):
+        Asked(rig, **columns)
+
+
+async def test_hits_leave_at_once_and_misses_follow_under_their_slots(rig: LeaderRig) -> None:
+    ticket = rig.cache.object_ticket(B, 0.0)
+    rig.cache.store_object(ticket, encode_object(make_version(1, 1), 1, b"x"), 1, 0.0)
+    asked = Asked(rig, obj_ids=[A, B])
+    assert [list(answer.read.slots) for answer in asked.answers] == [[1]]
+    assert set(await asked.all()) == {0, 1}
+    assert list(asked.answers[-1].read.missed_slots) == [0]
+    assert asked.answers[-1].read.served_by == "database"
+    again = Asked(rig, obj_ids=[A, B])
+    assert len(again.answers) == 1
+    assert not again.answers[0].more
+    assert list(again.answers[0].read.slots) == [], "all hits: values in order need no slots"
+
+
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_limit_above_the_type_s_bound_is_cut_and_the_answer_says_so(rig: LeaderRig, warm: bool) -> None:
+    stored_list(rig, 600, NOTE)
+    wide = {"range_id1s": [A], "range_atypes": [NOTE], "range_positions": [0], "range_limits": [10_000]}
+    window = {
+        "time_range_id1s": [A],
+        "time_range_atypes": [NOTE],
+        "time_range_highs": [MAX_TIME],
+        "time_range_lows": [0],
+        "time_range_limits": [10_000],
+    }
+    if warm:
+        await Asked(rig, **wide).all()
+    for value in (await Asked(rig, **wide, **window).all()).values():
+        assert header(value)[2] == 500
+        assert header(value)[3] & LIMIT_CUT
+    exact = {**wide, "range_limits": [500]}
+    assert not header((await Asked(rig, **exact).all())[0])[3] & LIMIT_CUT
+
+
+async def test_what_is_held_below_a_minimum_version_is_no_hit(rig: LeaderRig) -> None:
+    stored_list(rig, 1)
+    await Asked(rig, count_id1s=[A], count_atypes=[COMMENT]).all()
+    store = rig.store
+    assert isinstance(store, MemoryStore)
+    store.rows.lists[ListKey(A, COMMENT)] = ListRow(1, make_version(1, 2))
+    minimum = {"minimum_slots": [1], "minimum_versions": [make_version(1, 2)]}
+    found = await Asked(rig, obj_ids=[A], count_id1s=[A], count_atypes=[COMMENT], **minimum).all()
+    assert found[1][:8] == make_version(1, 2).to_bytes(8, "little")
+
+
+async def test_each_wrong_query_fails_alone(rig: LeaderRig) -> None:
+    asked = Asked(
+        rig,
+        obj_ids=[A, 0, 1 << 63, make_id(1, 3)],
+        count_id1s=[A],
+        count_atypes=[999],
+        range_id1s=[A],
+        range_atypes=[999],
+        range_positions=[0],
+        range_limits=[5],
+        time_range_id1s=[A],
+        time_range_atypes=[COMMENT],
+        time_range_highs=[1 << 63],
+        time_range_lows=[0],
+        time_range_limits=[5],
+        get_id1s=[A],
+        get_atypes=[COMMENT],
+        get_id2_counts=[MAX_ID2_SET + 1],
+        get_id2s=range(1, MAX_ID2_SET + 2),
+        get_highs=[MAX_TIME],
+        get_lows=[0],
+    )
+    assert await asked.reasons() == {
+        1: InvalidArgument.reason,
+        2: InvalidArgument.reason,
+        3: NotMine.reason,
+        4: UnknownType.reason,
+        5: UnknownType.reason,
+        6: InvalidArgument.reason,
+        7: TooLarge.reason,
+    }
+    assert rig.reads.counters.failures == [3, 1, 1, 1, 1]
+
+
+async def test_ids_asked_for_twice_are_answered_once(rig: LeaderRig) -> None:
+    stored_list(rig, 3)
+    get = {"get_id1s": [A], "get_atypes": [COMMENT], "get_highs": [MAX_TIME], "get_lows": [0]}
+    for _ in range(2):
+        found = await Asked(rig, get_id2_counts=[3], get_id2s=[B + 1, B + 2, B + 1], **get).all()
+        assert [edge.id2 for edge in decode_block(found[0])] == [B + 2, B + 1]
+
+
+async def test_a_deadline_of_zero_is_refused(rig: LeaderRig) -> None:
+    with pytest.raises(DeadlineExceeded):
+        Asked(rig, deadline_ms=0, obj_ids=[A])
+
+
+async def test_a_critical_read_is_never_answered_from_memory(rig: LeaderRig) -> None:
+    for _ in range(2):
+        await Asked(rig, obj_ids=[A], critical=True).all()
+    store = rig.store
+    assert isinstance(store, MemoryStore)
+    assert [critical for _, critical in store.reads] == [True, True]
+
+
+async def test_when_no_task_can_be_had_misses_are_refused(rig: LeaderRig) -> None:
+    rig.tasks.refuses = True
+    with pytest.raises(Overloaded):
+        Asked(rig, obj_ids=[A])
+
+
+async def test_a_fill_is_told_the_version_epochs_of_its_shards(rig: LeaderRig) -> None:
+    for _ in range(2):
+        asked = Asked(rig, obj_ids=[A], for_fill=True)
+        await asked.all()
+        assert list(asked.answers[-1].read.epoch_shards) == [0]
+        assert list(asked.answers[-1].read.version_epochs) == [1]
