@@ -1,0 +1,95 @@
+"""What tests on a running cluster share: ways in beside the SDK, and a client that must notice nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from tao.cli.checking.access import access_of
+from tao.cli.checking.caches import verify_caches
+from tao.cli.checking.inverses import find_broken_pairs
+from tao.cli.export_scan import ReaderLogin
+from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import service_accounts
+from tao.schema.registry import load_schema
+from tao.topology.document import parse_topology
+
+PATIENT_SECONDS = 30.0
+
+
+@asynccontextmanager
+async def running_cluster(folder: Path, shape: Shape) -> AsyncIterator[DevCluster]:
+    """A cluster without syncs at commit, stopped at the end."""
+    settings = ClusterSettings(state_dir=folder, shape=shape, durability=Durability.RELAXED, log_level="info")
+    async with DevCluster(settings) as cluster:
+        yield cluster
+
+
+async def assert_caches_equal_the_database(cluster: DevCluster) -> None:
+    """As `tao verify`, and no edge without its inverse."""
+    reader = service_accounts(cluster.record.passwords).reader
+    topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
+    schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
+    login = ReaderLogin(topology, schema, reader.user, reader.password)
+    async with access_of(login, "") as access:
+        report = await verify_caches(access.routes, access.links, access.store)
+        assert report.clean, report.findings[:5]
+        assert await find_broken_pairs(access.routes, schema, access.scans, access.store) == []
+
+
+class Bystander:
+    """Somebody else's client, which reads and writes all along and compares what it reads with what it wrote."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.rounds = 0
+        self.errors: list[TaoError | AssertionError] = []
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        me = await self.graph.obj_add("user", {"name": "bystander"})
+        while True:
+            try:
+                await self._round(me)
+            except (TaoError, AssertionError) as error:
+                self.errors.append(error)
+            self.rounds += 1
+            await asyncio.sleep(0.005)
+
+    async def _round(self, me: int) -> None:
+        home = f"round {self.rounds}"
+        await self.graph.obj_update(me, {"home": home})
+        found = await self.graph.obj_get(me)
+        assert found is not None
+        assert found.fields["home"] == home
+        friend = await self.graph.obj_add("user", {"name": "friend"})
+        await self.graph.assoc_add(me, "friend", friend, self.rounds)
+        assert [edge.time for edge in await self.graph.assoc_range(friend, "friend", 0, 5)] == [self.rounds]
+        assert await self.graph.assoc_count(me, "friend") > 0
+
+    async def more_rounds(self, count: int) -> None:
+        """Wait until it has worked that much more."""
+        until = self.rounds + count
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while self.rounds < until:  # noqa: ASYNC110 - counts the rounds of another task
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def bystander_of(cluster: DevCluster) -> AsyncIterator[Bystander]:
+    """One at work, with more patience than a web process: the machine of the tests is small and shared."""
+    settings = ClientSettings(timeout_seconds=10)
+    async with connect(str(cluster.topology_path), settings=settings) as graph:
+        bystander = Bystander(graph)
+        task = asyncio.create_task(bystander.run())
+        try:
+            yield bystander
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task

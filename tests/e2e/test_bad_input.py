@@ -1,0 +1,539 @@
+"""Wrong and hostile requests to a running cluster: a typed error each, nothing half-written, nobody else notices.
+
+From both sides of the SDK: with it, where most mistakes are raised before the network, and past it, over sessions and
+bare sockets, as a program in another language or an attacker would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, Graph, Object, SomeFailed, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.inspection import ProcessStatus
+from tao.devcluster.layout import REGION, Role, Shape
+from tao.model.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    InvalidField,
+    Overloaded,
+    RequestError,
+    TaoError,
+    TooLarge,
+    UnknownType,
+    WrongType,
+)
+from tao.model.topology import CacheServer
+from tao.routing.routes import Routes
+from tao.topology.document import parse_topology
+from tao.wire import framing
+from tao.wire.frames_client import connect_frames
+from tao.wire.grpc_client import connect_grpc
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.settings import MAX_MESSAGE_BYTES, SessionSettings
+from tao.wire.v1 import frames_pb2
+from tao.wire.v1 import session_pb2 as pb
+from tests.e2e.cluster_access import (
+    PATIENT_SECONDS,
+    Bystander,
+    assert_caches_equal_the_database,
+    bystander_of,
+    running_cluster,
+)
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.database,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+SHARDS = 8
+USER, CHECKIN, LIKES, LIKED_BY, COMMENT, NOTE = 1, 2, 4, 5, 10, 14
+MEGABYTE = 1 << 20
+TOO_HIGH = 1 << 63
+HOSTILE_TEXTS = (
+    "'; DROP TABLE tao_00001.objects; --",
+    '" OR 1=1 /*',
+    "%s %(x)s {} \\ \\' `objects` \x00 \x1a \n\r\t",
+    "naïve 漢字 🙂 \u202e \ufeff",
+    "\x00",
+)
+
+
+@dataclass
+class Rig:
+    cluster: DevCluster
+    bystander: Bystander
+    routes: Routes
+    before: list[ProcessStatus]
+
+    def follower_of(self, object_id: int) -> CacheServer:
+        return self.routes.tier(REGION, "tier-1").home(object_id >> 47)
+
+    @asynccontextmanager
+    async def session(self, server: CacheServer, transport: str = "frames") -> AsyncIterator[Session]:
+        credentials = Credentials("raw", "client")
+        if transport == "frames":
+            session = await connect_frames(server.frames, SessionSettings(), credentials)
+        else:
+            session = await connect_grpc(server.grpc, SessionSettings(), credentials)
+        try:
+            yield session
+        finally:
+            await session.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
+    shape = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=SHARDS)
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(running_cluster(tmp_path_factory.mktemp("cluster"), shape))
+        bystander = await stack.enter_async_context(bystander_of(cluster))
+        routes = Routes(parse_topology(cluster.topology_path.read_bytes(), "topology"))
+        yield Rig(cluster, bystander, routes, (await cluster.status()).processes)
+        assert bystander.rounds > 50
+        await assert_caches_equal_the_database(cluster)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def rig(whole: Rig) -> AsyncIterator[Rig]:
+    """The cluster; after each test every process is the one that it was and ready, and the bystander went on."""
+    yield whole
+    await whole.bystander.more_rounds(3)
+    assert whole.bystander.errors == []
+    assert (await whole.cluster.status()).processes == whole.before
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def graph(rig: Rig) -> AsyncIterator[Graph]:
+    async with connect(str(rig.cluster.topology_path)) as graph:
+        yield graph
+
+
+async def new_user(graph: Graph) -> int:
+    return await graph.obj_add("user", {"name": "n", "home": "h"})
+
+
+async def result_of(session: Session, write: pb.Write) -> str:
+    """The reason for which the write was refused, or "" when it was done."""
+    try:
+        answer = await session.ask(pb.Request(write=pb.WriteBatch(writes=[write])), PATIENT_SECONDS)
+    except TaoError as error:
+        return error.reason
+    (result,) = answer.write.results
+    assert not result.HasField("error") or result.error.message
+    return result.error.reason
+
+
+async def reading_of(session: Session, batch: pb.ReadBatch) -> str:
+    try:
+        answer = await session.ask(pb.Request(read=batch), PATIENT_SECONDS)
+    except TaoError as error:
+        return error.reason
+    assert len(answer.read.errors) + len(answer.read.values) == 1
+    return answer.read.errors[0].reason if answer.read.errors else ""
+
+
+async def test_wrong_use_of_the_sdk_fails_before_the_network_and_names_what_is_wrong(graph: Graph) -> None:
+    user = await new_user(graph)
+    sent = graph.stats.writes + graph.stats.queries
+    huge = "x" * (MEGABYTE + 1)
+    wrong: list[tuple[Callable[[], Awaitable[object]], type[TaoError], str]] = [
+        (lambda: graph.obj_add("usr"), UnknownType, "user"),
+        (lambda: graph.obj_add("user", {"nme": "x"}), InvalidField, "name"),
+        (lambda: graph.obj_add("user", {"name": 7}), InvalidField, "name"),
+        (lambda: graph.obj_add("user", {"name": "\ud800"}), InvalidField, "name"),
+        (lambda: graph.obj_add("user", {"name": huge}), TooLarge, "user"),
+        (lambda: graph.obj_update(user, {"name": 7}, "user"), InvalidField, "name"),
+        (lambda: graph.obj_get(0), InvalidArgument, "id"),
+        (lambda: graph.obj_get(TOO_HIGH), InvalidArgument, "id"),
+        (lambda: graph.obj_get(-1), InvalidArgument, "id"),
+        (lambda: graph.obj_get((SHARDS << 47) + 1), InvalidArgument, "shard"),
+        (lambda: graph.assoc_add(user, "lkes", user), UnknownType, "likes"),
+        (lambda: graph.assoc_add(user, "likes", user, -1), InvalidArgument, "time"),
+        (lambda: graph.assoc_add(user, "likes", user, TOO_HIGH), InvalidArgument, "time"),
+        (lambda: graph.assoc_add(user, "likes", (SHARDS << 47) + 1), InvalidArgument, "id2"),
+        (lambda: graph.assoc_add(user, "follows", user, 1, {"notify": 3}), InvalidField, "notify"),
+        (lambda: graph.assoc_add(user, "note", user, 1, {"text": "x" * 17_000}), TooLarge, "note"),
+        (lambda: graph.assoc_range(user, "likes", -1, 5), InvalidArgument, "pos"),
+        (lambda: graph.assoc_range(user, "likes", 0, -5), InvalidArgument, "limit"),
+        (lambda: graph.assoc_range(user, "likes", 0, 1 << 40), InvalidArgument, "limit"),
+        (lambda: graph.assoc_time_range(user, "likes", TOO_HIGH, 0, 5), InvalidArgument, "high"),
+        (lambda: graph.assoc_get(user, "likes", range(1, 6002)), TooLarge, "6000"),
+        (lambda: graph.assoc_get(user, "likes", [0]), InvalidArgument, "id2s[0]"),
+    ]
+    for call, kind, named in wrong:
+        with pytest.raises(kind) as caught:
+            await call()
+        assert named in caught.value.message, caught.value.message
+    assert graph.stats.writes + graph.stats.queries == sent
+
+
+async def test_an_id_of_another_type_is_refused_and_nothing_changes(graph: Graph) -> None:
+    user = await new_user(graph)
+    with pytest.raises(WrongType):
+        await graph.obj_update(user, {"text": "x"}, "checkin")
+    found = await graph.obj_get(user)
+    assert found is not None
+    assert (found.otype, found.fields["name"]) == ("user", "n")
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_a_wrong_write_past_the_sdk_is_refused_and_nothing_of_it_is_there(
+    rig: Rig, graph: Graph, transport: str
+) -> None:
+    pack = msgspec.msgpack.encode
+    id1, id2 = await new_user(graph), await new_user(graph)
+    reserved = (await graph.reserve_ids(1, near=id1))[0]
+    foreign = (SHARDS + 3) << 47 | 5
+
+    def obj_add(data: bytes = b"", otype: int = USER, object_id: int = reserved) -> pb.Write:
+        return pb.Write(obj_add=pb.ObjAdd(id=object_id, otype=otype, data=data))
+
+    def assoc_add(atype: int = LIKES, data: bytes = b"", time: int = 1, id1: int = id1, id2: int = id2) -> pb.Write:
+        return pb.Write(assoc_add=pb.AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data))
+
+    def update(patch: bytes, otype: int = 0, object_id: int = id1) -> pb.Write:
+        return pb.Write(obj_update=pb.ObjUpdate(id=object_id, otype=otype, patch=patch))
+
+    def change(atype: int, new_atype: int) -> pb.Write:
+        move = pb.AssocChangeType(id1=id1, atype=atype, id2=id2, new_atype=new_atype)
+        return pb.Write(assoc_change_type=move)
+
+    invalid_utf8 = b"\x81\x01\xa2\xff\xfe"
+    bomb = b"\x91" * 200_000 + b"\xc0"
+    cases: list[tuple[pb.Write, str]] = [
+        (obj_add(otype=0), "UNKNOWN_TYPE"),
+        (obj_add(otype=(1 << 32) - 1), "UNKNOWN_TYPE"),
+        (obj_add(pack({1: 7})), "INVALID_FIELD"),
+        (obj_add(pack({1: None})), "INVALID_FIELD"),
+        (obj_add(pack({"name": "x"})), "INVALID_FIELD"),
+        (obj_add(pack([1, 2])), "INVALID_FIELD"),
+        (obj_add(b"\x82\x01\xa1a\x01\xa1b"), "INVALID_FIELD"),
+        (obj_add(invalid_utf8), "INVALID_FIELD"),
+        (obj_add(b"\x81\x01"), "INVALID_FIELD"),
+        (obj_add(b"\xdf\xff\xff\xff\xff"), "INVALID_FIELD"),
+        (obj_add(b"\x81\x01\xa1x trailing"), "INVALID_FIELD"),
+        (obj_add(b"\x81\x63" + bomb), "INVALID_FIELD"),
+        (obj_add(b"\xc1" * 40), "INVALID_FIELD"),
+        (obj_add(pack({1: "x" * MEGABYTE})), "TOO_LARGE"),
+        (obj_add(object_id=TOO_HIGH), "INVALID_ARGUMENT"),
+        (obj_add(object_id=(1 << 64) - 1), "INVALID_ARGUMENT"),
+        (obj_add(object_id=foreign), "INVALID_ARGUMENT"),
+        (pb.Write(obj_add=pb.ObjAdd(shard=SHARDS, otype=USER)), "INVALID_ARGUMENT"),
+        (pb.Write(obj_add=pb.ObjAdd(shard=(1 << 32) - 1, otype=USER)), "INVALID_ARGUMENT"),
+        (update(pack({1: 7})), "INVALID_FIELD"),
+        (update(invalid_utf8), "INVALID_FIELD"),
+        (update(b"\x81\x01"), "INVALID_FIELD"),
+        (update(pack({1: "x"}), CHECKIN), "WRONG_TYPE"),
+        (update(pack({1: "x"}), 77), "UNKNOWN_TYPE"),
+        (update(pack({1: "x" * (MEGABYTE - 4)})), "TOO_LARGE"),
+        (update(b"x" * (2 * MEGABYTE)), "TOO_LARGE"),
+        (update(b"", object_id=0), "INVALID_ARGUMENT"),
+        (assoc_add(atype=0), "UNKNOWN_TYPE"),
+        (assoc_add(atype=999), "UNKNOWN_TYPE"),
+        (assoc_add(time=TOO_HIGH), "INVALID_ARGUMENT"),
+        (assoc_add(time=(1 << 64) - 1), "INVALID_ARGUMENT"),
+        (assoc_add(id2=0), "INVALID_ARGUMENT"),
+        (assoc_add(id2=TOO_HIGH), "INVALID_ARGUMENT"),
+        (assoc_add(id2=foreign), "INVALID_ARGUMENT"),
+        (assoc_add(COMMENT, pack({99: "x" * 256})), "TOO_LARGE"),
+        (assoc_add(LIKES, pack({99: "x" * 256})), "TOO_LARGE"),
+        (assoc_add(NOTE, pack({1: "x" * 16_384})), "TOO_LARGE"),
+        (assoc_add(NOTE, pack({2: ["x", 1]})), "INVALID_FIELD"),
+        (assoc_add(NOTE, b"\x81"), "INVALID_FIELD"),
+        (change(LIKES, 999), "UNKNOWN_TYPE"),
+        (change(999, LIKES), "UNKNOWN_TYPE"),
+        (pb.Write(assoc_delete=pb.AssocDelete(id1=id1, atype=999, id2=id2)), "UNKNOWN_TYPE"),
+        (pb.Write(settle_edge=pb.SettleEdge(id1=id1, atype=LIKES, id2=id2, present=True)), "INVALID_ARGUMENT"),
+        (pb.Write(), "PROTOCOL_ERROR"),
+    ]  # fmt: skip
+    async with rig.session(rig.follower_of(id1), transport) as session:
+        for write, reason in cases:
+            assert await result_of(session, write) == reason, str(write)[:200]
+        # In one batch with a good one, each fails alone.
+        batch = pb.WriteBatch(writes=[*(write for write, _ in cases), obj_add(pack({1: "good"}))])
+        answer = (await session.ask(pb.Request(write=batch), PATIENT_SECONDS)).write
+        by_slot = dict(zip(answer.slots, answer.results, strict=True))
+        assert [by_slot[slot].error.reason for slot in range(len(cases) + 1)] == [*(reason for _, reason in cases), ""]
+    assert await graph.assoc_count(id1, "note", critical=True) == 0
+    for end, atype in ((id1, "likes"), (id2, "liked_by"), (id1, "comment"), (id1, "note")):
+        assert not await graph.assoc_range(end, atype, 0, 10, critical=True)
+    for object_id, fields in ((id1, {"name": "n", "home": "h"}), (reserved, {"name": "good", "home": ""})):
+        found = await graph.obj_get(object_id, critical=True)
+        assert found is not None
+        assert dict(found.fields) == fields
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+@pytest.mark.parametrize("warm", [False, True])
+async def test_a_wrong_read_past_the_sdk_is_refused_whether_cached_or_not(
+    rig: Rig, graph: Graph, transport: str, warm: bool
+) -> None:
+    id1 = await new_user(graph)
+    if warm:  # what is cached is answered before it is judged, where the answer harms nobody
+        await graph.assoc_add(id1, "likes", await new_user(graph), 1)
+        assert len(await graph.assoc_range(id1, "likes", 0, 10)) == 1
+
+    def ranged(pos: int = 0, limit: int = 5, id1: int = id1, atype: int = LIKES) -> pb.ReadBatch:
+        return pb.ReadBatch(range_id1s=[id1], range_atypes=[atype], range_positions=[pos], range_limits=[limit])
+
+    def window(high: int, low: int) -> pb.ReadBatch:
+        return pb.ReadBatch(
+            time_range_id1s=[id1], time_range_atypes=[LIKES], time_range_highs=[high], time_range_lows=[low],
+            time_range_limits=[5],
+        )  # fmt: skip
+
+    def got(id2s: list[int], high: int = 9) -> pb.ReadBatch:
+        return pb.ReadBatch(
+            get_id1s=[id1], get_atypes=[LIKES], get_id2_counts=[len(id2s)], get_id2s=id2s,
+            get_highs=[high], get_lows=[0],
+        )  # fmt: skip
+
+    foreign = (SHARDS + 3) << 47 | 5
+    cases = [
+        (pb.ReadBatch(obj_ids=[0]), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(obj_ids=[TOO_HIGH]), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(obj_ids=[(1 << 64) - 1]), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(obj_ids=[foreign]), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(count_id1s=[id1], count_atypes=[999]), "UNKNOWN_TYPE"),
+        (ranged(atype=(1 << 32) - 1), "UNKNOWN_TYPE"),
+        (ranged(pos=TOO_HIGH), "INVALID_ARGUMENT"),
+        (ranged(pos=(1 << 64) - 1, limit=(1 << 32) - 1), "INVALID_ARGUMENT"),
+        (ranged(pos=TOO_HIGH - 1, limit=(1 << 32) - 1), ""),
+        (ranged(limit=0), ""),
+        (window(TOO_HIGH, 0), "INVALID_ARGUMENT"),
+        (window(0, (1 << 64) - 1), "INVALID_ARGUMENT"),
+        (window(3, 9), ""),
+        (got(list(range(1, 6002))), "TOO_LARGE"),
+        (got([5, 5, 5, 5]), ""),
+        (got([]), ""),
+        (got([0]), "INVALID_ARGUMENT"),
+        (got([1], TOO_HIGH), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(range_id1s=[id1], range_atypes=[LIKES]), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(get_id1s=[id1], get_atypes=[LIKES], get_id2_counts=[(1 << 32) - 1]), "INVALID_ARGUMENT"),
+        (pb.ReadBatch(obj_ids=[id1], minimum_slots=[0]), "INVALID_ARGUMENT"),
+    ]
+    async with rig.session(rig.follower_of(id1), transport) as session:
+        for batch, reason in cases:
+            if not warm:
+                await session.ask(pb.Request(invalidate=pb.Invalidate(shards=[id1 >> 47])), PATIENT_SECONDS)
+            found = await reading_of(session, batch)
+            assert found == reason or (warm and found == ""), str(batch)[:200]
+
+
+async def test_whatever_stands_in_a_string_comes_back_as_it_was(graph: Graph) -> None:
+    for text in HOSTILE_TEXTS:
+        user = await graph.obj_add("user", {"name": text, "home": text})
+        await graph.obj_update(user, {"home": text + text})
+        await graph.assoc_add(user, "note", user, 1, {"text": text, "labels": [text, text]})
+        for critical in (False, True):
+            found = await graph.obj_get(user, critical=critical)
+            assert found is not None
+            assert dict(found.fields) == {"name": text, "home": text + text}
+            (note,) = await graph.assoc_range(user, "note", 0, 5, critical=critical)
+            assert dict(note.fields) == {"text": text, "labels": [text, text]}
+
+
+async def test_the_largest_data_allowed_is_stored_and_one_byte_more_is_not(graph: Graph) -> None:
+    name = "x" * (MEGABYTE - 7)  # map, number, str32 header
+    user = await graph.obj_add("user", {"name": name})
+    found = await graph.obj_get(user, critical=True)
+    assert found is not None
+    assert found.fields["name"] == name
+    with pytest.raises(TooLarge):
+        await graph.obj_update(user, {"name": name + "x"})
+    with pytest.raises(TooLarge):
+        await graph.obj_update(user, {"home": "y"})
+    note = {"text": "x" * (16_384 - 5)}
+    await graph.assoc_add(user, "note", user, 1, note)
+    assert (await graph.assoc_range(user, "note", 0, 1, critical=True))[0].fields["text"] == note["text"]
+
+
+async def test_many_large_objects_at_once_are_done_or_refused_and_memory_stays_bounded(rig: Rig) -> None:
+    name = "x" * (MEGABYTE - 100)
+    async with connect(str(rig.cluster.topology_path), settings=ClientSettings(timeout_seconds=20)) as graph:
+        adds = (graph.obj_add("user", {"name": name}) for _ in range(64))
+        results = await asyncio.gather(*adds, return_exceptions=True)
+        added = [each for each in results if isinstance(each, int)]
+        refused = [each for each in results if not isinstance(each, int)]
+        assert all(isinstance(each, Overloaded) for each in refused), refused
+        assert len(added) >= 32
+        gets = (graph.obj_get(each) for each in added)
+        for each in await asyncio.gather(*gets, return_exceptions=True):
+            assert isinstance(each, Overloaded) or (isinstance(each, Object) and each.fields["name"] == name), each
+        for object_id in added:
+            one = await graph.obj_get(object_id)
+            assert one is not None
+            assert one.fields["name"] == name
+    for process in rig.before:
+        if process.role is not Role.DATABASE:
+            assert resident_mb(process.pid) < 1000, process.name
+
+
+def resident_mb(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmRSS"))
+
+
+async def test_a_many_form_says_which_items_failed_and_does_the_others(graph: Graph) -> None:
+    users = [await new_user(graph) for _ in range(4)]
+    with pytest.raises(SomeFailed) as caught:
+        await graph.obj_update_many(
+            [(user, {"home": "x" * (MEGABYTE - 8 if n == 2 else 3)}) for n, user in enumerate(users)]
+        )
+    assert [isinstance(each, RequestError) for each in caught.value.results] == [False, False, True, False]
+
+
+async def test_a_deadline_of_zero_is_exceeded_at_once(rig: Rig, graph: Graph) -> None:
+    user = await new_user(graph)
+    async with rig.session(rig.follower_of(user)) as session:
+        with pytest.raises(DeadlineExceeded):
+            await session.ask(pb.Request(read=pb.ReadBatch(obj_ids=[user])), 0)
+    write = pb.WriteBatch(writes=[pb.Write(obj_delete=pb.ObjDelete(id=user))])
+    async with bare_connection(rig.follower_of(user)) as (reader, writer):
+        await greet(reader, writer)
+        for body in (pb.Request(number=1, read=pb.ReadBatch(obj_ids=[user])), pb.Request(number=2, write=write)):
+            writer.write(framing.frame(framing.REQUEST, body.SerializeToString()))
+            assert (await answer_from(reader)).error.reason == "DEADLINE_EXCEEDED"
+    assert await graph.obj_get(user, critical=True) is not None
+
+
+# ---- past every client: bytes ------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def bare_connection(server: CacheServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    host, _, port = server.frames.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+
+
+async def frame_from(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+    async with asyncio.timeout(PATIENT_SECONDS):
+        length, kind = struct.unpack("<IB", await reader.readexactly(5))
+        return kind, await reader.readexactly(length)
+
+
+async def answer_from(reader: asyncio.StreamReader) -> pb.Answer:
+    kind, payload = await frame_from(reader)
+    assert kind == framing.ANSWER
+    return pb.Answer.FromString(payload)
+
+
+async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="bare", role="client")
+    writer.write(framing.frame(framing.HELLO, hello.SerializeToString()))
+    assert (await frame_from(reader))[0] == framing.WELCOME
+
+
+async def test_bytes_that_are_no_protocol_cost_their_own_connection(rig: Rig) -> None:
+    server = rig.routes.server("follower-1a")
+    hello = frames_pb2.Hello(protocol_version=99).SerializeToString()
+    for garbage in (
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\xff" * 64,
+        framing.frame(framing.HELLO, b"\xff\xff\xff"),
+        framing.frame(framing.HELLO, hello),
+        framing.frame(framing.REQUEST, pb.Request(number=1).SerializeToString()),
+    ):
+        async with bare_connection(server) as (reader, writer):
+            writer.write(garbage)
+            kind, payload = await frame_from(reader)
+            assert kind == framing.ERROR
+            assert pb.Error.FromString(payload).message
+            assert await reader.read() == b""
+    for garbage in (
+        framing.frame(framing.REQUEST, b"\xff\xff\xff"),
+        framing.pack_header(MAX_MESSAGE_BYTES + 1, framing.REQUEST),
+        framing.frame(framing.WELCOME, b""),
+        framing.frame(77, b"x"),
+        b"\x00" * 5,
+    ):
+        async with bare_connection(server) as (reader, writer):
+            await greet(reader, writer)
+            writer.write(garbage)
+            kind, payload = await frame_from(reader)
+            assert (kind, pb.Error.FromString(payload).reason) == (framing.ERROR, "PROTOCOL_ERROR")
+            assert await reader.read() == b""
+
+
+async def test_bytes_that_are_no_message_end_their_grpc_call_and_no_other(rig: Rig) -> None:
+    async with grpc.aio.insecure_channel(rig.cluster.client_address) as channel:
+
+        async def refused(method: str, message: bytes) -> tuple[grpc.StatusCode, str]:
+            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/tao.v1.Graph/{method}")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(message, timeout=PATIENT_SECONDS)
+            trailers = dict(caught.value.trailing_metadata() or ())
+            return caught.value.code(), str(trailers.get("tao-reason", ""))
+
+        wrong = (grpc.StatusCode.INVALID_ARGUMENT, "PROTOCOL_ERROR")
+        for method in ("ObjGet", "AssocAdd", "ObjAdd"):
+            assert await refused(method, b"\xff\xff\xff") == wrong
+        assert (await refused("NoSuch", b""))[0] == grpc.StatusCode.UNIMPLEMENTED
+        oversized = b"\x12" * (MAX_MESSAGE_BYTES + 1)
+        assert (await refused("ObjGet", oversized))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
+        session: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream("/tao.v1.Graph/Session")
+        stream = session(timeout=PATIENT_SECONDS)
+        await stream.write(b"\xff\xff\xff")
+        assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
+        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
+            "/tao.v1.Graph/WatchConfiguration"
+        )
+        assert await watch(b"\xff\xff\xff", timeout=PATIENT_SECONDS).code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_client_that_stops_reading_is_held_back_and_then_cut_off(rig: Rig, graph: Graph) -> None:
+    user = await graph.obj_add("user", {"name": "x" * (MEGABYTE // 2)})
+    await graph.obj_get(user)
+    async with bare_connection(rig.follower_of(user)) as (reader, writer):
+        await greet(reader, writer)
+        for number in range(1, 400):
+            request = pb.Request(number=number, deadline_ms=60_000, read=pb.ReadBatch(obj_ids=[user]))
+            writer.write(framing.frame(framing.REQUEST, request.SerializeToString()))
+        # 200 MB were asked for: the server keeps a bounded part of it, and gives the connection up after 10 s.
+        server = next(each for each in rig.before if each.name == rig.follower_of(user).name)
+        most_mb = 0
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while not writer.transport.is_closing():
+                await rig.bystander.more_rounds(1)
+                most_mb = max(most_mb, resident_mb(server.pid))
+                writer.write(framing.frame(framing.PING, b"x"))
+    assert most_mb < 1000
+
+
+async def test_requests_between_servers_are_refused_or_harmless_from_a_client(rig: Rig, graph: Graph) -> None:
+    user = await new_user(graph)
+    bad_change = pb.ShardMessages(shard=user >> 47, messages=[pb.Message(list_change=pb.ListChange(put_id2s=[1]))])
+    async with rig.session(rig.follower_of(user)) as session:
+        for request in (
+            pb.Request(),
+            pb.Request(subscribe=pb.Subscribe(subscriber="x")),
+            pb.Request(settle_pairs=pb.SettlePairs()),
+            pb.Request(apply=pb.ApplyChanges(changes=[bad_change])),
+            pb.Request(reserve_ids=pb.ReserveIds(shard=SHARDS, count=1)),
+            pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=(1 << 32) - 1)),
+        ):
+            with pytest.raises(TaoError) as caught:
+                await session.ask(request, PATIENT_SECONDS)
+            assert caught.value.reason in {"INVALID_ARGUMENT", "PROTOCOL_ERROR"}, str(request)
+        shards = pb.Invalidate(shards=[user >> 47, SHARDS, (1 << 32) - 1])
+        answer = await session.ask(pb.Request(invalidate=shards), PATIENT_SECONDS)
+        assert answer.invalidated.shards == 1
+    assert await graph.obj_get(user) is not None
