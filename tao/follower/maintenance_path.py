@@ -88,13 +88,14 @@ class Subscriptions:
             self._behind.discard(shard)
         self._behind |= hosted - self._hosted
         self._hosted = hosted
+        # Also those that are named no more, so that they end.
+        for changed in self._following.values():
+            changed.set()
         for leader in routes.leaders(self._region).servers:
-            changed = self._following.get(leader.name)
-            if changed is None:
-                self._following[leader.name] = asyncio.Event()
-                self._spawn(self._follow(leader.name))
-            else:
-                changed.set()
+            if leader.name not in self._following:
+                began = asyncio.Event()
+                self._spawn(self._follow(leader.name, began))
+                self._following[leader.name] = began
 
     def _shards_led_by(self, leader: str) -> list[int]:
         leaders = self._configuration.routes.leaders(self._region)
@@ -104,9 +105,8 @@ class Subscriptions:
         servers = self._configuration.routes.leaders(self._region).servers
         return next((server for server in servers if server.name == name), None)
 
-    async def _follow(self, name: str) -> None:
+    async def _follow(self, name: str, changed: asyncio.Event) -> None:
         """Keep the series with one leader, until the topology does not name it any more."""
-        changed = self._following[name]
         try:
             while (leader := self._leader(name)) is not None:
                 changed.clear()

@@ -97,7 +97,9 @@ async def under_traffic(cluster: DevCluster, disturb: Callable[[list[Writer]], A
 async def progress(writers: list[Writer]) -> None:
     """Everybody has had another write acknowledged."""
     before = [writer.acknowledged for writer in writers]
-    while any(writer.acknowledged < seen + 3 for writer, seen in zip(writers, before, strict=True)):
+    while any(  # noqa: ASYNC110 - writers have no event to wait for
+        writer.acknowledged < seen + 3 for writer, seen in zip(writers, before, strict=True)
+    ):
         await asyncio.sleep(0.01)
 
 

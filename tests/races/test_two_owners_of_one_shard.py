@@ -35,8 +35,9 @@ from tao.model.versions import counter_of
 from tao.model.writes import AssocAdd
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
-from tao.storage.pools import Pools, ServerAccount
+from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tests.rigs.leader_rig import COMMENT, FRIEND, LeaderRig, OtherRigs, make_id
 from tests.rigs.pacing import Gate, until

@@ -34,8 +34,10 @@ async def rig() -> LeaderRig:
 class Asked:
     """One request at a `ReadService`; ``answers`` as they came."""
 
-    def __init__(self, rig: LeaderRig, deadline_ms: int = 5_000, **columns: Any) -> None:
+    def __init__(self, rig: LeaderRig, **columns: Any) -> None:
+        """``deadline_ms`` may be among the columns."""
         self.answers: list[pb.Answer] = []
+        deadline_ms = columns.pop("deadline_ms", 5_000)
         request = pb.Request(number=1, deadline_ms=deadline_ms, read=pb.ReadBatch(**columns))
         rig.reads.handle(request, MemoryReply(self.answers.append))
 

@@ -1,0 +1,129 @@
+"""Writes through a follower: to the right leader, again only where nothing was written, answered as they are done."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tao.model.errors import (
+    DeadlineExceeded,
+    Fenced,
+    InvalidArgument,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    ShardBlocked,
+    TaoError,
+    Unavailable,
+)
+from tao.model.writes import AssocAdd, ObjAdd
+from tao.wire.convert import write_to_pb
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.pacing import quiet, until
+from tests.rigs.region_rig import RegionRig
+
+A, B, FAR = make_id(64), make_id(128), make_id(64, 1)
+
+
+def add(time: int = 1, id2: int = B, atype: int = COMMENT) -> AssocAdd:
+    return AssocAdd(A, atype, id2, time, b"")
+
+
+def asked(region: RegionRig, leader: str) -> int:
+    return sum(sent.HasField("write") for sent in region.near.links[leader].sent)
+
+
+@pytest.mark.parametrize("error", [NotMine("no", 1), Fenced("no"), Unavailable("no")])
+async def test_what_is_known_not_to_be_written_is_tried_again(region: RegionRig, error: TaoError) -> None:
+    region.near.links["leader-1"].faults["write"] = [error] * 3
+    await region.near.write(add())
+    assert asked(region, "leader-1") == 4
+
+
+async def test_only_so_often(region: RegionRig) -> None:
+    region.near.links["leader-1"].faults["write"] = [Unavailable("no")] * 4
+    with pytest.raises(Unavailable):
+        await region.near.write(add())
+    assert asked(region, "leader-1") == 4
+
+
+@pytest.mark.parametrize(
+    "error", [OutcomeUnknown("?"), Overloaded("full"), ShardBlocked("locked"), InvalidArgument("")]
+)
+async def test_anything_else_is_the_client_s_to_decide_on(region: RegionRig, error: TaoError) -> None:
+    region.near.links["leader-1"].faults["write"] = [error]
+    with pytest.raises(type(error)):
+        await region.near.write(add())
+    assert asked(region, "leader-1") == 1
+
+
+async def test_one_write_of_a_batch_is_tried_again_while_the_others_are_answered(region: RegionRig) -> None:
+    answers: list[pb.Answer] = []
+    near = region.near
+    near.links["leader-2"].faults["write"] = [Unavailable("no")]
+    far_write = AssocAdd(A, COMMENT, B, 1, b""), ObjAdd(make_id(900, 0), USER, b"", allocated=False)
+    request = pb.Request(deadline_ms=5_000, write=pb.WriteBatch(writes=[write_to_pb(each) for each in far_write]))
+    near.service.handle(request, MemoryReply(answers.append))
+    await until(lambda: answers and not answers[-1].more)
+    assert sorted(slot for answer in answers for slot in answer.write.slots) == [0, 1]
+
+
+async def test_a_pair_goes_to_the_leader_of_the_smaller_id_whichever_way_it_is_named(region: RegionRig) -> None:
+    await region.far.write(AssocAdd(FAR, FRIEND, A, 1, b""))
+    assert sum(sent.HasField("write") for sent in region.far.links["leader-1"].sent) == 1
+    assert await region.near.times(A, FRIEND) == await region.far.times(FAR, FRIEND) == [1]
+
+
+async def test_a_write_of_a_shard_of_another_follower_is_refused(region: RegionRig) -> None:
+    with pytest.raises(NotMine):
+        await region.near.write(AssocAdd(FAR, COMMENT, A, 1, b""))
+
+
+async def test_a_write_ends_with_its_deadline_while_no_leader_takes_it(region: RegionRig) -> None:
+    near = region.near
+    near.links["leader-1"].faults["write"] = [NotMine("no", 1)] * 9
+    batch = pb.WriteBatch(writes=[write_to_pb(add())])
+    answer = await near.ask(pb.Request(deadline_ms=1, write=batch))
+    assert answer.write.results[0].error.reason in (DeadlineExceeded.reason, NotMine.reason)
+
+
+async def test_when_no_task_can_wait_for_a_second_try_the_writer_hears_of_it(region: RegionRig) -> None:
+    near = region.near
+    link = near.links["leader-1"]
+    link.faults["write"] = [Unavailable("no")]
+    writing = asyncio.ensure_future(near.write(add()))
+    near.tasks.refuses = True
+    with pytest.raises(Overloaded):
+        await writing
+    near.tasks.refuses = False
+
+
+async def test_a_leader_whose_tasks_are_full_fails_the_writes_it_could_not_begin(region: RegionRig) -> None:
+    region.leader.tasks.refuses = True
+    with pytest.raises(Overloaded):
+        await region.near.write(add(), add(2))
+    region.leader.tasks.refuses = False
+
+
+async def test_an_empty_batch_is_answered(region: RegionRig) -> None:
+    assert await region.near.write() == []
+
+
+async def test_the_writer_s_own_cache_has_the_new_object_and_list_without_a_read(region: RegionRig) -> None:
+    near = region.near
+    (result,) = await near.write(ObjAdd(make_id(900), USER, b"", allocated=False))
+    await near.write(add(5))
+    assert near.cache.object(result.id) is not None
+    assert await near.times(A, COMMENT) == [5]
+    assert region.store.reads == []
+
+
+async def test_an_edge_to_a_shard_that_does_not_exist_is_refused_with_nothing_written(region: RegionRig) -> None:
+    with pytest.raises(InvalidArgument):
+        await region.near.write(AssocAdd(A, FRIEND, make_id(64, 900), 1, b""))
+    await quiet()
+    assert region.store.edges(A, FRIEND) == []
+    assert region.store.rows.intents == {}

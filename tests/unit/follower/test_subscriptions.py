@@ -1,0 +1,111 @@
+"""Subscriptions: nothing is cached unconfirmed, nothing is kept that was not told, and a lost leader costs no hits."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tao.model.errors import Unavailable
+from tao.model.writes import AssocAdd
+from tests.rigs.leader_rig import COMMENT, make_id, make_topology
+from tests.rigs.pacing import quiet, until
+from tests.rigs.region_rig import FollowerRig, RegionRig, subscribed
+
+A, B, FAR = make_id(64), make_id(128), make_id(64, 1)
+
+
+async def test_nothing_is_cached_of_a_shard_before_its_leader_has_confirmed_it(region: RegionRig) -> None:
+    near = FollowerRig("near-1", region.topology)
+    link = near.links["leader-1"]
+    link.handler = region.leader.service
+    link.hold_answers.add("subscribe")
+    near.subscriptions.follow_routes(near.configuration.routes)
+    await until(lambda: link.held)
+    for _ in range(2):
+        assert await near.times(A, COMMENT) == []
+    assert near.fills.started == 2
+    assert near.subscriptions.unsubscribed == 3
+    link.let_go()
+    await subscribed(near)
+    for _ in range(2):
+        await near.times(A, COMMENT)
+    assert near.fills.started == 3
+    await near.tasks.close()
+
+
+async def test_a_shard_that_its_leader_does_not_own_is_asked_for_until_it_does(region: RegionRig) -> None:
+    near = region.near
+    region.leader.ownership.want((2, 3))
+    await until(lambda: near.subscriptions.unsubscribed)
+    await region.leader.take(0, 2, 3)
+    await subscribed(near)
+    await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+    assert await near.times(A, COMMENT) == [1]
+
+
+async def test_while_its_leader_is_away_a_follower_serves_what_it_has(region: RegionRig) -> None:
+    near = region.near
+    await near.write(AssocAdd(A, COMMENT, B, 1, b""))
+    near.links["leader-1"].break_off()
+    await until(lambda: near.subscriptions.unsubscribed == 3)
+    assert await near.times(A, COMMENT) == [1]
+    with pytest.raises(Unavailable):
+        await near.times(B, COMMENT)
+
+
+async def test_a_missing_delivery_voids_the_shard_and_is_made_good(region: RegionRig) -> None:
+    near, link = region.near, region.near.links["leader-1"]
+    assert await near.times(A, COMMENT) == []
+    link.hold_answers.add("subscribe")
+    await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+    await until(lambda: link.held)
+    link.held.clear()  # lost on the way
+    link.hold_answers.clear()
+    await region.leader.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
+    await until(lambda: near.subscriptions.gaps == 1)
+    await subscribed(near)
+    assert await near.times(A, COMMENT) == [2, 1]
+
+
+async def test_a_delivery_that_cannot_be_applied_voids_the_shards_of_its_series(
+    region: RegionRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    near = region.near
+    errors: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    assert await near.times(A, COMMENT) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(type(near.cache), "apply_message", lambda *_: 1 / 0)
+        await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+        await until(lambda: errors)
+    resets = near.subscriptions.resets
+    await until(lambda: near.subscriptions.resets > resets)
+    assert await near.times(A, COMMENT) == [1]
+    assert [type(each) for each in errors] == [ZeroDivisionError]
+
+
+async def test_a_shard_that_leaves_this_server_is_dropped_and_one_that_comes_is_subscribed(region: RegionRig) -> None:
+    near = region.near
+    changed = make_topology(2, near={0: ("near-2",)}, leaders={1: ("leader-2",)})
+    near.configuration.use_topology(changed)
+    assert not near.cache.is_open(0)
+    await subscribed(near)
+    assert near.subscriptions.hosted == {1, 2, 3}
+    assert near.cache.is_open(1)
+    await region.leaders["leader-2"].write(AssocAdd(FAR, COMMENT, B, 1, b""))
+    await until(lambda: near.cache.floor_of_list(FAR, COMMENT, 0.0))
+
+
+async def test_a_leader_that_the_topology_names_no_more_is_followed_no_more(region: RegionRig) -> None:
+    near = region.near
+    near.configuration.use_topology(make_topology(2, leader_servers=("leader-1",)))
+    await quiet()
+    assert len(near.tasks.running) == 1
+
+
+async def test_deliveries_are_acknowledged_so_that_the_leader_s_window_stays_open(region: RegionRig) -> None:
+    for time in range(1, 30):
+        await region.leader.write(AssocAdd(A, COMMENT, B + time, time, b""))
+    await until(lambda: region.near.subscriptions.messages >= 29)
+    await until(lambda: not region.leader.publisher.figures()["unacknowledged_bytes"])
