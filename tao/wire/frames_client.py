@@ -1,6 +1,7 @@
 """The client's end of a connection of frames (DESIGN.md §11).
 
-All requests of one loop tick leave in one write: what dozens of awaiters ask at once costs one system call. A
+All requests of one loop tick leave in one write: what dozens of awaiters ask at once costs one system call. Only much
+(`_GATHERED_BYTES`) leaves sooner, so that the server works on the first part while the rest is still being asked. A
 connection that is silent is asked for a word (ping); one that stays silent is given up, since a dead peer behind a
 dropped route looks exactly like an idle one.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import cast
+from typing import Final, cast
 
 from google.protobuf.message import DecodeError
 
@@ -23,6 +24,9 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Session
 from tao.wire.settings import SessionSettings
 from tao.wire.v1 import frames_pb2, session_pb2
+
+_GATHERED_BYTES: Final = 4096
+"""What waits for the end of the tick at most: 500 ids, some 0.1 ms of a server's work, against 0.01 ms for a write."""
 
 
 async def connect_frames(
@@ -94,6 +98,8 @@ class FrameSession(NumberedSession, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        # This class gathers what is worth gathering; the loop is not to hold it back for the rest of its iteration.
+        self._transport.set_write_buffer_limits(high=0)
         shown = self._credentials
         hello = frames_pb2.Hello(
             protocol_version=framing.PROTOCOL_VERSION, name=shown.name, role=shown.role, token=shown.token
@@ -137,12 +143,17 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         self._out.append(pack_header(len(payload), kind))
         self._out.append(payload)
         self._out_bytes += len(payload)
-        if not self._flush_due:
+        if self._out_bytes >= _GATHERED_BYTES:
+            self._write()
+        elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
+        self._write()
+
+    def _write(self) -> None:
         if self._out and self._transport is not None:
             self._transport.write(b"".join(self._out))
         self._out.clear()
