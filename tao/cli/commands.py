@@ -16,7 +16,7 @@ from tao.cli.load import load
 from tao.cli.look import count, get, list_
 from tao.cli.ready import ready
 from tao.cli.schema import schema
-from tao.cli.servers import follower, leader
+from tao.cli.servers import follower, leader, tailer
 from tao.cli.stats import stats
 
 
@@ -32,6 +32,7 @@ def tao() -> None:
 for command in (
     follower,
     leader,
+    tailer,
     accounts,
     migrate,
     ready,

@@ -1,4 +1,4 @@
-"""`tao follower` and `tao leader`: run one server in the foreground, until SIGTERM or Ctrl-C."""
+"""`tao follower`, `tao leader` and `tao tailer`: run one server in the foreground, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -36,3 +36,14 @@ def leader(settings_file: Path) -> int:
     from tao.runtime.settings import load_settings
 
     return run_leader(load_settings(settings_file, LeaderSettings))
+
+
+@click.command()
+@_settings_option
+def tailer(settings_file: Path) -> int:
+    """Run a tailer: it reads a database's binlog and tells the leaders what has changed."""
+    from tao.runtime.settings import load_settings
+    from tao.tailer.server import run_tailer
+    from tao.tailer.settings import TailerSettings
+
+    return run_tailer(load_settings(settings_file, TailerSettings))

@@ -1,0 +1,113 @@
+"""Positions in a binlog by global transaction id, in the two notations there are.
+
+MariaDB counts per domain and only upwards, so the last number of each domain is the whole position. MySQL's numbers
+belong to the server that committed, and a set of them may have gaps, so intervals are kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import Final
+
+from tao.model.errors import OperatorError
+from tao.storage.dialect import Dialect
+
+
+class MariadbPosition:
+    """``domain-server-number`` per domain: ``0-1-4711,7-2-9``."""
+
+    __slots__ = ("_reached",)
+
+    def __init__(self, text: str) -> None:
+        self._reached: Final[dict[str, tuple[str, int]]] = {}
+        for gtid in _words(text):
+            self.advance(gtid)
+
+    def advance(self, gtid: str) -> None:
+        """The transaction is behind us. Raises `OperatorError` for what is no GTID."""
+        domain, server, number = _mariadb_parts(gtid)
+        reached = self._reached.get(domain)
+        if reached is None or number > reached[1]:
+            self._reached[domain] = (server, number)
+
+    def includes(self, gtid: str) -> bool:
+        """Whether the transaction, or a later one of its domain, is behind us."""
+        domain, _, number = _mariadb_parts(gtid)
+        reached = self._reached.get(domain)
+        return reached is not None and number <= reached[1]
+
+    def __str__(self) -> str:
+        return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in sorted(self._reached.items()))
+
+
+class MysqlPosition:
+    """A GTID set: ``uuid:1-4711:4713,uuid:1-9``."""
+
+    __slots__ = ("_intervals",)
+
+    def __init__(self, text: str) -> None:
+        self._intervals: Final[dict[str, list[tuple[int, int]]]] = {}
+        for word in _words(text):
+            uuid, *intervals = word.lower().split(":")
+            for interval in intervals:
+                first, _, last = interval.partition("-")
+                if not first.isdecimal() or (last and not last.isdecimal()):
+                    raise OperatorError(f"{word!r} is no GTID set that is understood here; tagged GTIDs are not")
+                self._add(uuid, int(first), int(last or first))
+
+    def advance(self, gtid: str) -> None:
+        """The transaction is behind us. Raises `OperatorError` for what is no GTID."""
+        uuid, number = _mysql_parts(gtid)
+        self._add(uuid, number, number)
+
+    def includes(self, gtid: str) -> bool:
+        """Whether the transaction is behind us."""
+        uuid, number = _mysql_parts(gtid)
+        intervals = self._intervals.get(uuid, [])
+        at = bisect_right(intervals, (number, number + 1)) - 1
+        return at >= 0 and intervals[at][0] <= number <= intervals[at][1]
+
+    def __str__(self) -> str:
+        return ",".join(
+            ":".join([uuid, *(str(first) if first == last else f"{first}-{last}" for first, last in intervals)])
+            for uuid, intervals in sorted(self._intervals.items())
+        )
+
+    def _add(self, uuid: str, first: int, last: int) -> None:
+        intervals = self._intervals.setdefault(uuid, [])
+        if intervals and intervals[-1][0] <= first == intervals[-1][1] + 1:  # the usual case: the next number
+            intervals[-1] = (intervals[-1][0], last)
+            return
+        merged: list[tuple[int, int]] = []
+        for start, end in sorted([*intervals, (first, last)]):
+            if merged and start <= merged[-1][1] + 1:
+                merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            else:
+                merged.append((start, end))
+        intervals[:] = merged
+
+
+GtidPosition = MariadbPosition | MysqlPosition
+
+
+def parse_position(dialect: Dialect, text: str) -> GtidPosition:
+    """The position that a server of this kind, or its stored form, states. Raises `OperatorError`."""
+    return MariadbPosition(text) if dialect is Dialect.MARIADB else MysqlPosition(text)
+
+
+def _words(text: str) -> list[str]:
+    return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _mariadb_parts(gtid: str) -> tuple[str, str, int]:
+    parts = gtid.split("-")
+    if len(parts) != 3 or not all(part.isdecimal() for part in parts):
+        raise OperatorError(f"{gtid!r} is no MariaDB GTID; it should look like 0-1-4711")
+    return parts[0], parts[1], int(parts[2])
+
+
+def _mysql_parts(gtid: str) -> tuple[str, int]:
+    uuid, _, number = gtid.partition(":")
+    if len(uuid) != 36 or not number.isdecimal():
+        raise OperatorError(f"{gtid!r} is no MySQL GTID; it should look like 3e11fa47-71ca-11e1-9e33-c80aa9429562:23")
+    return uuid.lower(), int(number)

@@ -1,0 +1,108 @@
+"""What one transaction means, cut into parts by shard, and parts put together into relays (DESIGN.md §7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+
+from tao.delivery.message_log import estimated_bytes
+from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
+from tao.model.relay import Relay, Touch
+from tao.planning.row_events import Translated
+from tao.tailer.settings import DeliverySettings
+
+_PART_BYTES = 200  # a touch, a shard number or the proof of a time, with its place in a queue
+
+Content = ShardMessages | Touch | int
+"""Messages, a touch, or a shard that is void."""
+
+
+class Receipt(msgspec.Struct, gc=False):
+    """How many parts of a transaction are not acknowledged yet. ``gtid`` is behind us when there are none."""
+
+    gtid: str
+    unacknowledged: int
+
+
+class Part(msgspec.Struct, gc=False):
+    """What goes to the leader of one shard; ``content=None`` proves a time to any leader."""
+
+    receipt: Receipt
+    shard: int
+    content: Content | None
+    size_bytes: int
+    proven_unix_ms: int = 0
+
+
+def contents_of(
+    translated: Translated, has_master_here: Callable[[int], bool], settings: DeliverySettings
+) -> Iterator[tuple[int, Content, int]]:
+    """``(shard, content, bytes)``. Touches are the master region's affair: what they raise is replicated."""
+    for of_shard in translated.messages:
+        for run, size in _runs(of_shard, settings):
+            yield of_shard.shard, run, size
+    for touch in translated.touches:
+        if has_master_here(touch.shard):
+            yield touch.shard, touch, _PART_BYTES
+    for shard in translated.bulk_shards:
+        yield shard, shard, _PART_BYTES
+
+
+def proof(receipt: Receipt, unix_ms: int) -> Part:
+    """A part that tells only that all commits up to then have come."""
+    return Part(receipt, -1, None, _PART_BYTES, unix_ms)
+
+
+def relay_of(parts: Iterable[Part], source: str) -> Relay:
+    """One relay. Within a shard messages keep their order; of one shard and epoch they are put together."""
+    messages: dict[tuple[int, int], list[Message]] = {}
+    touches: dict[Touch, None] = {}
+    void: dict[int, None] = {}
+    proven_unix_ms = 0
+    for part in parts:
+        proven_unix_ms = max(proven_unix_ms, part.proven_unix_ms)
+        match part.content:
+            case ShardMessages() as of_shard:
+                messages.setdefault((of_shard.shard, of_shard.version_epoch), []).extend(of_shard.messages)
+            case Touch() as touch:
+                touches[touch] = None
+            case int() as shard:
+                void[shard] = None
+            case None:
+                pass
+    return Relay(
+        changes=tuple(ShardMessages(shard, epoch, tuple(run)) for (shard, epoch), run in messages.items()),
+        touches=tuple(touches),
+        bulk_shards=tuple(void),
+        source=source,
+        source_unix_ms=proven_unix_ms,
+    )
+
+
+def _runs(of_shard: ShardMessages, settings: DeliverySettings) -> Iterator[tuple[ShardMessages, int]]:
+    """The messages in runs that a relay can hold."""
+    run: list[Message] = []
+    size = 0
+    for message in of_shard.messages:
+        message, message_bytes = _bounded(message, settings.large_message_bytes)
+        if run and (size + message_bytes > settings.relay_bytes or len(run) >= settings.relay_parts):
+            yield ShardMessages(of_shard.shard, of_shard.version_epoch, tuple(run)), size
+            run, size = [], 0
+        run.append(message)
+        size += message_bytes
+    yield ShardMessages(of_shard.shard, of_shard.version_epoch, tuple(run)), size
+
+
+def _bounded(message: Message, large_bytes: int) -> tuple[Message, int]:
+    size = estimated_bytes(message)
+    if size > large_bytes:
+        match message:
+            case ObjectChange():
+                message = ObjectInvalidation(message.id, message.after)
+            case ListChange():
+                message = ListInvalidation(message.id1, message.atype, message.after)
+            case _:
+                return message, size
+        size = estimated_bytes(message)
+    return message, size

@@ -1,0 +1,213 @@
+"""A tailer, wired: the only place where its parts are put together (DESIGN.md §14)."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Coroutine, Iterable
+from typing import Any, Final
+
+from tao.model.errors import TopologyError
+from tao.model.topology import Database, DatabaseServer
+from tao.observability.logs import Logger, configure_logs, logger
+from tao.observability.metrics import Metrics
+from tao.peers.links import Links, LinkSettings
+from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
+from tao.runtime.clock import LoopClock
+from tao.runtime.process import run_server
+from tao.runtime.tasks import BackgroundTasks
+from tao.serving.configuration import Configuration
+from tao.serving.schema_file import SchemaFile
+from tao.storage.session import ServerAccount
+from tao.tailer.checkpoint import Checkpoint
+from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders
+from tao.tailer.lag import Lag
+from tao.tailer.reader import BinlogReader
+from tao.tailer.settings import TailerSettings
+from tao.tailer.tail_path import TailPath
+from tao.topology.file_store import TopologyFile
+from tao.wire.identity import Credentials
+
+_UPPER_HALF: Final = 1 << 31
+
+
+class TailerServer:
+    """One tailer process' parts. `start` follows; then the `tao.runtime.process.RunningServer` protocol."""
+
+    def __init__(self, settings: TailerSettings, log: Logger) -> None:
+        self._settings: Final = settings
+        self._log: Final = log
+        self._tasks: Final = BackgroundTasks(settings.name, log)
+        self._topology_file: Final = TopologyFile(
+            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        )
+        self._schema_file: Final = SchemaFile(settings.schema_file)
+
+    async def start(self) -> TailerServer:
+        """Begin to follow the binlog. Raises `OperatorError` or `OSError` when files or the admin port cannot be had;
+        a database server that is away is waited for."""
+        settings = self._settings
+        configuration = self._configuration = Configuration(
+            await self._topology_file.load(), await self._schema_file.load(), self._log
+        )
+        database, server = self._database()
+        self._links = Links(LinkSettings(), Credentials(settings.name, "tailer", settings.token))
+        reader = self._reader = BinlogReader(
+            ServerAccount(server.host, server.port, settings.user, settings.password, server.socket),
+            settings.server_id or _UPPER_HALF | zlib.crc32(settings.name.encode()),
+            settings.reader,
+            self._log,
+        )
+        unix_ms = LoopClock().unix_ms
+        lag = self._lag = Lag(unix_ms)
+        tail = self._tail = TailPath(
+            reader,
+            Checkpoint(settings.state_folder, settings.database_server),
+            lambda: configuration.schema,
+            self._shards,
+            lag,
+            unix_ms,
+            settings.tail,
+            self._log,
+        )
+        delivery = self._delivery = DeliveryPath(
+            settings.region,
+            database.name,
+            lambda: configuration.routes,
+            self._refresh_routes,
+            LinkedLeaders(self._links, lambda: configuration.routes.version),
+            tail.acknowledged,
+            self._spawn_lane,
+            settings.delivery,
+            self._log,
+        )
+        metrics = Metrics(role="tailer", server=settings.name)
+        self._register(metrics)
+        pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: tail.trouble)
+        host, _, port = settings.admin.rpartition(":")
+        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
+        await self._admin.start()
+        self._tasks.start(tail.run(delivery), "tail")
+        self._tasks.start(self._schema_file.watch(configuration.use_schema_text), "schema")
+        self._stop_watching = self._topology_file.watch(configuration.use_topology)
+        self._log.info("tailing", database=database.name, database_server=server.name, region=settings.region)
+        return self
+
+    async def drain(self) -> None:
+        """See `tao.runtime.process.RunningServer`: nobody asks a tailer anything; what is under way is repeated."""
+
+    async def close(self) -> None:
+        """See `tao.runtime.process.RunningServer`. The position is stored."""
+        self._stop_watching()
+        await self._tasks.close()
+        await self._admin.close()
+        await self._links.close()
+
+    async def reload(self) -> None:
+        """See `tao.runtime.process.RunningServer`: look at both files now."""
+        await self._refresh_routes()
+        await self._schema_file.look(self._configuration.use_schema_text)
+
+    async def _refresh_routes(self) -> None:
+        self._configuration.use_topology(await self._topology_file.load())
+
+    def _spawn_lane(self, job: Coroutine[Any, Any, None]) -> object:
+        return self._tasks.start(job, "lane")
+
+    def _database(self) -> tuple[Database, DatabaseServer]:
+        settings = self._settings
+        for database in self._configuration.routes.topology.databases:
+            server = database.servers.get(settings.region)
+            if server is not None and server.name == settings.database_server:
+                return database, server
+        raise TopologyError(
+            f"{settings.topology_file} names no database server {settings.database_server!r} in region "
+            f"{settings.region!r}; correct database_server or region in the tailer's settings"
+        )
+
+    def _shards(self) -> Iterable[int]:
+        for first, last in self._database()[0].shards:
+            yield from range(first, last + 1)
+
+    def _stats(self) -> dict[str, object]:
+        tail, reader, delivery = self._tail, self._reader, self._delivery
+        lag = self._lag.seconds()
+        counts = tail.counts
+        return {
+            "server": self._settings.name,
+            "role": "tailer",
+            "region": self._settings.region,
+            "database_server": self._settings.database_server,
+            "topology_version": self._configuration.routes.version,
+            "schema_hash": self._configuration.schema.version_hash,
+            "trouble": tail.trouble,
+            "connected": reader.connected,
+            "position": tail.position,
+            "lag_seconds": None if lag == float("inf") else lag,
+            "heartbeat_delay_seconds": self._lag.heartbeat_delay_seconds,
+            "transactions": counts.transactions,
+            "rows": counts.rows,
+            "messages": counts.messages,
+            "touches": counts.touches,
+            "void_shards": counts.void_shards,
+            "lost_binlogs": counts.lost_binlogs,
+            "unacknowledged_bytes": delivery.unacknowledged_bytes,
+        }
+
+    def _register(self, metrics: Metrics) -> None:
+        tail, reader, delivery, lag = self._tail, self._reader, self._delivery, self._lag
+        metrics.gauge("replication_lag_seconds", "Age of the newest proof that the binlog is read.", lag.seconds)
+        metrics.gauge(
+            "heartbeat_delay_seconds",
+            "From the writing of the newest heartbeat on its master to its coming here.",
+            lambda: lag.heartbeat_delay_seconds,
+        )
+        metrics.gauge_family(
+            "binlog_total",
+            "What came out of the binlog and what became of it.",
+            "what",
+            lambda: {
+                "transaction": tail.counts.transactions,
+                "row": tail.counts.rows,
+                "message": tail.counts.messages,
+                "touch": tail.counts.touches,
+                "void_shard": tail.counts.void_shards,
+                "row_passed_over": tail.counts.passed_over_rows,
+                "row_with_unknown_columns": tail.counts.unknown_column_rows,
+            },
+        )
+        metrics.gauge_family(
+            "binlog_faults_total",
+            "What did not go smoothly: unreadable events, broken connections, binlogs that could not be continued.",
+            "fault",
+            lambda: {
+                "unknown_event": reader.unknown_events,
+                "oversized_transaction": reader.oversized,
+                "duplicate_transaction": reader.duplicates,
+                "reconnection": max(0, reader.connections - 1),
+                "silence": reader.silences,
+                "lost_binlog": tail.counts.lost_binlogs,
+            },
+        )
+        metrics.gauge_family(
+            "relays_total",
+            "Relays to leaders: acknowledged, repeated, refused for their content; parts of shards unknown here.",
+            "outcome",
+            lambda: {
+                "acknowledged": delivery.relays,
+                "repeated": delivery.repeated,
+                "refused": delivery.refused,
+                "unrouted": delivery.unrouted,
+            },
+        )
+        metrics.gauge(
+            "relay_unacknowledged_bytes", "Waiting for leaders, estimated.", lambda: delivery.unacknowledged_bytes
+        )
+        metrics.gauge("binlog_connections", "1 while the binlog's stream is open.", lambda: float(reader.connected))
+
+
+def run_tailer(settings: TailerSettings) -> int:
+    """Run a tailer in this process until it is told to stop; returns the exit status."""
+    configure_logs("tailer", settings.name, settings.log_level, settings.log_form, sys.stderr)
+    log = logger("tailer")
+    return run_server(lambda: TailerServer(settings, log).start(), log=log)

@@ -1,0 +1,178 @@
+"""From the binlog to the leaders, and what to do when the binlog cannot be followed (DESIGN.md §7).
+
+A tailer that does not know where it was (its first run, a lost disk, a purged binlog) may have missed anything. It
+notes where the binlog ends, makes every shard of the database void in its region, and goes on from the noted place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import aclosing
+from typing import Final
+
+import msgspec
+
+from tao.model.errors import OperatorError, TaoError
+from tao.observability.logs import Logger
+from tao.planning.row_events import Translated, translate
+from tao.schema.registry import Schema
+from tao.tailer.binlog import BinlogLost, BinlogSource, BinlogTransaction, Position
+from tao.tailer.checkpoint import Checkpoint
+from tao.tailer.delivery_path import DeliveryPath
+from tao.tailer.lag import Lag
+from tao.tailer.settings import TailSettings
+
+
+class Counts(msgspec.Struct):
+    """What went through, since the start."""
+
+    transactions: int = 0
+    rows: int = 0
+    messages: int = 0
+    touches: int = 0
+    void_shards: int = 0
+    passed_over_rows: int = 0
+    unknown_column_rows: int = 0
+    lost_binlogs: int = 0
+    """Times that the binlog could not be continued."""
+
+
+class TailPath:
+    """The loop. `run` is its life; `acknowledged` is for the delivery path to call."""
+
+    def __init__(
+        self,
+        source: BinlogSource,
+        checkpoint: Checkpoint,
+        schema: Callable[[], Schema],
+        shards: Callable[[], Iterable[int]],
+        lag: Lag,
+        unix_ms: Callable[[], int],
+        settings: TailSettings,
+        log: Logger,
+    ) -> None:
+        """``shards``: those of the database, for when all become void."""
+        self._source: Final = source
+        self._checkpoint: Final = checkpoint
+        self._schema: Final = schema
+        self._shards: Final = shards
+        self._lag: Final = lag
+        self._unix_ms: Final = unix_ms
+        self._settings: Final = settings
+        self._log: Final = log
+        self._position: Position | None = None
+        self._moved = False
+        self._lost = False
+        self.counts: Final = Counts()
+        self.trouble = "has not begun yet"
+        """Why the binlog is not followed now, or empty."""
+
+    @property
+    def position(self) -> str:
+        """Everything up to here is acknowledged."""
+        return "" if self._position is None else str(self._position)
+
+    def acknowledged(self, gtid: str) -> None:
+        """The transaction, and all before it, are behind us."""
+        if self._position is not None:
+            self._position.advance(gtid)
+            self._moved = True
+
+    async def run(self, delivery: DeliveryPath) -> None:
+        """Until cancelled. The position is stored in between and at the end."""
+        keeping = asyncio.create_task(self._keep_checkpoint(), name="tailer checkpoint")
+        try:
+            while True:
+                try:
+                    await self._follow(delivery)
+                except BinlogLost as error:
+                    again, self._lost = self._lost, True
+                    self.counts.lost_binlogs += 1
+                    self._troubled("binlog_lost", error.message)
+                    if again:  # not even the present end of the binlog can be read: no hurry
+                        await asyncio.sleep(self._settings.retry_seconds)
+                except TaoError as error:
+                    self._troubled("binlog_not_followed", error.message)
+                    await asyncio.sleep(self._settings.retry_seconds)
+                except Exception as error:  # noqa: BLE001 - a tailer that ended for one fault would be silent about all
+                    self._troubled("binlog_not_followed", repr(error))
+                    self._log.exception("tailer_failed")
+                    await asyncio.sleep(self._settings.retry_seconds)
+                # What was submitted counts for the position that was followed, not for the next one.
+                await delivery.drained()
+                await self._store()
+        finally:
+            keeping.cancel()
+            await asyncio.wait((keeping,))
+            await self._store()
+
+    async def _follow(self, delivery: DeliveryPath) -> None:
+        now = await self._source.current_position()
+        stored = None if self._lost else await asyncio.to_thread(self._checkpoint.load)
+        if stored is None:
+            stored = now
+            shards = tuple(self._shards())
+            self._log.warning("region_made_void", shards=len(shards), position=now, lost_binlog=self._lost)
+            self._position, self._moved = None, False
+            self.counts.void_shards += len(shards)
+            await delivery.submit("", Translated(bulk_shards=shards))
+            await delivery.drained()
+            await asyncio.to_thread(self._checkpoint.store, stored, self._unix_ms())
+            self._lost = False
+        self._position = self._source.position(stored)
+        self._log.info("following_binlog", position=stored)
+        async with aclosing(self._source.batches(stored)) as batches:
+            self.trouble = ""
+            async for batch in batches:
+                for transaction in batch:
+                    await self._pass_on(transaction, delivery)
+
+    async def _pass_on(self, transaction: BinlogTransaction, delivery: DeliveryPath) -> None:
+        counts = self.counts
+        void = set(self._shards()) if transaction.void_all else transaction.void_shards
+        translated = translate(transaction.events, self._schema(), self._settings.max_touches_per_shard)
+        if void:
+            translated = _without(translated, void)
+        counts.transactions += 1
+        counts.rows += len(transaction.events)
+        counts.messages += sum([len(of_shard.messages) for of_shard in translated.messages])
+        counts.touches += len(translated.touches)
+        counts.void_shards += len(translated.bulk_shards)
+        counts.passed_over_rows += translated.passed_over
+        counts.unknown_column_rows += translated.unknown_columns
+        self._lag.committed(transaction.committed_unix_ms)
+        newer = bool(translated.heartbeats) and self._lag.heard(translated.heartbeats)
+        await delivery.submit(transaction.gtid, translated, self._lag.heartbeat_unix_ms if newer else 0)
+
+    def _troubled(self, event: str, reason: str) -> None:
+        self.trouble = reason
+        self._log.error(event, reason=reason, position=self.position)
+
+    async def _keep_checkpoint(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.checkpoint_seconds)
+            try:
+                await self._store()
+            except OperatorError as error:
+                self._log.error("checkpoint_not_stored", reason=error.message)
+
+    async def _store(self) -> None:
+        if self._moved and self._position is not None:
+            self._moved = False
+            try:
+                await asyncio.to_thread(self._checkpoint.store, str(self._position), self._unix_ms())
+            except OperatorError:
+                self._moved = True
+                raise
+
+
+def _without(translated: Translated, void: Iterable[int]) -> Translated:
+    """The same with these shards void."""
+    gone = {*void, *translated.bulk_shards}
+    return msgspec.structs.replace(
+        translated,
+        messages=tuple(each for each in translated.messages if each.shard not in gone),
+        touches=tuple(each for each in translated.touches if each.shard not in gone),
+        bulk_shards=tuple(sorted(gone)),
+    )
