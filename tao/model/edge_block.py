@@ -145,9 +145,8 @@ def position_of(block: bytes, id2: int) -> int:
     end = HEADER_BYTES + 8 * n
     at = block.find(needle, HEADER_BYTES, end)
     while at != -1:
-        index, misaligned = divmod(at - HEADER_BYTES, 8)
-        if not misaligned:
-            return index
+        if not (at - HEADER_BYTES) & 7:
+            return (at - HEADER_BYTES) >> 3
         at = block.find(needle, at + 1, end)
     return -1
 
@@ -168,8 +167,10 @@ def first_not_newer(block: bytes, time: int) -> int:
 def slice_block(block: bytes, start: int, stop: int, flags: int) -> bytes:
     """The edges at ``start … stop-1`` (clamped to the block) with its version and count, under the given flags."""
     version, count, n, old = _HEADER.unpack_from(block)
-    stop = min(stop, n)
-    start = min(start, stop)
+    if stop > n:  # `min` would take a fifth of the time of a page
+        stop = n
+    if start > stop:
+        start = stop
     if start == 0 and stop == n:
         return with_flags(block, flags)
     m = stop - start
