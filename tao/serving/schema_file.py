@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from tao.model.errors import SchemaError
 from tao.schema.registry import Schema, load_schema
+
+_logger = logging.getLogger(__name__)
 
 
 class SchemaFile:
@@ -29,7 +32,11 @@ class SchemaFile:
         """Call back with text and file name whenever the text changes, until cancelled."""
         while True:
             await asyncio.sleep(self._poll_seconds)
-            await self.look(on_change)
+            try:
+                await self.look(on_change)
+            except Exception:
+                # A listener's bug must not keep the next schema from being noticed.
+                _logger.exception("a change of %s could not be followed; the file is watched on", self._path)
 
     async def look(self, on_change: Callable[[str, str], object]) -> None:
         """Look once. A file that is missing for a moment, as some editors make it, is looked for again later."""

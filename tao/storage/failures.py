@@ -57,6 +57,8 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
     """Our error for the driver's. ``locking``: the statement was one of a write transaction, so a statement that ran
     out of time was waiting for a lock."""
     number = number_of(error)
+    if not isinstance(error, (pymysql.err.MySQLError, OSError)):
+        return ConnectionLost(f"database server {server}: the connection failed in the driver: {error!r}")
     text = f"database server {server}: {error.args[-1] if error.args else error!r} (error {number})"
     if number in _BLOCKED or (locking and number in _STATEMENT_ENDED):
         return ShardBlocked(f"{text}; a lock was not had in time, nothing was written")

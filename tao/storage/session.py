@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiomysql
-import pymysql.err
 
 from tao.model.errors import DeadlineExceeded, TaoError
 from tao.storage.dialect import Dialect, SessionSetup, dialect_of
@@ -113,11 +112,13 @@ class Session:
             cursor = await self._connection.cursor(_StreamingCursor)
             await cursor.execute(sql, tuple(arguments))
             rows = await cursor.fetchmany(_ROWS_PER_TURN)
-            on_rows(rows)
-            while len(rows) == _ROWS_PER_TURN:
+        while True:
+            try:
+                on_rows(rows)
+                if len(rows) < _ROWS_PER_TURN:
+                    return
                 await asyncio.sleep(0)
                 rows = await cursor.fetchmany(_ROWS_PER_TURN)
-                on_rows(rows)
 
     @asynccontextmanager
     async def _guarded(self, deadline: float) -> AsyncIterator[None]:
@@ -127,11 +128,16 @@ class Session:
         try:
             async with asyncio.timeout_at(deadline):
                 yield
+            except BaseException:
+                self.abort()  # rows are left unread
+                raise
+            async with self._guarded(deadline):
         except TimeoutError as error:
             self.abort()
             raise DeadlineExceeded(f"database server {self._server}: no answer within the time allowed") from error
-        except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
-            # RuntimeError: what uvloop says of a transport that the peer has closed.
+        except Exception as error:
+            # Whatever the driver fails with when a connection goes under its hands: AttributeError of a stream that it
+            # has dropped, RuntimeError of uvloop's transport. Its state is unknown then, and nobody may use it again.
             failure = translate(error, self._server, locking=self._locking)
             if isinstance(failure, ConnectionLost):
                 self.abort()
@@ -165,9 +171,6 @@ async def open_session(
     except TimeoutError as error:
         _close(connection)
         raise ConnectionLost(f"database server {server} at {account.address} did not answer in time") from error
-    except (pymysql.err.MySQLError, OSError, RuntimeError) as error:
-        _close(connection)
-        raise translate(error, f"{server} at {account.address}", locking=False) from error
     except TaoError as error:
         _close(connection)
         if isinstance(error, DeadlineExceeded):
@@ -181,3 +184,6 @@ async def open_session(
 def _close(connection: Any) -> None:
     if connection is not None:
         connection.close()
+    except Exception as error:  # as in `Session._guarded`
+        _close(connection)
+        raise translate(error, f"{server} at {account.address}", locking=False) from error

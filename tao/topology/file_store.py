@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
 import tempfile
 import time
@@ -22,6 +23,8 @@ import msgspec
 from tao.model.errors import TopologyConflict, TopologyError
 from tao.model.topology import Topology
 from tao.topology.document import check_topology, dump_topology, parse_topology
+
+_logger = logging.getLogger(__name__)
 
 _Signature = tuple[int, int, int]
 
@@ -97,10 +100,20 @@ class TopologyFile:
                     self._last_problem = ""
                     self._tell(topology)
             except TopologyError as error:
-                if error.message != self._last_problem:
-                    self._last_problem = error.message
-                    self._on_error(error)
+                self._report(error)
+            except Exception as error:  # noqa: BLE001 - a server must not stop following its topology for one bad look
+                self._report(TopologyError(f"{self._path}: looking at it failed: {error!r}"))
             await asyncio.sleep(self._poll_seconds)
+
+    def _report(self, error: TopologyError) -> None:
+        """Once for each different problem. A listener that fails at it must not end the watch."""
+        if error.message == self._last_problem:
+            return
+        self._last_problem = error.message
+        try:
+            self._on_error(error)
+        except Exception:
+            _logger.exception("whoever hears of an unusable topology failed; the watch goes on: %s", error.message)
 
     def _check_succession(self, topology: Topology) -> None:
         """Whoever has a document of some version never looks at another of the same or a lower one."""
@@ -118,8 +131,10 @@ class TopologyFile:
                 self._watchers[token] = (on_change, topology.version)
                 try:
                     on_change(topology)
-                except Exception as error:  # noqa: BLE001 - one watcher's fault must not keep the news from the others
-                    self._on_error(TopologyError(f"a watcher failed on topology version {topology.version}: {error!r}"))
+                except Exception as error:
+                    # One watcher's fault must not keep the news from the others.
+                    _logger.exception("a watcher failed on topology version %d", topology.version)
+                    self._report(TopologyError(f"a watcher failed on topology version {topology.version}: {error!r}"))
 
     def _look(self) -> _Signature:
         try:

@@ -157,3 +157,31 @@ async def test_one_watchers_fault_does_not_keep_the_news_from_the_others(path: P
     assert "broken watcher" in ear.errors[0]
     for stop in stops:
         stop()
+
+
+async def test_a_listener_to_errors_that_fails_itself_does_not_end_the_watch(path: Path, topology: Topology) -> None:
+    ear = Ear()
+    told = asyncio.Event()
+
+    def broken(_: TopologyError) -> None:
+        told.set()
+        raise RuntimeError("the log is full")
+
+    stop = TopologyFile(path, poll_seconds=0.01, on_error=broken).watch(ear.changed)
+    await asyncio.wait_for(told.wait(), 10)
+    write(path, dump_topology(topology))
+    await ear.until(lambda: ear.versions == [1])
+    stop()
+
+
+async def test_a_look_that_fails_in_an_unforeseen_way_is_reported_and_the_watch_goes_on(
+    path: Path, topology: Topology, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ear = Ear()
+    write(path, dump_topology(topology))
+    with monkeypatch.context() as patched:
+        patched.setattr("tao.topology.file_store.parse_topology", lambda *_: 1 // 0)
+        stop = store(path, ear).watch(ear.changed)
+        await ear.until(lambda: any("ZeroDivisionError" in error for error in ear.errors))
+    await ear.until(lambda: ear.versions == [1])
+    stop()

@@ -1,0 +1,96 @@
+"""A driver that fails in its own ways: whatever it raises, the session says that the connection is lost, and closes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pymysql.err
+import pytest
+
+from tao.model.errors import OperatorError
+from tao.storage.failures import ConnectionLost
+from tao.storage.session import Row, Session
+
+
+class FakeCursor:
+    """Gives rows in chunks, and fails when told to."""
+
+    description = (("a",),)
+
+    def __init__(self, failure: BaseException | None) -> None:
+        self.failure = failure
+        self.chunks = [[(number,)] * 256 for number in range(2)] + [[(2,)]]
+
+    async def execute(self, sql: str, arguments: tuple[object, ...]) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    async def fetchmany(self, size: int) -> list[tuple[int]]:
+        return self.chunks.pop(0)
+
+
+class FakeConnection:
+    """As much of the driver's as a session uses."""
+
+    def __init__(self, failure: BaseException | None = None) -> None:
+        self.closed = False
+        self._cursor = FakeCursor(failure)
+
+    def get_server_info(self) -> str:
+        return "10.11.6-MariaDB"
+
+    async def cursor(self, kind: type) -> FakeCursor:
+        return self._cursor
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 10
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        AttributeError("'NoneType' object has no attribute 'readexactly'"),
+        RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed"),
+        KeyError(1205),
+        IndexError("list index out of range"),
+        OSError(32, "Broken pipe"),
+    ],
+)
+async def test_what_the_driver_fails_with_by_accident_is_a_lost_connection(failure: Exception) -> None:
+    connection = FakeConnection(failure)
+    session = Session(connection, "db-1", locking=True)
+    with pytest.raises(ConnectionLost, match="db-1"):
+        await session.run("SELECT 1", deadline=soon())
+    assert connection.closed
+    with pytest.raises(ConnectionLost):
+        await session.run("SELECT 1", deadline=soon())
+
+
+async def test_what_the_server_refuses_leaves_the_connection_open() -> None:
+    connection = FakeConnection(pymysql.err.ProgrammingError(1146, "no such table"))
+    with pytest.raises(OperatorError):
+        await Session(connection, "db-1", locking=False).run("SELECT 1", deadline=soon())
+    assert not connection.closed
+
+
+async def test_rows_come_in_chunks_until_there_are_no_more() -> None:
+    seen: list[int] = []
+    connection = FakeConnection()
+    await Session(connection, "db-1", locking=False).stream(
+        "SELECT 1", (), lambda rows: seen.append(len(rows)), deadline=soon()
+    )
+    assert (seen, connection.closed) == ([256, 256, 1], False)
+
+
+async def test_a_bug_of_whoever_takes_the_rows_stays_what_it_is_and_closes_the_connection() -> None:
+    def take(rows: list[Row]) -> None:
+        raise LookupError("a bug above the driver")
+
+    connection = FakeConnection()
+    with pytest.raises(LookupError, match="above the driver"):
+        await Session(connection, "db-1", locking=False).stream("SELECT 1", (), take, deadline=soon())
+    assert connection.closed
