@@ -118,6 +118,10 @@ class Session:
                 if len(rows) < _ROWS_PER_TURN:
                     return
                 await asyncio.sleep(0)
+            except BaseException:
+                self.abort()  # rows are left unread
+                raise
+            async with self._guarded(deadline):
                 rows = await cursor.fetchmany(_ROWS_PER_TURN)
 
     @asynccontextmanager
@@ -128,10 +132,6 @@ class Session:
         try:
             async with asyncio.timeout_at(deadline):
                 yield
-            except BaseException:
-                self.abort()  # rows are left unread
-                raise
-            async with self._guarded(deadline):
         except TimeoutError as error:
             self.abort()
             raise DeadlineExceeded(f"database server {self._server}: no answer within the time allowed") from error
@@ -176,6 +176,9 @@ async def open_session(
         if isinstance(error, DeadlineExceeded):
             raise ConnectionLost(error.message) from error
         raise
+    except Exception as error:  # as in `Session._guarded`
+        _close(connection)
+        raise translate(error, f"{server} at {account.address}", locking=False) from error
     except BaseException:
         _close(connection)
         raise
@@ -184,6 +187,3 @@ async def open_session(
 def _close(connection: Any) -> None:
     if connection is not None:
         connection.close()
-    except Exception as error:  # as in `Session._guarded`
-        _close(connection)
-        raise translate(error, f"{server} at {account.address}", locking=False) from error
