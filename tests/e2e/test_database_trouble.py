@@ -1,0 +1,169 @@
+"""A database that refuses or hangs: what needs it fails with a type and in time, hits go on, and it heals by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, Graph, Object, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import Shape
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, RetryableError, TaoError
+from tests.e2e.cluster_access import PATIENT_SECONDS, assert_caches_equal_the_database, running_cluster
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.database,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+TIMEOUT_SECONDS = 1.0
+Result = TypeVar("Result")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    shape = Shape(tiers=2, followers=1, leaders=2, databases=2, shards=8)
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
+    settings = ClientSettings(timeout_seconds=TIMEOUT_SECONDS)
+    async with connect(str(cluster.topology_path), settings=settings) as graph:
+        yield graph
+
+
+async def until_done(operation: Callable[[], Awaitable[Result]]) -> Result:
+    """Its result, once it does not fail any more."""
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while True:
+            try:
+                return await operation()
+            except (RetryableError, OutcomeUnknown):
+                await asyncio.sleep(0.05)
+
+
+async def home_of(graph: Graph, user: int, *, critical: bool = False) -> object:
+    found = await graph.obj_get(user, critical=critical)
+    assert isinstance(found, Object)
+    return found.fields["home"]
+
+
+async def users_of_both_databases(graph: Graph) -> tuple[int, int]:
+    """One on a shard of db-1 (0 to 3), one of db-2 (4 to 7), cached by both tiers."""
+    low = high = 0
+    while not (low and high):
+        user = await graph.obj_add("user", {"name": "n", "home": "first"})
+        low, high = (user, high) if user >> 47 < 4 else (low, user)
+    return low, high
+
+
+async def trouble_and_recovery(
+    cluster: DevCluster, graph: Graph, begin: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]
+) -> None:
+    troubled, healthy = await users_of_both_databases(graph)
+    never_read = (await graph.reserve_ids(1, near=troubled))[0]
+    assert await home_of(graph, troubled) == "first"
+    pids = {process.name: process.pid for process in (await cluster.status()).processes if process.role != "database"}
+    failed_before = await failed_writes(cluster)
+    await begin()
+    try:
+        operations: list[Callable[[], Awaitable[object]]] = [
+            lambda: graph.obj_update(troubled, {"home": "lost"}),
+            lambda: graph.obj_get(never_read),
+            lambda: graph.assoc_add(troubled, "likes", troubled, 1),
+            lambda: graph.assoc_add(healthy, "friend", troubled, 1),
+            lambda: graph.obj_get(troubled, critical=True),
+        ]
+
+        async def fails_in_time(operation: Callable[[], Awaitable[object]]) -> TaoError:
+            with pytest.raises((RetryableError, OutcomeUnknown)) as caught:
+                await operation()
+            return caught.value
+
+        for error in await asyncio.gather(*map(fails_in_time, operations)):
+            assert error.message
+        # The leaders themselves give the transactions up, whose lanes others wait for.
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while await failed_writes(cluster) == failed_before:  # noqa: ASYNC110 - the state of other processes
+                await asyncio.sleep(0.05)
+        # Hits go on, and so does everything on the other database.
+        assert await home_of(graph, troubled) == "first"
+        await graph.obj_update(healthy, {"home": "second"})
+        assert await home_of(graph, healthy, critical=True) == "second"
+    finally:
+        await end()
+    await until_done(lambda: graph.obj_update(troubled, {"home": "third"}))
+    assert await until_done(lambda: home_of(graph, troubled, critical=True)) == "third"
+    assert await home_of(graph, troubled) == "third"
+    assert await until_done(lambda: graph.obj_get(never_read)) is None
+    await until_done(lambda: graph.assoc_add(healthy, "friend", troubled, 2))
+    await until_done(lambda: both_ends_agree(graph, healthy, troubled))
+    now = {process.name: process.pid for process in (await cluster.status()).processes if process.role != "database"}
+    assert now == pids
+    await until_equal(cluster)
+
+
+async def failed_writes(cluster: DevCluster) -> int:
+    """As the leaders count them."""
+    found = 0
+    for name in ("leader-1", "leader-2"):
+        found += (await asyncio.to_thread(_stats_of, cluster.admin(name)))["writes"]["failed"]
+    return found
+
+
+def _stats_of(admin: str) -> dict[str, Any]:  # Any: a JSON document
+    with urllib.request.urlopen(f"http://{admin}/stats", timeout=10) as answer:
+        stats: dict[str, Any] = json.load(answer)
+    return stats
+
+
+async def both_ends_agree(graph: Graph, id1: int, id2: int) -> None:
+    there = await graph.assoc_get(id1, "friend", [id2], critical=True)
+    back = await graph.assoc_get(id2, "friend", [id1], critical=True)
+    if [edge.time for edge in there] != [edge.time for edge in back]:
+        raise DeadlineExceeded("the inverse is still on its way")
+
+
+async def until_equal(cluster: DevCluster) -> None:
+    """Repair may still be under way."""
+    until = time.monotonic() + PATIENT_SECONDS
+    while True:
+        try:
+            await assert_caches_equal_the_database(cluster)
+        except AssertionError:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            return
+
+
+async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_writes_while_it_does(
+    cluster: DevCluster, graph: Graph
+) -> None:
+    pid = cluster.database("db-1").process.pid
+
+    async def tell(number: signal.Signals) -> None:
+        os.kill(pid, number)
+
+    await trouble_and_recovery(cluster, graph, lambda: tell(signal.SIGSTOP), lambda: tell(signal.SIGCONT))
+
+
+async def test_a_database_that_is_stopped_and_started_again_is_used_again_without_a_restart(
+    cluster: DevCluster, graph: Graph
+) -> None:
+    database = cluster.database("db-1")
+    await trouble_and_recovery(cluster, graph, database.stop, database.start)

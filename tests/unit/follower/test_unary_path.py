@@ -1,0 +1,182 @@
+"""Where a unary call belongs, and who is asked when its first server has no answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tao.follower.unary_path import UnaryPath, UnarySettings, home_shard
+from tao.model.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotMine,
+    OutcomeUnknown,
+    Overloaded,
+    TaoError,
+    Unavailable,
+)
+from tao.model.ids import make_id
+from tao.model.topology import CacheServer
+from tao.peers.links import Links
+from tao.runtime.clock import LoopClock
+from tao.serving.configuration import Configuration
+from tao.wire.convert import error_to_pb
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+ID = make_id(3, 1_700_000_000_000, 0)
+READ = pb.Request(deadline_ms=4000, read=pb.ReadBatch(obj_ids=[ID]))
+WRITE = pb.Request(deadline_ms=4000, write=pb.WriteBatch(writes=[pb.Write(obj_delete=pb.ObjDelete(id=ID))]))
+FOUND = pb.Answer(read=pb.ReadAnswer(values=[b"v"]))
+
+
+@pytest.mark.parametrize(
+    ("request_", "shard"),
+    [
+        (READ, 3),
+        (WRITE, 3),
+        (pb.Request(read=pb.ReadBatch(get_id1s=[ID], get_atypes=[1])), 3),
+        (pb.Request(read=pb.ReadBatch(count_id1s=[(1 << 64) - 1], count_atypes=[1])), (1 << 17) - 1),
+        (pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_add=pb.ObjAdd(shard=5))])), 5),
+        (pb.Request(write=pb.WriteBatch(writes=[pb.Write(obj_add=pb.ObjAdd(id=ID, shard=5))])), 3),
+        (pb.Request(write=pb.WriteBatch(writes=[pb.Write(assoc_add=pb.AssocAdd(id1=ID, id2=1))])), 3),
+        (pb.Request(write=pb.WriteBatch(writes=[pb.Write()])), None),
+        (pb.Request(get_schema=pb.GetSchema()), None),
+        (pb.Request(reserve_ids=pb.ReserveIds(shard=3)), None),
+    ],
+)
+def test_a_call_belongs_to_the_shard_of_its_one_query_or_write(request_: pb.Request, shard: int | None) -> None:
+    assert home_shard(request_) == shard
+
+
+class FakeReply:
+    def __init__(self) -> None:
+        self.answers: list[pb.Answer] = []
+
+    def send(self, answer: pb.Answer) -> None:
+        self.answers.append(answer)
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        self.close = callback
+
+
+class Stage:
+    """A follower in front of servers ``a`` (same tier) and ``b`` (the next), whose answers a test sets."""
+
+    def __init__(self, limit: int = 10) -> None:
+        self.answers: dict[str, pb.Answer | TaoError] = {}
+        self.asked: list[tuple[str, float]] = []
+        self.served_here = 0
+        self.hosted: frozenset[int] = frozenset()
+        self.down = False
+        tiers = [SimpleNamespace(tier=name, hosts=self.hosts) for name in ("t2", "t1")]
+        routes = SimpleNamespace(shards=8, version=4, follower_tiers=lambda _: tiers)
+        for tier in tiers:
+            tier.hosts = lambda _, name=tier.tier: self.hosts(name)
+        self.tasks: list[asyncio.Task[None]] = []
+        self.path = UnaryPath(
+            self,
+            ("r", "t1"),
+            cast(Configuration, SimpleNamespace(routes=routes)),
+            cast(Links, SimpleNamespace(to=self.link)),
+            LoopClock(),
+            self.spawn,
+            UnarySettings(max_relayed=limit),
+            lambda: self.hosted,
+        )
+
+    def hosts(self, tier: str) -> tuple[CacheServer, ...]:
+        name = "a" if tier == "t1" else "b"
+        return (CacheServer(name=name, grpc="", down=self.down and name == "a"),)
+
+    def link(self, server: CacheServer) -> SimpleNamespace:
+        async def ask(_: pb.Request, seconds: float) -> pb.Answer:
+            self.asked.append((server.name, seconds))
+            answer = self.answers.get(server.name)
+            if answer is None:
+                await asyncio.Event().wait()
+            if isinstance(answer, TaoError):
+                raise answer
+            assert answer is not None
+            return answer
+
+        return SimpleNamespace(ask=ask)
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        self.served_here += 1
+
+    def spawn(self, job: Coroutine[Any, Any, None]) -> object:
+        self.tasks.append(asyncio.get_running_loop().create_task(job))
+        return self.tasks[-1]
+
+    async def call(self, request: pb.Request) -> pb.Answer:
+        reply = FakeReply()
+        self.path.handle(request, reply)  # type: ignore[arg-type]  # it has what is used of it
+        await asyncio.gather(*self.tasks)
+        (answer,) = reply.answers
+        return answer
+
+
+async def test_what_this_follower_hosts_or_nobody_can_is_served_here() -> None:
+    stage = Stage()
+    stage.hosted = frozenset({3})
+    beyond = pb.Request(deadline_ms=4000, read=pb.ReadBatch(obj_ids=[9 << 47 | 1]))
+    for request in (READ, WRITE, beyond, pb.Request(get_topology=pb.GetTopology())):
+        stage.path.handle(request, FakeReply())  # type: ignore[arg-type]
+    assert (stage.served_here, stage.asked) == (4, [])
+
+
+async def test_the_home_is_asked_first_and_a_read_leaves_time_for_another() -> None:
+    stage = Stage()
+    stage.answers["a"] = FOUND
+    assert await stage.call(READ) == FOUND
+    ((name, seconds),) = stage.asked
+    assert name == "a"
+    assert seconds <= 2.0
+    stage.asked.clear()
+    stage.answers["a"] = pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
+    await stage.call(WRITE)
+    assert 2.0 < stage.asked[0][1] <= 4.0
+
+
+@pytest.mark.parametrize("error", [Unavailable("gone"), NotMine("moved", 9), DeadlineExceeded("slow")])
+async def test_a_read_that_its_home_does_not_answer_is_asked_in_the_next_tier(error: TaoError) -> None:
+    for answer in (error, pb.Answer(read=pb.ReadAnswer(failed_slots=[0], errors=[error_to_pb(error)]))):
+        stage = Stage()
+        stage.answers = {"a": answer, "b": FOUND}
+        assert await stage.call(READ) == FOUND
+
+
+@pytest.mark.parametrize(
+    "error", [OutcomeUnknown("?"), DeadlineExceeded("slow"), InvalidArgument("no"), Overloaded("full")]
+)
+async def test_a_write_that_may_have_happened_or_cannot_is_not_repeated(error: TaoError) -> None:
+    stage = Stage()
+    stage.answers = {"a": error, "b": FOUND}
+    assert (await stage.call(WRITE)).error.reason == error.reason
+    assert [name for name, _ in stage.asked] == ["a"]
+
+
+async def test_a_server_marked_down_is_asked_last() -> None:
+    stage = Stage()
+    stage.down = True
+    stage.answers["b"] = FOUND
+    await stage.call(READ)
+    assert [name for name, _ in stage.asked] == ["b"]
+
+
+async def test_calls_under_way_are_bounded_and_end_with_their_callers() -> None:
+    stage = Stage(limit=1)
+    reply = FakeReply()
+    stage.path.handle(READ, reply)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded):
+        stage.path.handle(READ, FakeReply())  # type: ignore[arg-type]
+    reply.close()
+    await asyncio.wait(stage.tasks)
+    stage.path.handle(READ, FakeReply())  # type: ignore[arg-type]
+    stage.tasks[-1].cancel()
