@@ -9,13 +9,15 @@ that leader cannot continue.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from tao.cache import GraphCache
 from tao.delivery.inbox import Inbox
+from tao.follower.series import Series
 from tao.model.delivery import Delivery
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
@@ -23,8 +25,6 @@ from tao.observability.logs import Logger
 from tao.peers.links import Links
 from tao.routing.routes import Routes
 from tao.serving.configuration import Configuration
-from tao.wire.convert import delivery_from_pb, position_to_pb
-from tao.wire.v1 import session_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Subscriptions:
         return next((server for server in servers if server.name == name), None)
 
     async def _follow(self, name: str, changed: asyncio.Event) -> None:
-        """Keep the series with one leader, until the topology does not name it any more."""
+        """Keep a series with one leader, until the topology does not name it any more."""
         try:
             while (leader := self._leader(name)) is not None:
                 changed.clear()
@@ -121,50 +121,30 @@ class Subscriptions:
             del self._following[name]
 
     async def _hear(self, leader: CacheServer, shards: list[int], changed: asyncio.Event) -> None:
-        """One series of deliveries: ends with the connection, a refusal or gap, or a changed topology."""
-        link = self._links.to(leader)
-        over = asyncio.Event()
-        number = 0
-
-        def take(answer: pb.Answer) -> None:
-            nonlocal number
-            if over.is_set():
-                return
-            if answer.HasField("error"):
-                self._log.info("subscription_ended", leader=leader.name, reason=answer.error.message)
-                over.set()
-                return
-            number = answer.number
-            try:
-                received = self._receive(delivery_from_pb(answer.delivery))
-            except Exception:
-                # What it was is not known to be applied, and would never be sent again.
-                self._void(shards)
-                over.set()
-                raise
-            if not received or not answer.more:
-                over.set()
-            acknowledge = pb.Acknowledge(subscribe_number=number, delivery_number=answer.delivery.delivery_number)
-            link.send(pb.Request(acknowledge=acknowledge), self._settings.retry_seconds, _no_answer)
-
-        positions = [position_to_pb(position) for position in self._inbox.positions_for(shards)]
-        subscribe = pb.Subscribe(subscriber=self._name, positions=positions)
-        link.send(pb.Request(subscribe=subscribe), math.inf, take)
-        ended = asyncio.ensure_future(over.wait())
+        """One series of deliveries; ends with the connection or a changed topology."""
+        series = Series(
+            self._links.to(leader),
+            self._name,
+            self._inbox.positions_for(shards),
+            lambda delivery: self._receive(delivery, leader.name),
+            self._settings.retry_seconds,
+        )
         moved = asyncio.ensure_future(changed.wait())
+        ended = asyncio.ensure_future(series.ended.wait())
         try:
-            await asyncio.wait((ended, moved), return_when=asyncio.FIRST_COMPLETED)
+            while not (ended.done() or moved.done()):
+                await asyncio.wait(
+                    (ended, moved), timeout=self._settings.retry_seconds, return_when=asyncio.FIRST_COMPLETED
+                )
+                series.ask_again(self._inbox.positions_for)
+            if series.reason:
+                self._log.info("subscription_ended", leader=leader.name, reason=series.reason)
         finally:
             ended.cancel()
             moved.cancel()
-            if not over.is_set():
-                over.set()
-                if number:
-                    link.send(
-                        pb.Request(forget=pb.Forget(forgotten_number=number)),
-                        self._settings.retry_seconds,
-                        _no_answer,
-                    )
+            series.close()
+            if series.failed:
+                self._void(shards)
 
     def _void(self, shards: list[int]) -> None:
         """Drop these shards' entries and positions: the next subscription begins with their reset."""
@@ -172,9 +152,12 @@ class Subscriptions:
             self._inbox.forget(shard)
             self._cache.bump_shard(shard)
 
-    def _receive(self, delivery: Delivery) -> bool:
-        """Apply a delivery; False when the shards of the series have to be subscribed anew."""
-        received = self._inbox.receive(delivery)
+    def _receive(self, delivery: Delivery, leader: str) -> set[int]:
+        """Apply a delivery; returns the shards that have to be asked for again."""
+        leaders = self._configuration.routes.leaders(self._region)
+        # Of a shard that another leads by now, a leader that does not know it yet has nothing to say.
+        current = tuple(part for part in delivery.shards if leaders.home(part.position.shard).name == leader)
+        received = self._inbox.receive(msgspec.structs.replace(delivery, shards=current))
         for shard in received.resets:
             self._cache.bump_shard(shard)
         self.resets += len(received.resets)
@@ -185,10 +168,15 @@ class Subscriptions:
                 self._cache.open_shard(shard)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
+            # Also a delivery without messages tells the version epoch.
+            if self._cache.is_open(messages.shard):
+                self._cache.open_shard(messages.shard, messages.version_epoch)
             self.messages += len(messages.messages)
             for message in messages.messages:
                 self._cache.apply_message(message, messages.version_epoch, now)
-        return not (received.refused or received.gaps)
+        missing = {shard for shard in (*received.refused, *received.gaps) if shard in self._hosted}
+        self._behind |= missing
+        return missing
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
@@ -197,7 +185,3 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
-
-
-def _no_answer(_: pb.Answer) -> None:
-    """An acknowledgement has no answer; when it cannot be sent, the series has ended and says so itself."""

@@ -144,8 +144,8 @@ class FollowerServer:
         await self._admin.start()
         self._subscriptions.follow_routes(configuration.routes)
         self._stop_watching = self._topology_file.watch(configuration.use_topology)
-        self._spawn("schema")(self._schema_file.watch(configuration.use_schema_text))
-        self._spawn("housekeeping")(keep_house(cache, clock))
+        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
+        self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
         self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(subscriptions.hosted))
         return self
 

@@ -9,23 +9,23 @@ which the next write of the pair or the repair loop settles from the coordinator
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tao.leader.ownership import Ownership
+from tao.leader.pair_queue import Hold, PairQueue
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
-from tao.model.errors import DeadlineExceeded, Overloaded, RequestError, RetryableError, TaoError
+from tao.model.errors import Fenced, OutcomeUnknown, RequestError, RetryableError, TaoError
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
 from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow
-from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, SettleEdge, Write, WriteOutcome
+from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
 from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
 from tao.schema.registry import Schema
@@ -34,8 +34,11 @@ from tao.schema.registry import Schema
 class OtherLeaders(Protocol):
     """Calls to the leaders of other shards."""
 
-    async def settle(self, shard: int, settles: Sequence[SettleEdge], timeout_seconds: float) -> list[ShardMessages]:
-        """Have the shard's leader make these edges so. Returns what its caches were told. Raises `TaoError`."""
+    async def settle(
+        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
+        """Have the shard's leader make these edges so, on behalf of ``coordinator``. Returns what its caches were told.
+        Raises `Fenced` when the coordinator has been deposed, and other `TaoError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,85 +63,6 @@ class InverseSettings:
 
     repair_batch: int = 100
     """Intents settled in one look; the rest waits for the next."""
-
-
-class _PairQueue:
-    """Fair mutual exclusion per pair; memory only for pairs being written.
-
-    Writes of both sides in one transaction *share* a pair: lanes keep those apart. Whoever copies from one side to the
-    other has it alone, or a shared write between its reading and its writing would be undone at the far side."""
-
-    def __init__(self, max_waiting: int) -> None:
-        self._max_waiting: Final = max_waiting
-        self._held: dict[IntentKey, deque[asyncio.Future[None]]] = {}
-        self._shared: dict[IntentKey, int] = {}
-        self._drained: dict[IntentKey, asyncio.Future[None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def holds(self, pair: IntentKey) -> bool:
-        return pair in self._held
-
-    async def acquire(self, pair: IntentKey, timeout_seconds: float) -> None:
-        """Raises `Overloaded` when too many wait, `DeadlineExceeded` when the turn does not come in time."""
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                await self._turn(pair)
-                if pair in self._shared:
-                    await self._drain(pair)
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the edges between {pair.low_id} and {pair.high_id} were being written until the deadline had passed"
-            ) from None
-
-    async def _turn(self, pair: IntentKey) -> None:
-        queue = self._held.get(pair)
-        if queue is None:
-            self._held[pair] = deque()
-            return
-        if len(queue) >= self._max_waiting:
-            raise Overloaded(f"{len(queue)} writes wait for the edges between {pair.low_id} and {pair.high_id}")
-        turn = asyncio.get_running_loop().create_future()
-        queue.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.release(pair)
-            raise
-
-    async def _drain(self, pair: IntentKey) -> None:
-        drained = self._drained[pair] = asyncio.get_running_loop().create_future()
-        try:
-            await drained
-        except asyncio.CancelledError:
-            self._drained.pop(pair, None)
-            self.release(pair)
-            raise
-
-    @contextmanager
-    def shared(self, pair: IntentKey) -> Iterator[None]:
-        """To be entered while nobody `holds` the pair."""
-        self._shared[pair] = self._shared.get(pair, 0) + 1
-        try:
-            yield
-        finally:
-            self._shared[pair] -= 1
-            if not self._shared[pair]:
-                del self._shared[pair]
-                drained = self._drained.pop(pair, None)
-                if drained is not None and not drained.done():
-                    drained.set_result(None)
-
-    def release(self, pair: IntentKey) -> None:
-        queue = self._held[pair]
-        while queue:
-            turn = queue.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        del self._held[pair]
 
 
 class InversePath:
@@ -167,7 +91,7 @@ class InversePath:
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._log: Final = log
-        self._pairs: Final = _PairQueue(settings.max_waiting_per_pair)
+        self._pairs: Final = PairQueue(settings.max_waiting_per_pair)
         self.settled_later = 0
         self.left_pending = 0
 
@@ -198,9 +122,10 @@ class InversePath:
         intent = written.intent
         assert intent is not None, "asked only for what is owed"
         rest = Written(written.outcome, intent=intent)
+        pair = IntentKey(intent.low_id, intent.high_id)
         try:
-            async with self._held(IntentKey(intent.low_id, intent.high_id), deadline - self._clock.monotonic()) as hold:
-                settled = await self._settle(rest, hold)
+            async with self._held(pair, deadline - self._clock.monotonic()) as hold:
+                settled = await self._settle(rest, hold, self._coordinator(pair))
         except RetryableError as error:
             # Others write the pair until the deadline; they meet the intent as well.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
@@ -215,11 +140,12 @@ class InversePath:
         paired = (schema.atype(write.atype).inverse is not None, schema.atype(write.new_atype).inverse is not None)
         return paired[0] != paired[1] and write.id1 == pair.high_id
 
-    async def _change_far_side(self, write: AssocChangeType, deadline: float, hold: _Hold) -> tuple[Written, bool]:
+    async def _change_far_side(self, write: AssocChangeType, deadline: float, hold: Hold) -> tuple[Written, bool]:
         """Add under the new type first, then delete under the old one: a failure in between leaves both, and the same
         write done again ends it. The edge is never lost."""
         schema = self._schema()
         old, new = schema.atype(write.atype), schema.atype(write.new_atype)
+        coordinator = self._coordinator(IntentKey(write.id2, write.id1))
         key = EdgeKey(write.id1, old.number, write.id2)
         # Of a pair the coordinator's row is the truth; an edge without inverse has only its own.
         at = key if old.inverse is None else EdgeKey(write.id2, old.inverse, write.id1)
@@ -231,30 +157,41 @@ class InversePath:
         if old.inverse is None:
             written, pending = await self._commit_and_settle(added, deadline, hold)
             rest = SettleEdge(key.id1, key.atype, key.id2, present=False)
-            written.messages.extend(await self._settle_far(rest))
+            with _second_half():
+                told = await self._settle_far(rest, coordinator)
         else:
             far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
-            told = await self._settle_far(far)
+            told = await self._settle_far(far, coordinator)
             deletion = AssocDelete(write.id1, old.number, write.id2)
-            written, pending = await self._commit_and_settle(deletion, deadline, hold)
-            written.messages.extend(told)
+            with _second_half():
+                written, pending = await self._commit_and_settle(deletion, deadline, hold)
+        written.messages.extend(told)
         written.outcome = WriteOutcome(found=True)
         return written, pending
 
-    async def _settle_far(self, settle: SettleEdge) -> list[ShardMessages]:
-        return await self._others.settle(settle.id1 >> SHARD_SHIFT, (settle,), self._settings.settle_timeout_seconds)
+    def _coordinator(self, pair: IntentKey) -> Coordinator:
+        """Under which ownership this leader coordinates the pair. Raises `NotMine`."""
+        row = self._ownership.row(pair.low_id >> SHARD_SHIFT)
+        return Coordinator(row.shard, row.generation)
 
-    async def _commit_and_settle(self, write: Write, deadline: float, hold: _Hold) -> tuple[Written, bool]:
+    async def _settle_far(self, settle: SettleEdge, coordinator: Coordinator) -> list[ShardMessages]:
+        timeout_seconds = self._settings.settle_timeout_seconds
+        return await self._others.settle(settle.id1 >> SHARD_SHIFT, (settle,), coordinator, timeout_seconds)
+
+    async def _commit_and_settle(self, write: Write, deadline: float, hold: Hold) -> tuple[Written, bool]:
         """The coordinator's side, then its mirror. The second value says that the inverse is still pending."""
+        ids = coordinator_side(write, self._schema())
+        assert ids is not None, "only writes of pairs have a mirror"
+        coordinator = self._coordinator(IntentKey(*ids))
         written = await self._writes.commit(write, deadline, both_sides=False)
         if written.intent is None:
             return written, False
-        return written, not await self._settle(written, hold)
+        return written, not await self._settle(written, hold, coordinator)
 
     @asynccontextmanager
-    async def _held(self, pair: IntentKey, timeout_seconds: float) -> AsyncIterator[_Hold]:
+    async def _held(self, pair: IntentKey, timeout_seconds: float) -> AsyncIterator[Hold]:
         await self._pairs.acquire(pair, timeout_seconds)
-        hold = _Hold()
+        hold = Hold()
         try:
             yield hold
         finally:
@@ -272,18 +209,21 @@ class InversePath:
         except TaoError as error:
             self._log.warning("left_to_repair", reason=error.message)
 
-    async def _settle(self, written: Written, hold: _Hold) -> bool:
-        """Write the mirror. On failure the intent stays, and the pair is held until no copy can still be under way."""
+    async def _settle(self, written: Written, hold: Hold, coordinator: Coordinator) -> bool:
+        """Write the mirror. On failure the intent stays, and the pair is held until no copy can still be under way.
+        ``coordinator``: the ownership under which what is copied was written or read."""
         intent = written.intent
         assert intent is not None, "asked only for what is owed"
         try:
+            if self._coordinator(IntentKey(intent.low_id, intent.high_id)) != coordinator:
+                raise Fenced(f"shard {coordinator.shard} has changed hands since; its owner settles the intent")
             settles = written.settles
             if settles is None:
                 settles = tuple(
                     settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema())
                 )
             told = await self._others.settle(
-                intent.high_id >> SHARD_SHIFT, settles, self._settings.settle_timeout_seconds
+                intent.high_id >> SHARD_SHIFT, settles, coordinator, self._settings.settle_timeout_seconds
             )
         except RequestError as error:
             self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
@@ -324,7 +264,7 @@ class InversePath:
         `Overloaded` or `DeadlineExceeded` when the pair's turn does not come."""
         pair = IntentKey(intent.low_id, intent.high_id)
         async with self._held(pair, self._settings.repair_age_seconds) as hold:
-            return await self._settle(Written(WriteOutcome(), intent=intent), hold)
+            return await self._settle(Written(WriteOutcome(), intent=intent), hold, self._coordinator(pair))
 
     async def _settle_left_over(self, intent: IntentRow) -> None:
         try:
@@ -366,10 +306,15 @@ class InversePath:
         return self.settled_later - settled
 
 
-class _Hold:
-    """A pair being written. ``until``: keep it held till then, because a copy may still be under way."""
-
-    __slots__ = ("until",)
-
-    def __init__(self) -> None:
-        self.until: float | None = None
+@contextmanager
+def _second_half() -> Iterator[None]:
+    """The first of two commits has happened: a plain failure of the second is no longer "nothing was written"."""
+    try:
+        yield
+    except OutcomeUnknown:
+        raise
+    except TaoError as error:
+        raise OutcomeUnknown(
+            f"the edge was added under its new type and stays under the old one, too ({error.message}); "
+            "change it once more"
+        ) from error

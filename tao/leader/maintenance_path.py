@@ -1,93 +1,70 @@
-"""What this leader tells other caches: deliveries to subscribers, and calls to other leaders (DESIGN.md §6, §7)."""
+"""What this leader tells other caches: deliveries to subscribers, and bulk invalidations (DESIGN.md §7)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from tao.delivery.publisher import Publisher
 from tao.delivery.subscription import Subscription
-from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery
-from tao.model.ports import Clock
-from tao.model.writes import SettleEdge
-from tao.peers.links import Links
-from tao.serving.configuration import Configuration
-from tao.wire.convert import (
-    delivery_to_pb,
-    error_from_pb,
-    position_from_pb,
-    shard_messages_from_pb,
-    write_to_pb,
-)
-from tao.wire.session import Reply
+from tao.model.errors import InvalidArgument, Unavailable
+from tao.wire.convert import delivery_to_pb, position_from_pb
+from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
 
 
 class Subscribers:
-    """Subscribe and Acknowledge requests, onto the publisher."""
+    """Subscribe and Acknowledge requests, onto the publisher. A subscriber has one series, the newest."""
 
     def __init__(self, publisher: Publisher) -> None:
         self._publisher: Final = publisher
-        self._by_name: dict[str, tuple[int, Subscription]] = {}
+        self._series: dict[str, _Series] = {}
 
     def subscribe(self, request: pb.Request, reply: Reply) -> None:
-        """Deliver to the caller from now on. A name has one subscription, the newest."""
-        name = request.subscribe.subscriber or reply.peer.name
+        """Deliver to the caller from now on, or add shards to the series that it names. Raises `InvalidArgument`."""
+        asked = request.subscribe
+        name = reply.peer.name
+        if asked.subscriber != name:
+            raise InvalidArgument(f"{name!r} cannot subscribe as {asked.subscriber!r}: its messages would go astray")
+        positions = [position_from_pb(position) for position in asked.positions]
+        known = self._series.get(name)
+        if asked.series:
+            if known is None or known.number != asked.series:
+                raise InvalidArgument(f"series {asked.series} of {name} is over: subscribe anew")
+            known.subscription.add(positions)
+            reply.send(pb.Answer(applied=pb.Applied()))
+            return
 
         def deliver(delivery: Delivery) -> None:
             reply.send(pb.Answer(more=True, delivery=delivery_to_pb(delivery)))
 
-        positions = [position_from_pb(position) for position in request.subscribe.positions]
         subscription = self._publisher.subscribe(name, positions, deliver)
-        self._by_name[name] = (request.number, subscription)
-        reply.on_close(lambda: self._ended(name, subscription))
+        if known is not None:
+            known.reply.send(failure(Unavailable(f"{name} has subscribed anew")))
+        self._series[name] = series = _Series(request.number, subscription, reply)
+        reply.on_close(lambda: self._ended(name, series))
 
     def acknowledge(self, request: pb.Request, reply: Reply) -> None:
         """The caller has applied a delivery."""
-        number, subscription = self._by_name.get(reply.peer.name, (0, None))
-        if subscription is not None and number == request.acknowledge.subscribe_number:
-            subscription.acknowledge(request.acknowledge.delivery_number)
+        known = self._series.get(reply.peer.name)
+        if known is not None and known.number == request.acknowledge.subscribe_number:
+            known.subscription.acknowledge(request.acknowledge.delivery_number)
 
-    def _ended(self, name: str, subscription: Subscription) -> None:
-        subscription.close()
-        if self._by_name.get(name, (0, None))[1] is subscription:
-            del self._by_name[name]
+    def _ended(self, name: str, series: _Series) -> None:
+        series.subscription.close()
+        if self._series.get(name) is series:
+            del self._series[name]
 
 
-class SettlingLeaders:
-    """`OtherLeaders` over links; a shard that this leader owns itself (on another database) is settled here."""
-
-    def __init__(
-        self, configuration: Configuration, region: str, links: Links, ownership: Ownership, clock: Clock
-    ) -> None:
-        self._configuration: Final = configuration
-        self._region: Final = region
-        self._links: Final = links
-        self._ownership: Final = ownership
-        self._clock: Final = clock
-        self.here: InversePath | None = None
-
-    async def settle(self, shard: int, settles: Sequence[SettleEdge], timeout_seconds: float) -> list[ShardMessages]:
-        """As `tao.leader.inverse_path.OtherLeaders`."""
-        if shard in self._ownership.owned and self.here is not None:
-            deadline = self._clock.monotonic() + timeout_seconds
-            told: list[ShardMessages] = []
-            for settle in settles:
-                written, _ = await self.here.write(settle, deadline, sub_write=True)
-                told.extend(written.messages)
-            return told
-        routes = self._configuration.routes
-        leader = routes.leaders(self._region).home(shard)
-        batch = pb.WriteBatch(writes=[write_to_pb(settle) for settle in settles], want_changes=True)
-        request = pb.Request(topology_version=routes.version, write=batch)
-        answer = await self._links.to(leader).ask(request, timeout_seconds)
-        for result in answer.write.results:
-            if result.HasField("error"):
-                raise error_from_pb(result.error)
-        return [shard_messages_from_pb(messages) for messages in answer.write.changes]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Series:
+    number: int
+    subscription: Subscription
+    reply: Reply
 
 
 def invalidate_shards(

@@ -9,9 +9,9 @@ once and drops what it cached: someone else may have written.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tao.model.errors import NotMine, TaoError
 from tao.model.ports import WriteStore
@@ -51,6 +51,7 @@ class Ownership:
         opened: Callable[[ShardRow], None],
         closed: Callable[[int], None],
         topology_version: Callable[[], int],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._name: Final = name
         self._store: Final = store
@@ -59,8 +60,10 @@ class Ownership:
         self._opened: Final = opened
         self._closed: Final = closed
         self._topology_version: Final = topology_version
+        self._spawn: Final = spawn
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
+        self._being_taken: set[int] = set()
         self._changed = asyncio.Event()
 
     @property
@@ -85,7 +88,7 @@ class Ownership:
         return NotMine(f"leader {self._name} does not own shard {shard}", self._topology_version())
 
     def want(self, shards: Iterable[int]) -> None:
-        """Own exactly these shards, from now on; `run` takes what is missing."""
+        """Own exactly these shards, from now on; `take` takes what is missing."""
         self._wanted = frozenset(shards)
         for shard in [shard for shard in self._owned if shard not in self._wanted]:
             self._give_up(shard, "moved by the topology")
@@ -104,20 +107,24 @@ class Ownership:
             self._give_up(shard, "the outcome of a commit is unknown")
             self._changed.set()
 
-    async def run(self) -> None:
-        """Take what is wanted, and watch what is owned, until cancelled."""
+    async def take(self) -> None:
+        """Take what is wanted, until cancelled."""
         while True:
             self._changed.clear()
-            taken = await self._take_missing()
-            pause = self._settings.check_seconds if taken else self._settings.retry_seconds
+            by_server: dict[str, list[int]] = {}
+            for shard in sorted(self._wanted - self._owned.keys() - self._being_taken):
+                by_server.setdefault(self._store.server_of(shard), []).append(shard)
+            for server, shards in by_server.items():
+                # Side by side: a database that hangs must not keep this leader from the shards of the others.
+                self._being_taken.update(shards)
+                self._spawn(self._take_of_server(server, shards))
             try:
-                async with asyncio.timeout(pause):
+                async with asyncio.timeout(self._settings.retry_seconds):
                     await self._changed.wait()
             except TimeoutError:
-                await self._check()
+                continue
 
-    async def _take_missing(self) -> bool:
-        missing = sorted(self._wanted - self._owned.keys())
+    async def _take_of_server(self, server: str, shards: list[int]) -> None:
         limit = asyncio.Semaphore(self._settings.parallel_takeovers)
 
         async def take(shard: int) -> bool:
@@ -135,10 +142,18 @@ class Ownership:
                 self._opened(row)
             return True
 
-        results = await asyncio.gather(*(take(shard) for shard in missing))
-        if missing:
-            self._log.info("shards_taken", taken=sum(results), failed=len(results) - sum(results))
-        return all(results)
+        try:
+            results = await asyncio.gather(*(take(shard) for shard in shards))
+            taken = sum(results)
+            self._log.info("shards_taken", database_server=server, taken=taken, failed=len(results) - taken)
+        finally:
+            self._being_taken.difference_update(shards)
+
+    async def check(self) -> None:
+        """Look now and then whether another leader has taken what is owned, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.check_seconds)
+            await self._check()
 
     async def _check(self) -> None:
         """Give up what another leader has taken meanwhile."""

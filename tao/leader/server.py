@@ -11,11 +11,11 @@ from typing import Any, Final
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.inverse_path import InversePath
-from tao.leader.maintenance_path import SettlingLeaders
 from tao.leader.miss_path import DatabaseSource
 from tao.leader.ownership import Ownership
 from tao.leader.service import LeaderService
 from tao.leader.settings import LeaderSettings
+from tao.leader.settling import CopyFence, SettlingLeaders
 from tao.leader.write_path import WritePath
 from tao.model.errors import InvalidArgument, TaoError, TopologyError
 from tao.model.rows import ShardRow
@@ -84,6 +84,7 @@ class LeaderServer:
         self._write_pools = Pools(self._leader_account, WRITE_SETUP)
         read_store = MySqlReadStore(self._local_server, self._master_server, self._read_pools, tables)
         write_store = MySqlWriteStore(self._master_server, self._write_pools, tables)
+        self._copy_fence = CopyFence(write_store, timeout_seconds=settings.inverses.settle_timeout_seconds)
         # The process id and time make a stream's name unique to this run of this leader.
         self._publisher = Publisher(settings.delivery, f"{name}-{os.getpid()}-{clock.unix_ms()}")
         ownership = self._ownership = Ownership(
@@ -94,6 +95,7 @@ class LeaderServer:
             opened=self._open_shard,
             closed=self._close_shard,
             topology_version=lambda: configuration.routes.version,
+            spawn=self._spawn("takeover"),
         )
         writes = self._writes = WritePath(
             ownership,
@@ -133,6 +135,7 @@ class LeaderServer:
             reads,
             writes,
             inverses,
+            self._copy_fence,
             ownership,
             self._publisher,
             configuration,
@@ -195,10 +198,11 @@ class LeaderServer:
         await self._faces.start()
         await self._admin.start()
         self._follow_routes(configuration.routes)
-        self._spawn("ownership")(ownership.run())
-        self._spawn("repair")(inverses.repair())
-        self._spawn("schema")(self._schema_file.watch(configuration.use_schema_text))
-        self._spawn("housekeeping")(keep_house(cache, clock))
+        self._tasks.keep(ownership.take, "taking shards")
+        self._tasks.keep(ownership.check, "ownership check")
+        self._tasks.keep(inverses.repair, "repair")
+        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
+        self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
         self._stop_watching = self._topology_file.watch(configuration.use_topology)
         self._log.info("serving", grpc=server.grpc, frames=server.frames)
         return self
@@ -228,6 +232,7 @@ class LeaderServer:
 
     def _open_shard(self, row: ShardRow) -> None:
         """Ownership was taken: from here on this leader's cache and stream of the shard are the truth."""
+        self._copy_fence.note(row)
         self._cache.close_shard(row.shard)
         self._cache.open_shard(row.shard, row.version_epoch)
         self._publisher.open_shard(row.shard, row.generation, row.version_epoch)

@@ -11,6 +11,7 @@ from tao.delivery.publisher import Publisher
 from tao.leader.inverse_path import InversePath
 from tao.leader.maintenance_path import Subscribers, invalidate_shards
 from tao.leader.ownership import Ownership
+from tao.leader.settling import CopyFence
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, TaoError
 from tao.model.ids import SHARD_SHIFT
@@ -40,6 +41,7 @@ class LeaderService:
         reads: ReadService,
         writes: WritePath,
         inverses: InversePath,
+        copy_fence: CopyFence,
         ownership: Ownership,
         publisher: Publisher,
         configuration: Configuration,
@@ -50,6 +52,7 @@ class LeaderService:
         self._cache: Final = cache
         self._writes: Final = writes
         self._inverses: Final = inverses
+        self._copy_fence: Final = copy_fence
         self._ownership: Final = ownership
         self._publisher: Final = publisher
         self._configuration: Final = configuration
@@ -86,16 +89,18 @@ class LeaderService:
             return
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
-        for slot, message in enumerate(batch.writes):
+        for slot in range(len(batch.writes)):
             try:
-                self._spawn(self._write_one(slot, message, deadline, results))
+                self._spawn(self._write_one(slot, batch, deadline, results))
             except TaoError as error:
                 # Not for the whole request: the writes before this one have begun.
                 results.fail(slot, error)
 
-    async def _write_one(self, slot: int, message: pb.Write, deadline: float, results: WriteResults) -> None:
+    async def _write_one(self, slot: int, batch: pb.WriteBatch, deadline: float, results: WriteResults) -> None:
         try:
-            write = write_from_pb(message, self._allocate)
+            write = write_from_pb(batch.writes[slot], self._allocate)
+            if isinstance(write, SettleEdge):
+                await self._copy_fence.admit(batch)
             self._writes.check(write)
             self._check_far_end(write)
             written, pending = await self._inverses.write(write, deadline, sub_write=isinstance(write, SettleEdge))

@@ -230,7 +230,11 @@ class WritePath:
         except OutcomeUnknown as unknown:
             self._end_unknown(tickets, batch, unknown)
         except TaoError as error:
-            self._end(tickets, error)
+            if error.retryable or len(batch) == 1:
+                self._end(tickets, error)
+            else:
+                # Something about one of them, as a type whose table is not there yet: the others must not pay for it.
+                await self._run_one_by_one(server, tickets, batch)
         except asyncio.CancelledError:
             # Perhaps in COMMIT, which goes on at the server.
             self._end_unknown(tickets, batch, OutcomeUnknown("the leader stopped in the middle of the transaction"))
@@ -242,6 +246,25 @@ class WritePath:
                 self._log.error("caches_not_told", writes=len(tickets), exc_info=error)
                 failure = OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
                 self._end_unknown(tickets, batch, failure)
+
+    async def _run_one_by_one(self, server: str, tickets: list[int], batch: dict[int, _Waiting]) -> None:
+        """The batch, each write in a transaction of its own. Its keys are held all the while."""
+        for ticket, waiting in batch.items():
+            alone = {ticket: waiting}
+            try:
+                planned, rows = await self._transact(server, [waiting.planned])
+            except OutcomeUnknown as unknown:
+                self._retake(alone)
+                self._resolve(ticket, unknown)
+            except TaoError as error:
+                self._resolve(ticket, error)
+            except asyncio.CancelledError:
+                stopped = OutcomeUnknown("the leader stopped in the middle of the transaction")
+                self._end_unknown(tickets, alone, stopped)
+                raise
+            else:
+                self._tell_writers(alone, planned, rows)
+        self._lanes.finished(tickets)
 
     def _refuse_late(self, tickets: Iterable[int]) -> None:
         now = self._clock.monotonic()
@@ -258,6 +281,10 @@ class WritePath:
         self, tickets: list[int], batch: dict[int, _Waiting], planned: Plan, rows: dict[int, ShardRow]
     ) -> None:
         """The transaction is committed: caches first, then the writers, then the keys."""
+        self._tell_writers(batch, planned, rows)
+        self._lanes.finished(tickets)
+
+    def _tell_writers(self, batch: dict[int, _Waiting], planned: Plan, rows: dict[int, ShardRow]) -> None:
         self._tell_caches(planned.changes, rows)
         # Made once for all writes: hundreds of edges of one list are one change, which each of them reports.
         changes = [self._carried(change, rows) for change in planned.changes]
@@ -266,18 +293,20 @@ class WritePath:
             messages.extend(self._carried(message, rows) for message in planned.unchanged_of[index])
             written = Written(planned.outcomes[index], messages, planned.intents[index], planned.settles[index])
             self._resolve(ticket, written)
-        self._lanes.finished(tickets)
         self.committed_transactions += 1
         failed = sum(outcome.error is not None for outcome in planned.outcomes)
         self.failed_writes += failed
         self.committed_writes += len(batch) - failed
 
     def _end_unknown(self, tickets: list[int], batch: dict[int, _Waiting], unknown: OutcomeUnknown) -> None:
+        self._retake(batch)
+        self._end(tickets, unknown)
+
+    def _retake(self, batch: dict[int, _Waiting]) -> None:
         """Serve nothing of these shards until they have been taken anew, when what happened is in the database."""
         self.unknown_outcomes += 1
         for shard in {shard for waiting in batch.values() for shard in waiting.shards}:
             self._ownership.retake(shard)
-        self._end(tickets, unknown)
 
     async def _transact(self, server: str, writes: Sequence[PlannedWrite]) -> tuple[Plan, dict[int, ShardRow]]:
         schema = self._schema()
@@ -316,16 +345,18 @@ class WritePath:
         return next(iter(_by_shard((message,), rows, self._settings.inline_object_bytes)))
 
     def _tell_caches(self, changes: Sequence[Change], rows: dict[int, ShardRow]) -> None:
+        # Given up while this was committed: its next owner, which may be this leader again, begins with an empty cache
+        # and a new stream after this commit, and may have gone on to later versions. There is nobody to tell.
+        owned = self._ownership.owned
+        told = [
+            change
+            for change in changes
+            if change.shard in owned and owned[change.shard].generation == rows[change.shard].generation
+        ]
         now = self._clock.monotonic()
-        for change in changes:
+        for change in told:
             self._cache.apply(change, rows[change.shard].version_epoch, now, insert=True)
-        still_owned = self._ownership.owned
-        self._publisher.publish_all(
-            batch
-            for batch in _by_shard(changes, rows, self._settings.inline_object_bytes)
-            # Given up while this was committed: whoever takes it over starts a new stream, which resets subscribers.
-            if batch.shard in still_owned and still_owned[batch.shard].generation == rows[batch.shard].generation
-        )
+        self._publisher.publish_all(_by_shard(told, rows, self._settings.inline_object_bytes))
 
     def _without(self, tickets: list[int], shard: int, error: TaoError) -> None:
         for ticket in self._lanes.requeue(tickets, shard):

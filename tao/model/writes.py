@@ -71,6 +71,15 @@ class SettleEdge(msgspec.Struct, frozen=True, tag="settle_edge"):
     data: bytes = b""
 
 
+class Coordinator(msgspec.Struct, frozen=True):
+    """Under whose ownership the mirrors of a pair are written: the shard that coordinates the pair, and the generation
+    of its owner. A leader refuses the copies of an owner that has been deposed: they may be older than what its
+    successor has had written."""
+
+    shard: int
+    generation: int
+
+
 class ForgetIntent(msgspec.Struct, frozen=True, tag="forget_intent"):
     """The pair's other side has been settled up to ``token``: remove the intent if it still carries that token."""
 

@@ -42,6 +42,22 @@ class BackgroundTasks:
         task.add_done_callback(self._ended)
         return task.cancel
 
+    def keep(
+        self, loop: Callable[[], Coroutine[object, object, None]], name: str, *, pause_seconds: float = 1.0
+    ) -> Callable[[], bool]:
+        """Run an endless job. One that ends all the same, by whatever error, is logged, counted in `failed`, and begun
+        again after a pause: a server without its ownership check or its subscriptions looks healthy and is not."""
+        return self.start(self._keep(loop, name, pause_seconds), name)
+
+    async def _keep(self, loop: Callable[[], Coroutine[object, object, None]], name: str, pause_seconds: float) -> None:
+        while True:
+            try:
+                await loop()
+            except Exception as error:  # noqa: BLE001 - logged, and begun again
+                self.failed += 1
+                self._log.error("endless task failed", task=f"{self._owner}: {name}", exc_info=error)
+            await asyncio.sleep(pause_seconds)
+
     async def close(self) -> None:
         """Cancel all and wait until they are over. Nothing can be started afterwards."""
         self._closed = True

@@ -175,9 +175,9 @@ async def test_a_takeover_waits_for_an_open_transaction_and_then_sees_it(
 
 
 async def take_patiently(rig: LeaderRig) -> None:
-    """As `Ownership.run` does: a lock that is not had in its bound is asked for again."""
+    """As `Ownership.take` does: a lock that is not had in its bound is asked for again."""
     rig.ownership.want((SHARD,))
-    running = asyncio.ensure_future(rig.ownership.run())
+    running = asyncio.ensure_future(rig.ownership.take())
     await until(lambda: rig.ownership.complete)
     running.cancel()
 

@@ -12,6 +12,7 @@ from tao.leader.inverse_path import InversePath, InverseSettings
 from tao.leader.miss_path import DatabaseSource, MissSettings
 from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.service import LeaderService
+from tao.leader.settling import CopyFence
 from tao.leader.write_path import WritePath, WriteSettings, Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import TaoError
@@ -19,13 +20,14 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
 from tao.model.rows import ShardRow
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.model.writes import SettleEdge, Write
+from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.schema.registry import load_schema
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.fills import Fills, FillSettings
 from tao.serving.read_service import ReadService
+from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.pacing import Gate, ManualClock, Tasks
 
 SCHEMA = load_schema((Path(__file__).parents[2] / "config/schema.yaml").read_text(), "schema.yaml")
@@ -75,7 +77,9 @@ class OtherRigs:
         self.after_writing = False
         self.settled: list[tuple[SettleEdge, ...]] = []
 
-    async def settle(self, shard: int, settles: Sequence[SettleEdge], timeout_seconds: float) -> list[ShardMessages]:
+    async def settle(
+        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
         gate, self.gate = self.gate, None
         if gate is not None:
             await gate.pass_through()
@@ -84,6 +88,8 @@ class OtherRigs:
             raise fault
         self.settled.append(tuple(settles))
         rig = self.rigs[shard]
+        claim = pb.Coordinator(shard=coordinator.shard, generation=coordinator.generation)
+        await rig.copy_fence.admit(pb.WriteBatch(coordinator=claim))
         told: list[ShardMessages] = []
         for settle in settles:
             written, _ = await rig.inverses.write(settle, rig.clock.monotonic() + timeout_seconds, sub_write=True)
@@ -129,7 +135,9 @@ class LeaderRig:
             opened=self._opened,
             closed=self._closed,
             topology_version=lambda: self.configuration.routes.version,
+            spawn=self.tasks,
         )
+        self.copy_fence = CopyFence(store, timeout_seconds=1.0)
         schema = lambda: self.configuration.schema  # noqa: E731 - the same one for both
         self.writes = WritePath(
             self.ownership,
@@ -164,6 +172,7 @@ class LeaderRig:
             self.reads,
             self.writes,
             self.inverses,
+            self.copy_fence,
             self.ownership,
             self.publisher,
             self.configuration,
@@ -187,6 +196,7 @@ class LeaderRig:
         await self.tasks.close()
 
     def _opened(self, row: ShardRow) -> None:
+        self.copy_fence.note(row)
         self.cache.close_shard(row.shard)
         self.cache.open_shard(row.shard, row.version_epoch)
         self.publisher.open_shard(row.shard, row.generation, row.version_epoch)

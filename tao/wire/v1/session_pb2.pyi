@@ -411,19 +411,25 @@ class WriteBatch(_message.Message):
 
     WRITES_FIELD_NUMBER: _builtins.int
     WANT_CHANGES_FIELD_NUMBER: _builtins.int
+    COORDINATOR_FIELD_NUMBER: _builtins.int
     want_changes: _builtins.bool
     """asked by a cache server: send changes and epochs along"""
     @_builtins.property
     def writes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Write]: ...
+    @_builtins.property
+    def coordinator(self) -> Global___Coordinator:
+        """with settle_edge: under whose ownership the copy is made"""
+
     def __init__(
         self,
         *,
         writes: _abc.Iterable[Global___Write] | None = ...,
         want_changes: _builtins.bool = ...,
+        coordinator: Global___Coordinator | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["coordinator", b"coordinator", "want_changes", b"want_changes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -669,6 +675,30 @@ class SettleEdge(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SettleEdge: _TypeAlias = SettleEdge  # noqa: Y015
+
+@_typing.final
+class Coordinator(_message.Message):
+    """The shard that coordinates a pair of edges, and the generation of its owner (DESIGN.md §6)."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    generation: _builtins.int
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        generation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["generation", b"generation", "shard", b"shard"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Coordinator: _TypeAlias = Coordinator  # noqa: Y015
 
 @_typing.final
 class WriteResult(_message.Message):
@@ -1172,13 +1202,17 @@ Global___Applied: _TypeAlias = Applied  # noqa: Y015
 
 @_typing.final
 class Subscribe(_message.Message):
-    """A subscriber names, per shard, how far it has been told; stream "" means that it has nothing."""
+    """A subscriber names, per shard, how far it has been told; stream "" means that it has nothing.
+    With `series` it adds these shards to the series of that number, and is answered with Applied.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUBSCRIBER_FIELD_NUMBER: _builtins.int
     POSITIONS_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
     subscriber: _builtins.str
+    series: _builtins.int
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]: ...
     def __init__(
@@ -1186,10 +1220,11 @@ class Subscribe(_message.Message):
         *,
         subscriber: _builtins.str = ...,
         positions: _abc.Iterable[Global___Position] | None = ...,
+        series: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "subscriber", b"subscriber"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["positions", b"positions", "series", b"series", "subscriber", b"subscriber"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,8 @@ async def store() -> MemoryStore:
 @pytest.fixture
 async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
     rig = LeaderRig(store, store)
-    rig.tasks(rig.ownership.run())
+    rig.tasks(rig.ownership.take())
+    rig.tasks(rig.ownership.check())
     yield rig
     assert rig.tasks.errors == [], "the loop that takes shards must survive everything"
     await rig.close()

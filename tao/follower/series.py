@@ -1,0 +1,107 @@
+"""One series of deliveries from one leader: asked for once, acknowledged, and let go at both ends (DESIGN.md §7).
+
+A leader that refuses some shards, or leaves a gap in them, goes on with the others; those are asked for again, and
+added to the series. What ends a series is the connection, or whoever follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+from tao.model.delivery import Delivery, Position
+from tao.wire.convert import delivery_from_pb, position_to_pb
+from tao.wire.session import AnswerHandler
+from tao.wire.v1 import session_pb2 as pb
+
+
+class DeliveringLink(Protocol):
+    """What of a link a series needs."""
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        """As `tao.peers.links.Link.send`."""
+
+
+class Series:
+    """``ended``: nothing more will come. ``reason``: what the leader or the way there said. ``failed``: a delivery
+    could not be applied, so nothing that was heard of these shards is worth anything."""
+
+    def __init__(
+        self,
+        link: DeliveringLink,
+        subscriber: str,
+        positions: Sequence[Position],
+        receive: Callable[[Delivery], set[int]],
+        timeout_seconds: float,
+    ) -> None:
+        """``receive`` applies a delivery and returns the shards to ask for again."""
+        self.ended: Final = asyncio.Event()
+        self.reason = ""
+        self.failed = False
+        self._link: Final = link
+        self._subscriber: Final = subscriber
+        self._receive: Final = receive
+        self._timeout_seconds: Final = timeout_seconds
+        self._number = 0
+        self._last_came = False
+        self._missing: set[int] = set()
+        link.send(self._subscribe(positions), math.inf, self._take)
+
+    def ask_again(self, positions_for: Callable[[Iterable[int]], Sequence[Position]]) -> None:
+        """Add what was refused or left out to the series, if there is anything."""
+        if self._missing and self._number and not self.ended.is_set():
+            positions = positions_for(sorted(self._missing))
+            self._missing.clear()
+            self._link.send(self._subscribe(positions, self._number), self._timeout_seconds, self._added)
+
+    def close(self) -> None:
+        """Hear no more; the leader is told, or it would go on for ever."""
+        self.ended.set()
+        self._forget()
+
+    def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
+        asked = [position_to_pb(position) for position in positions]
+        return pb.Request(subscribe=pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series))
+
+    def _take(self, answer: pb.Answer) -> None:
+        self._last_came = not answer.more
+        if self.ended.is_set():
+            # The number was not known when the series was let go.
+            self._number = answer.number
+            self._forget()
+            return
+        if answer.HasField("error"):
+            self.reason = answer.error.message
+            self.ended.set()
+            return
+        self._number = answer.number
+        try:
+            self._missing |= self._receive(delivery_from_pb(answer.delivery))
+        except Exception:
+            # What it was is not known to be applied, and would never be sent again.
+            self.failed = True
+            self.ended.set()
+            raise
+        if not answer.more:
+            self.ended.set()
+        number = answer.delivery.delivery_number
+        acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=number)
+        self._link.send(pb.Request(acknowledge=acknowledge), self._timeout_seconds, _no_answer)
+
+    def _added(self, answer: pb.Answer) -> None:
+        if answer.HasField("error"):
+            # The leader does not know this series any more.
+            self.reason = answer.error.message
+            self.ended.set()
+
+    def _forget(self) -> None:
+        if self._number and not self._last_came:
+            self._last_came = True
+            forget = pb.Request(forget=pb.Forget(forgotten_number=self._number))
+            self._link.send(forget, self._timeout_seconds, _no_answer)
+
+
+def _no_answer(_: pb.Answer) -> None:
+    """An acknowledgement has no answer; when it cannot be sent, the series has ended and says so itself."""

@@ -1,0 +1,88 @@
+"""Mirrors of edges between leaders: asked for here, and refused to a coordinator that was deposed (DESIGN.md §6).
+
+The copy of an edge is a plain write at the leader that gets it: idempotent, last one wins. So one that a paused
+coordinator sends late could undo what its successor has had written since. Every copy therefore names the coordinator's
+shard and the generation of its ownership, and a leader takes none from a generation below the highest it knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tao.leader.inverse_path import InversePath
+from tao.leader.ownership import Ownership
+from tao.model.changes import ShardMessages
+from tao.model.errors import Fenced, Unauthorized
+from tao.model.ports import Clock, WriteStore
+from tao.model.rows import ShardRow
+from tao.model.writes import Coordinator, SettleEdge
+from tao.peers.links import Links
+from tao.serving.configuration import Configuration
+from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
+from tao.wire.v1 import session_pb2 as pb
+
+
+class SettlingLeaders:
+    """`OtherLeaders` over links; a shard that this leader owns itself (on another database) is settled here."""
+
+    def __init__(
+        self, configuration: Configuration, region: str, links: Links, ownership: Ownership, clock: Clock
+    ) -> None:
+        self._configuration: Final = configuration
+        self._region: Final = region
+        self._links: Final = links
+        self._ownership: Final = ownership
+        self._clock: Final = clock
+        self.here: InversePath | None = None
+
+    async def settle(
+        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
+        """As `tao.leader.inverse_path.OtherLeaders`."""
+        if shard in self._ownership.owned and self.here is not None:
+            deadline = self._clock.monotonic() + timeout_seconds
+            told: list[ShardMessages] = []
+            for settle in settles:
+                written, _ = await self.here.write(settle, deadline, sub_write=True)
+                told.extend(written.messages)
+            return told
+        routes = self._configuration.routes
+        leader = routes.leaders(self._region).home(shard)
+        batch = pb.WriteBatch(
+            writes=[write_to_pb(settle) for settle in settles],
+            want_changes=True,
+            coordinator=pb.Coordinator(shard=coordinator.shard, generation=coordinator.generation),
+        )
+        request = pb.Request(topology_version=routes.version, write=batch)
+        answer = await self._links.to(leader).ask(request, timeout_seconds)
+        for result in answer.write.results:
+            if result.HasField("error"):
+                raise error_from_pb(result.error)
+        return [shard_messages_from_pb(messages) for messages in answer.write.changes]
+
+
+class CopyFence:
+    """The highest generation heard of, per coordinating shard. Memory: one integer a shard."""
+
+    def __init__(self, store: WriteStore, *, timeout_seconds: float) -> None:
+        self._store: Final = store
+        self._timeout_seconds: Final = timeout_seconds
+        self._highest: dict[int, int] = {}
+
+    def note(self, row: ShardRow) -> None:
+        """This leader has taken the shard itself."""
+        self._highest[row.shard] = max(row.generation, self._highest.get(row.shard, 0))
+
+    async def admit(self, batch: pb.WriteBatch) -> None:
+        """Raises `Fenced` for a copy of a deposed coordinator, `Unauthorized` for one that names none."""
+        if not batch.HasField("coordinator"):
+            raise Unauthorized("settle_edge is sent by the leader that coordinates the pair, which names itself")
+        shard, generation = batch.coordinator.shard, batch.coordinator.generation
+        if shard not in self._highest:
+            # Started after the coordinator: who owns its shard is in the database.
+            rows = await self._store.read_ownership((shard,), timeout_seconds=self._timeout_seconds)
+            self._highest[shard] = max(rows[shard].generation, self._highest.get(shard, 0))
+        if generation < self._highest[shard]:
+            raise Fenced(f"shard {shard} is owned under generation {self._highest[shard]}, not {generation} any more")
+        self._highest[shard] = generation
