@@ -215,4 +215,8 @@ class Waiter:
 
 def _to_deadline_ms(timeout_seconds: float) -> int:
     # At least 1: 0 means expired, and half a millisecond is not nothing. At most what is still a deadline.
-    return max(1, int(min(timeout_seconds * 1000, NO_DEADLINE_MS - 1)))
+    # (Compared, not passed through `min` and `max`, which cost more than all else that a deadline does.)
+    deadline_ms = int(timeout_seconds * 1000)
+    if 0 < deadline_ms < NO_DEADLINE_MS:
+        return deadline_ms
+    return 1 if deadline_ms <= 0 else NO_DEADLINE_MS - 1
