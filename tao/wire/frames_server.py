@@ -1,8 +1,9 @@
 """The server's end of connections of frames (DESIGN.md §11).
 
 What a peer sends in one read is handled and answered in one write. Nothing is read from a peer that does not read its
-answers; one that stays so is cut off, so that a stuck client costs its own connection and nobody else's. Timeouts of
-all connections are looked at together, by one timer.
+answers, and what has been read waits undecoded: a quarter of a megabyte of small requests can ask for gigabytes. A peer
+that stays so is cut off, so that a stuck client costs its own connection and nobody else's. Timeouts of all connections
+are looked at together, by one timer.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Callable
 from typing import cast
 
@@ -121,7 +123,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._server = server
         self._loop = loop
         self._decoder = FrameDecoder(server.settings.max_message_bytes)
+        self._arrived: deque[tuple[int, bytes]] = deque()
         self._out: list[bytes] = []
+        self._out_bytes = 0
         self._flush_due = False
         self._greeted = False
         self._closing = False
@@ -140,19 +144,28 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = self._loop.time()
+        try:
+            self._arrived.extend(self._decoder.feed(data))
+        except TaoError as error:
+            self._fatal(error)
+        else:
+            self._serve_arrived()
+
+    def _serve_arrived(self) -> None:
+        """Handle the frames that are here, until the peer leaves too much unread."""
         # What is answered at once is flushed below, without another turn of the loop.
         self._flush_due = True
+        arrived = self._arrived
         try:
-            for kind, payload in self._decoder.feed(data):
-                if self._closing:
-                    break
+            while arrived and self._blocked_since is None and not self._closing:
+                kind, payload = arrived.popleft()
                 if kind == framing.REQUEST and self._greeted:
                     self.receive(session_pb2.Request.FromString(payload))
                 else:
                     self._control_arrived(kind, payload)
         except DecodeError as error:
             self._fatal(ProtocolError(f"a message cannot be decoded: {error}"))
-        except TaoError as error:  # what the decoder and the greeting refuse
+        except TaoError as error:  # what the greeting refuses
             self._fatal(error)
         finally:
             self._flush()
@@ -168,13 +181,16 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     def resume_writing(self) -> None:
         self._blocked_since = None
         self._last_heard = self._loop.time()
-        if not self._transport.is_closing():
+        self._serve_arrived()
+        # Unless answers to what had arrived have filled the buffer again.
+        if self._blocked_since is None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.discard(self)
         self.peer_gone()
-        self._out.clear()
+        self._arrived.clear()
+        self._drop_out()
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -196,6 +212,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
 
     def abort(self) -> None:
         """Drop the connection at once."""
+        self._closing = True
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
@@ -217,23 +234,38 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         for message in self.fitting(answer):
             self._queue(framing.ANSWER, message)
 
+    @property
+    def unsent_bytes(self) -> int:
+        # The transport holds less than the high-water mark while it is not blocked; asking it costs more than to know.
+        return self._out_bytes + (self._transport.get_write_buffer_size() if self._blocked_since is not None else 0)
+
     def _queue(self, kind: int, payload: bytes) -> None:
         self._out.append(pack_header(len(payload), kind))
         self._out.append(payload)
-        if not self._flush_due:
+        self._out_bytes += len(payload)
+        if self._out_bytes > self._settings.write_high_water_bytes:
+            self._write()
+        elif not self._flush_due:
             self._flush_due = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_due = False
-        if not self._out:
-            return
+        if self._out:
+            self._write()
+
+    def _write(self) -> None:
+        """Hand to the transport what is queued; it says by `pause_writing` when the peer does not keep up."""
         if not self._closing:
             self._transport.write(b"".join(self._out))
             if self._transport.get_write_buffer_size() > self._settings.max_unsent_bytes:
                 _logger.warning("%s has left too much unread; its connection is dropped", self.peer)
                 self.abort()
+        self._drop_out()
+
+    def _drop_out(self) -> None:
         self._out.clear()
+        self._out_bytes = 0
 
     # ---- the rest of the protocol ----------------------------------------------------------------------------------
 

@@ -90,6 +90,10 @@ class _Outgoing(ServedConnection):
         self._ending = True
         self._something_to_send.set()
 
+    @property
+    def unsent_bytes(self) -> int:
+        return self._out_bytes
+
     def _put(self, message: bytes) -> None:
         self._out.append(message)
         self._out_bytes += len(message)

@@ -39,6 +39,11 @@ class ServedConnection(ABC):
     def transmit(self, answer: pb.Answer) -> None:
         """Encode and send; must not raise. Called only while not `closed`."""
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that wait for the peer to read them."""
+        return 0
+
     def receive(self, request: pb.Request) -> None:
         """Hand a request to the handler, unless it is refused here. Does not raise."""
         kind = request.WhichOneof("body")

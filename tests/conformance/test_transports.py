@@ -19,10 +19,21 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.wire.identity import Credentials
-from tao.wire.session import NO_DEADLINE_MS
+from tao.wire.session import NO_DEADLINE_MS, Reply
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
-from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Rig, Taken, echo, read, stuck_peer, until, write
+from tests.conformance.transport_rig import (
+    ME,
+    PATIENT_SECONDS,
+    Handler,
+    Rig,
+    Taken,
+    echo,
+    read,
+    stuck_peer,
+    until,
+    write,
+)
 
 
 async def test_an_answer_carries_what_the_handler_sent(rig: Rig) -> None:
@@ -297,3 +308,24 @@ async def test_a_peer_that_reads_nothing_hurts_nobody_else(rig: Rig) -> None:
             reply.send(pb.Answer(more=True, watch=pb.WatchEvent(schema=pb.SchemaDocument(json=b"x" * 100_000))))
             assert (await other.ask(read(1), PATIENT_SECONDS)).read.values
     assert rig.handler.ended_series == 1
+
+
+class LargeAnswers(Handler):
+    """Answers reads with 100 kB each."""
+
+    def _read(self, read: pb.ReadBatch, reply: Reply) -> None:
+        reply.send(pb.Answer(read=pb.ReadAnswer(values=[b"x" * 100_000])))
+
+
+async def test_requests_that_came_together_wait_while_their_peer_does_not_read(rig: Rig) -> None:
+    rig.handler = LargeAnswers()
+    await rig.serve(ServingSettings(write_high_water_bytes=100_000))
+    other = await rig.connect()
+    requests = [pb.Request(number=n + 1, deadline_ms=60_000, read=pb.ReadBatch(obj_ids=[n])) for n in range(5_000)]
+    async with stuck_peer(rig, requests) as ask_for_much:
+        asking = asyncio.ensure_future(ask_for_much())
+        await until(lambda: len(rig.handler.seen) > 1)
+        for _ in range(100):
+            await other.ask(read(1), PATIENT_SECONDS)
+        assert len(rig.handler.seen) < 500, "100 are the other's; the rest fills the buffers of the kernel"
+        asking.cancel()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -153,15 +153,21 @@ class Taken(list[pb.Answer]):
         return self[-1]
 
 
+SERIES = pb.Request(number=1, deadline_ms=NO_DEADLINE_MS, watch=pb.Watch())
+
+
 @contextlib.asynccontextmanager
-async def stuck_peer(rig: Rig) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """A client that asks for a series and never reads."""
+async def stuck_peer(
+    rig: Rig, requests: Sequence[pb.Request] = (SERIES,)
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """A client that asks for a series, or for what it is given, and never reads."""
     if rig.transport == "grpc":
         async with grpc.aio.insecure_channel(rig.address) as channel:
             call = GraphStub(channel).Session()
 
             async def ask() -> None:
-                await call.write(pb.Request(number=1, deadline_ms=NO_DEADLINE_MS, watch=pb.Watch()))
+                for request in requests:
+                    await call.write(request)
 
             yield ask
             call.cancel()
@@ -174,9 +180,8 @@ async def stuck_peer(rig: Rig) -> AsyncIterator[Callable[[], Awaitable[None]]]:
 
     async def ask_frames() -> None:
         hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="stuck", role="client")
-        request = pb.Request(number=1, deadline_ms=NO_DEADLINE_MS, watch=pb.Watch())
         writer.write(framing.frame(framing.HELLO, hello.SerializeToString()))
-        writer.write(framing.frame(framing.REQUEST, request.SerializeToString()))
+        writer.write(b"".join(framing.frame(framing.REQUEST, each.SerializeToString()) for each in requests))
 
     yield ask_frames
     assert reader is not None

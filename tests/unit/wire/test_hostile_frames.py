@@ -107,6 +107,36 @@ async def test_more_connections_than_allowed_are_told_so() -> None:
     await server.close()
 
 
+class Large:
+    """Answers with a megabyte, and counts."""
+
+    asked = 0
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        self.asked += 1
+        reply.send(pb.Answer(read=pb.ReadAnswer(values=[bytes(1 << 20)])))
+
+
+async def test_what_waited_for_its_peer_to_read_is_answered_in_order_when_it_does() -> None:
+    handler = Large()
+    server = FrameServer(handler, ServingSettings(max_unsent_bytes=8 << 20), name="srv", topology_version=lambda: 1)
+    host, port = (await server.start("127.0.0.1:0")).split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    requests = (pb.Request(number=n, deadline_ms=60_000, read=pb.ReadBatch(obj_ids=[n])) for n in range(1, 101))
+    writer.write(HELLO + b"".join(frame(framing.REQUEST, each.SerializeToString()) for each in requests))
+    decoder, numbers = FrameDecoder(1 << 24), list[int]()
+    while len(numbers) < 100:
+        numbers += [
+            pb.Answer.FromString(each).number
+            for kind, each in decoder.feed(await reader.read(1 << 16))
+            if kind == framing.ANSWER
+        ]
+        assert handler.asked < len(numbers) + 30
+    assert numbers == list(range(1, 101))
+    writer.close()
+    await server.close()
+
+
 @pytest.mark.parametrize("seed", range(8))
 async def test_random_and_mutated_bytes_hurt_nobody_else(server: tuple[FrameServer, str], seed: int) -> None:
     chance = random.Random(seed)
