@@ -151,8 +151,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         else:
             self._serve_arrived()
 
-    def _serve_arrived(self) -> None:
-        """Handle the frames that are here, until the peer leaves too much unread."""
+    def _serve_arrived(self) -> bool:
+        """Handle the frames that are here, until the peer leaves too much unread. Whether it keeps up."""
         # What is answered at once is flushed below, without another turn of the loop.
         self._flush_due = True
         arrived = self._arrived
@@ -169,6 +169,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             self._fatal(error)
         finally:
             self._flush()
+        return self._blocked_since is None
 
     def eof_received(self) -> bool:
         return False
@@ -181,9 +182,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     def resume_writing(self) -> None:
         self._blocked_since = None
         self._last_heard = self._loop.time()
-        self._serve_arrived()
-        # Unless answers to what had arrived have filled the buffer again.
-        if self._blocked_since is None and not self._transport.is_closing():
+        # Answers to what had arrived may fill the buffer again.
+        if self._serve_arrived() and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -286,7 +286,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         # Not sooner: closing a socket with a greeting unread would lose the answer that says why.
         if len(self._server.connections) > self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
-        check_token(self._settings.accepted_tokens, hello.token)
+        check_token(self._settings.accepted_tokens, hello.token, hello.role)
         self.peer = PeerIdentity(hello.name, hello.role, self.peer.address)
         self._greeted = True
         welcome = frames_pb2.Welcome(
