@@ -3,7 +3,8 @@
 Concurrent misses on a key are one *flight*: a task of the cache server, not of whoever missed first, so a caller that
 gives up takes nothing from the others. A flight holds a fill ticket; what it brings is stored only when no message
 that arrived meanwhile knows of something newer, and otherwise it is fetched again, from further up. Whoever waits for
-a version joins a flight only for what it brings: too old an answer sends it on a flight of its own.
+a version joins a flight only for what it brings: too old an answer sends it on a flight of its own. So does a flight
+that failed for a version which only somebody else asked for: a wrong write token must not fail everybody's reads.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ from typing import Any, Final, Protocol
 from tao.cache import GraphCache, Stored, Ticket
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError
 from tao.model.graph import version_of
+from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.versions import epoch_of
 from tao.serving.block_answers import answer_from_block, merge_edges, missing_id2s
+
+_ANY_VERSION: Final = 1 << 64
+"""Above every version."""
 
 
 class FillSource(Protocol):
@@ -47,12 +53,14 @@ class FillSettings:
 
 
 class Flight:
-    """One fetch under way, and what it will bring. ``ticket`` is that of its latest attempt."""
+    """One fetch under way, and what it will bring. ``minimum``: the version that whoever started it asked for.
+    ``ticket`` is that of its latest attempt."""
 
-    __slots__ = ("future", "query", "ticket")
+    __slots__ = ("future", "minimum", "query", "ticket")
 
-    def __init__(self, query: Query, ticket: Ticket, future: asyncio.Future[Fetched]) -> None:
+    def __init__(self, query: Query, minimum: int, ticket: Ticket, future: asyncio.Future[Fetched]) -> None:
         self.query = query
+        self.minimum = minimum
         self.ticket = ticket
         self.future = future
 
@@ -167,14 +175,25 @@ class Fills:
         """What a flight for ``fill`` brings. A prefix may come from a flight for another length of the same list,
         unless ``alone``."""
         key = fill if alone else self._flight_key(fill)
+        if epoch_of(minimum) > self._cache.version_epoch(_shard(fill)):
+            # Of a promotion that is not known here yet, or made up: nobody else should wait for it.
+            key = (key, minimum)
+        most_to_wait_for = _ANY_VERSION
         for _ in range(self._settings.max_refetches + 1):
             flight = self._flights.get(key)
-            if flight is None or not self._may_join(flight):
+            started = flight is None or flight.minimum > most_to_wait_for or not self._may_join(flight)
+            if flight is None or started:
                 flight = self._start(key, fill, minimum)
             else:
                 self.joined += 1
-            # Shielded: a caller that is cancelled leaves the flight to the others.
-            fetched = await asyncio.shield(flight.future)
+            try:
+                # Shielded: a caller that is cancelled leaves the flight to the others.
+                fetched = await asyncio.shield(flight.future)
+            except StaleRead:
+                if started or flight.minimum <= minimum:
+                    raise
+                most_to_wait_for = minimum
+                continue
             if version_of(fetched.value) >= minimum:
                 return fetched
         raise StaleRead(f"no copy within reach has version {minimum}; try again, or read critically")
@@ -193,17 +212,17 @@ class Fills:
     def _start(self, key: Hashable, fill: Query, minimum: int) -> Flight:
         if self._under_way >= self._settings.max_flights:
             raise Overloaded(f"{self._under_way} fills are under way, which is the bound; try again later")
-        flight = Flight(fill, self._ticket(fill), asyncio.get_running_loop().create_future())
-        self._spawn(self._fly(key, flight, minimum))
+        flight = Flight(fill, minimum, self._ticket(fill), asyncio.get_running_loop().create_future())
+        self._spawn(self._fly(key, flight))
         self._flights[key] = flight
         self._under_way += 1
         self.started += 1
         return flight
 
-    async def _fly(self, key: Hashable, flight: Flight, minimum: int) -> None:
+    async def _fly(self, key: Hashable, flight: Flight) -> None:
         future = flight.future
         try:
-            fetched = await self._fetch_and_store(flight, minimum)
+            fetched = await self._fetch_and_store(flight)
             if not future.done():
                 future.set_result(fetched)
         except TaoError as error:
@@ -218,14 +237,14 @@ class Fills:
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
-    async def _fetch_and_store(self, flight: Flight, minimum: int) -> Fetched:
+    async def _fetch_and_store(self, flight: Flight) -> Fetched:
         fill = flight.query
         for attempt in range(self._settings.max_refetches + 1):
             if attempt:
                 flight.ticket = self._ticket(fill)
             fetched = await self._source.fetch(
                 fill,
-                max(minimum, flight.ticket.floor),
+                max(flight.minimum, flight.ticket.floor),
                 critical=attempt == self._settings.max_refetches,
                 timeout_seconds=self._settings.timeout_seconds,
             )
@@ -263,6 +282,10 @@ class Fills:
             self._cache.raise_object_floor(query.id, version, now)
         else:
             self._cache.raise_list_floor(query.id1, query.atype, version, now)
+
+
+def _shard(query: Query) -> int:
+    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
 
 
 def _fail(future: asyncio.Future[Fetched], error: TaoError) -> None:

@@ -278,3 +278,35 @@ async def test_a_time_window_is_answered_from_a_first_prefix_or_asked_for_exactl
     deep = TimeRangeQuery(A, COMMENT, 20, 10, 3)
     assert times((await rig.fills.answer(deep, 0, critical=False)).value) == [20, 19, 18]
     assert [type(call.query) for call in rig.source.calls] == [RangeQuery, TimeRangeQuery]
+
+
+@pytest.mark.parametrize(
+    "unreachable", [v(1 << 40), make_version(9, 1)], ids=["too high a counter", "too high an epoch"]
+)
+async def test_a_version_that_nobody_has_fails_only_those_who_ask_for_it(rig: Rig, unreachable: int) -> None:
+    rig.source.manual = True
+    doomed = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), unreachable, critical=False))
+    await quiet()
+    others = [asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False)) for _ in range(5)]
+    await quiet()
+    rig.source.calls[0].answer.set_exception(StaleRead("the database does not have it"))
+    await quiet()
+    assert len(rig.source.calls) == 2, "those who were refused with it are one flight again"
+    rig.source.answer(rig.source.calls[1])
+    assert {version_of((await each).value) for each in others} == {v(1)}
+    with pytest.raises(StaleRead):
+        await doomed
+
+
+async def test_who_asks_for_an_epoch_that_is_not_known_here_holds_nobody_up(rig: Rig) -> None:
+    rig.source.manual = True
+    doomed = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), make_version(9, 1), critical=False))
+    await quiet()
+    other = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    await quiet()
+    rig.source.answer(rig.source.calls[1])
+    assert version_of((await other).value) == v(1)
+    assert not doomed.done()
+    rig.source.version = make_version(9, 1)
+    rig.source.answer(rig.source.calls[0])
+    assert version_of((await doomed).value) == make_version(9, 1)
