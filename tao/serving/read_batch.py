@@ -30,16 +30,18 @@ _TIME_RANGE_ID1S: Final = _numbers["time_range_id1s"]
 _GET_ID1S: Final = _numbers["get_id1s"]
 _GET_ID2S: Final = _numbers["get_id2s"]
 _LAST_COLUMN: Final = _numbers["minimum_versions"]
-_PARALLEL_COLUMNS: Final = tuple(
-    tuple(_numbers[name] for name in names.split())
-    for names in (
-        "count_id1s count_atypes",
-        "range_id1s range_atypes range_positions range_limits",
-        "time_range_id1s time_range_atypes time_range_highs time_range_lows time_range_limits",
-        "get_id1s get_atypes get_id2_counts get_highs get_lows",
-        "minimum_slots minimum_versions",
-    )
-)
+_PARALLEL_COLUMNS: Final = {
+    _numbers[first]: tuple(_numbers[name] for name in others.split())
+    for first, others in {
+        "obj_ids": "",
+        "count_id1s": "count_atypes",
+        "range_id1s": "range_atypes range_positions range_limits",
+        "time_range_id1s": "time_range_atypes time_range_highs time_range_lows time_range_limits",
+        "get_id1s": "get_atypes get_id2_counts get_highs get_lows",
+        "minimum_slots": "minimum_versions",
+    }.items()
+}
+"""First column of a group → the others, which are as long."""
 _UNEVEN: Final = "the columns of a read batch differ in length: send one value per query in each column"
 
 
@@ -50,14 +52,21 @@ def operation_sizes(batch: pb.ReadBatch) -> tuple[int, int, int, int, int]:
     sent = batch.ListFields()
     if len(sent) == 1 and sent[0][0].number == _OBJ_IDS:
         return len(sent[0][1]), 0, 0, 0, 0
-    lengths = {field.number: len(column) for field, column in sent if field.number <= _LAST_COLUMN}
+    lengths = {number: len(column) for field, column in sent if (number := field.number) <= _LAST_COLUMN}
     length_of = lengths.get
-    for first, *others in _PARALLEL_COLUMNS:
-        length = length_of(first, 0)
-        for other in others:
-            if length_of(other, 0) != length:
-                raise InvalidArgument(_UNEVEN)
-    if sum(batch.get_id2_counts if _GET_ID1S in lengths else ()) != length_of(_GET_ID2S, 0):
+    matched = 0
+    for first, length in lengths.items():
+        others = _PARALLEL_COLUMNS.get(first)
+        if others is not None:
+            for other in others:
+                if length_of(other) != length:
+                    raise InvalidArgument(_UNEVEN)
+            matched += 1 + len(others)
+    if _GET_ID2S in lengths or _GET_ID1S in lengths:
+        if sum(batch.get_id2_counts) != length_of(_GET_ID2S, 0):
+            raise InvalidArgument(_UNEVEN)
+        matched += _GET_ID2S in lengths
+    if matched != len(lengths):  # a column without the first of its group
         raise InvalidArgument(_UNEVEN)
     return (
         length_of(_OBJ_IDS, 0),
@@ -113,20 +122,23 @@ def answer_hits(
             else:
                 value = get_range(id1, atype, pos, bound, minimums.get(slot, 0))
                 append(mark_cut(value) if value is not None else None)
-    if windows or gets:
-        _answer_windows_and_gets(cache, batch, objects + counts + ranges, limits, minimums, append)
+    slot = objects + counts + ranges
+    if windows:
+        _answer_windows(cache, batch, slot, limits, minimums, append)
+    if gets:
+        _answer_gets(cache, batch, slot + windows, minimums, append)
     return values, values.count(None)
 
 
-def _answer_windows_and_gets(
+def _answer_windows(
     cache: GraphCache,
     batch: pb.ReadBatch,
-    slot: int,
+    first_slot: int,
     limits: Mapping[int, int],
     minimums: Mapping[int, int],
     append: Callable[[bytes | None], None],
 ) -> None:
-    windows = zip(
+    columns = zip(
         batch.time_range_id1s,
         batch.time_range_atypes,
         batch.time_range_highs,
@@ -134,22 +146,27 @@ def _answer_windows_and_gets(
         batch.time_range_limits,
         strict=True,
     )
-    for id1, atype, high, low, limit in windows:
+    for slot, (id1, atype, high, low, limit) in enumerate(columns, first_slot):
         bound = limits.get(atype, limit)
         value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0))
         append(mark_cut(value) if value is not None and limit > bound else value)
-        slot += 1
-    if not batch.get_id1s:
-        return
-    all_id2s = list(batch.get_id2s)
+
+
+def _answer_gets(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    first_slot: int,
+    minimums: Mapping[int, int],
+    append: Callable[[bytes | None], None],
+) -> None:
+    all_id2s = batch.get_id2s[:]
     start = 0
-    gets = zip(batch.get_id1s, batch.get_atypes, batch.get_id2_counts, batch.get_highs, batch.get_lows, strict=True)
-    for id1, atype, size, high, low in gets:
+    columns = zip(batch.get_id1s, batch.get_atypes, batch.get_id2_counts, batch.get_highs, batch.get_lows, strict=True)
+    for slot, (id1, atype, size, high, low) in enumerate(columns, first_slot):
         id2s = all_id2s[start : start + size]
         start += size
         found = cache.edges(id1, atype, id2s, high, low, minimums.get(slot, 0)) if size <= MAX_ID2_SET else None
         append(None if found is None or found.missing else found.block)
-        slot += 1
 
 
 class BatchQueries:
