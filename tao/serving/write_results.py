@@ -1,4 +1,8 @@
-"""Results of a batch of writes, sent as they come: what is ready in one tick of the loop leaves together."""
+"""Results of a batch of writes, sent as they come: what is ready in one tick of the loop leaves together.
+
+How many writes a batch may have is bounded here, where followers and leaders alike begin with one: each takes a task, a
+message of the largest size holds hundreds of thousands, and one client must not take all the tasks of a server.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +11,22 @@ from collections.abc import Iterable
 from typing import Final
 
 from tao.model.changes import ShardMessages
-from tao.model.errors import TaoError
+from tao.model.errors import TaoError, TooLarge
 from tao.wire.convert import error_to_pb, shard_messages_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+
+MAX_WRITES_PER_BATCH: Final = 6000
+"""As many as an id2 set may have, so that a set that was read can be written; a sixteenth of the tasks that a server may have."""
 
 
 class WriteResults:
     """Collects the results of ``expected`` writes; the answer with the last of them says so."""
 
     def __init__(self, reply: Reply, expected: int, *, want_changes: bool) -> None:
+        """Raises `TooLarge` for more than `MAX_WRITES_PER_BATCH`, of which none has begun then."""
+        if expected > MAX_WRITES_PER_BATCH:
+            raise TooLarge(f"{expected} writes in one batch; send at most {MAX_WRITES_PER_BATCH} at a time")
         self._reply: Final = reply
         self._want_changes: Final = want_changes
         self._open = expected
