@@ -1,8 +1,10 @@
-"""`DevCluster`: a whole cluster of one region on this machine, started in dependency order and gated on health.
+"""`DevCluster`: a whole cluster on this machine, of one region or several, started in dependency order and gated on
+health.
 
-Databases first, then the shards' migrations, then leaders, then followers; each step waits until the one before is
-ready. It stops in the opposite order. What it knows goes into the state folder before it is needed there, so that a
-crash at any moment leaves a folder that the next start, `status` and `down` understand.
+Databases first, then (with several regions) the delay line and replication, the shards' migrations at the masters,
+leaders, tailers, followers; each step waits until the one before is ready. It stops in the opposite order. What it
+knows goes into the state folder before it is needed there, so that a crash at any moment leaves a folder that the next
+start, `status` and `down` understand.
 """
 
 from __future__ import annotations
@@ -15,23 +17,22 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-import yaml
 
-from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.cluster_topology import build_topology, crossings
+from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.identity import read_record
 from tao.devcluster.inspection import ClusterStatus, client_address, cluster_status, stop_recorded
-from tao.devcluster.layout import ClusterSettings, Role, Shape, build_topology
+from tao.devcluster.layout import DEFAULT_RTT_MS, STOPPING_ORDER, ClusterSettings, Member, Role, Shape
 from tao.devcluster.ports import PortReservation, reserve_port
-from tao.devcluster.processes import Lifetime
+from tao.devcluster.process_settings import instance_settings, lifetime_of, settings_text
+from tao.devcluster.replication_sets import catch_up, follow, lead, masters, replicas
 from tao.devcluster.schema_copy import place_schema
 from tao.devcluster.server_binary import ServerBinary, find_server_binary
-from tao.devcluster.server_options import ServerOptions
-from tao.devcluster.server_process import ServerProcess, release, reserve_ports
+from tao.devcluster.server_process import ServerProcess, release, reserve_again, reserve_ports
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, service_accounts
-from tao.devcluster.template import default_cache_folder
 from tao.model.errors import OperatorError
+from tao.model.topology import DatabaseServer
 from tao.schema.registry import Schema
-from tao.schema.types import DEFAULT_ARENA
 from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
 from tao.topology.document import dump_topology
@@ -44,7 +45,6 @@ class DevCluster:
         self._settings = settings
         self._tell = on_progress
         self._folder = StateFolder(settings.state_dir)
-        self._lifetime = Lifetime.DETACHED if settings.detached else Lifetime.WITH_PARENT
         self._record = ClusterRecord(shape=settings.shape or Shape())
         self._databases: dict[str, DatabaseInstance] = {}
         self._servers: dict[str, ServerProcess] = {}
@@ -53,6 +53,15 @@ class DevCluster:
     def client_address(self) -> str:
         """gRPC address (``host:port``) of the first follower: what `tao.client.connect` takes."""
         return client_address(self._record)
+
+    def client_address_in(self, region: str) -> str:
+        """As `client_address`, of one region."""
+        return client_address(self._record, region)
+
+    @property
+    def line_control(self) -> Path:
+        """The Unix socket of the delay line, for `tao.devcluster.line_control.ask_line`."""
+        return self._folder.line_control
 
     @property
     def topology_path(self) -> Path:
@@ -77,13 +86,14 @@ class DevCluster:
     @property
     def running(self) -> list[str]:
         """Names of the processes that run now."""
-        return [name for name in self.processes if self._process(name).is_running]
+        running: dict[str, DatabaseInstance | ServerProcess] = {**self._databases, **self._servers}
+        return [name for name in self.processes if name in running and running[name].is_running]
 
     def admin(self, name: str) -> str:
-        """``host:port`` of a leader's or follower's admin port."""
+        """``host:port`` of the admin port of a leader, follower or tailer."""
         process = self._process(name)
-        if not isinstance(process, ServerProcess):
-            raise OperatorError(f"{name} is a database and has no admin port")
+        if not isinstance(process, ServerProcess) or not process.admin:
+            raise OperatorError(f"{name} has no admin port")
         return process.admin
 
     def database(self, name: str) -> DatabaseInstance:
@@ -146,6 +156,10 @@ class DevCluster:
         process = self._process(name)
         await process.stop()
         await process.start()
+        for replica in replicas(self._topology):
+            if replica.server.name == name:
+                accounts = service_accounts(self._record.passwords)
+                await follow(replica, accounts.administrator, accounts.replicator)
 
     def _process(self, name: str) -> DatabaseInstance | ServerProcess:
         found = self._databases.get(name) or self._servers.get(name)
@@ -157,8 +171,10 @@ class DevCluster:
         """Decide on the shape; refuse a folder whose cluster is in use, and clear what a crash left in it."""
         settings = self._settings
         old = self._folder.read()
+        rtt_ms = settings.rtt_ms if settings.rtt_ms is not None else old.rtt_ms if old is not None else DEFAULT_RTT_MS
         if old is None:
-            self._record = ClusterRecord(shape=(settings.shape or Shape()).check(), passwords=new_passwords())
+            shape = (settings.shape or Shape()).check()
+            self._record = ClusterRecord(shape=shape, rtt_ms=rtt_ms, passwords=new_passwords())
             return
         running = self._folder.running(old)
         # Processes of a foreground that was killed are ended by the kernel, but not in the same instant.
@@ -175,83 +191,104 @@ class DevCluster:
                 f"{self._folder.path} has data of {old.shape.shards} shards on {old.shape.databases} database "
                 "server(s), which cannot be changed: leave --shards and --databases out, or choose another --state-dir"
             )
+        if (shape.regions, shape.mixed_mastership) != (old.shape.regions, old.shape.mixed_mastership):
+            raise OperatorError(
+                f"{self._folder.path} has data of {old.shape.regions} region(s), which cannot be changed: leave "
+                "--regions and --mixed-mastership out, or choose another --state-dir"
+            )
         if running:
             self._tell("clearing what was left running")
             await stop_recorded(self._folder, old, self._tell)
-        self._record = msgspec.structs.replace(old, shape=shape, ready=False)
+        self._record = msgspec.structs.replace(old, shape=shape, rtt_ms=rtt_ms, ready=False)
 
     async def _start(self, binary: ServerBinary) -> None:
         settings, shape = self._settings, self._record.shape
         schema = place_schema(self._folder, settings.schema_file)
         reservations = self._reserve_ports()
+        self._prepare_databases(binary)
         try:
             self._folder.write(self._record)
             if settings.detached:
                 self._folder.owner.unlink(missing_ok=True)
             else:
                 self._folder.write_owner()
-            self._tell(f"starting {_listed(shape.database_names)}")
-            await self._start_databases(binary)
+            self._tell(f"starting {_listed(list(self._databases))}")
+            await _together(instance.start() for instance in self._databases.values())
             self._write_documents(schema)
+            await self._start_role(Role.LINE, reservations)
+            if shape.is_distributed:
+                await self._replicate()
             self._tell(f"preparing {shape.shards} shards")
             await self._migrate(schema)
-            followers = [name for name in self._servers if self._servers[name].role is Role.FOLLOWER]
-            for names in (shape.leader_names, followers):
-                self._tell(f"waiting for {_listed(names)}")
-                await _together(self._servers[name].start(reservations[name]) for name in names)
+            if shape.is_distributed:
+                await self._catch_up()
+            for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER):
+                await self._start_role(role, reservations)
         finally:
             for held in reservations.values():
                 release(held)
         self._record = msgspec.structs.replace(self._record, ready=True)
         self._folder.write(self._record)
 
+    async def _start_role(self, role: Role, reservations: dict[str, list[PortReservation]]) -> None:
+        names = [name for name, server in self._servers.items() if server.role is role]
+        if names:
+            self._tell(f"waiting for {_listed(names)}")
+            await _together(self._servers[name].start(reservations[name]) for name in names)
+
     def _reserve_ports(self) -> dict[str, list[PortReservation]]:
-        settings, shape = self._settings, self._record.shape
-        first_follower = shape.follower_names(shape.tier_names[0])[0]
-        ports = dict(self._record.ports)
+        """Give every process of the roles asked for its ports. The databases reserve theirs themselves."""
+        record, shape = self._record, self._record.shape
+        ports, tailers, line = dict(record.ports), dict(record.tailer_ports), dict(record.line_ports)
+        first_follower = shape.followers_in(shape.region_names[0], shape.tier_names[0])[0]
         reservations: dict[str, list[PortReservation]] = {}
         try:
-            for name, role in shape.server_names.items():
-                if role is Role.DATABASE:
+            for member in shape.members:
+                name, admin_port = member.name, 0
+                if member.role is Role.DATABASE:
                     continue
-                fixed = settings.client_port if name == first_follower else 0
-                ports[name], reservations[name] = reserve_ports(ports.get(name), fixed)
-                self._servers[name] = ServerProcess(
-                    name,
-                    role,
-                    ports[name],
-                    self._folder,
-                    environment=settings.environment,
-                    lifetime=self._lifetime,
-                    start_seconds=settings.start_seconds,
-                    stop_seconds=settings.stop_seconds,
-                )
+                if member.role is Role.LINE:
+                    keys = [crossing.key for crossing in crossings(shape)]
+                    reservations[name] = [reserve_again(line.get(key, 0)) for key in keys]
+                    line = {key: held.port for key, held in zip(keys, reservations[name], strict=True)}
+                elif member.role is Role.TAILER:
+                    reservations[name] = [reserve_again(tailers.get(name, 0))]
+                    admin_port = tailers[name] = reservations[name][0].port
+                else:
+                    fixed = self._settings.client_port if name == first_follower else 0
+                    ports[name], reservations[name] = reserve_ports(ports.get(name), fixed)
+                    admin_port = ports[name].admin
+                if member.role in self._settings.roles:
+                    self._servers[name] = self._server(member, admin_port)
         except OperatorError:
             for held in reservations.values():
                 release(held)
             raise
-        self._record = msgspec.structs.replace(self._record, ports=ports)
+        self._record = msgspec.structs.replace(record, ports=ports, tailer_ports=tailers, line_ports=line)
         return reservations
 
-    async def _start_databases(self, binary: ServerBinary) -> None:
-        settings, record = self._settings, self._record
-        for number, name in enumerate(record.shape.database_names, start=1):
-            instance = InstanceSettings(
-                folder=self._folder.database(name),
-                accounts=service_accounts(record.passwords),
-                cache_folder=default_cache_folder(os.environ),
-                port=_still_free(record.database_ports.get(name, 0)),
-                options=ServerOptions(
-                    server_id=number,
-                    gtid_domain=number,
-                    durability=settings.durability,
-                    buffer_pool_mb=settings.buffer_pool_mb,
-                ),
-                lifetime=self._lifetime,
-                start_seconds=settings.start_seconds,
-            )
-            self._databases[name] = DatabaseInstance(binary, instance)
-        await _together(instance.start() for instance in self._databases.values())
+    def _server(self, member: Member, admin_port: int) -> ServerProcess:
+        settings = self._settings
+        return ServerProcess(
+            member.name,
+            member.role,
+            admin_port,
+            self._folder,
+            environment=settings.environment,
+            lifetime=lifetime_of(settings),
+            start_seconds=settings.start_seconds,
+            stop_seconds=settings.stop_seconds,
+        )
+
+    def _prepare_databases(self, binary: ServerBinary) -> None:
+        record, folder = self._record, self._folder
+        masters_in = folder.master_regions(record.shape)
+        for member in record.shape.members:
+            if member.role is Role.DATABASE:
+                is_master = masters_in[member.database] == member.region
+                port = _still_free(record.database_ports.get(member.name, 0))
+                settings = instance_settings(member, record, folder, self._settings, port=port, is_master=is_master)
+                self._databases[member.name] = DatabaseInstance(binary, settings)
 
     def _write_documents(self, schema: Schema) -> None:
         """Topology and settings files; the record first, so that it is never behind them."""
@@ -262,72 +299,60 @@ class DevCluster:
         )
         self._record = record
         self._folder.write(record)
-        topology = build_topology(record.shape, record.topology_version, record.ports, record.database_ports)
-        self._folder.write_file(self._folder.topology, dump_topology(topology).encode())
+        self._topology = build_topology(
+            record.shape, record.topology_version, record.addresses, self._folder.master_regions(record.shape)
+        )
+        self._folder.write_file(self._folder.topology, dump_topology(self._topology).encode())
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
-        for server in self._servers.values():
-            settings = yaml.safe_dump(self._server_settings(server, arenas), sort_keys=False).encode()
-            self._folder.write_file(self._folder.settings_file(server.name), settings)
+        for member in record.shape.members:
+            if member.role is not Role.DATABASE:
+                text = settings_text(member, record, self._folder, self._settings, arenas)
+                self._folder.write_file(self._folder.settings_file(member.name), text)
 
     def _next_topology_version(self) -> int:
         """Above the recorded one and the file's: an operator may have changed the file since."""
-        try:
-            version = msgspec.json.decode(self._folder.topology.read_bytes(), type=_Versioned).version
-        except (OSError, msgspec.MsgspecError):
-            version = 0
-        return max(version, self._record.topology_version) + 1
+        return max(self._folder.topology_version(), self._record.topology_version) + 1
 
-    def _server_settings(self, server: ServerProcess, arenas: set[str]) -> dict[str, object]:
+    async def _replicate(self) -> None:
         accounts = service_accounts(self._record.passwords)
-        settings: dict[str, object] = {
-            "name": server.name,
-            "topology_file": str(self._folder.topology),
-            "schema_file": str(self._folder.schema),
-            "cache_mb": self._settings.cache_mb,
-            "arena_mb": dict.fromkeys(sorted(arenas - {DEFAULT_ARENA}), self._settings.arena_mb),
-            "log_level": self._settings.log_level,
-        }
-        if server.role is Role.LEADER:
-            settings |= {
-                "leader_user": accounts.leader.user,
-                "leader_password": accounts.leader.password,
-                "reader_user": accounts.reader.user,
-                "reader_password": accounts.reader.password,
-            }
-        return settings
+        self._tell("attaching replicas")
+        await _together(lead(master, accounts.administrator) for master in masters(self._topology))
+        await _together(
+            follow(replica, accounts.administrator, accounts.replicator) for replica in replicas(self._topology)
+        )
+
+    async def _catch_up(self) -> None:
+        administrator = service_accounts(self._record.passwords).administrator
+        self._tell("waiting for replicas to catch up")
+        await _together(
+            catch_up(replica, administrator, self._settings.start_seconds) for replica in replicas(self._topology)
+        )
 
     async def _migrate(self, schema: Schema) -> None:
         administrator = service_accounts(self._record.passwords).administrator
         tables = schema.custom_tables()
 
-        async def one(name: str, first: int, last: int) -> None:
-            database = self._databases[name]
-            account = ServerAccount(database.host, database.port, administrator.user, administrator.password)
-            await migrate(account, range(first, last + 1), tables, name)
+        async def one(master: DatabaseServer, first: int, last: int) -> None:
+            account = ServerAccount(master.host, master.port, administrator.user, administrator.password)
+            await migrate(account, range(first, last + 1), tables, master.name)
 
-        await _together(one(name, first, last) for name, (first, last) in self._record.shape.shard_ranges.items())
+        ranges = self._record.shape.shard_ranges.values()
+        await _together(one(master, *shards) for master, shards in zip(masters(self._topology), ranges, strict=True))
 
     async def _stop_processes(self) -> list[str]:
         """In reverse order of dependency; bounded by each process's own bounds."""
         killed: list[str] = []
-        for role in (Role.FOLLOWER, Role.LEADER):
-            servers = [server for server in self._servers.values() if server.role is role]
-            if any(server.is_running for server in servers):
-                self._tell(f"stopping {_listed([server.name for server in servers if server.is_running])}")
-            quietly = await asyncio.gather(*(server.stop() for server in servers))
-            killed += [server.name for server, went in zip(servers, quietly, strict=True) if not went]
-        running = [name for name, instance in self._databases.items() if instance.is_running]
-        if running:
-            self._tell(f"stopping {_listed(running)}")
-        quietly = await asyncio.gather(*(instance.stop() for instance in self._databases.values()))
-        killed += [name for name, went in zip(self._databases, quietly, strict=True) if not went]
+        for role in STOPPING_ORDER:
+            found: dict[str, DatabaseInstance | ServerProcess] = {
+                **({} if role is not Role.DATABASE else self._databases),
+                **{name: server for name, server in self._servers.items() if server.role is role},
+            }
+            running = [name for name, process in found.items() if process.is_running]
+            if running:
+                self._tell(f"stopping {_listed(running)}")
+            quietly = await asyncio.gather(*(process.stop() for process in found.values()))
+            killed += [name for name, went in zip(found, quietly, strict=True) if not went]
         return killed
-
-
-class _Versioned(msgspec.Struct):
-    """The one field of a topology document that is wanted here."""
-
-    version: int
 
 
 def _still_free(port: int) -> int:

@@ -1,6 +1,6 @@
-"""What a development cluster consists of: names, shard ranges, topology, and the settings file of each server.
+"""What a development cluster consists of: how many of everything, in which region, and under which names.
 
-Pure: numbers and ports in, values out, so that what is started can be read and tested without starting it.
+Pure: numbers in, values out, so that what is started can be read and tested without starting it.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.server_options import Durability
 from tao.model.errors import SettingsError
 from tao.model.ids import MAX_SHARDS
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 
-REGION = "local"
+ONLY_REGION = "local"
+REGIONS = ("east", "west", "north", "south")
+LINE = "line"
+DEFAULT_RTT_MS = 58.1
+"""What the paper measured between its two regions (TAO, USENIX ATC 2013, §6.4)."""
 _MAX_PROCESSES = 64
 _MAX_PER_TIER = 26
 
@@ -27,27 +29,53 @@ class Role(StrEnum):
     """What a process of the cluster is."""
 
     DATABASE = "database"
+    LINE = "line"
     LEADER = "leader"
+    TAILER = "tailer"
     FOLLOWER = "follower"
 
 
-class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of everything. ``shards`` and ``databases`` are fixed once a folder has data."""
+STARTING_ORDER = tuple(Role)
+STOPPING_ORDER = (Role.FOLLOWER, Role.TAILER, Role.LEADER, Role.DATABASE, Role.LINE)
+"""The line last: a replica that loses its master while it stops would complain about it."""
 
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One process. ``region`` is empty for the line, which is between them; ``database``: the replication set that a
+    database server belongs to, or whose binlog a tailer reads."""
+
+    name: str
+    role: Role
+    region: str
+    database: str = ""
+    tier: str = ""
+
+
+class Shape(msgspec.Struct, frozen=True, kw_only=True):
+    """How many of everything. All but the cache servers is fixed once a folder has data.
+
+    A cluster of one region has plain names (``leader-1``); with several, each name begins with its region's
+    (``east-leader-1``), a delay line stands between the regions, and each region has tailers.
+    """
+
+    regions: int = 1
+    """Each with a server of every database, leaders, tiers and tailers of its own."""
+    mixed_mastership: bool = False
+    """The regions take turns at being the master region of a database; otherwise the first is that of all."""
     tiers: int = 2
-    """Follower tiers: two, so that a client has a backup tier."""
+    """Follower tiers of each region: two, so that a client has a backup tier."""
     followers: int = 2
     """Followers of each tier: two, so that the ring has something to decide."""
     leaders: int = 2
-    """Leaders of the one leader tier: two, so that shards move when one is lost."""
+    """Leaders of each region's leader tier: two, so that shards move when one is lost."""
     databases: int = 1
-    """Database servers; each is some 90 MB resident."""
+    """Databases; each is a server in every region, some 90 MB resident."""
     shards: int = 16
     """Logical databases, spread evenly over the servers; more cost start time, 16 show every cross-shard path."""
 
     def check(self) -> Shape:
         """Return it, or raise `SettingsError` naming what is out of bounds."""
-        for name in ("tiers", "followers", "leaders", "databases", "shards"):
+        for name in ("regions", "tiers", "followers", "leaders", "databases", "shards"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name} {getattr(self, name)}: at least 1 is needed")
         if self.followers > _MAX_PER_TIER:
@@ -56,40 +84,99 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(f"--shards {self.shards}: ids have room for {MAX_SHARDS}")
         if self.databases > self.shards:
             raise SettingsError(f"--databases {self.databases}: more than the {self.shards} shards to put on them")
-        processes = self.tiers * self.followers + self.leaders + self.databases
-        if processes > _MAX_PROCESSES:
-            raise SettingsError(f"{processes} processes are too many for one machine: {_MAX_PROCESSES} is the bound")
+        if self.regions > len(REGIONS):
+            raise SettingsError(f"--regions {self.regions}: there are names for {len(REGIONS)}: {', '.join(REGIONS)}")
+        if self.mixed_mastership and not 2 <= self.regions <= self.databases:
+            raise SettingsError(
+                f"--mixed-mastership: {self.databases} databases cannot have masters in {self.regions} regions; use at "
+                "least two regions, and as many --databases"
+            )
+        if len(self.members) > _MAX_PROCESSES:
+            raise SettingsError(
+                f"{len(self.members)} processes are too many for one machine: {_MAX_PROCESSES} is the bound"
+            )
         return self
 
     @property
+    def is_distributed(self) -> bool:
+        """More than one region."""
+        return self.regions > 1
+
+    @property
+    def region_names(self) -> list[str]:
+        """``local``, or ``east``, ``west`` …"""
+        return list(REGIONS[: self.regions]) if self.is_distributed else [ONLY_REGION]
+
+    @property
     def database_names(self) -> list[str]:
-        """``db-1`` …"""
+        """The replication sets: ``db-1`` …"""
         return [f"db-{number}" for number in range(1, self.databases + 1)]
+
+    def database_server(self, region: str, database: str) -> str:
+        """The set's server in a region: ``db-1``, or ``east-db-1``."""
+        return self._named(region, database)
+
+    @property
+    def master_regions(self) -> dict[str, str]:
+        """Database → the region whose server is the master, as a new cluster begins."""
+        regions = self.region_names if self.mixed_mastership else self.region_names[:1]
+        return {name: regions[index % len(regions)] for index, name in enumerate(self.database_names)}
 
     @property
     def leader_names(self) -> list[str]:
-        """``leader-1`` …"""
-        return [f"leader-{number}" for number in range(1, self.leaders + 1)]
+        """``leader-1`` … of every region."""
+        return [name for region in self.region_names for name in self.leaders_in(region)]
+
+    def leaders_in(self, region: str) -> list[str]:
+        """``leader-1`` …, or ``east-leader-1`` …"""
+        return [self._named(region, f"leader-{number}") for number in range(1, self.leaders + 1)]
 
     @property
     def tier_names(self) -> list[str]:
-        """``tier-1`` …, nearest first."""
+        """``tier-1`` …, nearest first; the same in every region."""
         return [f"tier-{number}" for number in range(1, self.tiers + 1)]
 
     def follower_names(self, tier: str) -> list[str]:
-        """``follower-1a``, ``follower-1b`` … of ``tier-1``."""
+        """The followers of that tier in every region."""
+        return [name for region in self.region_names for name in self.followers_in(region, tier)]
+
+    def followers_in(self, region: str, tier: str) -> list[str]:
+        """``follower-1a``, ``follower-1b`` … of ``tier-1``, or ``east-follower-1a`` …"""
         number = tier.removeprefix("tier-")
-        return [f"follower-{number}{chr(ord('a') + index)}" for index in range(self.followers)]
+        return [self._named(region, f"follower-{number}{chr(ord('a') + index)}") for index in range(self.followers)]
+
+    def tailer(self, region: str, database: str) -> str:
+        """``east-tailer-1``: the one of ``db-1``."""
+        return self._named(region, f"tailer-{database.removeprefix('db-')}")
+
+    @property
+    def members(self) -> list[Member]:
+        """Every process, in the order in which they start; within a role, region by region."""
+        regions, found = self.region_names, list[Member]()
+        sets = [(region, database) for region in regions for database in self.database_names]
+        for region, database in sets:
+            name = self.database_server(region, database)
+            found.append(Member(name=name, role=Role.DATABASE, region=region, database=database))
+        if self.is_distributed:
+            found.append(Member(name=LINE, role=Role.LINE, region=""))
+        for region in regions:
+            found += [Member(name=name, role=Role.LEADER, region=region) for name in self.leaders_in(region)]
+        if self.is_distributed:
+            for region, database in sets:
+                name = self.tailer(region, database)
+                found.append(Member(name=name, role=Role.TAILER, region=region, database=database))
+        for region, tier in [(region, tier) for region in regions for tier in self.tier_names]:
+            for name in self.followers_in(region, tier):
+                found.append(Member(name=name, role=Role.FOLLOWER, region=region, tier=tier))
+        return found
 
     @property
     def server_names(self) -> dict[str, Role]:
         """Every process by name, in the order in which they start."""
-        followers = [name for tier in self.tier_names for name in self.follower_names(tier)]
-        return {
-            **dict.fromkeys(self.database_names, Role.DATABASE),
-            **dict.fromkeys(self.leader_names, Role.LEADER),
-            **dict.fromkeys(followers, Role.FOLLOWER),
-        }
+        return {member.name: member.role for member in self.members}
+
+    def _named(self, region: str, name: str) -> str:
+        return f"{region}-{name}" if self.is_distributed else name
 
     @property
     def shard_ranges(self) -> dict[str, tuple[int, int]]:
@@ -123,6 +210,10 @@ class ClusterSettings:
     """Of each database server; benchmarks of writes want 512."""
     durability: Durability = Durability.FULL
     """Relaxed is for tests only: it does not sync at commit."""
+    rtt_ms: float | None = None
+    """Round trip between regions. None: as the folder has it, or the paper's for a new one."""
+    roles: frozenset[Role] = frozenset(Role)
+    """What is started: all, but tests of replication need databases and the line alone."""
     cache_mb: int = 256
     """Memory of each leader's and follower's cache; a bound, not a reservation."""
     arena_mb: int = 64
@@ -139,41 +230,3 @@ class ClusterSettings:
     """Whether the processes may outlive the one that starts them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to this process's environment for leaders and followers."""
-
-
-def build_topology(
-    shape: Shape, version: int, ports: Mapping[str, CachePorts], database_ports: Mapping[str, int]
-) -> Topology:
-    """The topology document of a cluster in one region, on loopback."""
-
-    def server(name: str) -> CacheServer:
-        taken = ports[name]
-        return CacheServer(
-            name=name,
-            grpc=f"{LOOPBACK}:{taken.grpc}",
-            frames=f"{LOOPBACK}:{taken.frames}",
-            admin=f"{LOOPBACK}:{taken.admin}",
-        )
-
-    return Topology(
-        version=version,
-        shards=shape.shards,
-        regions=(
-            Region(
-                name=REGION,
-                leaders=Tier(name="leaders", servers=tuple(map(server, shape.leader_names))),
-                followers=tuple(
-                    Tier(name=tier, servers=tuple(map(server, shape.follower_names(tier)))) for tier in shape.tier_names
-                ),
-            ),
-        ),
-        databases=tuple(
-            Database(
-                name=name,
-                master_region=REGION,
-                servers={REGION: DatabaseServer(name=name, host=LOOPBACK, port=database_ports[name])},
-                shards=(shards,),
-            )
-            for name, shards in shape.shard_ranges.items()
-        ),
-    )

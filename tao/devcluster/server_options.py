@@ -16,6 +16,7 @@ from tao.model.errors import SettingsError
 
 _SOCKET_PATH_BYTES = 107
 _REDO_CAPACITY_SINCE = (8, 0, 30)
+_REPLICA_NAMES_SINCE = (8, 0, 27)
 
 
 class Durability(StrEnum):
@@ -35,6 +36,14 @@ class ServerOptions:
     """Replication's name for the server, 1 … 2³²−1: two servers that replicate from each other need different ones."""
     gtid_domain: int = 0
     """MariaDB: one domain per replication set, so that several masters can feed one server. MySQL has no such thing."""
+    replicated: bool = False
+    """One of several servers of a replication set, as master or replica: what a replica needs is ready."""
+    read_only: bool = False
+    """Closed to writes from the start: a replica must not be open for even the moment before somebody closes it."""
+    replica_threads: int = 4
+    """Apply threads of a replica. Commits stay in the master's order, and several at once share a sync to disk."""
+    replica_net_timeout_seconds: int = 5
+    """A replica that hears nothing for so long connects anew; five heartbeats. The default of 60 s is an outage."""
     durability: Durability = Durability.FULL
     """Full, because a figure measured without syncing is not a figure."""
     buffer_pool_mb: int = 64
@@ -55,7 +64,8 @@ class ServerOptions:
     def __post_init__(self) -> None:
         for name in (
             "server_id", "buffer_pool_mb", "redo_log_mb", "max_connections", "lock_wait_timeout_seconds",
-            "row_lock_wait_timeout_seconds", "binlog_kept_seconds", "max_binlog_mb",
+            "row_lock_wait_timeout_seconds", "binlog_kept_seconds", "max_binlog_mb", "replica_threads",
+            "replica_net_timeout_seconds",
         ):  # fmt: skip
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} = {getattr(self, name)}: at least 1 is needed")
@@ -160,7 +170,30 @@ def server_argv(
             "--mysqlx=OFF",
             "--secure-file-priv=NULL",
         ]
+    if options.replicated:
+        argv += _replica_argv(binary, options)
+    if options.read_only:
+        argv.append("--read-only=1")
     return argv
+
+
+def _replica_argv(binary: ServerBinary, options: ServerOptions) -> list[str]:
+    if binary.flavour is Flavour.MARIADB:
+        return [
+            f"--slave-parallel-threads={options.replica_threads}",
+            # Runs ahead optimistically, commits in the master's order always.
+            "--slave-parallel-mode=optimistic",
+            f"--slave-net-timeout={options.replica_net_timeout_seconds}",
+            "--master-retry-count=0",
+        ]
+    # Before 8.0.27 one thread is the default, and keeps the order by itself.
+    if binary.version < _REPLICA_NAMES_SINCE:
+        return [f"--slave-net-timeout={options.replica_net_timeout_seconds}"]
+    return [
+        f"--replica-parallel-workers={options.replica_threads}",
+        "--replica-preserve-commit-order=ON",
+        f"--replica-net-timeout={options.replica_net_timeout_seconds}",
+    ]
 
 
 def initialize_argv(binary: ServerBinary, data: Path, redo_log_mb: int, *, as_root: bool) -> list[str]:

@@ -1,7 +1,7 @@
-"""A leader or follower of the development cluster, as a process that is ready once it is started.
+"""A server of the development cluster other than a database, as a process that is ready once it is started.
 
 It is run by its command, as an operator would run it (``tao leader --settings FILE``), on ports that stay reserved
-until it listens.
+until it listens. The delay line is no operator's affair, and is run as a module.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 
 from tao.devcluster.layout import CachePorts, Role
+from tao.devcluster.line_control import wait_until_line_answers
 from tao.devcluster.ports import LOOPBACK, PortReservation, reserve_port
 from tao.devcluster.processes import Lifetime, ManagedProcess
 from tao.devcluster.readiness import wait_until_ready
@@ -29,9 +30,9 @@ def reserve_ports(wanted: CachePorts | None, grpc: int = 0) -> tuple[CachePorts,
     """
     reservations: list[PortReservation] = []
     try:
-        reservations.append(reserve_port(grpc) if grpc else _reserve_again(wanted.grpc if wanted else 0))
-        reservations.append(_reserve_again(wanted.frames if wanted else 0))
-        reservations.append(_reserve_again(wanted.admin if wanted else 0))
+        reservations.append(reserve_port(grpc) if grpc else reserve_again(wanted.grpc if wanted else 0))
+        reservations.append(reserve_again(wanted.frames if wanted else 0))
+        reservations.append(reserve_again(wanted.admin if wanted else 0))
     except OperatorError:
         release(reservations)
         raise
@@ -44,7 +45,8 @@ def release(reservations: list[PortReservation]) -> None:
         reservation.release()
 
 
-def _reserve_again(port: int) -> PortReservation:
+def reserve_again(port: int) -> PortReservation:
+    """The port of the last start where it is still free, else any (also for 0)."""
     try:
         return reserve_port(port)
     except OperatorError:
@@ -52,13 +54,13 @@ def _reserve_again(port: int) -> PortReservation:
 
 
 class ServerProcess:
-    """One leader or follower, over its restarts."""
+    """One leader, follower, tailer or delay line, over its restarts."""
 
     def __init__(
         self,
         name: str,
         role: Role,
-        ports: CachePorts,
+        admin_port: int,
         folder: StateFolder,
         *,
         environment: Mapping[str, str],
@@ -68,7 +70,7 @@ class ServerProcess:
     ) -> None:
         self.name = name
         self.role = role
-        self.ports = ports
+        self._admin_port = admin_port
         self._folder = folder
         self._environment = {**os.environ, **environment}
         self._lifetime = lifetime
@@ -78,8 +80,8 @@ class ServerProcess:
 
     @property
     def admin(self) -> str:
-        """``host:port`` of the admin port."""
-        return f"{LOOPBACK}:{self.ports.admin}"
+        """``host:port`` of the admin port; the delay line, whose port is 0, has none."""
+        return f"{LOOPBACK}:{self._admin_port}" if self._admin_port else ""
 
     @property
     def process(self) -> ManagedProcess:
@@ -100,10 +102,11 @@ class ServerProcess:
         """
         held = reservations or []
         # -P: the folder it starts in must not shadow installed modules.
-        argv = [sys.executable, "-P", "-m", "tao.cli", str(self.role), "--settings"]
+        line = self.role is Role.LINE
+        command = ["tao.devcluster.delay_line"] if line else ["tao.cli", str(self.role), "--settings"]
         process = ManagedProcess(
             self.name,
-            [*argv, str(self._folder.settings_file(self.name))],
+            [sys.executable, "-P", "-m", *command, str(self._folder.settings_file(self.name))],
             self._environment,
             self._folder.log(self.name, self.role),
             folder=self._folder.path,
@@ -124,7 +127,12 @@ class ServerProcess:
 
     async def _wait(self, process: ManagedProcess) -> None:
         ended = asyncio.ensure_future(process.wait())
-        ready = asyncio.ensure_future(wait_until_ready(self.admin, self._start_seconds))
+        seconds = self._start_seconds
+        ready = asyncio.ensure_future(
+            wait_until_ready(self.admin, seconds)
+            if self.admin
+            else wait_until_line_answers(self._folder.line_control, seconds)
+        )
         try:
             await asyncio.wait((ended, ready), return_when=asyncio.FIRST_COMPLETED)
             if ended.done():

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from tao.devcluster.cluster_topology import Addresses
 from tao.devcluster.identity import ProcessIdentity, read_record, write_record
-from tao.devcluster.layout import CachePorts, Role, Shape
+from tao.devcluster.layout import DEFAULT_RTT_MS, CachePorts, Role, Shape
 from tao.model.errors import OperatorError
 from tao.storage.accounts import Account, ServiceAccounts
 
@@ -30,9 +31,19 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     shape: Shape
     ports: dict[str, CachePorts] = {}
     database_ports: dict[str, int] = {}
+    tailer_ports: dict[str, int] = {}
+    line_ports: dict[str, int] = {}
+    rtt_ms: float = DEFAULT_RTT_MS
     passwords: dict[str, str] = {}
     topology_version: int = 0
     ready: bool = False
+
+    @property
+    def addresses(self) -> Addresses:
+        """All ports, as the topology wants them."""
+        return Addresses(
+            caches=self.ports, databases=self.database_ports, tailers=self.tailer_ports, line=self.line_ports
+        )
 
 
 def new_passwords() -> dict[str, str]:
@@ -50,6 +61,18 @@ def service_accounts(passwords: dict[str, str]) -> ServiceAccounts:
         reader=Account("tao_reader", passwords["reader"]),
         replicator=Account("tao_replicator", passwords["replicator"]),
     )
+
+
+class _DatabaseOutline(msgspec.Struct, frozen=True):
+    name: str
+    master_region: str
+
+
+class _TopologyOutline(msgspec.Struct, frozen=True):
+    """The fields of a topology document that are wanted here."""
+
+    version: int = 0
+    databases: tuple[_DatabaseOutline, ...] = ()
 
 
 class StateFolder:
@@ -73,6 +96,11 @@ class StateFolder:
     def owner(self) -> Path:
         """Record of the process in whose foreground the cluster runs."""
         return self.path / "owner.json"
+
+    @property
+    def line_control(self) -> Path:
+        """The delay line's Unix socket."""
+        return self.path / "line.sock"
 
     def settings_file(self, name: str) -> Path:
         """The settings file of a leader or follower."""
@@ -150,6 +178,24 @@ class StateFolder:
         if record is None:
             raise OperatorError(f"there is no cluster in {self.path}: `tao dev up` makes one")
         return record
+
+    def topology_version(self) -> int:
+        """The version of the topology file; 0 when there is none that can be read."""
+        return self._topology_as_it_is().version
+
+    def master_regions(self, shape: Shape) -> dict[str, str]:
+        """Database → master region: the topology file's, which a promotion may have changed since the cluster was made,
+        else that of the shape."""
+        found = {database.name: database.master_region for database in self._topology_as_it_is().databases}
+        regions = shape.region_names
+        return {name: found[name] if found.get(name) in regions else at for name, at in shape.master_regions.items()}
+
+    def _topology_as_it_is(self) -> _TopologyOutline:
+        try:
+            return msgspec.json.decode(self.topology.read_bytes(), type=_TopologyOutline)
+        except (OSError, msgspec.MsgspecError):
+            # An operator's slip in the file must not keep the cluster from being started, which writes it anew.
+            return _TopologyOutline()
 
     def write(self, record: ClusterRecord) -> None:
         """Replace the record, atomically. Raises `OperatorError`."""

@@ -104,6 +104,17 @@ class Session:
                 results.append(list(await cursor.fetchall() if cursor.description else ()))
             return results
 
+    async def named(self, sql: str, *, deadline: float) -> list[dict[str, Any]]:
+        """The rows of one statement by column name: for SHOW, whose columns differ from version to version.
+
+        Raises as `run` does. `Any`: see `Row`.
+        """
+        async with self._guarded(deadline):
+            cursor = await self._connection.cursor(_BufferedCursor)
+            await cursor.execute(sql, ())
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+
     async def stream(
         self, sql: str, arguments: Sequence[object], on_rows: Callable[[list[Row]], None], *, deadline: float
     ) -> None:

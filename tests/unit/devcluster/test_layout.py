@@ -4,16 +4,28 @@ from __future__ import annotations
 
 import pytest
 
-from tao.devcluster.layout import CachePorts, Role, Shape, build_topology
+from tao.devcluster.cluster_topology import Addresses, build_topology, crossings, line_routes
+from tao.devcluster.layout import CachePorts, Role, Shape
 from tao.model.errors import SettingsError
+from tao.model.topology import Topology
 from tao.topology.document import check_topology, dump_topology, parse_topology
 
 
-def topology_of(shape: Shape) -> object:
-    servers = [name for name, role in shape.server_names.items() if role is not Role.DATABASE]
-    ports = {name: CachePorts(20_000 + 3 * i, 20_001 + 3 * i, 20_002 + 3 * i) for i, name in enumerate(servers)}
-    databases = {name: 30_000 + i for i, name in enumerate(shape.database_names)}
-    topology = build_topology(shape, 7, ports, databases)
+def addresses_of(shape: Shape) -> Addresses:
+    def named(first: int, *roles: Role) -> dict[str, int]:
+        return {member.name: first + i for i, member in enumerate(shape.members) if member.role in roles}
+
+    caches = named(0, Role.LEADER, Role.FOLLOWER)
+    return Addresses(
+        caches={name: CachePorts(20_000 + 3 * i, 20_001 + 3 * i, 20_002 + 3 * i) for name, i in caches.items()},
+        databases=named(30_000, Role.DATABASE),
+        tailers=named(31_000, Role.TAILER),
+        line={crossing.key: 40_000 + i for i, crossing in enumerate(crossings(shape))},
+    )
+
+
+def topology_of(shape: Shape) -> Topology:
+    topology = build_topology(shape, 7, addresses_of(shape), shape.master_regions)
     check_topology(topology)
     assert parse_topology(dump_topology(topology), "test") == topology
     return topology
@@ -38,7 +50,13 @@ def test_every_shard_lies_on_one_database_and_the_databases_are_evenly_full(shar
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape(), Shape(tiers=1, followers=1, leaders=1), Shape(tiers=3, followers=4, leaders=3, databases=2, shards=9)],
+    [
+        Shape(),
+        Shape(tiers=1, followers=1, leaders=1),
+        Shape(tiers=3, followers=4, leaders=3, databases=2, shards=9),
+        Shape(regions=2),
+        Shape(regions=4, tiers=1, databases=4, mixed_mastership=True),
+    ],
 )
 def test_the_topology_of_every_shape_passes_the_rules_of_topologies(shape: Shape) -> None:
     topology_of(shape.check())
@@ -53,8 +71,59 @@ def test_the_topology_of_every_shape_passes_the_rules_of_topologies(shape: Shape
         (Shape(databases=17), "--databases 17"),
         (Shape(shards=70_000), "--shards 70000"),
         (Shape(tiers=20, followers=20), "processes"),
+        (Shape(regions=5), "--regions 5: there are names for 4"),
+        (Shape(regions=2, mixed_mastership=True), "--mixed-mastership: 1 databases"),
+        (Shape(databases=2, mixed_mastership=True), "--mixed-mastership"),
     ],
 )
 def test_a_shape_that_cannot_be_is_refused_by_the_name_of_the_option(shape: Shape, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         shape.check()
+
+
+def test_one_region_has_plain_names_and_nothing_between_regions() -> None:
+    shape = Shape(databases=2)
+    assert list(shape.server_names)[:4] == ["db-1", "db-2", "leader-1", "leader-2"]
+    assert crossings(shape) == []
+    assert {member.role for member in shape.members} == {Role.DATABASE, Role.LEADER, Role.FOLLOWER}
+
+
+def test_each_region_has_a_full_set_and_a_tailer_for_each_of_its_database_servers() -> None:
+    shape = Shape(regions=2, databases=2, followers=1).check()
+    assert [member.name for member in shape.members if member.region == "west"] == [
+        "west-db-1",
+        "west-db-2",
+        "west-leader-1",
+        "west-leader-2",
+        "west-tailer-1",
+        "west-tailer-2",
+        "west-follower-1a",
+        "west-follower-2a",
+    ]
+    east, west = topology_of(shape).regions
+    assert (east.name, west.name) == ("east", "west")
+    assert [tailer.database for tailer in west.tailers] == ["db-1", "db-2"]
+
+
+def test_the_first_region_is_master_of_all_databases_unless_mastership_is_mixed() -> None:
+    assert Shape(regions=2, databases=3).master_regions == {"db-1": "east", "db-2": "east", "db-3": "east"}
+    mixed = Shape(regions=2, databases=3, mixed_mastership=True)
+    assert mixed.master_regions == {"db-1": "east", "db-2": "west", "db-3": "east"}
+
+
+def test_what_another_region_calls_is_reached_through_the_line_and_through_nothing_else() -> None:
+    shape = Shape(regions=2, followers=1)
+    topology, addresses = topology_of(shape), addresses_of(shape)
+    leads = {f"127.0.0.1:{route.listen}": route for route in line_routes(shape, addresses)}
+    east, _ = topology.regions
+    for leader in east.leaders.servers:
+        assert set(leader.reached_from) == {"west"}
+        seen = leader.seen_from("west")
+        for address, usual in ((seen.grpc, leader.grpc), (seen.frames, leader.frames)):
+            route = leads.pop(address)
+            assert (route.source, route.target, f"{route.host}:{route.port}") == ("west", "east", usual)
+    master = topology.databases[0].servers["east"]
+    route = leads.pop(f"127.0.0.1:{master.seen_from('west').port}")
+    assert (route.source, route.target, route.port) == ("west", "east", master.port)
+    assert {route.target for route in leads.values()} == {"west"}
+    assert all(not server.reached_from for tier in east.followers for server in tier.servers)

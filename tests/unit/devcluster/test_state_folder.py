@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -103,3 +104,15 @@ def test_a_schema_that_contradicts_the_stored_data_is_refused(folder: StateFolde
 def test_a_schema_file_that_is_not_there_is_named(folder: StateFolder, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"missing\.yaml"):
         place_schema(folder, tmp_path / "missing.yaml")
+
+
+def test_mastership_is_the_topology_file_s_where_that_can_be_read_else_the_shape_s(tmp_path: Path) -> None:
+    folder, shape = StateFolder(tmp_path), Shape(regions=2, databases=2)
+    assert folder.master_regions(shape) == {"db-1": "east", "db-2": "east"}
+    databases = [{"name": "db-1", "master_region": "west"}, {"name": "db-2", "master_region": "nowhere"}]
+    folder.topology.write_text(json.dumps({"version": 9, "databases": databases}))
+    assert folder.master_regions(shape) == {"db-1": "west", "db-2": "east"}
+    assert folder.topology_version() == 9
+    folder.topology.write_text("{")
+    assert folder.master_regions(shape) == {"db-1": "east", "db-2": "east"}
+    assert folder.topology_version() == 0

@@ -1,0 +1,204 @@
+"""Two regions of the development cluster: databases that replicate through the delay line, cuts, crashes, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import aiomysql
+import pymysql.err
+import pytest
+
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.inspection import ClusterStatus, cluster_status, stop_cluster
+from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.line_control import Cut, Heal, ask_line
+from tao.devcluster.replication_sets import ReplicaState
+from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import StateFolder
+from tao.model.errors import OperatorError
+from tao.storage.names import schema_name
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+RTT_MS = 60.0
+ONE_MASTER = Shape(regions=2, shards=2)
+BOTH_MASTERS = Shape(regions=2, databases=2, shards=2, mixed_mastership=True)
+STORAGE_ONLY = frozenset({Role.DATABASE, Role.LINE})
+EAST_WEST = ("east", "west")
+_FIND = "SELECT 1 FROM schema_migrations WHERE number = %s"
+
+
+def settings(folder: Path, **changes: Any) -> ClusterSettings:
+    return ClusterSettings(
+        **{
+            "state_dir": folder,
+            "shape": ONE_MASTER,
+            "rtt_ms": RTT_MS,
+            "roles": STORAGE_ONLY,
+            "durability": Durability.RELAXED,
+            **changes,
+        }
+    )
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> AsyncIterator[Path]:
+    """A state folder whose processes are stopped at the end, whoever left them."""
+    path = tmp_path / "s"
+    yield path
+    if StateFolder(path).read() is not None:
+        await stop_cluster(path, lambda _: None)
+
+
+@contextlib.asynccontextmanager
+async def leader_of(cluster: DevCluster, server: str, shard: int = 0) -> AsyncIterator[Any]:
+    """A cursor of the leaders' account, in a shard's schema."""
+    database = cluster.database(server)
+    account = database.accounts.leader
+    connection = await aiomysql.connect(
+        host=database.host,
+        port=database.port,
+        user=account.user,
+        password=account.password,
+        autocommit=True,
+        db=schema_name(shard),
+    )
+    try:
+        async with connection.cursor() as cursor:
+            yield cursor
+    finally:
+        connection.close()
+
+
+async def write(cluster: DevCluster, server: str, number: int, shard: int = 0) -> None:
+    async with leader_of(cluster, server, shard) as cursor:
+        await cursor.execute("INSERT INTO schema_migrations (number, name) VALUES (%s, 'x')", (number,))
+
+
+async def has(cluster: DevCluster, server: str, number: int, shard: int = 0) -> bool:
+    async with leader_of(cluster, server, shard) as cursor:
+        return bool(await cursor.execute(_FIND, (number,)))
+
+
+async def arrives(cluster: DevCluster, server: str, number: int, shard: int = 0) -> float:
+    """Wait until a replica has the row; when, by the loop's clock."""
+    async with asyncio.timeout(30), leader_of(cluster, server, shard) as cursor:
+        while not await cursor.execute(_FIND, (number,)):  # noqa: ASYNC110 - a replica tells nobody
+            await asyncio.sleep(0.001)
+    return asyncio.get_running_loop().time()
+
+
+async def until(folder: Path, condition: Callable[[ClusterStatus], bool]) -> ClusterStatus:
+    async with asyncio.timeout(30):
+        while not condition(status := await cluster_status(folder)):  # noqa: ASYNC110 - of other processes
+            await asyncio.sleep(0.05)
+    return status
+
+
+def replica_of(status: ClusterStatus, name: str) -> ReplicaState:
+    (process,) = (process for process in status.processes if process.name == name)
+    assert process.replication is not None
+    return process.replication
+
+
+async def test_a_write_reaches_the_other_region_no_sooner_than_half_a_round_trip_later(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        assert cluster.running == ["east-db-1", "west-db-1", "line"]
+        took = []
+        for number in range(1000, 1005):
+            async with leader_of(cluster, "east-db-1") as cursor:
+                began = asyncio.get_running_loop().time()
+                await cursor.execute("INSERT INTO schema_migrations (number, name) VALUES (%s, 'x')", (number,))
+            took.append(await arrives(cluster, "west-db-1", number) - began)
+        assert min(took) >= RTT_MS / 2000
+
+        status = await cluster.status()
+        assert [process.region for process in status.processes[:3]] == ["east", "west", ""]
+        assert replica_of(status, "east-db-1").part == "master"
+        west = replica_of(status, "west-db-1")
+        assert (west.part, west.receiving, west.applying, west.error) == ("replica", True, True, "")
+        assert west.position == replica_of(status, "east-db-1").position
+        assert status.line is not None
+        assert (status.line.rtt_ms, status.line.pairs[0].state) == (RTT_MS, "open")
+        assert status.line.pairs[0].carried_bytes > 0
+
+
+async def test_a_replica_refuses_writes(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        with pytest.raises(pymysql.err.MySQLError, match="read-only"):
+            await write(cluster, "west-db-1", 1000)
+        await cluster.kill("west-db-1")
+        await cluster.restart("west-db-1")
+        with pytest.raises(pymysql.err.MySQLError, match="read-only"):
+            await write(cluster, "west-db-1", 1000)
+        await write(cluster, "east-db-1", 1001)
+        await arrives(cluster, "west-db-1", 1001)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
+async def test_a_cut_stops_replication_and_healing_resumes_it(folder: Path, silent: bool) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        await write(cluster, "east-db-1", 1000)
+        await arrives(cluster, "west-db-1", 1000)
+        await ask_line(cluster.line_control, Cut(EAST_WEST, silent))
+        await write(cluster, "east-db-1", 1001)
+        # A silent line is noticed by the missing heartbeats, a cut at once.
+        await until(folder, lambda status: not replica_of(status, "west-db-1").receiving)
+        assert not await has(cluster, "west-db-1", 1001)
+        await ask_line(cluster.line_control, Heal(EAST_WEST))
+        await arrives(cluster, "west-db-1", 1001)
+        await until(folder, lambda status: replica_of(status, "west-db-1").receiving)
+
+
+async def test_the_next_start_of_the_folder_resumes_replication(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        await write(cluster, "east-db-1", 1000)
+        await arrives(cluster, "west-db-1", 1000)
+        await cluster.kill("west-db-1")
+        await write(cluster, "east-db-1", 1001)
+    async with DevCluster(settings(folder, shape=None, rtt_ms=None)) as again:
+        assert again.record.rtt_ms == RTT_MS
+        # The start has waited until the replica had everything.
+        assert await has(again, "west-db-1", 1001)
+        await write(again, "east-db-1", 1002)
+        await arrives(again, "west-db-1", 1002)
+    with pytest.raises(OperatorError, match="data of 2 region"):
+        await DevCluster(settings(folder, shape=Shape(shards=2))).start()
+
+
+async def test_with_mixed_mastership_each_region_writes_a_database_of_its_own(folder: Path) -> None:
+    async with DevCluster(settings(folder, shape=BOTH_MASTERS)) as cluster:
+        await write(cluster, "east-db-1", 1000, shard=0)
+        await write(cluster, "west-db-2", 1000, shard=1)
+        await arrives(cluster, "west-db-1", 1000, shard=0)
+        await arrives(cluster, "east-db-2", 1000, shard=1)
+        for replica, shard in (("west-db-1", 0), ("east-db-2", 1)):
+            with pytest.raises(pymysql.err.MySQLError, match="read-only"):
+                await write(cluster, replica, 1001, shard)
+
+
+async def test_a_line_that_was_killed_is_started_again_and_replication_goes_on(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        await cluster.kill("line")
+        await until(folder, lambda status: status.line is None and not replica_of(status, "west-db-1").receiving)
+        await write(cluster, "east-db-1", 1000)
+        await cluster.restart("line")
+        await arrives(cluster, "west-db-1", 1000)
+
+
+async def test_what_a_detached_cluster_of_two_regions_started_is_found_and_ended(folder: Path) -> None:
+    cluster = DevCluster(settings(folder, detached=True))
+    await cluster.start()
+    cluster.release()
+    status = await cluster_status(folder)
+    assert [process.name for process in status.processes if process.state == "ready"] == [
+        "east-db-1",
+        "west-db-1",
+        "line",
+    ]
+    assert await stop_cluster(folder, lambda _: None) == []
+    assert not (await cluster_status(folder)).running
