@@ -17,7 +17,7 @@ from typing import Any, Final
 from tao.cache import GraphCache
 from tao.model.changes import ShardMessages
 from tao.model.errors import DeadlineExceeded, Fenced, InternalError, InvalidArgument, NotMine, TaoError, Unavailable
-from tao.model.ids import SHARD_SHIFT
+from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
@@ -136,8 +136,8 @@ class ForwardPath:
         else:
             write = write_from_pb(message, _no_allocation)
             coordinator = coordinating_shard(write, self._configuration.schema)
-            home = getattr(write, "id1", 0) or getattr(write, "id", 0)
-            home >>= SHARD_SHIFT
+            named = "id1" if hasattr(write, "id1") else "id"
+            home = check_id(getattr(write, named, 0), named) >> SHARD_SHIFT
         refusal = self._admit(home)
         if refusal is not None:
             raise refusal
