@@ -33,8 +33,8 @@ LISTS_TABLE: Final = "assoc_lists"
 EDGES_TABLE: Final = "assocs"
 CUSTOM_EDGES_PREFIX: Final = "assocs_"
 HEARTBEAT_TABLE: Final = "heartbeat"
-HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents"})
-"""Of the leaders among themselves: no cache holds anything of them."""
+HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents", "schema_migrations"})
+"""Of leaders and operators among themselves: no cache holds anything of them."""
 
 MAX_TOUCHES_PER_SHARD: Final = 64
 """In one transaction. A person's statement changes a few keys; what changes more is a bulk import, and recounting
@@ -170,7 +170,7 @@ def _take_image(draft: _Draft, shard: int, table: str, row: Row, side: int, sche
         if object_id >> SHARD_SHIFT != shard:
             draft.passed_over += 1
             return
-        _put(draft.objects, object_id, ObjectRow(object_id, otype, version, bool(deleted), data), side)
+        _put(draft.objects, object_id, ObjectRow(object_id, otype, version, bool(deleted), _bytes(data)), side)
     elif table == LISTS_TABLE:
         id1, atype, count, version = _columns(row, "id1", "atype", "count", "version")
         if id1 >> SHARD_SHIFT != shard:
@@ -186,7 +186,7 @@ def _take_image(draft: _Draft, shard: int, table: str, row: Row, side: int, sche
         edges = draft.edges.get(key)
         if edges is None:
             edges = draft.edges[key] = {}
-        _put(edges, EdgeKey(id1, atype, id2), Edge(id2, time, data), side)
+        _put(edges, EdgeKey(id1, atype, id2), Edge(id2, time, _bytes(data)), side)
 
 
 def _columns(row: Row, *names: str) -> tuple[Any, ...]:
@@ -197,6 +197,15 @@ def _columns(row: Row, *names: str) -> tuple[Any, ...]:
     if None in values:
         raise _Unreadable("a column that is never empty is: the row image is not complete")
     return values
+
+
+def _bytes(value: object) -> bytes:
+    """A binary column. Readers that go by character sets make text of it when it is empty."""
+    if isinstance(value, bytes):
+        return value
+    if value == "":
+        return b""
+    raise _Unreadable(f"a column of bytes holds {type(value).__name__}")
 
 
 _Key = TypeVar("_Key", int, ListKey, EdgeKey)

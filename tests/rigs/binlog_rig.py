@@ -1,0 +1,167 @@
+"""A private database server with shards, whose binlog is read by the real reader; and hands that write to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiomysql
+
+from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.server_binary import find_server_binary
+from tao.devcluster.server_options import Durability, ServerOptions
+from tao.devcluster.template import default_cache_folder
+from tao.model.changes import Change, Message
+from tao.model.errors import TaoError
+from tao.model.rows import WriteKeys
+from tao.model.writes import Write
+from tao.observability.logs import logger
+from tao.planning.row_events import Translated, translate
+from tao.planning.write_plan import PlannedWrite, keys_of, plan, shards_of
+from tao.storage.accounts import ServiceAccounts
+from tao.storage.migrations import migrate
+from tao.storage.names import edge_tables_of
+from tao.storage.pools import Pools
+from tao.storage.session import ServerAccount
+from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.tailer.binlog import BinlogTransaction
+from tao.tailer.reader import BinlogReader
+from tao.tailer.settings import ReaderSettings
+from tests.unit.planning.stored_rows import NOW, SCHEMA
+
+SHARDS = (0, 1, 2)
+SERVER = "db-test"
+PATIENT_SECONDS = 30.0
+
+
+async def until(condition: Callable[[], bool], pause_seconds: float = 0.005) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while not condition():
+            await asyncio.sleep(pause_seconds)
+
+
+class Following:
+    """A reader at work, and what it has read."""
+
+    def __init__(self, reader: BinlogReader, position: str) -> None:
+        self.reader = reader
+        self.transactions: list[BinlogTransaction] = []
+        self.failure: TaoError | None = None
+        self._stop = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(position))
+
+    async def _follow(self, position: str) -> None:
+        try:
+            async with contextlib.aclosing(self.reader.batches(position)) as batches:
+                async for batch in batches:
+                    self.transactions.extend(batch)
+        except TaoError as error:
+            self.failure = error
+
+    @property
+    def translated(self) -> list[Translated]:
+        return [translate(each.events, SCHEMA) for each in self.transactions]
+
+    @property
+    def messages(self) -> list[Message]:
+        return [message for each in self.translated for of_shard in each.messages for message in of_shard.messages]
+
+    @property
+    def gtids(self) -> list[str]:
+        return [each.gtid for each in self.transactions]
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+
+class BinlogRig:
+    """Made by `open_rig`."""
+
+    def __init__(self, instance: DatabaseInstance) -> None:
+        self.instance = instance
+        self._followings: list[Following] = []
+        self._pools = Pools(lambda _: self._account("leader"), WRITE_SETUP)
+        self._store = MySqlWriteStore(lambda _: SERVER, self._pools, edge_tables_of(lambda: SCHEMA))
+
+    def _account(self, role: str) -> ServerAccount:
+        account = getattr(self.instance.accounts, role)
+        return ServerAccount(self.instance.host, self.instance.port, account.user, account.password)
+
+    async def migrate(self) -> None:
+        await migrate(self._account("administrator"), SHARDS, SCHEMA.custom_tables(), SERVER)
+
+    def reader(self, server_id: int = 4_000_000_001, **settings: float) -> BinlogReader:
+        quick = {"heartbeat_seconds": 0.1, "backoff_max_seconds": 0.2} | settings
+        return BinlogReader(self._account("replicator"), server_id, ReaderSettings(**quick), logger("test"))  # type: ignore[arg-type]
+
+    async def follow(self, position: str | None = None, reader: BinlogReader | None = None) -> Following:
+        reader = reader or self.reader()
+        now = await reader.current_position()
+        following = Following(reader, now if position is None else position)
+        self._followings.append(following)
+        await until(lambda: following.reader.connected or following.failure is not None)
+        return following
+
+    async def write(self, *writes: Write) -> Sequence[Change]:
+        """One transaction, as a leader does it; its changeset."""
+        planned = [PlannedWrite(write, True) for write in writes]
+        shards = sorted({shard for write in writes for shard in shards_of(write, SCHEMA)})
+        async with self._store.transaction(SERVER, timeout_seconds=PATIENT_SECONDS) as transaction:
+            keys: WriteKeys = keys_of(planned, SCHEMA)
+            rows, existing = await transaction.lock_and_read(shards, keys)
+            made = plan(existing, rows, planned, SCHEMA, NOW)
+            assert [outcome.error for outcome in made.outcomes] == [None] * len(writes)
+            await transaction.apply(made.rows)
+            await transaction.commit()
+        return made.changes
+
+    async def sql(self, *statements: str) -> None:
+        """By hand: one connection, each statement committed by itself unless it begins a transaction."""
+        async with self._as_root() as cursor:
+            for statement in statements:
+                await cursor.execute(statement)
+
+    async def rows(self, query: str) -> list[tuple[Any, ...]]:
+        """What a query answers."""
+        async with self._as_root() as cursor:
+            await cursor.execute(query)
+            return list(await cursor.fetchall())
+
+    @contextlib.asynccontextmanager
+    async def _as_root(self) -> AsyncIterator[Any]:
+        connection = await aiomysql.connect(unix_socket=str(self.instance.socket_path), user="root", autocommit=True)
+        try:
+            async with connection.cursor() as cursor:
+                yield cursor
+        finally:
+            await connection.ensure_closed()
+
+    async def close(self) -> None:
+        for following in self._followings:
+            await following.close()
+        await self._pools.close()
+        await self.instance.stop()
+
+
+@contextlib.asynccontextmanager
+async def open_rig(folder: Path, accounts: ServiceAccounts, server_id: int = 7) -> AsyncIterator[BinlogRig]:
+    """A fresh server with migrated shards; stopped at the end."""
+    settings = InstanceSettings(
+        folder=folder,
+        accounts=accounts,
+        cache_folder=default_cache_folder(os.environ),
+        options=ServerOptions(server_id=server_id, durability=Durability.RELAXED),
+    )
+    rig = BinlogRig(DatabaseInstance(find_server_binary(os.environ), settings))
+    await rig.instance.start()
+    try:
+        await rig.migrate()
+        yield rig
+    finally:
+        await rig.close()
