@@ -33,6 +33,7 @@ async def test_an_earlier_change_that_arrives_last_changes_nothing(region: Regio
     assert await near.times(A, COMMENT) == [1]
     link.let_go()
     await late
+    assert version_of(near.cache.count(A, COMMENT) or b"") & 0xFFFF == 3
     assert await near.times(A, COMMENT) == [1], "what was deleted does not come back"
     assert version_of(near.cache.peek_list(A, COMMENT) or b"") & 0xFFFF == 3
 
