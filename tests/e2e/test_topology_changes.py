@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import REGION, Shape
+from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.model.errors import TopologyError
 from tao.model.topology import Topology
 from tao.topology import edits
@@ -69,7 +69,7 @@ async def until_routed_by(graph: Graph, version: int) -> None:
 async def shards_moved_under_traffic(cluster: DevCluster, tier: str, servers: tuple[str, str]) -> None:
     def move_all(name: str, topology: Topology) -> Topology:
         for shard in range(SHARDS):
-            topology = edits.move_shard(topology, REGION, tier, shard, name)
+            topology = edits.move_shard(topology, ONLY_REGION, tier, shard, name)
         return topology
 
     async with AsyncExitStack() as stack:
