@@ -35,6 +35,9 @@ class SubscriptionSettings:
     """Pause before subscribing again after the leader went away or refused shards: short, because every message of
     that time is missed; long enough for a leader that is taking its shards."""
 
+    answer_timeout_seconds: float = 2.0
+    """For the answer to asking for shards again: it needs no database, so a leader that takes longer is gone."""
+
 
 class Subscriptions:
     """One follower's subscriptions, a series per leader."""
@@ -127,7 +130,7 @@ class Subscriptions:
             self._name,
             self._inbox.positions_for(shards),
             lambda delivery: self._receive(delivery, leader.name),
-            self._settings.retry_seconds,
+            self._settings.answer_timeout_seconds,
         )
         moved = asyncio.ensure_future(changed.wait())
         ended = asyncio.ensure_future(series.ended.wait())

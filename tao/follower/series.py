@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from tao.model.delivery import Delivery, Position
-from tao.wire.convert import delivery_from_pb, position_to_pb
+from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
 
@@ -52,9 +52,9 @@ class Series:
     def ask_again(self, positions_for: Callable[[Iterable[int]], Sequence[Position]]) -> None:
         """Add what was refused or left out to the series, if there is anything."""
         if self._missing and self._number and not self.ended.is_set():
-            positions = positions_for(sorted(self._missing))
-            self._missing.clear()
-            self._link.send(self._subscribe(positions, self._number), self._timeout_seconds, self._added)
+            asked, self._missing = self._missing, set()
+            request = self._subscribe(positions_for(sorted(asked)), self._number)
+            self._link.send(request, self._timeout_seconds, lambda answer: self._added(asked, answer))
 
     def close(self) -> None:
         """Hear no more; the leader is told, or it would go on for ever."""
@@ -90,10 +90,15 @@ class Series:
         acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=number)
         self._link.send(pb.Request(acknowledge=acknowledge), self._timeout_seconds, _no_answer)
 
-    def _added(self, answer: pb.Answer) -> None:
-        if answer.HasField("error"):
+    def _added(self, asked: set[int], answer: pb.Answer) -> None:
+        if not answer.HasField("error"):
+            return
+        error = error_from_pb(answer.error)
+        if error.retryable:
+            self._missing |= asked
+        else:
             # The leader does not know this series any more.
-            self.reason = answer.error.message
+            self.reason = error.message
             self.ended.set()
 
     def _forget(self) -> None:

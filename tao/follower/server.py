@@ -33,7 +33,7 @@ from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.schema_file import SchemaFile
 from tao.topology.file_store import TopologyFile
-from tao.wire.identity import Credentials
+from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.settings import ServingSettings
 
 MAX_TASKS: Final = 100_000
@@ -100,11 +100,10 @@ class FollowerServer:
         figures = ServingFigures(metrics, cache, reads, fills, clock)
         self._register(metrics, writes)
         server = configuration.routes.server(name)
-        tokens = (settings.token,) if settings.token else ()
         self._faces = Faces(
             server,
             service,
-            ServingSettings(accepted_tokens=tokens),
+            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
             lambda: configuration.routes.version,
             lambda: random.randrange(configuration.routes.shards),
             UnaryPath(

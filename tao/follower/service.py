@@ -10,6 +10,7 @@ from tao.follower.write_path import ForwardPath
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.ports import Clock
 from tao.peers.links import Links
+from tao.serving.authority import FOLLOWER_RULES, check_role
 from tao.serving.configuration import Configuration
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -56,6 +57,7 @@ class FollowerService:
         path = self._paths.get(kind)
         if path is None:
             raise InvalidArgument(f"a follower does not serve {kind!r} requests; ask a leader")
+        check_role(FOLLOWER_RULES, kind, reply.peer.role)
         path(request, reply)
 
     def _apply(self, request: pb.Request, reply: Reply) -> None:

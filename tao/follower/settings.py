@@ -34,7 +34,11 @@ class FollowerSettings:
     """Further arenas by name, in MiB, for types whose schema entry names them."""
 
     token: str = field(default="", repr=False)
-    """Shared secret of the cluster: shown to leaders and siblings, asked of clients. Empty: none, on loopback."""
+    """Shared secret of the servers: shown to leaders and siblings, asked of every peer. Empty: none, on loopback."""
+
+    client_token: str = field(default="", repr=False)
+    """Another one, for clients: who shows it can read and write the graph but cannot pose as a server or operator.
+    Empty: clients show ``token``."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""

@@ -1,0 +1,71 @@
+"""A leader that coordinates a pair commits its side, pauses, is deposed, and wakes up with the copy still to send.
+
+leader-1 (coordinates)             leader-2 (has the other end)
+add, commit, intent
+… paused …                         takes the coordinator's shard over
+                                   delete: both ends gone, intent settled, acknowledged
+sends its copy of the edge         must refuse it: else half an edge, for ever
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tao.model.errors import Fenced, Unauthorized
+from tao.model.writes import AssocAdd, AssocDelete
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
+from tests.rigs.memory_store import MemoryStore
+from tests.rigs.pacing import Gate
+
+LOW, HIGH = make_id(64, 0), make_id(64, 1)
+
+
+async def test_the_copy_of_a_deposed_coordinator_is_refused() -> None:
+    store, others = MemoryStore(4), OtherRigs()
+    one = LeaderRig(store, store, name="leader-1", others=others)
+    two = LeaderRig(store, store, name="leader-2", others=OtherRigs())
+    await one.take(0)
+    await two.take(1)
+    others.rigs = {1: two}
+    two.others.rigs = {0: two, 1: two}
+    gate = others.gate = Gate()
+    paused = asyncio.ensure_future(one.write(AssocAdd(LOW, LIKES, HIGH, 1, b"")))
+    await gate.arrived.wait()
+    await two.take(0, 1)
+    await two.write(AssocDelete(LOW, LIKES, HIGH))
+    assert store.edges(HIGH, LIKED_BY) == []
+    gate.open()
+    _, pending = await paused
+    assert pending
+    assert (store.edges(LOW, LIKES), store.edges(HIGH, LIKED_BY)) == ([], [])
+    await one.close()
+    await two.close()
+
+
+async def test_a_leader_that_has_just_started_asks_the_database_who_coordinates() -> None:
+    store = MemoryStore(4)
+    former, owner, started = (LeaderRig(store, store, name=f"leader-{n}") for n in (1, 2, 3))
+    await former.take(0)
+    deposed = former.ownership.row(0).generation
+    await owner.take(0)
+    await started.take(1)
+    with pytest.raises(Fenced):
+        await started.copy_fence.admit(batch_of(deposed))
+    await started.copy_fence.admit(batch_of(owner.ownership.row(0).generation))
+    for rig in (former, owner, started):
+        await rig.close()
+
+
+async def test_a_copy_without_a_coordinator_is_refused() -> None:
+    store = MemoryStore(4)
+    rig = LeaderRig(store, store)
+    with pytest.raises(Unauthorized):
+        await rig.copy_fence.admit(pb.WriteBatch())
+    await rig.close()
+
+
+def batch_of(generation: int) -> pb.WriteBatch:
+    return pb.WriteBatch(coordinator=pb.Coordinator(shard=0, generation=generation))
