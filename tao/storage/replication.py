@@ -78,6 +78,8 @@ async def attach(
     await set_read_only(session, True, deadline=deadline)
     if session.dialect is Dialect.MARIADB:
         await session.run("STOP SLAVE", deadline=deadline)
+        # Where a replica continues does not count what the server wrote while it was a master itself.
+        await session.run("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos", deadline=deadline)
         await session.run(
             "CHANGE MASTER TO master_host = %s, master_port = %s, master_user = %s, master_password = %s, "
             "master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiomysql
+import msgspec
 import pymysql.err
 import pytest
 
@@ -21,6 +22,7 @@ from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import OperatorError
 from tao.storage.names import schema_name
+from tao.topology.document import dump_topology, parse_topology
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
@@ -168,6 +170,23 @@ async def test_the_next_start_of_the_folder_resumes_replication(folder: Path) ->
         await arrives(again, "west-db-1", 1002)
     with pytest.raises(OperatorError, match="data of 2 region"):
         await DevCluster(settings(folder, shape=Shape(shards=2))).start()
+
+
+async def test_mastership_that_the_topology_file_moves_is_moved_by_the_next_start(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        await write(cluster, "east-db-1", 1000)
+        await arrives(cluster, "west-db-1", 1000)
+        topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
+    (database,) = topology.databases
+    moved = msgspec.structs.replace(
+        topology, version=topology.version + 1, databases=(msgspec.structs.replace(database, master_region="west"),)
+    )
+    cluster.topology_path.write_text(dump_topology(moved))
+    async with DevCluster(settings(folder)) as again:
+        await write(again, "west-db-1", 1001)
+        await arrives(again, "east-db-1", 1001)
+        with pytest.raises(pymysql.err.MySQLError, match="read-only"):
+            await write(again, "east-db-1", 1002)
 
 
 async def test_with_mixed_mastership_each_region_writes_a_database_of_its_own(folder: Path) -> None:
