@@ -7,10 +7,13 @@ belong to the server that committed, and a set of them may have gaps, so interva
 from __future__ import annotations
 
 from bisect import bisect_right
+from operator import itemgetter
 from typing import Final
 
 from tao.model.errors import OperatorError
 from tao.storage.dialect import Dialect
+
+_FIRST: Final = itemgetter(0)
 
 
 class MariadbPosition:
@@ -64,8 +67,8 @@ class MysqlPosition:
         """Whether the transaction is behind us."""
         uuid, number = _mysql_parts(gtid)
         intervals = self._intervals.get(uuid, [])
-        at = bisect_right(intervals, (number, number + 1)) - 1
-        return at >= 0 and intervals[at][0] <= number <= intervals[at][1]
+        at = bisect_right(intervals, number, key=_FIRST) - 1
+        return at >= 0 and number <= intervals[at][1]
 
     def __str__(self) -> str:
         return ",".join(

@@ -41,7 +41,7 @@ PATIENT_SECONDS = 30.0
 async def until(condition: Callable[[], bool], pause_seconds: float = 0.005) -> None:
     """Wait for a condition."""
     async with asyncio.timeout(PATIENT_SECONDS):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process or thread
             await asyncio.sleep(pause_seconds)
 
 

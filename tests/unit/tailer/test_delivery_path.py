@@ -1,0 +1,292 @@
+"""Relays to leaders: order, repetition, bounds, and what is behind us when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tao.model.changes import ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
+from tao.model.errors import NotMine, TaoError, TooLarge, Unavailable
+from tao.model.relay import Relay, Touch
+from tao.model.topology import CacheServer
+from tao.observability.logs import logger
+from tao.planning.row_events import Translated
+from tao.routing.routes import Routes
+from tao.tailer.delivery_path import DeliveryPath
+from tao.tailer.settings import DeliverySettings
+from tests.rigs.leader_rig import make_id, make_topology
+
+QUICK = DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+BOTH: dict[int, tuple[str, ...]] = {0: ("leader-1",), 1: ("leader-2",), 2: ("leader-1",)}
+
+
+class Leaders:
+    """The port: remembers what was told to whom; can be away, hold answers back, or not own a shard."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Relay]] = []
+        self.attempts: list[tuple[str, Relay]] = []
+        self.failures: dict[str, Callable[[Relay], TaoError | None]] = {}
+        self.open = asyncio.Event()
+        self.open.set()
+        self.under_way: dict[str, int] = {}
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+        assert not self.under_way.get(leader.name)
+        self.under_way[leader.name] = 1
+        try:
+            self.attempts.append((leader.name, relay))
+            await self.open.wait()
+            fails = self.failures.get(leader.name)
+            if fails is not None and (failure := fails(relay)) is not None:
+                raise failure
+            self.told.append((leader.name, relay))
+        finally:
+            self.under_way[leader.name] = 0
+
+    def versions(self, shard: int, leader: str | None = None) -> list[int]:
+        """Of the objects told about, in order."""
+        return [
+            message.after if isinstance(message, ObjectChange) else -1
+            for name, relay in self.told
+            for each in relay.changes
+            for message in each.messages
+            if each.shard == shard and leader in (None, name)
+        ]
+
+
+class Rig:
+    def __init__(self, settings: DeliverySettings = QUICK) -> None:
+        self.leaders = Leaders()
+        self.routes = Routes(make_topology(leaders=BOTH))
+        self.next_routes: Routes | None = None
+        self.acknowledged: list[str] = []
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.path = DeliveryPath(
+            "east",
+            "db",
+            lambda: self.routes,
+            self.refresh,
+            self.leaders,
+            self.acknowledged.append,
+            lambda job: self.tasks.add(asyncio.create_task(job)),
+            settings,
+            logger("test"),
+        )
+
+    async def refresh(self) -> None:
+        if self.next_routes is not None:
+            self.routes = self.next_routes
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    yield rig
+    for task in rig.tasks:
+        task.cancel()
+    await asyncio.gather(*rig.tasks, return_exceptions=True)
+
+
+def change(shard: int, version: int, data: bytes = b"x") -> ObjectChange:
+    return ObjectChange(make_id(1, shard), version - 1, version, 1, data)
+
+
+def about(*messages: Message) -> Translated:
+    return Translated(tuple(ShardMessages(message.shard, 1, (message,)) for message in messages))
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_each_leader_is_told_of_its_shards_in_order(rig: Rig) -> None:
+    for version in range(1, 6):
+        await rig.path.submit(f"t{version}", about(change(0, version), change(1, version), change(2, version)))
+    await rig.path.drained()
+    for shard, leader in ((0, "leader-1"), (1, "leader-2"), (2, "leader-1")):
+        assert rig.leaders.versions(shard, leader) == rig.leaders.versions(shard) == [1, 2, 3, 4, 5]
+    assert rig.acknowledged == ["t1", "t2", "t3", "t4", "t5"]
+    assert rig.path.unacknowledged_bytes == 0
+    assert all(relay.source == "db" for _, relay in rig.leaders.told)
+
+
+async def test_what_gathers_while_a_relay_is_under_way_goes_together(rig: Rig) -> None:
+    rig.leaders.open.clear()
+    for version in range(1, 9):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+        await turns()
+    rig.leaders.open.set()
+    await rig.path.drained()
+    assert [len(relay.changes[0].messages) for _, relay in rig.leaders.told] == [1, 7]
+
+
+async def test_nothing_is_behind_us_before_what_came_before_it(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda _: Unavailable("away")
+    await rig.path.submit("t1", about(change(0, 1)))
+    await rig.path.submit("t2", about(change(1, 1)))
+    await rig.path.submit("t3", Translated())
+    await turns(200)
+    assert rig.leaders.versions(1) == [1]
+    assert rig.acknowledged == []
+    del rig.leaders.failures["leader-1"]
+    await rig.path.drained()
+    assert rig.acknowledged == ["t1", "t2", "t3"]
+
+
+async def test_a_transaction_that_says_nothing_is_behind_us_at_once(rig: Rig) -> None:
+    await rig.path.submit("t1", Translated())
+    await rig.path.submit("", Translated())
+    assert rig.acknowledged == ["t1"]
+
+
+async def test_a_leader_that_is_away_is_told_again_in_the_same_order(rig: Rig) -> None:
+    failing = 3
+
+    def away(_: Relay) -> TaoError | None:
+        nonlocal failing
+        failing -= 1
+        return Unavailable("away") if failing >= 0 else None
+
+    rig.leaders.failures["leader-1"] = away
+    for version in range(1, 6):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+        await turns()
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == [1, 2, 3, 4, 5]
+    assert rig.path.repeated == 3
+
+
+async def test_a_shard_that_moved_is_told_to_its_new_leader_with_all_that_is_left_of_it(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda relay: (
+        NotMine("shard 0 is not mine", 2) if any(each.shard == 0 for each in relay.changes) else None
+    )
+    rig.next_routes = Routes(make_topology(2, leaders=BOTH | {0: ("leader-2",)}))
+    rig.leaders.open.clear()
+    for version in range(1, 4):
+        await rig.path.submit(f"t{version}", about(change(0, version), change(2, version)))
+    rig.leaders.open.set()
+    await rig.path.drained()
+    assert rig.leaders.versions(0, "leader-2") == [1, 2, 3]
+    assert rig.leaders.versions(2, "leader-1") == [1, 2, 3]
+    assert rig.acknowledged == ["t1", "t2", "t3"]
+
+
+async def test_a_moved_shard_keeps_its_order_while_its_old_lane_has_something_left(rig: Rig) -> None:
+    rig.leaders.open.clear()
+    await rig.path.submit("t1", about(change(0, 1)))
+    await turns()
+    rig.routes = Routes(make_topology(2, leaders=BOTH | {0: ("leader-2",)}))
+    await rig.path.submit("t2", about(change(0, 2)))
+    await turns()
+    assert [leader for leader, _ in rig.leaders.attempts] == ["leader-1"]
+    rig.leaders.open.set()
+    await rig.path.drained()
+    await rig.path.submit("t3", about(change(0, 3)))
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == [1, 2, 3]
+    assert [leader for leader, _ in rig.leaders.told][-1] == "leader-2"
+
+
+async def test_a_leader_that_left_the_topology_owes_no_proof(rig: Rig) -> None:
+    rig.leaders.failures["leader-2"] = lambda _: Unavailable("gone")
+    await rig.path.submit("t1", about(change(1, 1)), 77)
+    await turns()
+    rig.routes = Routes(make_topology(2, leader_servers=("leader-1",)))
+    await rig.path.drained()
+    assert rig.leaders.versions(1, "leader-1") == [1]
+    assert rig.acknowledged == ["t1"]
+
+
+async def test_submitting_waits_while_too_much_is_unacknowledged() -> None:
+    rig = Rig(DeliverySettings(unacknowledged_bytes=1_000))
+    rig.leaders.open.clear()
+
+    async def submit() -> None:
+        for version in range(1, 20):
+            await rig.path.submit(f"t{version}", about(change(0, version)))
+
+    submitting = asyncio.create_task(submit())
+    await turns(100)
+    assert not submitting.done()
+    assert 1_000 <= rig.path.unacknowledged_bytes <= 1_500
+    rig.leaders.open.set()
+    await submitting
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == list(range(1, 20))
+    await asyncio.gather(*rig.tasks)
+
+
+async def test_every_leader_hears_up_to_when_all_is_told_and_only_after_it(rig: Rig) -> None:
+    rig.leaders.open.clear()
+    await rig.path.submit("t1", about(change(0, 1)))
+    await turns()
+    await rig.path.submit("t2", about(change(0, 2)), 5_000)
+    await turns()
+    rig.leaders.open.set()
+    await rig.path.drained()
+    proofs = [(leader, relay.source_unix_ms) for leader, relay in rig.leaders.told]
+    assert [each for each in proofs if each[0] == "leader-1"] == [("leader-1", 0), ("leader-1", 5_000)]
+    assert [each for each in proofs if each[0] == "leader-2"] == [("leader-2", 5_000)]
+
+
+async def test_touches_go_to_the_leader_where_the_master_is_and_nowhere_else(rig: Rig) -> None:
+    touch = Touch(make_id(1, 0), 4, 9)
+    await rig.path.submit("t1", Translated(touches=(touch,), bulk_shards=(1,)))
+    await rig.path.drained()
+    assert {(leader, relay.touches, relay.bulk_shards) for leader, relay in rig.leaders.told} == {
+        *(("leader-1", (touch,), ()), ("leader-2", (), (1,))),
+    }
+    elsewhere = DeliveryPath(
+        "east", "db", lambda: _mastered_elsewhere(rig.routes), rig.refresh, rig.leaders, rig.acknowledged.append,
+        lambda job: rig.tasks.add(asyncio.create_task(job)), QUICK, logger("test"),
+    )  # fmt: skip
+    before = len(rig.leaders.told)
+    await elsewhere.submit("t2", Translated(touches=(touch,)))
+    await elsewhere.drained()
+    assert len(rig.leaders.told) == before
+    assert rig.acknowledged == ["t1", "t2"]
+
+
+def _mastered_elsewhere(routes: Routes) -> Routes:
+    class Elsewhere(Routes):
+        def master_region(self, shard: int) -> str:
+            return "west"
+
+    return Elsewhere(routes.topology)
+
+
+async def test_what_a_leader_refuses_for_its_content_is_told_as_void_shards(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda relay: TooLarge("no") if relay.changes else None
+    await rig.path.submit("t1", about(change(0, 1), change(2, 1)))
+    await rig.path.drained()
+    assert [relay.bulk_shards for _, relay in rig.leaders.told] == [(0, 2)]
+    assert rig.path.refused == 1
+    assert rig.acknowledged == ["t1"]
+
+
+async def test_shards_that_the_topology_does_not_know_are_counted_and_passed_over(rig: Rig) -> None:
+    await rig.path.submit(
+        "t1", Translated((ShardMessages(900, 1, (change(900, 1),)),), (Touch(make_id(1, 901), 0, 1),))
+    )
+    assert rig.acknowledged == ["t1"]
+    assert rig.path.unrouted == 1
+
+
+async def test_relays_are_bounded_and_a_message_too_large_becomes_an_invalidation() -> None:
+    rig = Rig(DeliverySettings(relay_bytes=2_000, relay_parts=3, large_message_bytes=5_000))
+    large = ObjectChange(make_id(2, 0), 7, 8, 1, b"x" * 6_000)
+    messages = (*(change(0, version, b"y" * 500) for version in range(1, 12)), large)
+    await rig.path.submit("t1", Translated((ShardMessages(0, 3, messages),)))
+    await rig.path.drained()
+    told = [message for _, relay in rig.leaders.told for each in relay.changes for message in each.messages]
+    assert told == [*messages[:-1], ObjectInvalidation(large.id, 8)]
+    assert max(len(each.messages) for _, relay in rig.leaders.told for each in relay.changes) <= 3
+    assert {each.version_epoch for _, relay in rig.leaders.told for each in relay.changes} == {3}
+    await rig.path.submit("t2", about(*(ListInvalidation(make_id(1, 0), number, 1) for number in range(50))))
+    await rig.path.drained()
+    assert all(len(relay.changes[0].messages) <= 3 for _, relay in rig.leaders.told)
+    await asyncio.gather(*rig.tasks)

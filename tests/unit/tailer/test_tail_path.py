@@ -1,0 +1,254 @@
+"""The tailer's loop over a binlog in a list: checkpoints after acknowledgement, restarts that repeat, lost binlogs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from tao.model.changes import ObjectChange
+from tao.model.errors import OperatorError, TaoError, Unavailable
+from tao.model.relay import Relay
+from tao.model.topology import CacheServer
+from tao.observability.logs import logger
+from tao.planning.row_events import RowEvent
+from tao.routing.routes import Routes
+from tao.tailer.binlog import BinlogLost, BinlogTransaction
+from tao.tailer.checkpoint import Checkpoint
+from tao.tailer.delivery_path import DeliveryPath
+from tao.tailer.gtid import MariadbPosition
+from tao.tailer.lag import Lag
+from tao.tailer.settings import DeliverySettings, TailSettings
+from tao.tailer.tail_path import TailPath
+from tests.rigs.leader_rig import SCHEMA, SHARDS, make_id, make_topology
+
+QUICK = DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+
+
+class Binlog:
+    """The `BinlogSource`: transactions ``0-1-1``, ``0-1-2`` and so on, of which the first may be purged."""
+
+    def __init__(self) -> None:
+        self.held: list[BinlogTransaction] = []
+        self.purged = 0
+        self.failures: list[Exception] = []
+        self.more = asyncio.Event()
+        self.opened_at: list[str] = []
+
+    def commit(self, *events: RowEvent, void_all: bool = False, void: frozenset[int] = frozenset()) -> None:
+        gtid = f"0-1-{len(self.held) + 1}"
+        self.held.append(
+            BinlogTransaction(gtid=gtid, events=events, void_all=void_all, void_shards=void, committed_unix_ms=1_000)
+        )
+        self.more.set()
+
+    def fail(self, error: Exception) -> None:
+        self.failures.append(error)
+        self.more.set()
+
+    async def current_position(self) -> str:
+        return f"0-1-{len(self.held)}" if self.held else ""
+
+    def position(self, stored: str) -> MariadbPosition:
+        return MariadbPosition(stored)
+
+    async def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
+        self.opened_at.append(position)
+        done = int(position.rpartition("-")[2] or 0)
+        if done < self.purged:
+            raise BinlogLost("purged")
+        while True:
+            if self.failures:
+                raise self.failures.pop(0)
+            if len(self.held) > done:
+                batch, done = self.held[done:], len(self.held)
+                yield batch
+            else:
+                self.more.clear()
+                await self.more.wait()
+
+
+class Leaders:
+    def __init__(self) -> None:
+        self.told: list[Relay] = []
+        self.failure: TaoError | None = None
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.told.append(relay)
+
+
+class Tailer:
+    """One run of a tailer."""
+
+    def __init__(self, binlog: Binlog, folder: Path, retry_seconds: float = 0.001) -> None:
+        self.leaders = Leaders()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.checkpoint = Checkpoint(folder, "db")
+        routes = Routes(make_topology())
+        self.tail = TailPath(
+            binlog,
+            self.checkpoint,
+            lambda: SCHEMA,
+            lambda: range(SHARDS),
+            Lag(lambda: 2_000),
+            lambda: 2_000,
+            TailSettings(checkpoint_seconds=0.001, retry_seconds=retry_seconds),
+            logger("test"),
+        )
+
+        async def refresh() -> None:
+            return
+
+        self.delivery = DeliveryPath(
+            "east",
+            "db",
+            lambda: routes,
+            refresh,
+            self.leaders,
+            self.tail.acknowledged,
+            lambda job: self.tasks.add(asyncio.create_task(job)),
+            QUICK,
+            logger("test"),
+        )
+        self.running = asyncio.create_task(self.tail.run(self.delivery))
+
+    @property
+    def versions(self) -> list[int]:
+        return [
+            message.after
+            for relay in self.leaders.told
+            for each in relay.changes
+            for message in each.messages
+            if isinstance(message, ObjectChange)
+        ]
+
+    @property
+    def void(self) -> list[tuple[int, ...]]:
+        return [relay.bulk_shards for relay in self.leaders.told if relay.bulk_shards]
+
+    async def until_stored(self, position: str) -> None:
+        async with asyncio.timeout(10):
+            while self.checkpoint.load() != position:  # noqa: ASYNC110 - a file is waited for
+                await asyncio.sleep(0.001)
+
+    async def stop(self) -> None:
+        self.running.cancel()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(self.running, *self.tasks, return_exceptions=True)
+
+
+def row(version: int, shard: int = 0) -> RowEvent:
+    made = {"id": make_id(1, shard), "otype": 1, "version": version + (1 << 48), "deleted": 0, "data": b""}
+    return RowEvent(shard, "objects", None, made)
+
+
+FIRST = 1 << 48
+
+
+async def test_the_first_run_makes_everything_void_and_follows_from_now_on(tmp_path: Path) -> None:
+    binlog = Binlog()
+    binlog.commit(row(1))
+    tailer = Tailer(binlog, tmp_path)
+    await tailer.until_stored("0-1-1")
+    assert tailer.void == [tuple(range(SHARDS))]
+    binlog.commit(row(2))
+    await tailer.until_stored("0-1-2")
+    assert tailer.versions == [FIRST + 2]
+    assert tailer.tail.trouble == ""
+    await tailer.stop()
+
+
+async def test_a_position_is_stored_only_when_leaders_have_acknowledged_and_a_restart_repeats(tmp_path: Path) -> None:
+    binlog = Binlog()
+    first = Tailer(binlog, tmp_path)
+    await first.until_stored("")
+    binlog.commit(row(1))
+    await first.until_stored("0-1-1")
+    first.leaders.failure = Unavailable("away")
+    binlog.commit(row(2))
+    binlog.commit(row(3))
+    async with asyncio.timeout(10):
+        while first.delivery.repeated < 3:  # noqa: ASYNC110 - real back-offs pass
+            await asyncio.sleep(0.001)
+    assert first.checkpoint.load() == "0-1-1"
+    await first.stop()
+    assert first.checkpoint.load() == "0-1-1"
+    second = Tailer(binlog, tmp_path)
+    await second.until_stored("0-1-3")
+    assert (second.versions, second.void) == ([FIRST + 2, FIRST + 3], [])
+    await second.stop()
+
+
+async def test_the_position_is_stored_when_it_stops(tmp_path: Path) -> None:
+    binlog = Binlog()
+    tailer = Tailer(binlog, tmp_path)
+    await tailer.until_stored("")
+    binlog.commit(row(1))
+    async with asyncio.timeout(10):
+        while not tailer.tail.position:  # noqa: ASYNC110 - what leads there takes threads
+            await asyncio.sleep(0)
+    await tailer.stop()
+    assert tailer.checkpoint.load() == "0-1-1"
+
+
+async def test_a_lost_binlog_makes_everything_void_and_goes_on_from_now(tmp_path: Path) -> None:
+    binlog = Binlog()
+    for version in range(1, 6):
+        binlog.commit(row(version))
+    Checkpoint(tmp_path, "db").store("0-1-2", 1)
+    binlog.purged = 4
+    tailer = Tailer(binlog, tmp_path)
+    await tailer.until_stored("0-1-5")
+    binlog.commit(row(6))
+    await tailer.until_stored("0-1-6")
+    assert tailer.void == [tuple(range(SHARDS))]
+    assert tailer.versions == [FIRST + 6]
+    assert tailer.tail.counts.lost_binlogs == 1
+    await tailer.stop()
+
+
+async def test_what_a_person_has_to_mend_is_said_and_tried_again(tmp_path: Path) -> None:
+    binlog = Binlog()
+    tailer = Tailer(binlog, tmp_path, retry_seconds=0.05)
+    await tailer.until_stored("")
+    binlog.commit(row(1))
+    await tailer.until_stored("0-1-1")
+    for error in (OperatorError("server_id in use"), Unavailable("away"), ValueError("a bug")):
+        binlog.fail(error)
+        async with asyncio.timeout(10):
+            while str(error) not in tailer.tail.trouble:  # noqa: ASYNC110 - it is there for a moment
+                await asyncio.sleep(0)
+        binlog.commit(row(len(binlog.held) + 1))
+        await tailer.until_stored(f"0-1-{len(binlog.held)}")
+        assert tailer.tail.trouble == ""
+    assert binlog.opened_at == ["", "0-1-1", "0-1-2", "0-1-3"]
+    assert tailer.versions == [FIRST + version for version in (1, 2, 3, 4)]
+    await tailer.stop()
+
+
+async def test_what_cannot_be_read_makes_its_shards_void_and_the_rest_is_told(tmp_path: Path) -> None:
+    binlog = Binlog()
+    Checkpoint(tmp_path, "db").store("", 1)
+    tailer = Tailer(binlog, tmp_path)
+    binlog.commit(row(1, 0), row(2, 1), void=frozenset({1}))
+    await tailer.until_stored("0-1-1")
+    assert (tailer.versions, tailer.void) == ([FIRST + 1], [(1,)])
+    binlog.commit(row(3, 0), void_all=True)
+    await tailer.until_stored("0-1-2")
+    assert (tailer.versions, tailer.void) == ([FIRST + 1], [(1,), tuple(range(SHARDS))])
+    await tailer.stop()
+
+
+async def test_heartbeats_prove_a_time_to_the_leaders_once(tmp_path: Path) -> None:
+    binlog = Binlog()
+    Checkpoint(tmp_path, "db").store("", 1)
+    tailer = Tailer(binlog, tmp_path)
+    for written in (1_500, 1_500, 1_400, 1_600):
+        binlog.commit(RowEvent(0, "heartbeat", None, {"writer": b"leader-1", "written_unix_ms": written}))
+    await tailer.until_stored("0-1-4")
+    proofs = [relay.source_unix_ms for relay in tailer.leaders.told]
+    assert max(proofs) == 1_600
+    await tailer.stop()
