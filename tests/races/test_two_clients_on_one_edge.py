@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tao.model.graph import version_of
 from tao.model.writes import AssocAdd, AssocDelete
 from tests.rigs.leader_rig import COMMENT, FRIEND, make_id
 from tests.rigs.pacing import quiet, until
@@ -27,7 +26,6 @@ async def test_the_answers_may_come_in_any_order_and_caches_still_end_with_the_l
     link.held.reverse()
     link.let_go()
     await asyncio.gather(first, second)
-    assert version_of(near.cache.count(A, COMMENT) or b"") & 0xFFFF == 2
     assert [edge.time for edge in region.store.edges(A, COMMENT)] == [2]
     assert await near.times(A, COMMENT) == [2]
 

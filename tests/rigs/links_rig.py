@@ -15,6 +15,11 @@ from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, RequestHandler, fa
 from tao.wire.v1 import session_pb2 as pb
 
 
+def _role_of(name: str) -> str:
+    """By the names that the rigs give: leader-1, follower-1a, client."""
+    return name if name in ("client", "operator") else "leader" if name.startswith("leader") else "follower"
+
+
 class MemoryReply:
     """The `Reply` port. Answers travel as bytes, as on a wire."""
 
@@ -22,7 +27,7 @@ class MemoryReply:
         self._on_answer = on_answer
         self._number = number
         self._on_close: list[Callable[[], None]] = []
-        self._peer = PeerIdentity(peer, "follower")
+        self._peer = PeerIdentity(peer, _role_of(peer))
         self.closed = False
 
     @property
@@ -31,6 +36,7 @@ class MemoryReply:
 
     def send(self, answer: pb.Answer) -> None:
         if not self.closed:
+            self.closed = not answer.more
             answer.number = self._number
             self._on_answer(pb.Answer.FromString(answer.SerializeToString()))
 
@@ -38,6 +44,7 @@ class MemoryReply:
         self._on_close.append(callback)
 
     def close(self) -> None:
+        """The peer is gone."""
         self.closed = True
         for callback in self._on_close:
             callback()
