@@ -11,7 +11,8 @@ TaoError
  ├─ RetryableError            nothing was written; the same request may succeed later
  │   ├─ NotMine               the server does not host that shard (topology skew)
  │   ├─ Overloaded            a bounded queue is full, or the deadline cannot be met
- │   │   └─ ShardBlocked      a row or metadata lock of one shard was not had in time
+ │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not had in time
+ │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
@@ -118,6 +119,13 @@ class ShardBlocked(Overloaded):
     def __init__(self, message: str, shard: int = -1) -> None:
         super().__init__(message)
         self.shard = shard
+
+
+class AnswerFull(Overloaded):
+    """The answers of a read batch are more than one answer may hold. Those before this one came; asked again, without
+    them, it comes too."""
+
+    reason = "ANSWER_FULL"
 
 
 class Unavailable(RetryableError):

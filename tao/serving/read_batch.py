@@ -1,13 +1,14 @@
 """The hits of a read batch: one synchronous pass over its columns (DESIGN.md §5: a hit is one synchronous call).
 
 This is the hottest loop of the system. It checks only what the answer needs: whether a shard is this server's, or a
-type exists, is asked of what was missed - a closed shard and an unknown type have nothing cached.
+type exists, is asked of what was missed - a closed shard and an unknown type have nothing cached. What no query may
+carry is looked for once per column; such a query counts as missed, so that it is refused whatever is cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
 from tao.cache import GraphCache
@@ -94,79 +95,154 @@ def answer_hits(
     batch: pb.ReadBatch,
     sizes: tuple[int, int, int, int, int],
     limits: Mapping[int, int],
-) -> tuple[list[bytes | None], int]:
-    """One value per slot, None where the cache cannot tell, and how many those are. ``limits``: association type →
-    bound on a limit."""
+    max_list_bytes: int,
+) -> list[bytes | None]:
+    """One value per slot, None where the cache cannot tell. ``limits``: association type → bound on a limit. Parts of
+    lists are copies: with those that go beyond ``max_list_bytes`` in all, the values end."""
     minimums = minimums_of(batch)
     values: list[bytes | None] = []
-    append = values.append
     objects, counts, ranges, windows, gets = sizes
     if objects:
         if minimums:
             get_object = cache.object
             for slot, object_id in enumerate(batch.obj_ids):
-                append(get_object(object_id, minimums.get(slot, 0)))
+                values.append(get_object(object_id, minimums.get(slot, 0)))
         else:
             values.extend(cache.objects(batch.obj_ids[:]))
     if counts:
         count = cache.count
         for slot, (id1, atype) in enumerate(zip(batch.count_id1s, batch.count_atypes, strict=True), objects):
-            append(count(id1, atype, minimums.get(slot, 0)))
+            values.append(count(id1, atype, minimums.get(slot, 0)))
+    room = max_list_bytes
     if ranges:
-        get_range = cache.range
-        columns = zip(batch.range_id1s, batch.range_atypes, batch.range_positions, batch.range_limits, strict=True)
-        for slot, (id1, atype, pos, limit) in enumerate(columns, objects + counts):
-            bound = limits.get(atype, limit)
-            if limit <= bound:
-                append(get_range(id1, atype, pos, limit, minimums.get(slot, 0)))
-            else:
-                value = get_range(id1, atype, pos, bound, minimums.get(slot, 0))
-                append(mark_cut(value) if value is not None else None)
-    slot = objects + counts + ranges
-    if windows:
-        _answer_windows(cache, batch, slot, limits, minimums, append)
-    if gets:
-        _answer_gets(cache, batch, slot + windows, minimums, append)
-    return values, values.count(None)
+        room = _answer_ranges(cache, batch, limits, minimums, values, room)
+    if windows and room >= 0:
+        room = _answer_windows(cache, batch, limits, minimums, values, room)
+    if gets and room >= 0:
+        _answer_gets(cache, batch, minimums, values, room)
+    return values
+
+
+def _answer_ranges(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    limits: Mapping[int, int],
+    minimums: Mapping[int, int],
+    values: list[bytes | None],
+    room: int,
+) -> int:
+    """Returns the bytes left; below 0 the rest of the batch has no values."""
+    first = len(values)
+    append, bound_of, get_range = values.append, limits.get, cache.range
+    positions = batch.range_positions[:]
+    columns = zip(batch.range_id1s[:], batch.range_atypes[:], positions, batch.range_limits[:], strict=True)
+    for slot, (id1, atype, pos, limit) in enumerate(columns, first):
+        minimum = minimums.get(slot, 0) if minimums else 0
+        if limit <= (bound := bound_of(atype, limit)):
+            value = get_range(id1, atype, pos, limit, minimum)
+        else:
+            value = get_range(id1, atype, pos, bound, minimum)
+            value = mark_cut(value) if value is not None else None
+        append(value)
+        if value is not None:
+            room -= len(value)
+            if room < 0:
+                break
+    if max(positions) > MAX_TIME:
+        _unanswer(values, first, [pos > MAX_TIME for pos in positions])
+    return room
 
 
 def _answer_windows(
     cache: GraphCache,
     batch: pb.ReadBatch,
-    first_slot: int,
     limits: Mapping[int, int],
     minimums: Mapping[int, int],
-    append: Callable[[bytes | None], None],
-) -> None:
+    values: list[bytes | None],
+    room: int,
+) -> int:
+    """As `_answer_ranges`."""
+    first = len(values)
+    highs, lows = batch.time_range_highs[:], batch.time_range_lows[:]
     columns = zip(
-        batch.time_range_id1s,
-        batch.time_range_atypes,
-        batch.time_range_highs,
-        batch.time_range_lows,
-        batch.time_range_limits,
-        strict=True,
+        batch.time_range_id1s[:], batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], strict=True
     )
-    for slot, (id1, atype, high, low, limit) in enumerate(columns, first_slot):
+    for slot, (id1, atype, high, low, limit) in enumerate(columns, first):
         bound = limits.get(atype, limit)
         value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0))
-        append(mark_cut(value) if value is not None and limit > bound else value)
+        if value is not None:
+            if limit > bound:
+                value = mark_cut(value)
+            room -= len(value)
+        values.append(value)
+        if room < 0:
+            break
+    if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
+        _unanswer(values, first, [high > MAX_TIME or low > MAX_TIME for high, low in zip(highs, lows, strict=True)])
+    return room
 
 
 def _answer_gets(
     cache: GraphCache,
     batch: pb.ReadBatch,
-    first_slot: int,
     minimums: Mapping[int, int],
-    append: Callable[[bytes | None], None],
+    values: list[bytes | None],
+    room: int,
 ) -> None:
-    all_id2s = batch.get_id2s[:]
+    first = len(values)
+    all_id2s, sizes = batch.get_id2s[:], batch.get_id2_counts[:]
+    highs, lows = batch.get_highs[:], batch.get_lows[:]
     start = 0
-    columns = zip(batch.get_id1s, batch.get_atypes, batch.get_id2_counts, batch.get_highs, batch.get_lows, strict=True)
-    for slot, (id1, atype, size, high, low) in enumerate(columns, first_slot):
+    columns = zip(batch.get_id1s[:], batch.get_atypes[:], sizes, highs, lows, strict=True)
+    for slot, (id1, atype, size, high, low) in enumerate(columns, first):
         id2s = all_id2s[start : start + size]
         start += size
         found = cache.edges(id1, atype, id2s, high, low, minimums.get(slot, 0)) if size <= MAX_ID2_SET else None
-        append(None if found is None or found.missing else found.block)
+        if found is None or found.missing:
+            values.append(None)
+            continue
+        values.append(found.block)
+        room -= len(found.block)
+        if room < 0:
+            break
+    if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
+        _unanswer(values, first, [high > MAX_TIME or low > MAX_TIME for high, low in zip(highs, lows, strict=True)])
+    if all_id2s and (min(all_id2s) < 1 or max(all_id2s) > MAX_ID):
+        ends = list(accumulate(sizes, initial=0))
+        sets = (all_id2s[start:end] for start, end in pairwise(ends))
+        _unanswer(values, first, [any(not 0 < id2 <= MAX_ID for id2 in id2s) for id2s in sets])
+
+
+def _unanswer(values: list[bytes | None], first: int, wrong: Sequence[bool]) -> None:
+    """Take the answers of wrong queries back; ``wrong`` begins with slot ``first``."""
+    for slot, is_wrong in zip(range(first, len(values)), wrong, strict=False):
+        if is_wrong:
+            values[slot] = None
+
+
+def shards_in(batch: pb.ReadBatch) -> set[int]:
+    """All shards that the batch asks of."""
+    columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
+    return {id1 >> SHARD_SHIFT for column in columns for id1 in column[:]}
+
+
+def runs_within(values: Sequence[bytes], max_run_bytes: int, max_bytes: int) -> list[tuple[int, int]]:
+    """The values in runs ``(start, end)`` of at most ``max_run_bytes``, or one larger value, until ``max_bytes``. The
+    first value always has a place: whether it fits a message at all is seen when it is sent."""
+    runs: list[tuple[int, int]] = []
+    start = in_run = total = 0
+    for at, size in enumerate(map(len, values)):
+        if at and total + size > max_bytes:
+            runs.append((start, at))
+            return runs
+        if at > start and in_run + size > max_run_bytes:
+            runs.append((start, at))
+            start, in_run = at, 0
+        in_run += size
+        total += size
+    if start < len(values):
+        runs.append((start, len(values)))
+    return runs
 
 
 class BatchQueries:
@@ -179,15 +255,6 @@ class BatchQueries:
         self._starts = tuple(accumulate(sizes, initial=0))
         self._id2_starts = tuple(accumulate(batch.get_id2_counts, initial=0)) if sizes[4] else (0,)
         self.minimums = minimums_of(batch)
-
-    def shard(self, slot: int) -> int:
-        """The shard asked at ``slot``."""
-        batch, starts = self._batch, self._starts
-        columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
-        for column, start, end in zip(columns, starts, starts[1:], strict=False):
-            if slot < end:
-                return int(column[slot - start]) >> SHARD_SHIFT
-        raise InvalidArgument(f"slot {slot} is outside the batch")
 
     def query(self, slot: int) -> Query:
         """The query at ``slot``, its numbers checked. Raises `InvalidArgument` or `TooLarge`."""

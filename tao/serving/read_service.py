@@ -2,24 +2,60 @@
 
 A miss never holds up a hit: what the cache has leaves in the first answer, what was fetched follows under the same
 number, whatever is ready in one tick of the loop together.
+
+A request of a hundred kilobytes can ask for gigabytes, or for a hundred thousand fetches. So a batch is bounded in
+queries, its answer in bytes, and few of its misses are fetched at a time. What does not go into the answer fails as
+ANSWER_FULL: whoever asked has the rest by then, and asks again for less.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
-from tao.model.errors import DeadlineExceeded, InternalError, TaoError
+from tao.model.errors import AnswerFull, DeadlineExceeded, InternalError, TaoError, TooLarge
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.schema.registry import Schema
 from tao.serving.fills import Fills
-from tao.serving.read_batch import OPERATIONS, BatchQueries, answer_hits, mark_cut, operation_sizes
+from tao.serving.read_batch import (
+    OPERATIONS,
+    BatchQueries,
+    answer_hits,
+    mark_cut,
+    operation_sizes,
+    runs_within,
+    shards_in,
+)
 from tao.wire.convert import error_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+
+_TOO_MANY_BYTES: Final = "the answer of this batch is full; this query, asked again without those answered, has room"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Bounds of one read batch."""
+
+    max_queries: int = 10_000
+    """Ten times what the SDK puts into a message. They hold the loop for some 10 ms; more would delay everybody."""
+
+    max_part_bytes: int = 4 << 20
+    """Values in one message of the answer: a quarter of the largest message, so that what is copied on the way stays
+    small and the first values leave before the last are looked up."""
+
+    max_answer_bytes: int = 32 << 20
+    """Values in the whole answer, in all its parts: two messages of the largest size, half of what a peer may leave
+    unread before it is cut off."""
+
+    max_misses_at_once: int = 512
+    """Queries of one batch that are fetched at a time, each by a task: as many as a follower asks its leader in one
+    message, so that its misses are all under way at once and those of a wild client are not."""
 
 
 class ReadCounters:
@@ -44,6 +80,7 @@ class ReadService:
         admit: Callable[[int], TaoError | None],
         version_epoch: Callable[[int], int],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: BatchSettings | None = None,
     ) -> None:
         """``admit``: shard → why this server does not serve it, or None. ``version_epoch``: that of a shard."""
         self._cache: Final = cache
@@ -51,6 +88,7 @@ class ReadService:
         self._admit: Final = admit
         self._version_epoch: Final = version_epoch
         self._spawn: Final = spawn
+        self._settings: Final = settings or BatchSettings()
         self.counters: Final = ReadCounters()
         self.use_schema(schema)
 
@@ -65,46 +103,77 @@ class ReadService:
         if not request.deadline_ms:
             raise DeadlineExceeded("the request's deadline is zero: nothing can be read in no time")
         sizes = operation_sizes(batch)
+        queries = sum(sizes)
+        settings = self._settings
+        if queries > settings.max_queries:
+            raise TooLarge(f"{queries} queries in one batch; send at most {settings.max_queries} at a time")
         values: list[bytes | None]
         if batch.critical:
-            values = [None] * sum(sizes)
-            missed = len(values)
+            values = [None] * queries
         else:
-            values, missed = answer_hits(self._cache, batch, sizes, self._limits)
-        answer = pb.Answer()
-        if not missed:
-            # No slots: the values answer 0, 1, 2, … in order.
-            answer.read.values.extend(values)  # type: ignore[arg-type]  # none is None when none missed
-            if batch.for_fill:
-                self._add_epochs(answer.read, batch, sizes, range(len(values)))
+            values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes)
+            if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
+                # No slots: the values answer 0, 1, 2, … in order.
+                answer = pb.Answer()
+                answer.read.values.extend(values)  # type: ignore[arg-type]  # none is None, or they had no size
+                if batch.for_fill:
+                    self._add_epochs(answer.read, shards_in(batch))
+                reply.send(answer)
+                self._count(self.counters.hits, sizes)
+                return
+        self._answer_in_parts(request, sizes, values, reply)
+
+    def _answer_in_parts(
+        self, request: pb.Request, sizes: tuple[int, int, int, int, int], values: list[bytes | None], reply: Reply
+    ) -> None:
+        """What is there, in messages of bounded size; then a task for what is not."""
+        batch, settings = request.read, self._settings
+        slots = [slot for slot, value in enumerate(values) if value is not None]
+        hits = [value for value in values if value is not None]
+        missed = [slot for slot, value in enumerate(values) if value is None]
+        runs = runs_within(hits, settings.max_part_bytes, settings.max_answer_bytes)
+        sent = runs[-1][1] if runs else 0
+        beyond = [*slots[sent:], *range(len(values), sum(sizes))]
+        shards = shards_in(batch) if batch.for_fill and runs else ()
+        for start, end in runs:
+            answer = pb.Answer(more=bool(missed or beyond or end < sent))
+            answer.read.slots.extend(slots[start:end])
+            answer.read.values.extend(hits[start:end])
+            self._add_epochs(answer.read, shards)
             reply.send(answer)
-            self._count(self.counters.hits, sizes)
-            return
-        hit_slots = [slot for slot, value in enumerate(values) if value is not None]
-        if hit_slots:
-            answer.more = True
-            answer.read.slots.extend(hit_slots)
-            answer.read.values.extend(values[slot] for slot in hit_slots)  # type: ignore[misc]  # not None by choice
-            if batch.for_fill:
-                self._add_epochs(answer.read, batch, sizes, hit_slots)
+        if beyond:
+            answer = pb.Answer(more=bool(missed))
+            answer.read.failed_slots.extend(beyond)
+            answer.read.errors.extend([error_to_pb(AnswerFull(_TOO_MANY_BYTES))] * len(beyond))
             reply.send(answer)
-        missed_slots = [slot for slot, value in enumerate(values) if value is None]
-        self._spawn(self._answer_misses(request, sizes, missed_slots, reply))
+        counters = self.counters
+        for operation, start, end in _operation_bounds(sizes):
+            not_there = sum(start <= slot < end for slot in missed)
+            unsent = sum(start <= slot < end for slot in beyond)
+            counters.misses[operation] += not_there
+            counters.failures[operation] += unsent
+            counters.hits[operation] += end - start - not_there - unsent
+        if missed:
+            room = settings.max_answer_bytes - sum(map(len, hits[:sent]))
+            self._spawn(self._answer_misses(request, sizes, missed, reply, room))
 
     async def _answer_misses(
-        self, request: pb.Request, sizes: tuple[int, int, int, int, int], slots: list[int], reply: Reply
+        self,
+        request: pb.Request,
+        sizes: tuple[int, int, int, int, int],
+        slots: list[int],
+        reply: Reply,
+        room: int,
     ) -> None:
         batch = request.read
         queries = BatchQueries(batch, sizes)
-        answers = _LateAnswers(reply, len(slots), batch.for_fill, self._version_epoch)
+        answers = _LateAnswers(reply, len(slots), batch.for_fill, self._settings, room)
         counters = self.counters
-        for operation, start, end in _operation_bounds(sizes):
-            missed = sum(start <= slot < end for slot in slots)
-            counters.misses[operation] += missed
-            counters.hits[operation] += end - start - missed
 
         async def answer(slot: int) -> None:
             try:
+                if answers.is_full:
+                    raise AnswerFull(_TOO_MANY_BYTES)
                 query = queries.query(slot)
                 value = await self._answer_one(query, queries.minimums.get(slot, 0), critical=batch.critical)
                 answers.value(slot, query, value)
@@ -112,7 +181,17 @@ class ReadService:
                 counters.failures[_operation_at(sizes, slot)] += 1
                 answers.error(slot, error)
 
-        tasks = [asyncio.ensure_future(answer(slot)) for slot in slots]
+        waiting = iter(slots)
+
+        async def answer_some() -> None:
+            # Side by side with the others like it, so that a slow query holds up none behind it.
+            for slot in waiting:
+                if reply.closed:
+                    return
+                await answer(slot)
+
+        at_once = min(len(slots), self._settings.max_misses_at_once)
+        tasks = [asyncio.ensure_future(answer_some()) for _ in range(at_once)]
         try:
             async with asyncio.timeout(request.deadline_ms / 1000):
                 await asyncio.gather(*tasks)
@@ -146,11 +225,7 @@ class ReadService:
             return fetched
         return Fetched(mark_cut(fetched.value), fetched.version_epoch, fetched.origin)
 
-    def _add_epochs(
-        self, answer: pb.ReadAnswer, batch: pb.ReadBatch, sizes: tuple[int, int, int, int, int], slots: Any
-    ) -> None:
-        queries = BatchQueries(batch, sizes)
-        shards = {queries.shard(slot) for slot in slots}
+    def _add_epochs(self, answer: pb.ReadAnswer, shards: Collection[int]) -> None:
         answer.epoch_shards.extend(shards)
         answer.version_epochs.extend(map(self._version_epoch, shards))
 
@@ -158,6 +233,14 @@ class ReadService:
         for operation, size in enumerate(sizes):
             if size:
                 counters[operation] += size
+
+
+def _size_of_hits(values: list[bytes | None]) -> float:
+    """Bytes; infinite when not all are hits."""
+    try:
+        return sum(map(len, values))  # type: ignore[arg-type]  # what a None does is the point: one pass tells both
+    except TypeError:
+        return inf
 
 
 def _operation_bounds(sizes: tuple[int, int, int, int, int]) -> list[tuple[int, int, int]]:
@@ -176,55 +259,92 @@ def _operation_at(sizes: tuple[int, int, int, int, int], slot: int) -> int:
 class _LateAnswers:
     """Collects what is ready within one tick of the loop into one answer per origin; the last one says so."""
 
-    def __init__(self, reply: Reply, expected: int, for_fill: bool, version_epoch: Callable[[int], int]) -> None:
+    def __init__(self, reply: Reply, expected: int, for_fill: bool, settings: BatchSettings, room: int) -> None:
+        """``room``: bytes of values that still go into the answer."""
         self._reply = reply
         self._open = expected
         self._for_fill = for_fill
-        self._version_epoch = version_epoch
+        self._max_part_bytes = settings.max_part_bytes
+        # A single value always has a place: whether it fits a message at all is seen when it is sent.
+        self._nothing_sent = room == settings.max_answer_bytes
+        self._room = room
         self._answered: set[int] = set()
-        self._by_origin: dict[str, pb.Answer] = {}
+        self._by_origin: dict[str, _Collected] = {}
+        self._collected_bytes = 0
         self._scheduled = False
 
+    @property
+    def is_full(self) -> bool:
+        """Nothing more goes into the answer."""
+        return self._room <= 0
+
     def value(self, slot: int, query: Query, fetched: Fetched) -> None:
+        """Raises `AnswerFull` when there is no room for it."""
         if slot in self._answered:
             return
-        answer = self._of_origin(fetched.origin).read
-        answer.slots.append(slot)
-        answer.values.append(fetched.value)
-        answer.missed_slots.append(slot)
-        answer.served_by = fetched.origin
+        size = len(fetched.value)
+        if size > self._room and not self._nothing_sent:
+            self._room = 0  # nothing more is fetched
+            raise AnswerFull(_TOO_MANY_BYTES)
+        self._nothing_sent = False
+        self._room -= size
+        self._collected_bytes += size
+        collected = self._of_origin(fetched.origin)
+        read = collected.answer.read
+        read.slots.append(slot)
+        read.values.append(fetched.value)
+        read.missed_slots.append(slot)
+        read.served_by = fetched.origin
         if self._for_fill:
             shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-            answer.epoch_shards.append(shard)
-            answer.version_epochs.append(fetched.version_epoch)
+            # The lowest: it must have held no later than any of the answers was read.
+            collected.epochs[shard] = min(fetched.version_epoch, collected.epochs.get(shard, fetched.version_epoch))
         self._one_less(slot)
+        if self._collected_bytes > self._max_part_bytes:
+            self._flush()
 
     def error(self, slot: int, error: TaoError) -> None:
         if slot in self._answered:
             return
-        answer = self._of_origin("").read
+        answer = self._of_origin("").answer.read
         answer.failed_slots.append(slot)
         answer.errors.append(error_to_pb(error))
         self._one_less(slot)
 
-    def error_rest(self, slots: list[int], error: TaoError) -> None:
+    def error_rest(self, slots: Sequence[int], error: TaoError) -> None:
         """The same error for every slot not answered yet."""
         for slot in slots:
             self.error(slot, error)
 
-    def _of_origin(self, origin: str) -> pb.Answer:
-        return self._by_origin.setdefault(origin, pb.Answer())
+    def _of_origin(self, origin: str) -> _Collected:
+        collected = self._by_origin.get(origin)
+        if collected is None:
+            collected = self._by_origin[origin] = _Collected(pb.Answer(), {})
+        return collected
 
     def _one_less(self, slot: int) -> None:
         self._answered.add(slot)
         self._open -= 1
         if not self._scheduled:
             self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._flush)
+            asyncio.get_running_loop().call_soon(self._send_collected)
+
+    def _send_collected(self) -> None:
+        self._scheduled = False
+        self._flush()
 
     def _flush(self) -> None:
-        self._scheduled = False
-        answers, self._by_origin = list(self._by_origin.values()), {}
-        for index, answer in enumerate(answers, 1):
-            answer.more = self._open > 0 or index < len(answers)
+        ready, self._by_origin = list(self._by_origin.values()), {}
+        self._collected_bytes = 0
+        for index, (answer, epochs) in enumerate(ready, 1):
+            answer.more = self._open > 0 or index < len(ready)
+            answer.read.epoch_shards.extend(epochs)
+            answer.read.version_epochs.extend(epochs.values())
             self._reply.send(answer)
+
+
+class _Collected(NamedTuple):
+    """An answer being put together, and the version epochs that go with it, by shard."""
+
+    answer: pb.Answer
+    epochs: dict[int, int]

@@ -17,7 +17,7 @@ from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 MAX_WRITES_PER_BATCH: Final = 6000
-"""As many as an id2 set may have, so that a set that was read can be written; a sixteenth of the tasks that a server may have."""
+"""As many as an id2 set may have, so that a set that was read can be written; a sixteenth of the tasks of a server."""
 
 
 class WriteResults:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tao.model.errors import Overloaded, TooLarge
+from tao.model.errors import AnswerFull, TooLarge
 from tao.wire.convert import error_to_pb
 from tao.wire.v1 import session_pb2 as pb
 
@@ -21,7 +21,7 @@ _OVERHEAD_BYTES: Final = 32
 def read_parts(answer: pb.Answer, max_part_bytes: int, max_value_bytes: int, max_total_bytes: int) -> list[pb.Answer]:
     """The same read answer in messages with at most ``max_part_bytes`` of values each, or one larger value. Values
     above ``max_value_bytes`` become failures of their slots (TOO_LARGE), and so does what does not fit into
-    ``max_total_bytes`` (OVERLOADED: asked again with fewer others, it may be had)."""
+    ``max_total_bytes`` (ANSWER_FULL: asked again without the others, it may be had)."""
     read = answer.read
     slots: Sequence[int] = list(read.slots) or range(len(read.values))
     missed = frozenset(read.missed_slots)
@@ -57,5 +57,5 @@ def _failure(size: int, max_value_bytes: int, max_total_bytes: int) -> pb.Error:
     if size > max_value_bytes:
         return error_to_pb(TooLarge(f"this answer has {size} bytes, more than {max_value_bytes}; ask for less at once"))
     return error_to_pb(
-        Overloaded(f"the answers of this batch exceed {max_total_bytes} bytes; ask for fewer that large at a time")
+        AnswerFull(f"this answer does not go into the {max_total_bytes} bytes that the batch still may take; ask again")
     )

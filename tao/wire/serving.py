@@ -108,13 +108,17 @@ class ServedConnection(ABC):
         message = answer.SerializeToString()
         settings = self._settings
         limit = settings.max_message_bytes
-        if len(message) <= limit:
+        # Half of what may be unsent: a read that can be asked again must not be what cuts its connection off.
+        room = settings.max_unsent_bytes // 2 - self.unsent_bytes
+        if len(message) <= min(limit, room):
             return (message,)
         if answer.HasField("read"):
-            parts = read_parts(answer, limit // 2, limit // 4 * 3, settings.max_unsent_bytes // 2)
+            parts = read_parts(answer, limit // 2, limit // 4 * 3, max(0, room))
             encoded = [part.SerializeToString() for part in parts]
             if all(len(each) <= limit for each in encoded):
                 return encoded
+        if len(message) <= limit:
+            return (message,)
         error = TooLarge(f"the answer has {len(message)} bytes, more than {limit}; ask for less at a time")
         instead = failure(error)
         instead.number, instead.more = answer.number, answer.more

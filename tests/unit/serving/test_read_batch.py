@@ -7,18 +7,19 @@ from typing import Any
 import pytest
 
 from tao.model.edge_block import LIMIT_CUT, decode_block, header
-from tao.model.errors import DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TooLarge, UnknownType
+from tao.model.errors import AnswerFull, DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TooLarge, UnknownType
 from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
-from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.model.rows import ListRow
+from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import ListRow, ObjectRow
 from tao.model.versions import make_version
 from tao.serving.columns import batch_of
-from tao.serving.read_batch import BatchQueries, operation_sizes
+from tao.serving.read_batch import BatchQueries, answer_hits, operation_sizes, shards_in
+from tao.serving.read_service import BatchSettings, ReadService
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import COMMENT, NOTE, LeaderRig, make_id
+from tests.rigs.leader_rig import COMMENT, NOTE, SCHEMA, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import until
+from tests.rigs.pacing import Gate, until
 
 A, B = make_id(64), make_id(128)
 
@@ -38,8 +39,9 @@ class Asked:
         """``deadline_ms`` may be among the columns."""
         self.answers: list[pb.Answer] = []
         deadline_ms = columns.pop("deadline_ms", 5_000)
+        reads = columns.pop("reads", rig.reads)
         request = pb.Request(number=1, deadline_ms=deadline_ms, read=pb.ReadBatch(**columns))
-        rig.reads.handle(request, MemoryReply(self.answers.append))
+        reads.handle(request, MemoryReply(self.answers.append))
 
     async def all(self) -> dict[int, bytes]:
         """Values by slot. Fails on errors."""
@@ -87,7 +89,7 @@ def test_queries_go_into_columns_and_come_out_the_same() -> None:
     for slot, index in enumerate(order):
         assert found.query(slot) == QUERIES[index]
         assert found.minimums[slot] == 40 + index
-        assert found.shard(slot) == 0
+    assert shards_in(batch) == {0}
 
 
 @pytest.mark.parametrize(
@@ -217,3 +219,139 @@ async def test_a_fill_is_told_the_version_epochs_of_its_shards(rig: LeaderRig) -
         await asked.all()
         assert list(asked.answers[-1].read.epoch_shards) == [0]
         assert list(asked.answers[-1].read.version_epochs) == [1]
+
+
+def bounded(rig: LeaderRig, **bounds: int) -> ReadService:
+    """A read service of the rig's parts with other bounds."""
+    settings = BatchSettings(**bounds)
+    return ReadService(rig.cache, rig.fills, SCHEMA, lambda _: None, rig.cache.version_epoch, rig.tasks, settings)
+
+
+def hold(rig: LeaderRig, object_id: int, size: int) -> None:
+    """Have an object with so many bytes of data in the cache."""
+    value = encode_object(make_version(1, 1), 1, b"x" * size)
+    rig.cache.store_object(rig.cache.object_ticket(object_id, 0.0), value, 1, 0.0)
+
+
+def sizes_of(asked: Asked) -> list[int]:
+    return [sum(map(len, answer.read.values)) for answer in asked.answers]
+
+
+async def test_more_queries_than_a_batch_may_have_are_refused(rig: LeaderRig) -> None:
+    with pytest.raises(TooLarge, match="at most 10000 at a time"):
+        Asked(rig, obj_ids=[A] * 10_001)
+    assert not rig.tasks.running
+
+
+async def test_hits_leave_in_parts_until_the_answer_is_full(rig: LeaderRig) -> None:
+    hold(rig, A, 1_000)
+    reads = bounded(rig, max_part_bytes=5_000, max_answer_bytes=20_000)
+    asked = Asked(rig, reads=reads, obj_ids=[A] * 100)
+    sizes = sizes_of(asked)
+    assert max(sizes) <= 5_000
+    assert 15_000 < sum(sizes) <= 20_000
+    came = [slot for answer in asked.answers for slot in answer.read.slots]
+    full = await asked.reasons()
+    assert sorted([*came, *full]) == list(range(100))
+    assert set(full.values()) == {AnswerFull.reason}
+    assert [answer.more for answer in asked.answers] == [True] * (len(sizes) - 1) + [False]
+    assert reads.counters.hits[0] == len(came)
+
+
+async def test_parts_of_lists_are_not_copied_beyond_what_goes_into_the_answer(rig: LeaderRig) -> None:
+    stored_list(rig, 400)
+    await Asked(rig, range_id1s=[A], range_atypes=[COMMENT], range_positions=[0], range_limits=[400]).all()
+    columns: dict[str, Any] = {
+        "range_id1s": [A] * 1_000,
+        "range_atypes": [COMMENT] * 1_000,
+        "range_positions": [1] * 1_000,
+        "range_limits": [300] * 1_000,
+    }
+    batch = pb.ReadBatch(**columns)
+    copied = answer_hits(rig.cache, batch, operation_sizes(batch), {COMMENT: 10_000}, 50_000)
+    assert 50_000 < sum(len(value or b"") for value in copied) < 60_000
+    asked = Asked(rig, reads=bounded(rig, max_answer_bytes=50_000), **columns)
+    assert sum(sizes_of(asked)) <= 50_000
+    assert len(await asked.reasons()) > 980
+
+
+async def test_misses_are_fetched_few_at_a_time_and_end_with_the_room_of_the_answer(rig: LeaderRig) -> None:
+    store = rig.store
+    assert isinstance(store, MemoryStore)
+    for number in range(100):
+        store.rows.objects[A + number] = ObjectRow(A + number, 1, make_version(1, 1), False, b"x" * 1_000)
+    reads = bounded(rig, max_part_bytes=2_500, max_answer_bytes=20_000, max_misses_at_once=10)
+    asked = Asked(rig, reads=reads, obj_ids=[A + number for number in range(100)])
+    full = await asked.reasons()
+    assert max(len(queries) for queries, _ in store.reads) <= 10
+    assert sum(len(queries) for queries, _ in store.reads) <= 30
+    assert max(sizes_of(asked)) <= 3_600
+    assert 15_000 < sum(sizes_of(asked)) <= 20_000
+    assert set(full.values()) == {AnswerFull.reason}
+    assert sum(len(answer.read.values) for answer in asked.answers) + len(full) == 100
+
+
+async def test_a_slow_miss_holds_up_none_behind_it(rig: LeaderRig) -> None:
+    gate = Gate()
+    held = rig.source.fetch
+
+    async def fetch(query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        if query == ObjectQuery(A):
+            await gate.pass_through()
+        return await held(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+
+    rig.source.fetch = fetch  # type: ignore[method-assign]
+    asked = Asked(rig, reads=bounded(rig, max_misses_at_once=2), obj_ids=[A + number for number in range(20)])
+    await until(lambda: sum(len(answer.read.values) for answer in asked.answers) == 19)
+    gate.open()
+    assert len(await asked.all()) == 20
+
+
+WRONG = MAX_TIME + 1
+WRONG_QUERIES: list[dict[str, Any]] = [
+    {"range_id1s": [A, A], "range_atypes": [COMMENT] * 2, "range_positions": [WRONG, 0], "range_limits": [5, 5]},
+    *(
+        {
+            "time_range_id1s": [A, A],
+            "time_range_atypes": [COMMENT] * 2,
+            "time_range_highs": [high, 9],
+            "time_range_lows": [low, 0],
+            "time_range_limits": [5, 5],
+        }
+        for high, low in ((WRONG, 0), (WRONG, WRONG))
+    ),
+    *(
+        {
+            "get_id1s": [A, A],
+            "get_atypes": [COMMENT] * 2,
+            "get_id2_counts": [2, 1],
+            "get_id2s": [B + 1, id2, B + 1],
+            "get_highs": [high, 9],
+            "get_lows": [0, 0],
+        }
+        for id2, high in ((0, 9), (1 << 63, 9), (B, WRONG))
+    ),
+]
+
+
+@pytest.mark.parametrize("columns", WRONG_QUERIES)
+@pytest.mark.parametrize("warm", [False, True])
+async def test_what_no_query_may_carry_is_refused_whatever_is_cached(
+    rig: LeaderRig, columns: dict[str, Any], warm: bool
+) -> None:
+    stored_list(rig, 3)
+    if warm:
+        await Asked(rig, range_id1s=[A], range_atypes=[COMMENT], range_positions=[0], range_limits=[5]).all()
+    asked = Asked(rig, **columns)
+    assert await asked.reasons() == {0: InvalidArgument.reason}
+    assert {slot for answer in asked.answers for slot in answer.read.slots} == {1}
+
+
+async def test_an_answer_names_each_shard_s_version_epoch_once(rig: LeaderRig) -> None:
+    for object_id in range(A, A + 50):
+        hold(rig, object_id, 1)
+    missing = range(B, B + 50)
+    asked = Asked(rig, for_fill=True, obj_ids=[*range(A, A + 50), *missing])
+    assert len(await asked.all()) == 100
+    assert [list(answer.read.epoch_shards) for answer in asked.answers] == [[0]] * len(asked.answers)
+    assert [list(answer.read.version_epochs) for answer in asked.answers] == [[1]] * len(asked.answers)

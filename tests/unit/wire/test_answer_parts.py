@@ -31,10 +31,10 @@ def test_a_value_that_fits_no_message_fails_alone() -> None:
     assert [error.reason for error in joined.errors] == ["NOT_MINE", "TOO_LARGE"]
 
 
-def test_what_exceeds_the_bound_of_one_answer_is_refused_as_overload() -> None:
+def test_what_exceeds_the_bound_of_one_answer_is_said_not_to_fit() -> None:
     joined = join_answers(read_parts(answer_of([600] * 4), 800, 900, 1500)).read
     assert list(joined.slots) == [0, 1]
-    assert [error.reason for error in joined.errors] == ["OVERLOADED", "OVERLOADED"]
+    assert [error.reason for error in joined.errors] == ["ANSWER_FULL", "ANSWER_FULL"]
 
 
 def test_an_answer_with_more_to_come_says_so_in_its_last_part() -> None:
