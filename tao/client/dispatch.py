@@ -3,6 +3,9 @@
 Asked again is only what may be: a read that anything but itself made fail, a write of which nothing was written. Each
 repeat goes to a server not yet asked, where there is one; attempts, the caller's time and a budget over all repeats
 bound it, so that a cluster in trouble is not buried under repetitions of what it could not do the first time.
+
+A server whose answer is full has done what it could: the rest is asked of it at once, in a smaller batch, and this is
+no attempt - each time something comes, so that it ends.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from tao.client.stats import ClientStats
 from tao.client.trace import Trace
 from tao.client.waiting import Waiter, fail
 from tao.model.errors import (
+    AnswerFull,
     DeadlineExceeded,
     Fenced,
     NotMine,
@@ -38,8 +42,9 @@ from tao.wire.v1 import session_pb2 as pb
 
 _BUDGET_PER_ANSWER: Final = 0.1
 
-_READ_AGAIN: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead)
-# Not DeadlineExceeded: a write has had all the time there was. Not Overloaded, for both: more of the same is no help.
+_READ_AGAIN: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead, AnswerFull)
+# Not DeadlineExceeded: a write has had all the time there was. No other Overloaded, for both: more of the same is no
+# help.
 _WRITE_AGAIN: Final = (Unavailable, NotMine, Fenced)
 
 AnyCall = ReadCall | WriteCall
@@ -215,16 +220,24 @@ class Dispatcher:
             lane.avoid_until = max(lane.avoid_until, self._loop.time() + self._settings.avoid_seconds)
 
     def _after_failures(self, call: AnyCall, failures: list[Failure]) -> None:
+        if not failures:
+            return
         kinds = _READ_AGAIN if isinstance(call, ReadCall) else _WRITE_AGAIN
         again: list[_Again] = []
+        rest: list[_Again] = []
+        came_in_part = None in call.waiters
         for slot, error in sorted(failures, key=itemgetter(0)):  # in order, so that rows keep their kinds' order
             waiter = call.hand_back(slot)
             if waiter is None:
                 continue
-            if isinstance(error, kinds):
+            if came_in_part and isinstance(error, AnswerFull) and self._loop.time() < call.attempt.deadline:
+                rest.append(_Again(slot, waiter, error))
+            elif isinstance(error, kinds):
                 again.append(_Again(slot, waiter, error))
             else:
                 self._fail(waiter, error)
+        if rest:
+            self._send_rest(call, rest)
         if not again:
             return
         if len(call.attempt.tried) < self._settings.max_attempts and self._budget >= 1 and not self._closed:
@@ -263,6 +276,11 @@ class Dispatcher:
         finally:
             for each in waiting.values():
                 self._fail(each.waiter, each.error)
+
+    def _send_rest(self, call: AnyCall, rest: list[_Again]) -> None:
+        """Ask the same server for what its answer had no room for."""
+        self.stats.retries += 1
+        self._send(call.part(call.attempt, [each.slot for each in rest], [each.waiter for each in rest]))
 
     def _send_part(self, call: AnyCall, lane: Lane, again: list[_Again]) -> None:
         attempt = Attempt((*call.attempt.tried, lane), call.attempt.deadline)

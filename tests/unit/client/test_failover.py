@@ -17,11 +17,13 @@ from tao.client import (
     TaoError,
     Unavailable,
 )
+from tao.model.errors import AnswerFull
+from tao.model.graph import encode_object
 from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import FakeCluster, FakeLink, failing, make_id, make_topology
+from tests.unit.client.fakes import Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology
 
 QUICK = ClientSettings(retry_backoff_seconds=0.001)
 
@@ -214,3 +216,35 @@ async def test_ids_are_reserved_through_the_next_server_when_one_is_away(cluster
 
         cluster.link("near-1").ask = away  # type: ignore[method-assign]
         assert await graph.reserve_ids(3, shard=2) == [make_id(n, 2) for n in (1, 2, 3)]
+
+
+def with_room_for(room: int) -> Behaviour:
+    """Answer so many queries of each message; the others do not go into the answer."""
+
+    def behaviour(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
+        values = link.values(request.read)
+        beyond = list(range(room, len(values)))
+        errors = [error_to_pb(AnswerFull("the answer is full"))] * len(beyond)
+        on_answer(pb.Answer(read=pb.ReadAnswer(values=values[:room], failed_slots=beyond, errors=errors)))
+
+    return behaviour
+
+
+async def test_what_an_answer_has_no_room_for_is_asked_of_the_same_server_until_it_comes(cluster: FakeCluster) -> None:
+    ids = [make_id(number) for number in range(1, 101)]
+    cluster.objects = {each: encode_object(1, 1, b"") for each in ids}
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = with_room_for(7)
+        assert [each and each.id for each in await graph.obj_get_many(ids)] == ids
+        sizes = [len(sent.read.obj_ids) for sent in cluster.batches("near-1")]
+        assert sizes == list(range(100, 0, -7))
+        assert graph.stats.failovers == 0
+
+
+async def test_a_server_that_answers_nothing_for_lack_of_room_is_not_asked_for_ever(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        for name in ("near-1", "far-1"):
+            cluster.link(name).behaviour = with_room_for(0)
+        with pytest.raises(Overloaded, match="full"):
+            await graph.obj_get(make_id(1))
+        assert len(cluster.batches()) == QUICK.max_attempts
