@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from tao.model.errors import OperatorError
 
@@ -14,12 +16,23 @@ if TYPE_CHECKING:
     from tao.client import ClientSettings, Graph
 
 DEFAULT_STATE_DIR = Path(".tao-dev")
+state_dir_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--state-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_STATE_DIR,
+    show_default=True,
+    help="Where data, logs and records of the cluster lie.",
+)
 
 
 def target_of(connect: str | None) -> str:
-    """The address or topology file to connect to. Raises `OperatorError` when none is named and no cluster runs."""
+    """The address or topology file to connect to; of a development cluster with several regions, its first region's.
+
+    Raises `OperatorError` when none is named and no cluster runs.
+    """
     if connect:
         return connect
+    from tao.devcluster.inspection import client_address
     from tao.devcluster.state_folder import StateFolder
 
     folder = StateFolder(DEFAULT_STATE_DIR)
@@ -28,7 +41,7 @@ def target_of(connect: str | None) -> str:
         raise OperatorError(
             "no cluster runs in ./.tao-dev: start one with `tao dev up`, or name one with --connect or TAO_CONNECT"
         )
-    return str(folder.topology)
+    return client_address(record) if record.shape.is_distributed else str(folder.topology)
 
 
 @asynccontextmanager

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tao.cli.connecting import DEFAULT_STATE_DIR
+from tao.cli.connecting import state_dir_option
 from tao.cli.frame import INTERRUPTED_STATUS, json_option, run
 from tao.cli.output import print_json, print_table
+from tao.cli.regions import heal, partition, print_line, rtt
 from tao.cli.waiting import WaitDisplay
 
 if TYPE_CHECKING:
@@ -30,25 +31,24 @@ _WATCH_PAUSE_SECONDS = 0.5
 _LOG_LINES_SHOWN = 20
 _LOG_READ_BYTES = 64 * 1024
 
-_state_dir = click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=DEFAULT_STATE_DIR,
-    show_default=True,
-    help="Where data, logs and records of the cluster lie.",
-)
-
 
 @click.group()
 def dev() -> None:
     """A development cluster on this machine."""
 
 
+for _command in (partition, heal, rtt):
+    dev.add_command(_command)
+
+
 @dev.command()
+@click.option("--regions", type=int, help="Regions; fixed once there are data.  [default: 1]")
+@click.option("--rtt-ms", type=click.FloatRange(0, 10_000), help="Round trip between regions.  [default: 58.1]")
+@click.option("--mixed-mastership", is_flag=True, help="Each region is master of one of the databases.")
 @click.option("--followers", type=int, help="Followers in each tier.  [default: 2]")
-@click.option("--tiers", type=int, help="Follower tiers.  [default: 2]")
-@click.option("--leaders", type=int, help="Leaders.  [default: 2]")
-@click.option("--databases", type=int, help="Database servers; fixed once there are data.  [default: 1]")
+@click.option("--tiers", type=int, help="Follower tiers in each region.  [default: 2]")
+@click.option("--leaders", type=int, help="Leaders in each region.  [default: 2]")
+@click.option("--databases", type=int, help="Databases; fixed once there are data.  [default: 1]")
 @click.option("--shards", type=int, help="Logical shards; fixed once there are data.  [default: 16]")
 @click.option(
     "--buffer-pool-mb", type=click.IntRange(8), default=64, show_default=True, help="Of each database server."
@@ -61,8 +61,11 @@ def dev() -> None:
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @click.option("--detach", is_flag=True, help="Return when the cluster is ready, and leave it running.")
-@_state_dir
+@state_dir_option
 def up(
+    regions: int | None,
+    rtt_ms: float | None,
+    mixed_mastership: bool,
     followers: int | None,
     tiers: int | None,
     leaders: int | None,
@@ -84,18 +87,24 @@ def up(
     from tao.devcluster.server_options import Durability
     from tao.devcluster.state_folder import StateFolder
 
-    asked = {
+    record = StateFolder(state_dir).read()
+    asked: dict[str, int | None] = {
+        "regions": regions,
         "followers": followers,
         "tiers": tiers,
         "leaders": leaders,
         "databases": databases,
         "shards": shards,
     }
-    record = StateFolder(state_dir).read()
+    if mixed_mastership:
+        asked["mixed_mastership"] = True
+        if record is None and databases is None:
+            asked["databases"] = regions  # a database each
     shape = record.shape if record else Shape()
     settings = ClusterSettings(
         state_dir=state_dir,
         shape=msgspec.structs.replace(shape, **{name: value for name, value in asked.items() if value is not None}),
+        rtt_ms=rtt_ms,
         schema_file=schema_file,
         buffer_pool_mb=buffer_pool_mb,
         durability=Durability(durability),
@@ -168,7 +177,7 @@ async def _watch(cluster: DevCluster, asked_to_stop: asyncio.Event) -> None:
 
 
 @dev.command()
-@_state_dir
+@state_dir_option
 @json_option
 def status(state_dir: Path, as_json: bool) -> int:
     """Show every process with role, ports and pid. Exit status 1 when none runs."""
@@ -185,17 +194,39 @@ def status(state_dir: Path, as_json: bool) -> int:
 
 
 def _print_status(found: ClusterStatus) -> None:
+    distributed = len(found.clients) > 1
     rows = [
-        (process.name, process.role, process.state, process.pid or None,
-         " ".join(f"{kind}:{port}" for kind, port in process.ports.items()))
+        (*((process.region or None,) if distributed else ()), process.name, process.role, process.state,
+         process.pid or None, " ".join(f"{kind}:{port}" for kind, port in process.ports.items()))
         for process in found.processes
     ]  # fmt: skip
-    print_table(("process", "role", "state", "pid", "ports on 127.0.0.1"), rows, right=("pid",))
-    click.echo(f"\nclient    {found.client}\ntopology  {found.topology}\nschema    {found.schema}")
+    columns = ("process", "role", "state", "pid", "ports on 127.0.0.1")
+    print_table(("region", *columns) if distributed else columns, rows, right=("pid",))
+    if distributed:
+        _print_replication(found)
+    clients = "\n".join(f"client    {address}  ({region})" for region, address in found.clients.items())
+    click.echo(f"\n{clients if distributed else f'client    {found.client}'}")
+    click.echo(f"topology  {found.topology}\nschema    {found.schema}")
+
+
+def _print_replication(found: ClusterStatus) -> None:
+    states = [(process.name, process.replication) for process in found.processes if process.replication is not None]
+    rows = [
+        (name, state.part, "yes" if state.receiving else "no", "yes" if state.applying else "no",
+         state.lag_seconds, state.position, state.error or None)
+        if state.part == "replica" else (name, state.part, None, None, None, state.position, state.error or None)
+        for name, state in states
+    ]  # fmt: skip
+    click.echo()
+    columns = ("database", "part", "receives", "applies", "lag s", "position", "error")
+    print_table(columns, rows, right=("lag s",))
+    if found.line is not None:
+        click.echo()
+        print_line(found.line)
 
 
 @dev.command()
-@_state_dir
+@state_dir_option
 def down(state_dir: Path) -> None:
     """Stop the cluster; its data are kept."""
     from tao.devcluster.inspection import stop_cluster
@@ -208,7 +239,7 @@ def down(state_dir: Path) -> None:
 @dev.command()
 @click.argument("name", required=False)
 @click.option("--follow", "-f", is_flag=True, help="Go on showing what is added, until Ctrl-C.")
-@_state_dir
+@state_dir_option
 def logs(name: str | None, follow: bool, state_dir: Path) -> None:
     """Show the last lines of the log of NAME, or of all."""
     from tao.devcluster.state_folder import StateFolder

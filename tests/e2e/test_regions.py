@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -101,6 +104,16 @@ async def until(folder: Path, condition: Callable[[ClusterStatus], bool]) -> Clu
     return status
 
 
+async def tao(*arguments: str) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "tao.cli", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
 def replica_of(status: ClusterStatus, name: str) -> ReplicaState:
     (process,) = (process for process in status.processes if process.name == name)
     assert process.replication is not None
@@ -189,6 +202,26 @@ async def test_mastership_that_the_topology_file_moves_is_moved_by_the_next_star
             await write(again, "east-db-1", 1002)
 
 
+async def test_a_replica_that_has_diverged_says_why_and_no_start_passes_over_it(folder: Path) -> None:
+    async with DevCluster(settings(folder)) as cluster:
+        west = cluster.database("west-db-1")
+        admin = west.accounts.administrator
+        connection = await aiomysql.connect(
+            host=west.host, port=west.port, user=admin.user, password=admin.password, db=schema_name(0), autocommit=True
+        )
+        async with connection.cursor() as cursor:
+            await cursor.execute("SET GLOBAL read_only = 0")
+            await cursor.execute("SET SESSION sql_log_bin = 0")
+            await cursor.execute("INSERT INTO schema_migrations (number, name) VALUES (1000, 'astray')")
+        connection.close()
+        await write(cluster, "east-db-1", 1000)
+        status = await until(folder, lambda status: not replica_of(status, "west-db-1").applying)
+        assert replica_of(status, "west-db-1").error
+    with pytest.raises(OperatorError, match=r"west-db-1 does not follow east-db-1: replication from .* has stopped: "):
+        await DevCluster(settings(folder)).start()
+    assert not (await cluster_status(folder)).running
+
+
 async def test_with_mixed_mastership_each_region_writes_a_database_of_its_own(folder: Path) -> None:
     async with DevCluster(settings(folder, shape=BOTH_MASTERS)) as cluster:
         await write(cluster, "east-db-1", 1000, shard=0)
@@ -209,7 +242,7 @@ async def test_a_line_that_was_killed_is_started_again_and_replication_goes_on(f
         await arrives(cluster, "west-db-1", 1000)
 
 
-async def test_what_a_detached_cluster_of_two_regions_started_is_found_and_ended(folder: Path) -> None:
+async def test_a_detached_cluster_of_two_regions_is_found_cut_healed_and_ended_by_command(folder: Path) -> None:
     cluster = DevCluster(settings(folder, detached=True))
     await cluster.start()
     cluster.release()
@@ -219,5 +252,22 @@ async def test_what_a_detached_cluster_of_two_regions_started_is_found_and_ended
         "west-db-1",
         "line",
     ]
+    where = ("--state-dir", str(folder))
+    code, out, _ = await tao("dev", "partition", "east", "west", "--silent", "--json", *where)
+    assert (code, json.loads(out)["pairs"][0]["state"]) == (0, "silent")
+    code, out, _ = await tao("dev", "heal", "--json", *where)
+    assert (code, json.loads(out)["pairs"][0]["state"]) == (0, "open")
+    code, out, _ = await tao("dev", "rtt", "7.5", "--json", *where)
+    assert (code, json.loads(out)["rtt_ms"]) == (0, 7.5)
+    code, out, _ = await tao("dev", "status", *where)
+    assert code == 0
+    assert re.search(r"east and west +open +7\.5", out)
+    assert re.search(r"west-db-1 +replica +yes +yes", out)
+    code, _, err = await tao("dev", "partition", "east", "north", *where)
+    assert (code, err) == (2, "tao: there is no line between east and north; there is one between east and west\n")
+
     assert await stop_cluster(folder, lambda _: None) == []
+    code, _, err = await tao("dev", "heal", *where)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "tao dev up" in err
     assert not (await cluster_status(folder)).running

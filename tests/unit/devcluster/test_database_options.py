@@ -119,3 +119,13 @@ def test_a_password_does_not_show_in_logs_and_a_name_is_only_a_name() -> None:
     for user, password in (("", "x"), ("a'b", "x"), ("a" * 33, "x"), ("leader", "")):
         with pytest.raises(OperatorError):
             Account(user, password)
+
+
+def test_a_server_of_a_replication_set_keeps_its_masters_order_and_a_replica_starts_closed() -> None:
+    alone = server_argv(MARIADB, FOLDER, 1, ServerOptions(), as_root=False)
+    assert not [option for option in alone if "slave-parallel" in option or "read-only" in option]
+    replica = ServerOptions(replicated=True, read_only=True)
+    mariadb = server_argv(MARIADB, FOLDER, 1, replica, as_root=False)
+    assert {"--slave-parallel-mode=optimistic", "--slave-net-timeout=5", "--read-only=1"} <= set(mariadb)
+    mysql = server_argv(MYSQL, FOLDER, 1, replica, as_root=False)
+    assert {"--replica-preserve-commit-order=ON", "--replica-net-timeout=5", "--read-only=1"} <= set(mysql)

@@ -1,0 +1,67 @@
+"""The settings that the cluster writes for its processes are those that the processes take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tao.devcluster.cluster_topology import crossings
+from tao.devcluster.layout import CachePorts, ClusterSettings, Role, Shape
+from tao.devcluster.line_control import LineSettings
+from tao.devcluster.process_settings import instance_settings, settings_text
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords
+from tao.follower.settings import FollowerSettings
+from tao.leader.settings import LeaderSettings
+from tao.runtime.settings import load_settings
+from tao.tailer.settings import TailerSettings
+
+_Settings = LeaderSettings | TailerSettings | FollowerSettings
+SHAPE = Shape(regions=2, databases=2)
+RECORD = ClusterRecord(
+    shape=SHAPE,
+    ports={name: CachePorts(1, 2, 3) for name in SHAPE.server_names},
+    database_ports=dict.fromkeys(SHAPE.server_names, 4),
+    tailer_ports=dict.fromkeys(SHAPE.server_names, 5),
+    line_ports={crossing.key: 6 for crossing in crossings(SHAPE)},
+    passwords=new_passwords(),
+    rtt_ms=7.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "model"), [(Role.LEADER, LeaderSettings), (Role.TAILER, TailerSettings), (Role.FOLLOWER, FollowerSettings)]
+)
+def test_the_file_of_each_server_loads_and_names_it(tmp_path: Path, role: Role, model: type[_Settings]) -> None:
+    for member in SHAPE.members:
+        if member.role is role:
+            text = settings_text(member, RECORD, StateFolder(tmp_path), ClusterSettings(), {"default", "hot"})
+            (tmp_path / "file.yaml").write_bytes(text)
+            settings: _Settings = load_settings(tmp_path / "file.yaml", model)
+            assert settings.name == member.name
+            if isinstance(settings, TailerSettings):
+                assert settings.database_server == SHAPE.database_server(member.region, member.database)
+                assert settings.admin == "127.0.0.1:5"
+
+
+def test_the_line_is_told_every_crossing(tmp_path: Path) -> None:
+    (line,) = (member for member in SHAPE.members if member.role is Role.LINE)
+    text = settings_text(line, RECORD, StateFolder(tmp_path), ClusterSettings(), set())
+    settings = msgspec.json.decode(text, type=LineSettings)
+    assert settings.rtt_ms == 7.0
+    assert [(route.source, route.target) for route in settings.routes].count(("east", "west")) == 6
+
+
+def test_servers_of_a_set_share_their_gtid_domain_and_no_two_servers_an_id(tmp_path: Path) -> None:
+    options = {}
+    for member in SHAPE.members:
+        if member.role is Role.DATABASE:
+            is_master = member.region == "east"
+            settings = instance_settings(
+                member, RECORD, StateFolder(tmp_path), ClusterSettings(), port=0, is_master=is_master
+            )
+            options[member.name] = settings.options
+            assert settings.options.read_only is not is_master
+    assert len({each.server_id for each in options.values()}) == 4
+    assert options["east-db-2"].gtid_domain == options["west-db-2"].gtid_domain != options["east-db-1"].gtid_domain
