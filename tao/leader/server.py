@@ -43,7 +43,7 @@ from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.topology.file_store import TopologyFile
-from tao.wire.identity import Credentials
+from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.settings import ServingSettings
 
 MAX_TASKS: Final = 100_000
@@ -161,11 +161,10 @@ class LeaderServer:
         figures = ServingFigures(metrics, cache, reads, fills, clock)
         self._register(metrics)
         server = configuration.routes.server(name)
-        tokens = (settings.token,) if settings.token else ()
         self._faces = Faces(
             server,
             service,
-            ServingSettings(accepted_tokens=tokens),
+            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
             lambda: configuration.routes.version,
             lambda: min(ownership.owned, default=0),
         )

@@ -20,6 +20,7 @@ from tao.model.rows import IntentRow
 from tao.model.writes import SettleEdge, Write
 from tao.observability.logs import Logger
 from tao.planning.write_plan import shards_of
+from tao.serving.authority import LEADER_RULES, check_role
 from tao.serving.configuration import Configuration
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -80,6 +81,7 @@ class LeaderService:
         path = self._paths.get(kind)
         if path is None:
             raise InvalidArgument(f"a leader does not serve {kind!r} requests; ask a follower")
+        check_role(LEADER_RULES, kind, reply.peer.role)
         path(request, reply)
 
     def _write(self, request: pb.Request, reply: Reply) -> None:
@@ -87,6 +89,8 @@ class LeaderService:
         if not batch.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
+        if any(write.HasField("settle_edge") for write in batch.writes):
+            check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
         for slot in range(len(batch.writes)):

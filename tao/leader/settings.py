@@ -45,7 +45,10 @@ class LeaderSettings:
     """Further arenas by name, in MiB."""
 
     token: str = field(default="", repr=False)
-    """Shared secret of the cluster. Empty: none, on loopback."""
+    """Shared secret of the servers: shown to other leaders, asked of every peer. Empty: none, on loopback."""
+
+    client_token: str = field(default="", repr=False)
+    """That of clients, who get nothing from a leader but topology and schema. Empty: clients show ``token``."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""

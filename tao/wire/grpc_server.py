@@ -166,8 +166,9 @@ class GrpcServer:
 
     def _peer(self, context: Context) -> PeerIdentity:
         shown = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-        check_token(self._settings.accepted_tokens, shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER))
-        return PeerIdentity(shown.get(NAME_KEY, ""), shown.get(ROLE_KEY, "client"), context.peer())
+        role = shown.get(ROLE_KEY, "client")
+        check_token(self._settings.accepted_tokens, shown.get(AUTHORIZATION_KEY, "").removeprefix(BEARER), role)
+        return PeerIdentity(shown.get(NAME_KEY, ""), role, context.peer())
 
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:

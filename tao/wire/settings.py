@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tao.wire.identity import AcceptedTokens
+
 MAX_MESSAGE_BYTES = 16 << 20
 
 
@@ -42,9 +44,9 @@ class SessionSettings:
 class ServingSettings:
     """The server's side of its connections."""
 
-    accepted_tokens: tuple[str, ...] = ()
-    """Shared secrets, one of which a peer has to show. Empty: anyone who reaches the port is served, which is right on
-    loopback and in a network that authenticates by itself."""
+    accepted_tokens: AcceptedTokens = AcceptedTokens()
+    """Shared secrets, one of which a peer has to show. Empty: anyone who reaches the port is served, as what it says
+    that it is, which is right on loopback and in a network that authenticates by itself."""
 
     max_connections: int = 10_000
     """A web tier of thousands of processes, and below what the usual limit of open files allows."""

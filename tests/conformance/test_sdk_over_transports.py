@@ -14,6 +14,7 @@ from tao.peers.links import LinkSettings
 from tao.topology.document import dump_topology
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
+from tao.wire.identity import AcceptedTokens
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -29,7 +30,7 @@ class Follower:
         self.name = name
         self.link = cluster.link(name)
         self.watching: list[Reply] = []
-        settings = ServingSettings(accepted_tokens=(TOKEN,))
+        settings = ServingSettings(accepted_tokens=AcceptedTokens((TOKEN,)))
         self.frames = FrameServer(self, settings, name=name, topology_version=lambda: 1)
         self.grpc = GrpcServer(self, settings, name=name, topology_version=lambda: 1, choose_shard=lambda: 0)
 

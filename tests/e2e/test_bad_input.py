@@ -27,9 +27,11 @@ from tao.model.errors import (
     InvalidArgument,
     InvalidField,
     Overloaded,
+    ProtocolError,
     RequestError,
     TaoError,
     TooLarge,
+    Unauthorized,
     UnknownType,
     WrongType,
 )
@@ -83,8 +85,10 @@ class Rig:
         return self.routes.tier(REGION, "tier-1").home(object_id >> 47)
 
     @asynccontextmanager
-    async def session(self, server: CacheServer, transport: str = "frames") -> AsyncIterator[Session]:
-        credentials = Credentials("raw", "client")
+    async def session(
+        self, server: CacheServer, transport: str = "frames", role: str = "client"
+    ) -> AsyncIterator[Session]:
+        credentials = Credentials("raw", role)
         if transport == "frames":
             session = await connect_frames(server.frames, SessionSettings(), credentials)
         else:
@@ -326,10 +330,11 @@ async def test_a_wrong_read_past_the_sdk_is_refused_whether_cached_or_not(
         (pb.ReadBatch(get_id1s=[id1], get_atypes=[LIKES], get_id2_counts=[(1 << 32) - 1]), "INVALID_ARGUMENT"),
         (pb.ReadBatch(obj_ids=[id1], minimum_slots=[0]), "INVALID_ARGUMENT"),
     ]
-    async with rig.session(rig.follower_of(id1), transport) as session:
+    follower = rig.follower_of(id1)
+    async with rig.session(follower, transport) as session, rig.session(follower, role="operator") as operator:
         for batch, reason in cases:
             if not warm:
-                await session.ask(pb.Request(invalidate=pb.Invalidate(shards=[id1 >> 47])), PATIENT_SECONDS)
+                await operator.ask(pb.Request(invalidate=pb.Invalidate(shards=[id1 >> 47])), PATIENT_SECONDS)
             found = await reading_of(session, batch)
             assert found == reason or (warm and found == ""), str(batch)[:200]
 
@@ -518,7 +523,9 @@ async def test_a_client_that_stops_reading_is_held_back_and_then_cut_off(rig: Ri
     assert most_mb < 1000
 
 
-async def test_requests_between_servers_are_refused_or_harmless_from_a_client(rig: Rig, graph: Graph) -> None:
+async def test_requests_between_servers_are_refused_from_a_client_and_harmless_from_others(
+    rig: Rig, graph: Graph
+) -> None:
     user = await new_user(graph)
     bad_change = pb.ShardMessages(shard=user >> 47, messages=[pb.Message(list_change=pb.ListChange(put_id2s=[1]))])
     async with rig.session(rig.follower_of(user)) as session:
@@ -526,7 +533,6 @@ async def test_requests_between_servers_are_refused_or_harmless_from_a_client(ri
             pb.Request(),
             pb.Request(subscribe=pb.Subscribe(subscriber="x")),
             pb.Request(settle_pairs=pb.SettlePairs()),
-            pb.Request(apply=pb.ApplyChanges(changes=[bad_change])),
             pb.Request(reserve_ids=pb.ReserveIds(shard=SHARDS, count=1)),
             pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=(1 << 32) - 1)),
         ):
@@ -534,6 +540,23 @@ async def test_requests_between_servers_are_refused_or_harmless_from_a_client(ri
                 await session.ask(request, PATIENT_SECONDS)
             assert caught.value.reason in {"INVALID_ARGUMENT", "PROTOCOL_ERROR"}, str(request)
         shards = pb.Invalidate(shards=[user >> 47, SHARDS, (1 << 32) - 1])
-        answer = await session.ask(pb.Request(invalidate=shards), PATIENT_SECONDS)
-        assert answer.invalidated.shards == 1
+        invalidate, inspect = pb.Request(invalidate=shards), pb.Request(inspect=pb.Inspect(obj_ids=[user]))
+        apply = pb.Request(apply=pb.ApplyChanges(changes=[bad_change]))
+        for request in (apply, invalidate, inspect):
+            with pytest.raises(Unauthorized):
+                await session.ask(request, PATIENT_SECONDS)
+    async with rig.session(rig.follower_of(user), role="follower") as session:
+        with pytest.raises(ProtocolError):
+            await session.ask(apply, PATIENT_SECONDS)
+    async with rig.session(rig.follower_of(user), role="operator") as session:
+        assert (await session.ask(invalidate, PATIENT_SECONDS)).invalidated.shards == 1
+    leader = rig.routes.leaders(rig.routes.locate(rig.follower_of(user).name).region).home(user >> 47)
+    async with rig.session(leader) as session:
+        for request in (
+            pb.Request(read=pb.ReadBatch(obj_ids=[user])),
+            pb.Request(subscribe=pb.Subscribe()),
+            invalidate,
+        ):
+            with pytest.raises(Unauthorized):
+                await session.ask(request, PATIENT_SECONDS)
     assert await graph.obj_get(user) is not None

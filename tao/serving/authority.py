@@ -1,0 +1,51 @@
+"""Who may send which kind of request: caches are changed by servers and operators only, never by an application.
+
+A role is what a peer says of itself. Without tokens that is believed, which suits loopback and a closed network; with
+them the servers' token vouches for every role and the clients' token for that of a client alone
+(`tao.wire.identity.AcceptedTokens`). The check costs one look-up per request, and a request is a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from tao.model.errors import Unauthorized
+
+Rules = Mapping[str, frozenset[str]]
+"""Kind of request → the roles that may send it. A kind that is not named is anyone's."""
+
+_CACHES: Final = frozenset({"follower", "leader"})
+_CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
+
+FOLLOWER_RULES: Final[Rules] = {
+    "apply": frozenset({"follower"}),
+    "inspect": _CACHES_AND_OPERATOR,
+    "invalidate": _CACHES_AND_OPERATOR,
+}
+
+LEADER_RULES: Final[Rules] = {
+    "read": _CACHES_AND_OPERATOR,
+    "write": _CACHES_AND_OPERATOR,
+    "reserve_ids": _CACHES_AND_OPERATOR,
+    "subscribe": frozenset({"follower"}),
+    "acknowledge": frozenset({"follower"}),
+    "inspect": _CACHES_AND_OPERATOR,
+    "invalidate": _CACHES_AND_OPERATOR,
+    "settle_pairs": frozenset({"operator"}),
+    "settle_edge": frozenset({"leader"}),
+    "relay": frozenset({"tailer"}),
+}
+"""``settle_edge`` is a kind of write, asked for apart."""
+
+
+def check_role(rules: Rules, kind: str, role: str) -> None:
+    """Raises `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
+    allowed = rules.get(kind)
+    if allowed is None or role in allowed:
+        return
+    whose = " and ".join(f"{each}s" for each in sorted(allowed))
+    raise Unauthorized(
+        f"{kind!r} requests are for {whose}, and this peer says that it is a {role or 'peer without a role'}: "
+        "applications ask followers to read and write; operators use the tao command, with the servers' token"
+    )
