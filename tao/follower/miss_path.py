@@ -26,11 +26,12 @@ class MissSettings:
     max_batch_queries: int = 512
     """Queries in one message to a leader: an answer of so many lists stays well below the largest frame."""
 
-    max_attempts: int = 4
+    max_attempts: int = 6
     """Tries of one fill while the leader says that it does not own the shard (yet) or cannot be reached."""
 
     first_pause_seconds: float = 0.05
-    """Pause before the second try; it doubles. A leader takes its shards within a few hundred milliseconds."""
+    """Pause before the second try; it doubles. A leader takes its shards within a few hundred milliseconds of
+    the topology that gives them to it, and the six tries span a second and a half."""
 
 
 @dataclass(slots=True)
@@ -69,6 +70,7 @@ class LeaderSource:
                     raise
             await asyncio.sleep(pause)
             pause *= 2
+            await self._configuration.refresh()
         raise AssertionError("the last attempt returns or raises")
 
     def _ask_leader(self, to: tuple[CacheServer, bool], asked: list[_Asked]) -> None:

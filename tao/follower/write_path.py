@@ -34,7 +34,7 @@ from tao.wire.v1 import session_pb2 as pb
 class ForwardSettings:
     """How a follower forwards writes."""
 
-    max_attempts: int = 4
+    max_attempts: int = 6
     """Tries of one write while its leader says, before writing anything, that the shard is not its own, or cannot be
     reached at all."""
 
@@ -201,6 +201,7 @@ class ForwardPath:
                 self._fail(forwarded, slot, DeadlineExceeded("no leader took the write before its deadline"))
             return
         await asyncio.sleep(pause)
+        await self._configuration.refresh()
         self._send(forwarded, slots, attempt + 1)
 
     def _apply_own(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:

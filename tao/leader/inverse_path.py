@@ -30,6 +30,9 @@ from tao.observability.logs import Logger
 from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
 from tao.schema.registry import Schema
 
+MAX_STUCK: Final = 1_000
+"""Intents remembered as not to be settled just now; more than that are tried again and again instead."""
+
 
 class OtherLeaders(Protocol):
     """Calls to the leaders of other shards."""
@@ -92,6 +95,7 @@ class InversePath:
         self._settings: Final = settings
         self._log: Final = log
         self._pairs: Final = PairQueue(settings.max_waiting_per_pair)
+        self._stuck: dict[IntentKey, float] = {}
         self.settled_later = 0
         self.left_pending = 0
 
@@ -270,9 +274,13 @@ class InversePath:
         try:
             if await self.settle_pair(intent):
                 self.settled_later += 1
+                return
         except TaoError as error:
             # The intent stands, and is met again.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+        if len(self._stuck) < MAX_STUCK:
+            until = self._clock.monotonic() + self._settings.repair_age_seconds
+            self._stuck[IntentKey(intent.low_id, intent.high_id)] = until
 
     async def repair(self) -> None:
         """Settle intents that were left over, until cancelled."""
@@ -284,26 +292,29 @@ class InversePath:
 
     async def _settle_old(self) -> int:
         """Settle the oldest intents, side by side; returns how many were."""
-        shards = list(self._ownership.owned)
-        if not shards:
-            return 0
+        by_server: dict[str, list[int]] = {}
+        for shard, row in self._ownership.owned.items():
+            by_server.setdefault(row.master_server, []).append(shard)
+        settled = self.settled_later
+        # Each database by itself: one that is away must not keep the others' intents waiting.
+        await asyncio.gather(*(self._settle_of_server(shards) for shards in by_server.values()))
+        return self.settled_later - settled
+
+    async def _settle_of_server(self, shards: list[int]) -> None:
         before = self._clock.unix_ms() - int(self._settings.repair_age_seconds * 1000)
+        now = self._clock.monotonic()
+        self._stuck = {pair: until for pair, until in self._stuck.items() if until > now}
         try:
+            # Those that could not be settled lately are passed over for a while, or they would hide all newer ones.
             intents = await self._write_store.old_intents(
-                shards, before_unix_ms=before, limit=self._settings.repair_batch
+                shards, before_unix_ms=before, limit=self._settings.repair_batch + len(self._stuck)
             )
         except TaoError as error:
             self._log.warning("intents_unread", reason=error.message)
-            return 0
-        settled = self.settled_later
-        await asyncio.gather(
-            *(
-                self._settle_left_over(intent)
-                for intent in intents
-                if not self._pairs.holds(IntentKey(intent.low_id, intent.high_id))
-            )
-        )
-        return self.settled_later - settled
+            return
+        pairs = [(IntentKey(intent.low_id, intent.high_id), intent) for intent in intents]
+        free = [intent for pair, intent in pairs if pair not in self._stuck and not self._pairs.holds(pair)]
+        await asyncio.gather(*(self._settle_left_over(intent) for intent in free[: self._settings.repair_batch]))
 
 
 @contextmanager

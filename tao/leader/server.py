@@ -69,7 +69,9 @@ class LeaderServer:
         """Take the shards, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
         settings, name = self._settings, self._settings.name
         schema = await self._schema_file.load()
-        configuration = self._configuration = Configuration(await self._topology_file.load(), schema, self._log)
+        configuration = self._configuration = Configuration(
+            await self._topology_file.load(), schema, self._log, self._topology_file.load
+        )
         place = configuration.routes.locate(name)
         if place.role != "leader":
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")

@@ -6,7 +6,8 @@ with GetTopology, GetSchema and Watch, so that one address is enough to connect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tao.model.errors import TaoError
@@ -23,7 +24,16 @@ from tao.wire.v1 import session_pb2 as pb
 class Configuration:
     """Current routes and schema, and those who want to know of newer ones."""
 
-    def __init__(self, topology: Topology, schema: Schema, log: Logger) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        schema: Schema,
+        log: Logger,
+        load: Callable[[], Awaitable[Topology]] | None = None,
+    ) -> None:
+        """``load`` reads the topology as it is now, for `refresh`."""
+        self._load: Final = load
+        self._looking: asyncio.Future[None] | None = None
         self.routes = Routes(topology)
         self.schema = schema
         self._log: Final = log
@@ -50,6 +60,25 @@ class Configuration:
         for listener in self._on_routes:
             listener(self.routes)
         self._tell(pb.WatchEvent(topology=self.topology_document()))
+
+    async def refresh(self) -> None:
+        """Look for a newer topology now, because a server has said that it goes by one. Whoever asks meanwhile shares
+        the look; a document that cannot be had changes nothing."""
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(self._look())
+            self._looking.add_done_callback(self._looked)
+        await asyncio.shield(self._looking)
+
+    async def _look(self) -> None:
+        if self._load is None:
+            return
+        try:
+            self.use_topology(await self._load())
+        except TaoError as error:
+            self._log.warning("topology_not_refreshed", reason=error.message)
+
+    def _looked(self, _: asyncio.Future[None]) -> None:
+        self._looking = None
 
     def use_schema_text(self, text: str, source: str) -> bool:
         """Go by a changed schema file. One that is wrong or breaks what is stored is refused, and the old one stays:

@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tao.follower.write_path import ForwardSettings
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -44,10 +45,11 @@ async def test_what_is_known_not_to_be_written_is_tried_again(region: RegionRig,
 
 
 async def test_only_so_often(region: RegionRig) -> None:
-    region.near.links["leader-1"].faults["write"] = [Unavailable("no")] * 4
+    often = ForwardSettings().max_attempts
+    region.near.links["leader-1"].faults["write"] = [Unavailable("no")] * often
     with pytest.raises(Unavailable):
         await region.near.write(add())
-    assert asked(region, "leader-1") == 4
+    assert asked(region, "leader-1") == often
 
 
 @pytest.mark.parametrize(
