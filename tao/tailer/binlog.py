@@ -37,13 +37,14 @@ class BinlogTransaction(msgspec.Struct, frozen=True, kw_only=True):
 
     ``gtid`` is empty for a part that no position counts. ``void_shards`` were changed in ways that rows do not tell
     (a statement, an event that cannot be decoded, more rows than are kept); with ``void_all`` any may have been.
-    ``committed_unix_ms`` is the server's, in whole seconds."""
+    ``committed_unix_ms`` is the server's, in whole seconds. ``size_bytes``: in memory, estimated."""
 
     gtid: str
     events: Sequence[RowEvent] = ()
     void_shards: frozenset[int] = frozenset()
     void_all: bool = False
     committed_unix_ms: int = 0
+    size_bytes: int = 0
 
 
 class Position(Protocol):

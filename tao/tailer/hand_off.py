@@ -11,34 +11,35 @@ from tao.tailer.binlog import BinlogTransaction
 
 
 class HandOff:
-    """One producer, the thread; one consumer, the loop. Bounded by rows, which is where the memory goes."""
+    """One producer, the thread; one consumer, the loop. Bounded by estimated memory; a transaction that is larger
+    passes alone."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows: Final = max_rows
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes: Final = max_bytes
         self._loop: Final = asyncio.get_running_loop()
         self._some: Final = asyncio.Event()
         self._room: Final = threading.Condition()
         self._waiting: list[BinlogTransaction] = []
-        self._rows = 0
+        self._bytes = 0
         self._failure: TaoError | None = None
         self.stopped: Final = threading.Event()
         """Set by the loop: the thread has to end."""
 
     @property
-    def rows(self) -> int:
-        """Rows waiting for the loop."""
-        return self._rows
+    def waiting_bytes(self) -> int:
+        """Waiting for the loop, estimated."""
+        return self._bytes
 
     def put(self, transaction: BinlogTransaction) -> bool:
         """In the thread: wait for room and hand over. False when the thread has to end."""
-        weight = 1 + len(transaction.events)
+        weight = transaction.size_bytes
         with self._room:
-            while self._rows and self._rows + weight > self._max_rows and not self.stopped.is_set():
+            while self._bytes and self._bytes + weight > self._max_bytes and not self.stopped.is_set():
                 self._room.wait()
             if self.stopped.is_set():
                 return False
             self._waiting.append(transaction)
-            self._rows += weight
+            self._bytes += weight
             first = len(self._waiting) == 1
         if first:
             self._wake()
@@ -56,7 +57,7 @@ class HandOff:
             with self._room:
                 self._some.clear()
                 if self._waiting:
-                    taken, self._waiting, self._rows = self._waiting, [], 0
+                    taken, self._waiting, self._bytes = self._waiting, [], 0
                     self._room.notify()
                     return taken
                 if self._failure is not None:

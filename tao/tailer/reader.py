@@ -51,7 +51,7 @@ class BinlogReader:
         self._settings: Final = settings
         self._log: Final = log
         self._dialect: Dialect | None = None
-        self._transactions: Final = Transactions(settings.max_transaction_rows)
+        self._transactions: Final = Transactions(settings.max_transaction_bytes)
         self._hand_off: HandOff | None = None
         self.connected = False
         """The stream is open, as far as is known."""
@@ -69,13 +69,13 @@ class BinlogReader:
 
     @property
     def oversized(self) -> int:
-        """Transactions with more rows than are kept."""
+        """Transactions with more than is kept."""
         return self._transactions.oversized
 
     @property
-    def waiting_rows(self) -> int:
-        """Rows read and not yet taken."""
-        return 0 if self._hand_off is None else self._hand_off.rows
+    def waiting_bytes(self) -> int:
+        """Read and not yet taken, estimated."""
+        return 0 if self._hand_off is None else self._hand_off.waiting_bytes
 
     async def current_position(self) -> str:
         """See `BinlogSource`. Checks, too, that the binlog has what a tailer needs."""
@@ -87,7 +87,7 @@ class BinlogReader:
 
     async def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
         """See `BinlogSource`."""
-        hand_off = self._hand_off = HandOff(self._settings.hand_off_rows)
+        hand_off = self._hand_off = HandOff(self._settings.hand_off_bytes)
         thread = threading.Thread(
             target=self._run, args=(self._parse(position), hand_off), name="binlog reader", daemon=True
         )
@@ -185,7 +185,10 @@ class BinlogReader:
                         self.silences += 1
                         self._log.error("binlog_silent", seconds=self._settings.silence_seconds)
                     raise
-                except Exception as error:  # noqa: BLE001 - one event that the library stumbles over; see `undecodable`
+                except Exception as error:
+                    if len(opened) < 2:
+                        raise  # it is the connection that could not be made
+                    # One event that the library stumbles over; the stream stands at the next.
                     self._log.error("binlog_event_undecodable", error=repr(error), position=str(reached))
                     self._transactions.undecodable()
                     continue

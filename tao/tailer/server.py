@@ -83,7 +83,7 @@ class TailerServer:
         )
         metrics = Metrics(role="tailer", server=settings.name)
         self._register(metrics)
-        pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: tail.trouble)
+        pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=self._not_ready)
         host, _, port = settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
@@ -128,6 +128,9 @@ class TailerServer:
     def _shards(self) -> Iterable[int]:
         for first, last in self._database()[0].shards:
             yield from range(first, last + 1)
+
+    def _not_ready(self) -> str:
+        return self._tail.trouble or ("" if self._reader.connected else "the binlog is not connected")
 
     def _stats(self) -> dict[str, object]:
         tail, reader, delivery = self._tail, self._reader, self._delivery
@@ -203,6 +206,7 @@ class TailerServer:
         metrics.gauge(
             "relay_unacknowledged_bytes", "Waiting for leaders, estimated.", lambda: delivery.unacknowledged_bytes
         )
+        metrics.gauge("binlog_waiting_bytes", "Read ahead of delivery, estimated.", lambda: reader.waiting_bytes)
         metrics.gauge("binlog_connections", "1 while the binlog's stream is open.", lambda: float(reader.connected))
 
 

@@ -23,12 +23,12 @@ class ReaderSettings:
     connect_seconds: float = 5.0
     """To a server of the same region; it may be busy recovering."""
 
-    hand_off_rows: int = 20_000
-    """Rows read ahead of delivery, about 10 MB: some hundred milliseconds of work for the loop."""
+    hand_off_bytes: int = 32 << 20
+    """Read ahead of delivery, estimated: half a second of work for the loop when rows are small."""
 
-    max_transaction_rows: int = 50_000
-    """Rows kept of one transaction, about 25 MB. One with more is a bulk import, and its shards are made void: that is
-    cheaper for caches than as many messages."""
+    max_transaction_bytes: int = 128 << 20
+    """Kept of one transaction, estimated: 150,000 small rows, or a leader's batch of the largest objects before and
+    after. A larger one is a bulk import, and its shards are made void: cheaper for caches than as many messages."""
 
     backoff_first_seconds: float = 0.05
     """Before the first reconnection: a restarted server answers within a second."""

@@ -152,19 +152,17 @@ class TailPath:
     async def _keep_checkpoint(self) -> None:
         while True:
             await asyncio.sleep(self._settings.checkpoint_seconds)
-            try:
-                await self._store()
-            except OperatorError as error:
-                self._log.error("checkpoint_not_stored", reason=error.message)
+            await self._store()
 
     async def _store(self) -> None:
         if self._moved and self._position is not None:
             self._moved = False
             try:
                 await asyncio.to_thread(self._checkpoint.store, str(self._position), self._unix_ms())
-            except OperatorError:
+            except OperatorError as error:
+                # A full disk must not stop the messages; until it is mended, a restart repeats more.
                 self._moved = True
-                raise
+                self._log.error("checkpoint_not_stored", reason=error.message)
 
 
 def _without(translated: Translated, void: Iterable[int]) -> Translated:

@@ -35,6 +35,9 @@ EVENTS: Final = (
 )  # fmt: skip
 """What has to be asked for; all else passes unseen."""
 
+_ROW_BYTES: Final = 700
+"""What a row takes in memory beside its data: two dictionaries and their integers."""
+_TRANSACTION_BYTES: Final = 400
 _STANDALONE: Final = 1
 """Flag of a MariaDB GTID event: the group is one statement, without a commit of its own."""
 _IGNORABLE: Final = 0x80
@@ -53,15 +56,15 @@ class ShardSchemas:
 class Transactions:
     """The transaction being put together. Used by the reader's thread alone."""
 
-    def __init__(self, max_rows: int) -> None:
-        """``max_rows``: kept of one transaction; a larger one is told by its shards only."""
-        self._max_rows: Final = max_rows
+    def __init__(self, max_bytes: int) -> None:
+        """``max_bytes``: kept of one transaction, estimated; a larger one is told by its shards only."""
+        self._max_bytes: Final = max_bytes
         self._shards: Final[dict[str, int | None]] = {}
         self._begin("", 0, explicit=False)
         self.unknown_events = 0
         """Events of a kind unknown here, or that could not be decoded."""
         self.oversized = 0
-        """Transactions with more rows than are kept."""
+        """Transactions with more than is kept."""
 
     def take(self, event: Event) -> BinlogTransaction | None:
         """Add the next event; the transaction that ends with it, if one does."""
@@ -114,6 +117,7 @@ class Transactions:
         self._void: set[int] = set()
         self._void_all = False
         self._overflowed = False
+        self._bytes = 0
 
     def _end(self) -> BinlogTransaction | None:
         transaction = BinlogTransaction(
@@ -122,6 +126,7 @@ class Transactions:
             void_shards=frozenset(self._void),
             void_all=self._void_all,
             committed_unix_ms=self._timestamp * 1000,
+            size_bytes=_TRANSACTION_BYTES + self._bytes,
         )
         self._begin("", 0, explicit=False)
         if not (transaction.gtid or transaction.events or transaction.void_shards or transaction.void_all):
@@ -182,8 +187,10 @@ class Transactions:
             case _:
                 for row in rows:
                     add(RowEvent(shard, table, row["values"], None))
-        if len(self._events) > self._max_rows:
+        self._bytes += event.event_size + _ROW_BYTES * len(rows)
+        if self._bytes > self._max_bytes:
             self.oversized += 1
             self._overflowed = True
+            self._bytes = 0
             self._void.update(each.shard for each in self._events)
             self._events.clear()

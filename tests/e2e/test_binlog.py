@@ -223,7 +223,7 @@ async def test_rows_prepared_for_a_distributed_commit_are_not_told_before_it(rig
 
 
 async def test_a_transaction_too_large_to_keep_is_told_by_its_shards(rig: BinlogRig) -> None:
-    following = await rig.follow(reader=rig.reader(max_transaction_rows=50))
+    following = await rig.follow(reader=rig.reader(max_transaction_bytes=50_000))
     rows = ", ".join(f"({an_id(number, 1)}, 1, 0, 0, REPEAT('a', 9999))" for number in range(200))
     await rig.sql(f"INSERT INTO tao_00001.objects VALUES {rows}")
     await mark(rig, following, "end")
@@ -337,14 +337,14 @@ async def test_a_server_whose_binlog_lacks_what_is_needed_is_refused(rig: Binlog
 
 
 async def test_a_full_hand_off_holds_the_reader_back(rig: BinlogRig) -> None:
-    reader = rig.reader(hand_off_rows=10)
+    reader = rig.reader(hand_off_bytes=10_000)
     position = await reader.current_position()
     for number in range(30):
         await rig.write(ObjAdd(an_id(number), USER, user("a"), False))
     batches = reader.batches(position)
     first = await anext(batches)
-    await until(lambda: reader.waiting_rows >= 8)
-    assert reader.waiting_rows <= 10
+    await until(lambda: reader.waiting_bytes >= 8_000)
+    assert reader.waiting_bytes <= 10_000
     count = len(first)
     while count < 30:
         count += len(await anext(batches))

@@ -1,0 +1,65 @@
+"""A replica's own binlog: it holds what the replica has applied, and says it as the master's does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tao.devcluster.server_binary import Flavour
+from tao.model.changes import Change
+from tao.model.ids import make_id
+from tao.model.writes import AssocAdd, ObjAdd, ObjUpdate, Write
+from tao.schema.codec import encode_fields, encode_patch
+from tao.storage.accounts import ServiceAccounts
+from tests.rigs.binlog_rig import BinlogRig, open_rig, until
+from tests.unit.planning.stored_rows import LIKES, NOW, SCHEMA, USER
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+GIVEN = make_id(0, NOW, 0)
+
+
+async def attach(replica: BinlogRig, master: BinlogRig) -> None:
+    account = master.instance.accounts.replicator
+    login = f"'127.0.0.1', {{0}}_port = {master.instance.port}, {{0}}_user = '{account.user}', "
+    login += f"{{0}}_password = '{account.password}'"
+    if replica.instance.binary.flavour is Flavour.MARIADB:
+        position = (await master.rows("SELECT @@global.gtid_binlog_pos"))[0][0]
+        await replica.sql(
+            f"SET GLOBAL gtid_slave_pos = '{position}'",
+            f"CHANGE MASTER TO master_host = {login.format('master')}, master_use_gtid = slave_pos",
+            "START SLAVE",
+        )
+    else:
+        executed = (await master.rows("SELECT @@global.gtid_executed"))[0][0].replace("\n", "")
+        await replica.sql(
+            f"SET GLOBAL gtid_purged = '+{executed}'",
+            f"CHANGE REPLICATION SOURCE TO source_host = {login.format('source')}, source_auto_position = 1, "
+            "get_source_public_key = 1",
+            "START REPLICA",
+        )
+
+
+async def test_the_binlog_of_a_replica_holds_the_masters_changesets(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with (
+        open_rig(tmp_path / "master", database_accounts, server_id=11) as master,
+        open_rig(tmp_path / "replica", database_accounts, server_id=12) as replica,
+    ):
+        await attach(replica, master)
+        followings = [await replica.follow(reader=replica.reader(server_id=100 + n)) for n in range(2)]
+        followings.append(await master.follow(reader=master.reader(server_id=200)))
+        changes: list[Change] = []
+        for number in range(1, 30):
+            batch: list[Write] = [
+                ObjAdd(make_id(0, NOW + number, 0), USER, encode_fields(SCHEMA.otype(USER), {"name": "a"}), False),
+                AssocAdd(GIVEN, LIKES, make_id(0, NOW + number, 0), number, b""),
+                ObjUpdate(make_id(0, NOW + 1, 0), 0, encode_patch(SCHEMA.otype(USER), {"age": number})),
+            ]
+            changes.extend(await master.write(*batch))
+        for following in followings:
+            await until(lambda following=following: len(following.messages) >= len(changes))  # type: ignore[misc]
+            assert following.messages == changes
+        assert followings[0].gtids == followings[2].gtids
