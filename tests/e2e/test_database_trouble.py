@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from tao.client import ClientSettings, Graph, Object, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, RetryableError, TaoError
-from tests.e2e.cluster_access import PATIENT_SECONDS, assert_caches_equal_the_database, running_cluster
+from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
 
 pytestmark = [
     pytest.mark.e2e,
@@ -113,7 +112,7 @@ async def trouble_and_recovery(
     await until_done(lambda: both_ends_agree(graph, healthy, troubled))
     now = {process.name: process.pid for process in (await cluster.status()).processes if process.role != "database"}
     assert now == pids
-    await until_equal(cluster)
+    await assert_converges(cluster)
 
 
 async def failed_writes(cluster: DevCluster) -> int:
@@ -135,20 +134,6 @@ async def both_ends_agree(graph: Graph, id1: int, id2: int) -> None:
     back = await graph.assoc_get(id2, "friend", [id1], critical=True)
     if [edge.time for edge in there] != [edge.time for edge in back]:
         raise DeadlineExceeded("the inverse is still on its way")
-
-
-async def until_equal(cluster: DevCluster) -> None:
-    """Repair may still be under way."""
-    until = time.monotonic() + PATIENT_SECONDS
-    while True:
-        try:
-            await assert_caches_equal_the_database(cluster)
-        except AssertionError:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(0.5)
-        else:
-            return
 
 
 async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_writes_while_it_does(

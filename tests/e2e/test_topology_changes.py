@@ -21,7 +21,7 @@ from tao.topology.file_store import TopologyFile
 from tests.e2e.cluster_access import (
     PATIENT_SECONDS,
     Bystander,
-    assert_caches_equal_the_database,
+    assert_converges,
     bystander_of,
     running_cluster,
 )
@@ -84,7 +84,7 @@ async def shards_moved_under_traffic(cluster: DevCluster, tier: str, servers: tu
             await until_all_ready(cluster)
         for bystander in bystanders:
             assert bystander.errors == []
-    await assert_caches_equal_the_database(cluster)
+    await assert_converges(cluster)
 
 
 async def test_shards_move_between_followers_under_traffic(cluster: DevCluster) -> None:
