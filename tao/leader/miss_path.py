@@ -1,9 +1,10 @@
-"""A leader's misses go to the region's database, those of one tick in few statements (DESIGN.md §3, §5)."""
+"""A leader's misses go to the region's database, those of one tick in few statements (DESIGN.md §3, §5). Each has its
+answer as soon as its shard has one."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ from tao.model.errors import InternalError, StaleRead, TaoError
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore
-from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
 from tao.serving.gathering import Gathering
 
 
@@ -59,7 +60,7 @@ class DatabaseSource:
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database stays below ``minimum``."""
-        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+        shard = _shard(query)
         pause = self._settings.first_pause_seconds
         for _ in range(self._settings.max_rereads):
             answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
@@ -81,21 +82,33 @@ class DatabaseSource:
         loop = asyncio.get_running_loop()
         started = loop.time()
         failure: TaoError = InternalError("the read was given up; see the leader's log")
+
+        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
+            some = [asked[place] for place in places]
+            if isinstance(read, TaoError):
+                _fail(some, read)
+                return
+            for one, value in zip(some, read.values, strict=True):
+                if not one.answer.done():
+                    epoch = read.version_epochs[_shard(one.query)]
+                    one.answer.set_result(Fetched(value, epoch, "database"))
+
         try:
-            read = await self._store.read(
+            await self._store.read_each(
                 [one.query for one in asked],
                 critical=critical,
                 timeout_seconds=max(one.timeout_seconds for one in asked),
+                on_read=take,
             )
-            for one, value in zip(asked, read.values, strict=True):
-                shard = (one.query.id if isinstance(one.query, ObjectQuery) else one.query.id1) >> SHARD_SHIFT
-                if not one.answer.done():
-                    one.answer.set_result(Fetched(value, read.version_epochs[shard], "database"))
         except TaoError as error:
             failure = error
         finally:
             _fail(asked, failure)
             self.read_seconds(loop.time() - started)
+
+
+def _shard(query: Query) -> int:
+    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
 
 
 def _fail(asked: list[_Asked], error: TaoError) -> None:

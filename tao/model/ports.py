@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from tao.model.errors import TaoError
 from tao.model.queries import FillRead, Query
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import Topology
@@ -25,12 +26,36 @@ class Clock(Protocol):
         """Milliseconds since 1970, for ids and people."""
 
 
+OnRead = Callable[[Sequence[int], FillRead | TaoError], None]
+"""Takes the answers to some of the queries, given by their places, or why these have none."""
+
+
 class ReadStore(Protocol):
     """Reads of one region's databases for cache fills (autocommit, read-only account)."""
 
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
+        """Answer each query by its encoded value, once, as soon as it is there: what is slow or refused holds up and
+        fails its own shard's queries alone, by `Unavailable`, `Overloaded`, `DeadlineExceeded` or `OperatorError`.
+        Every answer is of one snapshot. ``critical`` goes to the master database. An error that ``on_read`` raises
+        ends the read, and is raised here."""
+
     async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
-        """Answer each query by its encoded value, in order. Every answer is of one snapshot. ``critical`` goes to the
-        master database. Raises `Unavailable`, `Overloaded` or `DeadlineExceeded`."""
+        """`read_each` for those to whom only all answers together, in the order of the queries, are of use. Raises the
+        first failure."""
+        values = [b""] * len(queries)
+        epochs: dict[int, int] = {}
+
+        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
+            if isinstance(read, TaoError):
+                raise read
+            epochs.update(read.version_epochs)
+            for place, value in zip(places, read.values, strict=True):
+                values[place] = value
+
+        await self.read_each(queries, critical=critical, timeout_seconds=timeout_seconds, on_read=take)
+        return FillRead(values, epochs)
 
 
 class Transaction(Protocol):

@@ -1,17 +1,19 @@
 """`ReadStore` over a region's databases: batches grouped by server, bounded per shard (DESIGN.md §3, §5).
 
-A shard that is slow or asked too much must hold up nobody else's keys: of a batch, the shards that have room go out
-together, one statement for all; each of the others waits by itself for its turn.
+A shard that is slow, refused or asked too much must hold up nobody else's keys: of a batch, the shards that have room
+go out together, one statement for all, and each of the others by itself. What has an answer is told at once. When the
+database refuses a statement for all, each shard is asked by itself, and the one that is wrong fails alone.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import InternalError, Overloaded, SettingsError
+from tao.model.errors import InternalError, OperatorError, Overloaded, SettingsError, TaoError
+from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, Query
 from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
@@ -32,6 +34,9 @@ class ReadSettings:
     connections from the others."""
     max_waiting_per_shard: int = 256
     """Batches in line for one shard; beyond that the answer is "overloaded" at once."""
+    slow_seconds: float = 0.1
+    """A shard with a statement under way for so long is asked by itself: its table may be locked, and a statement for
+    many shards would wait for it. A read takes milliseconds, from a cold disk some tens."""
 
     def __post_init__(self) -> None:
         if self.max_pending_per_shard < 1 or self.max_waiting_per_shard < 0:
@@ -39,16 +44,32 @@ class ReadSettings:
 
 
 class _Gate:
-    """How many statements are under way for a shard, and how many wait."""
+    """Since when statements are under way for a shard, oldest first, and how many wait."""
 
-    __slots__ = ("slots", "waiting")
+    __slots__ = ("_slots", "under_way", "waiting")
 
     def __init__(self, slots: int) -> None:
-        self.slots = asyncio.Semaphore(slots)
+        self._slots = asyncio.Semaphore(slots)
+        self.under_way: list[float] = []
         self.waiting = 0
 
+    @property
+    def is_full(self) -> bool:
+        return self._slots.locked()
 
-class MySqlReadStore:
+    async def enter(self) -> float:
+        """Returns the time, to be given back by `leave`. Does not suspend while the gate is not full."""
+        await self._slots.acquire()
+        now = asyncio.get_running_loop().time()
+        self.under_way.append(now)
+        return now
+
+    def leave(self, entered: float) -> None:
+        self.under_way.remove(entered)
+        self._slots.release()
+
+
+class MySqlReadStore(ReadStore):
     """See `tao.model.ports.ReadStore`."""
 
     def __init__(
@@ -68,65 +89,87 @@ class MySqlReadStore:
         self._settings = settings or ReadSettings()
         self._gates: dict[int, _Gate] = {}  # at most one per shard
 
-    async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
         """See the port. `Overloaded`: no turn or no connection was had in time; `DeadlineExceeded`: no answer."""
-        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        now = asyncio.get_running_loop().time()
         server_of = self._master_of if critical else self._local_of
         by_shard: dict[int, list[int]] = {}
-        for index, query in enumerate(queries):
-            by_shard.setdefault(shard_of_query(query), []).append(index)
+        for place, query in enumerate(queries):
+            by_shard.setdefault(shard_of_query(query), []).append(place)
+        job = _ReadJob(queries, by_shard, now + timeout_seconds, on_read)
         together: dict[str, list[int]] = {}  # server → shards that have room
-        jobs: list[Coroutine[None, None, None]] = []
-        values: list[bytes] = [b""] * len(queries)
-        epochs: dict[int, int] = {}
-
-        taken: set[int] = set()  # a job that is cancelled before its first step does not get to its own ``finally``
-
-        def release(shards: Iterable[int]) -> None:
-            for shard in taken.intersection(shards):
-                taken.discard(shard)
-                self._gates[shard].slots.release()
-
-        async def fetch(server: str, shards: Sequence[int]) -> None:
-            indexes = [index for shard in shards for index in by_shard[shard]]
-            plan = await self._run(server, [queries[index] for index in indexes], deadline)
-            for index, value in zip(indexes, plan.answers(), strict=True):
-                values[index] = value
-            for shard in shards:
-                if shard not in plan.version_epochs:
-                    raise InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
-            epochs.update(plan.version_epochs)
-
-        async def fetch_together(server: str, shards: Sequence[int]) -> None:
-            try:
-                await fetch(server, shards)
-            finally:
-                release(shards)
-
-        async def fetch_in_turn(server: str, shard: int) -> None:
-            await self._wait(shard, deadline)
-            try:
-                await fetch(server, (shard,))
-            finally:
-                self._gates[shard].slots.release()
-
-        servers = {shard: server_of(shard) for shard in by_shard}  # may raise: before anything is taken
-        for shard, server in servers.items():
+        # Left below, too: a task that is cancelled before its first step gets to no ``finally`` of its own.
+        entered: dict[int, float] = {}
+        alone: list[tuple[str, int]] = []
+        for shard, server in self._servers(job, server_of):
             gate = self._gates.get(shard)
             if gate is None:
                 gate = self._gates[shard] = _Gate(self._settings.max_pending_per_shard)
-            if gate.slots.locked():
-                jobs.append(fetch_in_turn(server, shard))
+            if gate.is_full or (gate.under_way and now - gate.under_way[0] > self._settings.slow_seconds):
+                alone.append((server, shard))
             else:
-                await gate.slots.acquire()  # does not suspend: it is not locked
-                taken.add(shard)
+                entered[shard] = await gate.enter()  # does not suspend
                 together.setdefault(server, []).append(shard)
-        jobs.extend(fetch_together(server, shards) for server, shards in together.items())
+
+        async def fetch_together(server: str, shards: Sequence[int]) -> None:
+            try:
+                await self._fetch(job, server, shards)
+            finally:
+                self._leave(entered, shards)
+
+        fetches: list[Coroutine[None, None, None]] = [fetch_together(*group) for group in together.items()]
+        fetches.extend(self._fetch_in_turn(job, server, shard) for server, shard in alone)
         try:
-            await _all(jobs)
+            await _all(fetches)
         finally:
-            release(tuple(taken))
-        return FillRead(values, epochs)
+            self._leave(entered, tuple(entered))
+
+    def _servers(self, job: _ReadJob, server_of: Callable[[int], str]) -> list[tuple[int, str]]:
+        """Which server each shard is asked of; a shard without one is told."""
+        servers: list[tuple[int, str]] = []
+        for shard in job.by_shard:
+            try:
+                servers.append((shard, server_of(shard)))
+            except TaoError as error:
+                job.tell((shard,), error)
+        return servers
+
+    def _leave(self, entered: dict[int, float], shards: Iterable[int]) -> None:
+        for shard in shards:
+            since = entered.pop(shard, None)
+            if since is not None:
+                self._gates[shard].leave(since)
+
+    async def _fetch_in_turn(self, job: _ReadJob, server: str, shard: int) -> None:
+        try:
+            entered = {shard: await self._wait(shard, job.deadline)}
+        except TaoError as error:
+            job.tell((shard,), error)
+            return
+        try:
+            await self._fetch(job, server, (shard,))
+        finally:
+            self._leave(entered, (shard,))
+
+    async def _fetch(self, job: _ReadJob, server: str, shards: Sequence[int]) -> None:
+        """Read these shards' queries by few statements, and tell."""
+        places = job.places(shards)
+        try:
+            plan = await self._run(server, [job.queries[place] for place in places], job.deadline)
+        except OperatorError as error:
+            if len(shards) == 1:
+                job.tell(shards, error)
+                return
+        except TaoError as error:
+            job.tell(shards, error)
+            return
+        else:
+            job.tell_answers(places, plan)
+            return
+        for shard in shards:  # one of them was refused
+            await self._fetch(job, server, (shard,))
 
     async def _run(self, server: str, queries: Sequence[Query], deadline: float) -> ReadPlan:
         pool = self._pools.of(server)
@@ -144,22 +187,46 @@ class MySqlReadStore:
             await session.stream(statement.sql, statement.values, plan.receive, deadline=deadline)
         return plan
 
-    async def _wait(self, shard: int, deadline: float) -> None:
+    async def _wait(self, shard: int, deadline: float) -> float:
         gate = self._gates[shard]
         if gate.waiting >= self._settings.max_waiting_per_shard:
             raise Overloaded(f"{gate.waiting} batches wait for shard {shard}")
         gate.waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
-                await gate.slots.acquire()
+                return await gate.enter()
         except TimeoutError as error:
             raise Overloaded(f"shard {shard} had no turn in time") from error
         finally:
             gate.waiting -= 1
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadJob:
+    """The queries of one read, and whom to tell of each shard."""
+
+    queries: Sequence[Query]
+    by_shard: Mapping[int, Sequence[int]]
+    deadline: float
+    on_read: OnRead
+
+    def places(self, shards: Iterable[int]) -> list[int]:
+        return [place for shard in shards for place in self.by_shard[shard]]
+
+    def tell(self, shards: Iterable[int], error: TaoError) -> None:
+        self.on_read(self.places(shards), error)
+
+    def tell_answers(self, places: Sequence[int], plan: ReadPlan) -> None:
+        epochs = plan.version_epochs
+        answers = zip(places, plan.answers(), strict=True)
+        known = [(place, value) for place, value in answers if shard_of_query(self.queries[place]) in epochs]
+        self.on_read([place for place, _ in known], FillRead([value for _, value in known], epochs))
+        for shard in {shard_of_query(self.queries[place]) for place in places} - epochs.keys():
+            self.tell((shard,), InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations"))
+
+
 async def _all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run side by side; the first error ends them all."""
+    """Run side by side; an error, which is no answer of the database but the caller's or a bug, ends them all."""
     if len(jobs) == 1:
         await jobs[0]
         return

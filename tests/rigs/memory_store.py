@@ -18,6 +18,7 @@ from tao.model.edge_block import COMPLETE, PREFIX, encode_block
 from tao.model.errors import TaoError
 from tao.model.graph import ABSENT, Edge, ListKey, encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
 
@@ -28,7 +29,7 @@ async def _nothing() -> None:
     return
 
 
-class MemoryStore:
+class MemoryStore(ReadStore):
     """``before_…`` hooks are awaited at that step. ``commit_fault`` fails the next commit, which happens all the same
     when ``commit_happens``."""
 
@@ -89,7 +90,9 @@ class MemoryStore:
 
     # ReadStore
 
-    async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
         self.reads.append((list(queries), critical))
         await self.before_read()
         if self.read_faults:
@@ -98,7 +101,7 @@ class MemoryStore:
         shards = {(each.id if isinstance(each, ObjectQuery) else each.id1) >> SHARD_SHIFT for each in queries}
         epochs = {shard: self.shards[shard].version_epoch for shard in shards}
         await self.after_read()
-        return FillRead(values, epochs)
+        on_read(range(len(queries)), FillRead(values, epochs))
 
     def value(self, query: Query) -> bytes:
         """The answer now."""
