@@ -21,7 +21,7 @@ import pytest_asyncio
 from tao.client import ClientSettings, Graph, Object, SomeFailed, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.inspection import ProcessStatus
-from tao.devcluster.layout import REGION, Role, Shape
+from tao.devcluster.layout import ONLY_REGION, Role, Shape
 from tao.model.errors import (
     DeadlineExceeded,
     InvalidArgument,
@@ -82,7 +82,7 @@ class Rig:
     before: list[ProcessStatus]
 
     def follower_of(self, object_id: int) -> CacheServer:
-        return self.routes.tier(REGION, "tier-1").home(object_id >> 47)
+        return self.routes.tier(ONLY_REGION, "tier-1").home(object_id >> 47)
 
     @asynccontextmanager
     async def session(
