@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from tao import __version__
@@ -19,14 +21,24 @@ from tao.cli.schema import schema
 from tao.cli.servers import follower, leader, tailer
 from tao.cli.stats import stats
 
+_pem = click.Path(path_type=Path, exists=True, dir_okay=False)
+
 
 @click.group(cls=TaoGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(__version__, prog_name="tao")
-def tao() -> None:
+@click.option("--ca", type=_pem, envvar="TAO_CA", help="Connect by TLS to servers whose certificates it signed.")
+@click.option("--certificate", type=_pem, envvar="TAO_CERTIFICATE", help="Shown to servers that demand one.")
+@click.option("--private-key", type=_pem, envvar="TAO_PRIVATE_KEY", help="Of that certificate.")
+@click.pass_context
+def tao(context: click.Context, ca: Path | None, certificate: Path | None, private_key: Path | None) -> None:
     """A geographically distributed, read-through graph cache over sharded MySQL.
 
     `tao dev up` starts a whole cluster on this machine; the commands that look and load then find it by themselves.
     """
+    if ca or certificate or private_key:
+        from tao.wire.tls import TlsFiles
+
+        context.obj = TlsFiles(certificate, private_key, ca)
 
 
 for command in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
     from tao.client import ClientSettings, Graph
+    from tao.wire.tls import TlsFiles
 
 DEFAULT_STATE_DIR = Path(".tao-dev")
 state_dir_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
@@ -44,13 +46,23 @@ def target_of(connect: str | None) -> str:
     return client_address(record) if record.shape.is_distributed else str(folder.topology)
 
 
+def tls_of_command() -> TlsFiles | None:
+    """What the running command was told by ``tao --ca`` and its companions; None: plain connections."""
+    from tao.wire.tls import TlsFiles
+
+    context = click.get_current_context(silent=True)
+    found = context.find_root().obj if context is not None else None
+    return found.if_set if isinstance(found, TlsFiles) else None
+
+
 @asynccontextmanager
 async def graph_of(connect: str | None, settings: ClientSettings | None = None) -> AsyncIterator[Graph]:
     """A client of the cluster, closed at the end; it shows the secret in ``TAO_TOKEN``, if there is one. Raises as
     `target_of` and as connecting does."""
-    from tao.client import Credentials
+    from tao.client import ClientSettings, Credentials
     from tao.client import connect as open_graph
 
     credentials = Credentials("operator", "client", os.environ.get("TAO_TOKEN", ""))
+    settings = replace(settings or ClientSettings(), tls=tls_of_command())
     async with open_graph(target_of(connect), settings=settings, credentials=credentials) as graph:
         yield graph

@@ -47,6 +47,7 @@ from tao.model.errors import (
     WrongType,
 )
 from tao.wire.identity import Credentials
+from tao.wire.tls import TlsFiles
 
 __all__ = [
     "MEMORY",
@@ -73,6 +74,7 @@ __all__ = [
     "StaleRead",
     "SyncGraph",
     "TaoError",
+    "TlsFiles",
     "TooLarge",
     "TopologyError",
     "Trace",

@@ -92,7 +92,7 @@ class Connecting:
 
     async def _open(self) -> Graph:
         source = read_target(self._target)
-        links = Links(self._settings.links, self._credentials)
+        links = Links(self._settings.links, self._credentials, self._settings.tls)
         try:
             configuration = await Configuration.fetch(source, self._region, links, self._settings)
             return Graph(links, configuration, self._settings, self._tier)

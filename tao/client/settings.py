@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from tao.model.errors import InvalidArgument
 from tao.peers.links import LinkSettings
+from tao.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +61,10 @@ class ClientSettings:
 
     timeouts_until_avoided: int = 3
     """Messages in a row that a server left unanswered before it is passed over. One may be a slow miss."""
+
+    tls: TlsFiles | None = None
+    """None: plain connections. ``TlsFiles(authorities=Path("ca.pem"))`` trusts that authority, ``TlsFiles()`` those of
+    the system; certificate and key are for servers that demand them."""
 
     links: LinkSettings = field(default_factory=LinkSettings)
     """Connections: transport, reconnecting, bounds of a session."""

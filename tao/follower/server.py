@@ -68,7 +68,8 @@ class FollowerServer:
         clock = LoopClock()
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas))
-        links = self._links = Links(LinkSettings(), Credentials(name, "follower", settings.token), region=place.region)
+        tls, credentials = settings.tls.if_set, Credentials(name, "follower", settings.token)
+        links = self._links = Links(LinkSettings(), credentials, tls, region=place.region)
         source = LeaderSource(configuration, place.region, links, settings.misses)
         self._types = SchemaArenas(schema, arenas)
         fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
@@ -118,6 +119,7 @@ class FollowerServer:
                 settings.unary,
                 lambda: self._subscriptions.hosted,
             ),
+            tls,
         )
         subscriptions = self._subscriptions
         pages = AdminPages(

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Literal
 
 from tao.follower.maintenance_path import SubscriptionSettings
-from tao.follower.miss_path import MissSettings
 from tao.follower.unary_path import UnarySettings
-from tao.follower.write_path import ForwardSettings
 from tao.serving.fills import FillSettings
+from tao.serving.forward_path import ForwardSettings
+from tao.serving.remote_source import RemoteSettings
+from tao.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,9 @@ class FollowerSettings:
     """Another one, for clients: who shows it can read and write the graph but cannot pose as a server or operator.
     Empty: clients show ``token``."""
 
+    tls: TlsFiles = TlsFiles()
+    """Certificates for all connections, of clients and among servers. None: plain ones."""
+
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""
 
@@ -47,7 +51,7 @@ class FollowerSettings:
     """``json`` for machines, ``console`` for a person at a terminal."""
 
     fills: FillSettings = FillSettings()
-    misses: MissSettings = MissSettings()
+    misses: RemoteSettings = RemoteSettings()
     forwarding: ForwardSettings = ForwardSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     unary: UnarySettings = UnarySettings()

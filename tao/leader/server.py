@@ -80,7 +80,8 @@ class LeaderServer:
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         self._types = SchemaArenas(schema, arenas)
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), self._types)
-        self._links = Links(LinkSettings(), Credentials(name, "leader", settings.token), region=place.region)
+        tls, credentials = settings.tls.if_set, Credentials(name, "leader", settings.token)
+        self._links = Links(LinkSettings(), credentials, tls, region=place.region)
         tables = edge_tables_of(lambda: configuration.schema)
         self._read_pools = Pools(self._reader_account, READ_SETUP)
         self._write_pools = Pools(self._leader_account, WRITE_SETUP)
@@ -169,6 +170,7 @@ class LeaderServer:
             ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
             lambda: configuration.routes.version,
             lambda: min(ownership.owned, default=0),
+            tls=tls,
         )
         pages = AdminPages(
             metrics=metrics.render,

@@ -13,6 +13,7 @@ from tao.leader.miss_path import MissSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.write_path import WriteSettings
 from tao.serving.fills import FillSettings
+from tao.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,9 @@ class LeaderSettings:
 
     client_token: str = field(default="", repr=False)
     """That of clients, who get nothing from a leader but topology and schema. Empty: clients show ``token``."""
+
+    tls: TlsFiles = TlsFiles()
+    """Certificates for all connections with followers and other leaders. None: plain ones."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""

@@ -11,6 +11,7 @@ from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
+from tao.wire.tls import TlsFiles
 
 
 class Faces:
@@ -24,9 +25,11 @@ class Faces:
         topology_version: Callable[[], int],
         choose_shard: Callable[[], int],
         unary_handler: RequestHandler | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         """``choose_shard``: where a new object goes whose caller names no neighbour. ``unary_handler``: for gRPC's
-        unary calls, when not ``handler``."""
+        unary calls, when not ``handler``. ``tls``: for both, or None for plain connections. Raises `SettingsError` when
+        its files cannot be used."""
         self._server: Final = server
         self._grpc: Final = GrpcServer(
             handler,
@@ -35,8 +38,15 @@ class Faces:
             topology_version=topology_version,
             choose_shard=choose_shard,
             unary_handler=unary_handler,
+            credentials=None if tls is None else tls.server_credentials(),
         )
-        self._frames: Final = FrameServer(handler, settings, name=server.name, topology_version=topology_version)
+        self._frames: Final = FrameServer(
+            handler,
+            settings,
+            name=server.name,
+            topology_version=topology_version,
+            tls=None if tls is None else tls.server_context(),
+        )
 
     async def start(self) -> None:
         """Listen where the topology says. Raises `OSError` when an address is taken."""

@@ -51,7 +51,8 @@ class TailerServer:
             await self._topology_file.load(), await self._schema_file.load(), self._log
         )
         database, server = self._database()
-        self._links = Links(LinkSettings(), Credentials(settings.name, "tailer", settings.token))
+        credentials = Credentials(settings.name, "tailer", settings.token)
+        self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
         reader = self._reader = BinlogReader(
             ServerAccount(server.host, server.port, settings.user, settings.password, server.socket),
             settings.server_id or _UPPER_HALF | zlib.crc32(settings.name.encode()),

@@ -8,6 +8,7 @@ from typing import Literal
 
 from tao.model.errors import SettingsError
 from tao.planning.row_events import MAX_TOUCHES_PER_SHARD
+from tao.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +116,9 @@ class TailerSettings:
 
     token: str = field(default="", repr=False)
     """Shared secret of the cluster, shown to leaders. Empty: none, on loopback."""
+
+    tls: TlsFiles = TlsFiles()
+    """Certificates for its connections with leaders. None: plain ones."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least level that is logged."""

@@ -1,7 +1,8 @@
 """TLS for both transports out of the same PEM files: certificates are issued once per server, not per protocol.
 
 With ``authorities`` a server demands a certificate of its peers, and a client trusts those authorities instead of the
-system's. Files are read when a server starts or a client connects for the first time.
+system's. A server is both: it shows the same certificate to those who call and to those whom it calls. Files are read
+when a process starts.
 """
 
 from __future__ import annotations
@@ -20,8 +21,21 @@ class TlsFiles:
     """PEM files. A server needs certificate and key; a client needs them when the servers demand a certificate."""
 
     certificate: Path | None = None
+    """Shown to peers, with the chain up to the authority. It names the host that the topology advertises."""
+
     private_key: Path | None = None
+    """Readable by this process' account only."""
+
     authorities: Path | None = None
+    """Whose certificates are trusted. None: those of the system, and a server asks its peers for no certificate."""
+
+    demand_certificates: bool = True
+    """False: a server with ``authorities`` takes peers without a certificate too, and tokens say who is who."""
+
+    @property
+    def if_set(self) -> TlsFiles | None:
+        """None when no file is named: plain connections."""
+        return None if self == TlsFiles() else self
 
     def server_context(self) -> ssl.SSLContext:
         """For frames. Raises `SettingsError` when a file cannot be used."""
@@ -29,7 +43,7 @@ class TlsFiles:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         self._load(context, certificate, private_key)
-        if self.authorities is not None:
+        if self._demanding:
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
@@ -46,8 +60,8 @@ class TlsFiles:
         """For gRPC. Raises `SettingsError` when a file cannot be read."""
         certificate, private_key = self._own_pair()
         pair = (_read(private_key), _read(certificate))
-        authorities = None if self.authorities is None else _read(self.authorities)
-        return grpc.ssl_server_credentials([pair], authorities, require_client_auth=authorities is not None)
+        authorities = _read(self.authorities) if self.authorities is not None and self._demanding else None
+        return grpc.ssl_server_credentials([pair], authorities, require_client_auth=self._demanding)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For gRPC. Raises `SettingsError` when a file cannot be read."""
@@ -55,6 +69,10 @@ class TlsFiles:
         private_key = None if self.private_key is None else _read(self.private_key)
         certificate = None if self.certificate is None else _read(self.certificate)
         return grpc.ssl_channel_credentials(authorities, private_key, certificate)
+
+    @property
+    def _demanding(self) -> bool:
+        return self.authorities is not None and self.demand_certificates
 
     def _own_pair(self) -> tuple[Path, Path]:
         if self.certificate is None or self.private_key is None:

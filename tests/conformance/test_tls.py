@@ -1,62 +1,89 @@
-"""TLS out of the same PEM files on both transports, with certificates demanded of both ends."""
+"""TLS out of the same PEM files on both transports: servers among themselves, clients, and those who are nobody."""
 
-import shutil
-import subprocess
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tao.model.errors import SettingsError, Unavailable
+from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer
 from tao.peers.links import Links, LinkSettings
-from tao.wire.frames_server import FrameServer
-from tao.wire.grpc_server import GrpcServer
+from tao.serving.faces import Faces
+from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import TlsFiles
 from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Handler, read
+from tests.rigs.certificates import TestAuthority
+from tests.rigs.ports import free_ports
+
+PEER = Credentials("leader-1", "leader", "secret")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """A certificate that is its own authority, for 127.0.0.1."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("openssl is not installed")
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = folder / "certificate.pem", folder / "key.pem"
-    curve = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
-    names = ["-subj", "/CN=tao-test", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"]
-    command = [openssl, "req", "-x509", *curve, *names, "-keyout", str(key), "-out", str(certificate)]
-    subprocess.run(command, check=True, capture_output=True)
-    return TlsFiles(certificate, key, certificate)
+def authority(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
+    return TestAuthority(tmp_path_factory.mktemp("tls"))
+
+
+class Served:
+    """Faces on loopback, and links to them by either transport."""
+
+    def __init__(self, tls: TlsFiles) -> None:
+        grpc, frames = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.server = CacheServer(name="follower-1", grpc=grpc, frames=frames)
+        settings = ServingSettings(accepted_tokens=AcceptedTokens.of("secret", ""))
+        self.faces = Faces(self.server, Handler(), settings, lambda: 1, lambda: 0, tls=tls)
+
+    async def ask(self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER) -> list[bytes]:
+        links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), credentials, tls)
+        try:
+            return list((await links.to(self.server).ask(read(1), PATIENT_SECONDS)).read.values)
+        finally:
+            await links.close()
+
+
+@pytest.fixture
+async def demanding(authority: TestAuthority) -> AsyncIterator[Served]:
+    served = Served(authority.issue("follower-1"))
+    await served.faces.start()
+    yield served
+    await served.faces.close()
+
+
+@pytest.fixture
+async def open_to_clients(authority: TestAuthority) -> AsyncIterator[Served]:
+    served = Served(replace(authority.issue("follower-1"), demand_certificates=False))
+    await served.faces.start()
+    yield served
+    await served.faces.close()
 
 
 @pytest.mark.parametrize("transport", ["frames", "grpc"])
-async def test_peers_with_certificates_talk_and_others_do_not(transport: str, files: TlsFiles) -> None:
-    settings, handler = ServingSettings(), Handler()
-    server: FrameServer | GrpcServer
-    if transport == "frames":
-        server = FrameServer(handler, settings, name="s", topology_version=lambda: 1, tls=files.server_context())
-        address = await server.start("127.0.0.1:0")
-        advertised = CacheServer(name="s", grpc="127.0.0.1:1", frames=address)
-    else:
-        server = GrpcServer(
-            handler,
-            settings,
-            name="s",
-            topology_version=lambda: 1,
-            choose_shard=lambda: 0,
-            credentials=files.server_credentials(),
-        )
-        address = await server.start("127.0.0.1:0")
-        advertised = CacheServer(name="s", grpc=address)
-    trusted, bare = Links(LinkSettings(), ME, files), Links(LinkSettings(), ME)
-    assert (await trusted.to(advertised).ask(read(1), PATIENT_SECONDS)).read.values == [b"v1"]
+async def test_peers_with_certificates_of_the_same_authority_talk_and_others_do_not(
+    transport: str, demanding: Served, authority: TestAuthority, tmp_path: Path
+) -> None:
+    leader = authority.issue("leader-1")
+    stranger = replace(TestAuthority(tmp_path, "another authority").issue("leader-1"), authorities=authority.file)
+    assert await demanding.ask(transport, leader) == [b"v1"]
+    for outsider in (None, TlsFiles(authorities=authority.file), stranger):
+        with pytest.raises(Unavailable):
+            await demanding.ask(transport, outsider)
+    with pytest.raises(Unauthorized):  # who it is, is still the token's to say
+        await demanding.ask(transport, leader, ME)
+
+
+@pytest.mark.parametrize("transport", ["frames", "grpc"])
+async def test_clients_need_no_certificate_where_none_is_demanded(
+    transport: str, open_to_clients: Served, authority: TestAuthority
+) -> None:
+    client = TlsFiles(authorities=authority.file)
+    assert await open_to_clients.ask(transport, client, Credentials("web", "client", "secret")) == [b"v1"]
     with pytest.raises(Unavailable):
-        await bare.to(advertised).ask(read(1), PATIENT_SECONDS)
-    await trusted.close()
-    await bare.close()
-    await server.close()
+        await open_to_clients.ask(transport, None)
+    with pytest.raises(Unavailable):  # the system's authorities have not signed it
+        await open_to_clients.ask(transport, TlsFiles())
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -65,4 +92,8 @@ def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         with pytest.raises(SettingsError, match=r"no\.(pem|key)"):
             use()
     with pytest.raises(SettingsError, match="private key"):
-        TlsFiles().server_context()
+        TlsFiles(authorities=tmp_path / "authority.pem").server_context()
+
+
+def test_no_file_means_plain_connections() -> None:
+    assert TlsFiles().if_set is None

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tao.client import Credentials, Unauthorized, connect
+from tao.client import ClientSettings, Credentials, TlsFiles, Unauthorized, Unavailable, connect
 from tao.devcluster.database import DatabaseInstance, InstanceSettings
 from tao.devcluster.ports import PortReservation, reserve_port
 from tao.devcluster.readiness import wait_until_ready
@@ -25,6 +25,7 @@ from tao.devcluster.template import default_cache_folder
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.storage.accounts import ServiceAccounts
 from tao.topology.document import dump_topology
+from tests.rigs.certificates import TestAuthority
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
@@ -34,8 +35,9 @@ SECRETS = {
     "TAO_LEADER_PASSWORD": "a-password-of-leaders",
     "TAO_READER_PASSWORD": "a-password-of-readers",
     "TAO_REPLICATOR_PASSWORD": "a-password-of-replicas",
-    "TAO_TOKEN": "a-secret-of-the-cluster",
+    "TAO_TOKEN": "a-secret-of-the-servers",
 }
+CLIENT_TOKEN = "a-secret-of-clients"
 
 
 @dataclass
@@ -44,6 +46,16 @@ class Operator:
 
     folder: Path
     topology: Topology
+    authority: TestAuthority
+
+    def __post_init__(self) -> None:
+        mine = self.authority.issue("operator")
+        self.environment = {
+            "TAO_CONNECT": str(self.topology_file),
+            "TAO_CA": str(mine.authorities),
+            "TAO_CERTIFICATE": str(mine.certificate),
+            "TAO_PRIVATE_KEY": str(mine.private_key),
+        }
 
     @property
     def topology_file(self) -> Path:
@@ -53,7 +65,7 @@ class Operator:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "tao.cli", *arguments),
             cwd=self.folder,
-            env={**os.environ, **SECRETS, "TAO_CONNECT": str(self.topology_file), **environment},
+            env={**os.environ, **SECRETS, **self.environment, **environment},
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -72,7 +84,10 @@ class Operator:
         """The example settings, with this cluster's names and secrets in them."""
         example = Path(__file__).resolve().parents[2] / "config" / f"{role}.yaml"
         settings = yaml.safe_load(example.read_text())
-        settings |= {"name": name, "token": SECRETS["TAO_TOKEN"]}
+        settings |= {"name": name, "token": SECRETS["TAO_TOKEN"], "client_token": CLIENT_TOKEN}
+        files = self.authority.issue(name)
+        settings["tls"] = {key: str(getattr(files, key)) for key in ("certificate", "private_key", "authorities")}
+        settings["tls"]["demand_certificates"] = role == "leader"
         settings |= {"topology_file": str(self.topology_file), "schema_file": str(example_schema_file())}
         if role == "leader":
             settings["leader_password"] = SECRETS["TAO_LEADER_PASSWORD"]
@@ -117,7 +132,7 @@ async def operator(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncI
         ),
         databases=(Database(name="social", master_region="home", servers={"home": database}, shards=((0, 3),)),),
     )
-    person = Operator(tmp_path, topology)
+    person = Operator(tmp_path, topology, TestAuthority(tmp_path / "certificates"))
     person.topology_file.write_text(dump_topology(topology))
     for each in held:
         each.release()
@@ -125,7 +140,7 @@ async def operator(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncI
     await instance.stop()
 
 
-async def test_a_cluster_comes_up_by_the_documented_commands_and_keeps_its_secret(operator: Operator) -> None:
+async def test_a_cluster_comes_up_by_the_documented_commands_and_keeps_its_secrets(operator: Operator) -> None:
     topology, schema = str(operator.topology_file), str(example_schema_file())
     await operator.must("accounts", "--topology", topology, "--yes")
     assert "4 of 4 shards needed it" in await operator.must(
@@ -145,9 +160,15 @@ async def test_a_cluster_comes_up_by_the_documented_commands_and_keeps_its_secre
         assert "every edge has its inverse" in await operator.must("repair", "--schema", schema, "--dry-run")
         status, _, err = await operator.run("get", alice, TAO_TOKEN="wrong")
         assert (status, "UNAUTHORIZED" in err) == (1, True)
+        status, _, err = await operator.run("verify", "--schema", schema, TAO_TOKEN=CLIENT_TOKEN)
+        assert (status, "UNAUTHORIZED" in err or "unauthorized" in err) == (1, True), err
+        web = Credentials("web", "client", CLIENT_TOKEN)
+        by_tls = ClientSettings(tls=TlsFiles(authorities=operator.authority.file))
         with pytest.raises(Unauthorized):
-            await connect(topology)
-        async with connect(topology, credentials=Credentials("web", "client", SECRETS["TAO_TOKEN"])) as graph:
+            await connect(topology, settings=by_tls)
+        with pytest.raises(Unavailable):
+            await connect(topology, credentials=web)
+        async with connect(topology, settings=by_tls, credentials=web) as graph:
             user = await graph.obj_get(int(alice))
             assert user is not None
             assert user.fields["name"] == "Alice"

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from tao.cli.connecting import tls_of_command
 from tao.cli.export_scan import ReaderLogin
 from tao.model.topology import DatabaseServer
 from tao.peers.links import Links, LinkSettings
@@ -42,7 +43,7 @@ async def access_of(login: ReaderLogin, token: str) -> AsyncIterator[Access]:
         return routes.database_server(shard, routes.master_region(shard)).name
 
     pools = Pools(account, READ_SETUP)
-    links = Links(LinkSettings(), Credentials("operator", "operator", token))
+    links = Links(LinkSettings(), Credentials("operator", "operator", token), tls_of_command())
     store = MySqlReadStore(master, master, pools, edge_tables_of(lambda: login.schema))
     try:
         yield Access(routes, links, store, Scans(master, pools))

@@ -1,0 +1,76 @@
+"""A certificate authority of a test's own, and certificates for servers and clients on loopback."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tao.wire.tls import TlsFiles
+
+_LIFE: Final = datetime.timedelta(days=2)
+_LOOPBACK: Final = x509.SubjectAlternativeName(
+    [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+)
+
+
+class TestAuthority:
+    """Issues certificates for 127.0.0.1 and localhost into a folder."""
+
+    __test__ = False
+
+    def __init__(self, folder: Path, name: str = "test authority") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name(name)
+        certificate = (
+            _builder(self._name, self._name, self._key)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.file = folder / "authority.pem"
+        self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+    def issue(self, name: str) -> TlsFiles:
+        """A certificate with its key, which trusts this authority."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        certificate = (
+            _builder(_name(name), self._name, key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(_LOOPBACK, critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        files = TlsFiles(self._folder / f"{name}.pem", self._folder / f"{name}.key", self.file)
+        assert files.certificate is not None
+        assert files.private_key is not None
+        files.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        files.private_key.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return files
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _LIFE)
+        .not_valid_after(now + _LIFE)
+    )
