@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tao.client import ClientSettings, Credentials, Unauthorized, Unavailable, connect
+from tao.model.graph import encode_object
 from tao.model.topology import CacheServer, Tier
 from tao.peers.links import LinkSettings
 from tao.topology.document import dump_topology
@@ -134,3 +135,12 @@ async def test_nobody_at_the_address_is_told_as_such(region: Region) -> None:
     await region.close()
     with pytest.raises(Unavailable):
         await connect(region.address, settings=region.settings, credentials=region.credentials)
+
+
+async def test_more_large_objects_than_one_answer_holds_come_all_the_same(region: Region) -> None:
+    ids = range(1, 81)
+    region.cluster.objects = {each: encode_object(1, 1, bytes(1_000_000)) for each in ids}
+    async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:
+        found = await graph.obj_get_many(list(ids))
+        assert [each.id for each in found if each is not None] == list(ids)
+        assert 1 <= graph.stats.retries <= 10
