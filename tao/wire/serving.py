@@ -110,7 +110,7 @@ class ServedConnection(ABC):
         limit = settings.max_message_bytes
         # Half of what may be unsent: a read that can be asked again must not be what cuts its connection off.
         room = settings.max_unsent_bytes // 2 - self.unsent_bytes
-        if len(message) <= min(limit, room):
+        if len(message) <= limit and len(message) <= room:
             return (message,)
         if answer.HasField("read"):
             parts = read_parts(answer, limit // 2, limit // 4 * 3, max(0, room))
