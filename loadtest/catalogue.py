@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, load, writes
+from loadtest import cached_reads, load, tailing, writes
 from loadtest.scenario import Registry, Scenario
 
 
@@ -12,6 +12,7 @@ def all_scenarios() -> Registry:
         [
             Scenario("cached_reads", cached_reads.SUMMARY, cached_reads.run),
             Scenario("writes", writes.SUMMARY, writes.run),
+            Scenario("tailing", tailing.SUMMARY, tailing.run),
             Scenario("load", load.SUMMARY, load.run),
         ]
     )

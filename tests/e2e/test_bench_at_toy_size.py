@@ -68,6 +68,13 @@ def test_durable_writes_are_measured_beside_single_transactions(tmp_path: Path) 
     assert {figure.contestant for figure in result.figures} == {"tao", "one by one"}
 
 
+def test_a_tailers_catching_up_is_measured(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--only", "tailing").scenarios["tailing"]
+    by_name = {quantity.name: quantity for quantity in result.quantities}
+    assert by_name["writes, 64 a transaction"].value > 0
+    assert by_name["writes, 1 a transaction, of CPU time"].value > 0
+
+
 def test_a_graph_is_loaded_and_its_memory_told(tmp_path: Path) -> None:
     result = bench(tmp_path, "--only", "load").scenarios["load"]
     by_name = {quantity.name: quantity for quantity in result.quantities}

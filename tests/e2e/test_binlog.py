@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -269,10 +268,7 @@ async def test_a_cut_connection_is_made_anew_from_the_position_reached(rig: Binl
 
 
 async def kill_dump_threads(rig: BinlogRig) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MySQL would rather be asked a schema that these servers do without
-        threads = await rig.rows("SHOW PROCESSLIST")
-    for thread, _, _, _, command, *_ in threads:
+    for thread, _, _, _, command, *_ in await rig.rows("SHOW PROCESSLIST"):
         if command.startswith("Binlog Dump"):
             await rig.sql(f"KILL {thread}")
 

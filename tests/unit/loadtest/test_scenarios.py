@@ -57,7 +57,7 @@ def test_scenarios_are_chosen_by_name_in_their_own_order() -> None:
 def test_an_unknown_scenario_is_told_with_those_there_are() -> None:
     outcome = CliRunner().invoke(main, ["bench", "--only", "nonsense"])
     assert outcome.exit_code == 2
-    assert outcome.stderr == "loadtest: there is no scenario nonsense; there are cached_reads, writes, load\n"
+    assert outcome.stderr == "loadtest: there is no scenario nonsense; there are cached_reads, writes, tailing, load\n"
 
 
 def test_two_scenarios_of_one_name_are_refused() -> None:
