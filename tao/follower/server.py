@@ -99,6 +99,7 @@ class FollowerServer:
             reads.use_schema(changed)
 
         configuration.on_schema(use_schema)
+        configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
         metrics = Metrics(role="follower", server=name)
         figures = ServingFigures(metrics, cache, reads, fills, clock)
         self._register(metrics, writes)
@@ -136,6 +137,7 @@ class FollowerServer:
                 "messages": subscriptions.messages,
                 "resets": subscriptions.resets,
                 "unsubscribed_shards": subscriptions.unsubscribed,
+                "links": links.figures(),
             },
             not_ready=lambda: (
                 f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
@@ -214,6 +216,12 @@ class FollowerServer:
             "unsubscribed_shards",
             "Shards that no leader has confirmed: served from what is known.",
             lambda: subscriptions.unsubscribed,
+        )
+        metrics.gauge_family(
+            "link_failures",
+            "Failed attempts to reach a server since it answered last, by server.",
+            "peer",
+            self._links.failures,
         )
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 

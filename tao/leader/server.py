@@ -154,6 +154,7 @@ class LeaderServer:
 
         configuration.on_schema(use_schema)
         configuration.on_routes(self._follow_routes)
+        configuration.on_routes(lambda routes: self._links.keep_only(routes.server_names()))
         metrics = Metrics(role="leader", server=name)
         source.read_seconds = metrics.histogram(
             "database_read_seconds", "Reads of the database for fills, by batch."
@@ -193,6 +194,7 @@ class LeaderServer:
                     "inverses_settled_later": inverses.settled_later,
                 },
                 "delivery": self._publisher.figures(),
+                "links": self._links.figures(),
             },
             not_ready=lambda: "" if ownership.complete else "not every shard of this leader is taken yet",
         )
@@ -320,6 +322,13 @@ class LeaderServer:
             ("unacknowledged_bytes", "Sent to subscribers and not acknowledged."),
         ):
             metrics.gauge(f"delivery_{name}", help_text, partial(_figure, publisher, name))
+        metrics.gauge("inverse_pairs", "Pairs whose edges are being written at both ends.", lambda: inverses.pairs_held)
+        metrics.gauge_family(
+            "link_failures",
+            "Failed attempts to reach a server since it answered last, by server.",
+            "peer",
+            self._links.failures,
+        )
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 

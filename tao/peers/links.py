@@ -81,6 +81,17 @@ class Links:
         for name in [name for name in self._links if name not in names]:
             self._retire(self._links.pop(name))
 
+    def failures(self) -> dict[str, float]:
+        """`Link.consecutive_failures` by server, for a gauge: 0 for those that answer."""
+        return {name: link.consecutive_failures for name, link in self._links.items()}
+
+    def figures(self) -> dict[str, dict[str, object]]:
+        """For ``/stats``, by server: is it connected, and how often has it failed in a row."""
+        return {
+            name: {"up": link.is_up, "consecutive_failures": link.consecutive_failures}
+            for name, link in self._links.items()
+        }
+
     async def close(self) -> None:
         """Close every link; requests unanswered fail as UNAVAILABLE."""
         links, self._links = list(self._links.values()), {}

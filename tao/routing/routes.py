@@ -134,6 +134,10 @@ class Routes:
             raise TopologyError(f"there is no cache server {name!r} in topology version {self.version}")
         return found
 
+    def server_names(self) -> set[str]:
+        """The cache servers of all regions, for whoever keeps something for each."""
+        return set(self._servers)
+
     def locate(self, server_name: str) -> Place:
         """Region, tier and role of a cache server. Raises as `server`."""
         self.server(server_name)
