@@ -69,7 +69,8 @@ async def connect_grpc(
             method: _Method = channel.stream_stream(SESSION_METHOD, response_deserializer=pb.Answer.FromString)
             call: _Call = method(metadata=greeting_metadata(credentials))
             greeting = await call.initial_metadata()
-            if call.done():
+            names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
+            if not names or call.done():  # a server says its name first when it accepts; its refusal may lag behind
                 raise error_of(await call.code(), await call.details(), await call.trailing_metadata() or ())
     except TimeoutError:
         await channel.close()
@@ -80,8 +81,7 @@ async def connect_grpc(
     except BaseException:
         await channel.close()
         raise
-    names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
-    return GrpcSession(asyncio.get_running_loop(), address, settings, channel, call, str(names[0]) if names else "")
+    return GrpcSession(asyncio.get_running_loop(), address, settings, channel, call, str(names[0]))
 
 
 class GrpcSession(NumberedSession):

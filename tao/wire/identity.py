@@ -70,4 +70,4 @@ def check_token(accepted: AcceptedTokens, shown: str, role: str) -> None:
     if not any(of_clients):
         raise Unauthorized("the token shown is missing or wrong; set the one that the servers accept")
     if role in VOUCHED_ROLES:
-        raise Unauthorized(f"the token shown is that of clients; a peer that is a {role} shows the servers' token")
+        raise Unauthorized(f"the token shown is that of clients; as {role} a peer shows the servers' token")
