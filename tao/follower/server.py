@@ -10,11 +10,9 @@ from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.maintenance_path import Subscriptions
-from tao.follower.miss_path import LeaderSource
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
 from tao.follower.unary_path import UnaryPath
-from tao.follower.write_path import ForwardPath
 from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
@@ -24,13 +22,16 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
+from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.faces import Faces
 from tao.serving.figures import ServingFigures
 from tao.serving.fills import Fills
+from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
+from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import AcceptedTokens, Credentials
@@ -70,13 +71,24 @@ class FollowerServer:
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas))
         tls, credentials = settings.tls.if_set, Credentials(name, "follower", settings.token)
         links = self._links = Links(LinkSettings(), credentials, tls, region=place.region)
-        source = LeaderSource(configuration, place.region, links, settings.misses)
+        source = RemoteSource(
+            configuration, lambda shard: configuration.routes.leaders(place.region).home(shard), links, settings.misses
+        )
         self._types = SchemaArenas(schema, arenas)
         fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
         where = (place.region, place.tier)
         writes = ForwardPath(
-            name, where, cache, configuration, links, clock, self._admit, self._spawn("write"), settings.forwarding
+            name,
+            configuration,
+            lambda shard: configuration.routes.leaders(place.region).home(shard),
+            lambda shard: configuration.routes.tier(place.region, place.tier).hosts(shard),
+            lambda messages: apply_messages(cache, clock, messages, insert=True),
+            links,
+            clock,
+            self._admit,
+            self._spawn("write"),
+            settings.forwarding,
         )
         self._subscriptions = Subscriptions(
             name,

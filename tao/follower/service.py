@@ -6,12 +6,13 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from tao.cache import GraphCache
-from tao.follower.write_path import ForwardPath
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.ports import Clock
 from tao.peers.links import Links
+from tao.serving.applying import apply_messages
 from tao.serving.authority import FOLLOWER_RULES, check_role
 from tao.serving.configuration import Configuration
+from tao.serving.forward_path import ForwardPath
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
 from tao.wire.convert import error_to_pb, shard_messages_from_pb
@@ -62,11 +63,8 @@ class FollowerService:
 
     def _apply(self, request: pb.Request, reply: Reply) -> None:
         """Changes of a write that another server of this tier has forwarded."""
-        now = self._clock.monotonic()
         for changes in request.apply.changes:
-            messages = shard_messages_from_pb(changes)
-            for message in messages.messages:
-                self._cache.apply_message(message, messages.version_epoch, now, insert=True)
+            apply_messages(self._cache, self._clock, shard_messages_from_pb(changes), insert=True)
         reply.send(pb.Answer(applied=pb.Applied()))
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:

@@ -10,9 +10,13 @@ from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.elsewhere import Elsewhere
+from tao.leader.hosting import Hosting
 from tao.leader.inverse_path import InversePath
 from tao.leader.miss_path import DatabaseSource
 from tao.leader.ownership import Ownership
+from tao.leader.region_source import RegionSource
+from tao.leader.relay_path import RelayPath
 from tao.leader.service import LeaderService
 from tao.leader.settings import LeaderSettings
 from tao.leader.settling import CopyFence, SettlingLeaders
@@ -29,13 +33,16 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
+from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.faces import Faces
 from tao.serving.figures import ServingFigures
 from tao.serving.fills import Fills
+from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
+from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
@@ -111,7 +118,7 @@ class LeaderServer:
             settings.writes,
             self._log,
         )
-        others = SettlingLeaders(configuration, place.region, self._links, ownership, clock)
+        others = SettlingLeaders(configuration, self._links, ownership, clock)
         inverses = self._inverses = InversePath(
             writes,
             ownership,
@@ -125,13 +132,46 @@ class LeaderServer:
             self._log,
         )
         others.here = inverses
+        hosting = self._hosting = Hosting(cache, self._publisher, settings.hosting, self._log)
+        elsewhere = self._elsewhere = Elsewhere(
+            place.region,
+            configuration,
+            lambda shard: shard in hosting.hosted and cache.is_open(shard),
+            lambda messages: apply_messages(cache, clock, messages, insert=True),
+            self._publisher,
+            self._links,
+            self._spawn("reserve"),
+        )
+        elsewhere.path = ForwardPath(
+            name,
+            configuration,
+            elsewhere.leader,
+            lambda shard: configuration.routes.leaders(place.region).hosts(shard),
+            elsewhere.apply_and_tell,
+            self._links,
+            clock,
+            lambda _: None,
+            self._spawn("forward"),
+            settings.forwarding,
+        )
+        relays = self._relays = RelayPath(
+            self._serves,
+            lambda messages: apply_messages(cache, clock, messages, insert=False),
+            cache.bump_shard,
+            self._publisher,
+            cache.version_epoch,
+            lambda: configuration.routes.version,
+            settings.relays,
+        )
         source = DatabaseSource(
             read_store,
             lambda shard: configuration.routes.database_of(shard).name,
             self._spawn("database read"),
             settings.misses,
         )
-        fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region)
+        self._source = RegionSource(source, master_region, elsewhere.is_mastered_here)
+        fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
         service = LeaderService(
             cache,
@@ -140,6 +180,8 @@ class LeaderServer:
             inverses,
             self._copy_fence,
             ownership,
+            elsewhere,
+            relays,
             self._publisher,
             configuration,
             clock,
@@ -184,6 +226,10 @@ class LeaderServer:
                 "schema_hash": configuration.schema.version_hash,
                 **figures.summary(),
                 "owned_shards": len(ownership.owned),
+                "hosted_shards": len(hosting.hosted),
+                "relayed_messages": relays.messages,
+                "voided_shards": relays.voided,
+                "reads_sent_to_master_region": self._source.sent_away,
                 "writes": {
                     "committed": writes.committed_writes,
                     "transactions": writes.committed_transactions,
@@ -233,7 +279,10 @@ class LeaderServer:
 
     def _follow_routes(self, routes: Routes) -> None:
         # By tier: a server that was taken out of the document while it runs has no shards, and must let go of its own.
-        self._ownership.want(routes.tier(self._region, self._tier).shards_of(self._settings.name))
+        shards = routes.tier(self._region, self._tier).shards_of(self._settings.name)
+        mastered_here = {shard for shard in shards if routes.master_region(shard) == self._region}
+        self._hosting.host(shard for shard in shards if shard not in mastered_here)
+        self._ownership.want(mastered_here)
 
     def _open_shard(self, row: ShardRow) -> None:
         """Ownership was taken: from here on this leader's cache and stream of the shard are the truth."""
@@ -248,12 +297,16 @@ class LeaderServer:
 
     def _admit(self, shard: int) -> TaoError | None:
         """Why this leader does not serve the shard, or None."""
-        if shard in self._ownership.owned:
+        if shard in self._ownership.owned or shard in self._hosting.hosted:
             return None
         shards = self._configuration.routes.shards
         if shard >= shards:
             return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
         return self._ownership.refusal(shard)
+
+    def _serves(self, shard: int) -> bool:
+        """Whether messages of the shard are for this leader now."""
+        return self._cache.is_open(shard)
 
     def _list_limit(self, atype: int) -> int:
         return self._types.list_limit(atype)
@@ -275,7 +328,7 @@ class LeaderServer:
         for database in self._configuration.routes.topology.databases:
             for server in database.servers.values():
                 if server.name == name:
-                    return server
+                    return server.seen_from(self._region)
         raise TopologyError(f"the topology names no database server {name}")
 
     def _reader_account(self, name: str) -> ServerAccount:

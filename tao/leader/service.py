@@ -8,9 +8,11 @@ from typing import Any, Final
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath
 from tao.leader.maintenance_path import Subscribers, invalidate_shards
 from tao.leader.ownership import Ownership
+from tao.leader.relay_path import RelayPath
 from tao.leader.settling import CopyFence
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, TaoError
@@ -44,6 +46,8 @@ class LeaderService:
         inverses: InversePath,
         copy_fence: CopyFence,
         ownership: Ownership,
+        elsewhere: Elsewhere,
+        relays: RelayPath,
         publisher: Publisher,
         configuration: Configuration,
         clock: Clock,
@@ -55,6 +59,7 @@ class LeaderService:
         self._inverses: Final = inverses
         self._copy_fence: Final = copy_fence
         self._ownership: Final = ownership
+        self._elsewhere: Final = elsewhere
         self._publisher: Final = publisher
         self._configuration: Final = configuration
         self._clock: Final = clock
@@ -73,6 +78,8 @@ class LeaderService:
             "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, clock, request.inspect))),
             "invalidate": self._invalidate,
             "settle_pairs": self._start_settling,
+            "relay": relays.handle,
+            "apply": elsewhere.apply,
         }
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
@@ -93,7 +100,7 @@ class LeaderService:
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
-        for slot in range(len(batch.writes)):
+        for slot in self._elsewhere.take(batch, results, deadline):
             try:
                 self._spawn(self._write_one(slot, batch, deadline, results))
             except TaoError as error:
@@ -133,6 +140,8 @@ class LeaderService:
         count = request.reserve_ids.count
         if not 1 <= count <= MAX_RESERVED_IDS:
             raise InvalidArgument(f"{count} ids cannot be reserved at once; ask for 1 to {MAX_RESERVED_IDS}")
+        if self._elsewhere.reserve_ids(request, reply):
+            return
         ids = [self._allocate(request.reserve_ids.shard) for _ in range(count)]
         reply.send(pb.Answer(reserved_ids=pb.ReservedIds(ids=ids)))
 

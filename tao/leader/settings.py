@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Literal
 
 from tao.delivery.settings import DeliverySettings
+from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.miss_path import MissSettings
 from tao.leader.ownership import OwnershipSettings
+from tao.leader.relay_path import RelaySettings
 from tao.leader.write_path import WriteSettings
 from tao.serving.fills import FillSettings
+from tao.serving.forward_path import ForwardSettings
+from tao.serving.remote_source import RemoteSettings
 from tao.wire.tls import TlsFiles
 
 
@@ -67,4 +71,8 @@ class LeaderSettings:
     ownership: OwnershipSettings = OwnershipSettings()
     writes: WriteSettings = WriteSettings()
     inverses: InverseSettings = InverseSettings()
+    hosting: HostingSettings = HostingSettings()
+    relays: RelaySettings = RelaySettings()
+    forwarding: ForwardSettings = ForwardSettings()
+    master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()

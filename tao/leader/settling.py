@@ -26,11 +26,8 @@ from tao.wire.v1 import session_pb2 as pb
 class SettlingLeaders:
     """`OtherLeaders` over links; a shard that this leader owns itself (on another database) is settled here."""
 
-    def __init__(
-        self, configuration: Configuration, region: str, links: Links, ownership: Ownership, clock: Clock
-    ) -> None:
+    def __init__(self, configuration: Configuration, links: Links, ownership: Ownership, clock: Clock) -> None:
         self._configuration: Final = configuration
-        self._region: Final = region
         self._links: Final = links
         self._ownership: Final = ownership
         self._clock: Final = clock
@@ -48,7 +45,7 @@ class SettlingLeaders:
                 told.extend(written.messages)
             return told
         routes = self._configuration.routes
-        leader = routes.leaders(self._region).home(shard)
+        leader = routes.leaders(routes.master_region(shard)).home(shard)
         batch = pb.WriteBatch(
             writes=[write_to_pb(settle) for settle in settles],
             want_changes=True,

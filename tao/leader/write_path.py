@@ -16,20 +16,21 @@ import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.messages import by_shard
 from tao.leader.ownership import Ownership
-from tao.model.changes import Change, Message, ObjectChange, ShardMessages
+from tao.leader.transaction_ends import ShardLost, commit_or_unknown
+from tao.model.changes import Change, Message, ShardMessages
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
     InternalError,
     OutcomeUnknown,
-    Overloaded,
     ShardBlocked,
     TaoError,
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT, IdAllocator
-from tao.model.ports import Clock, Transaction, WriteStore
+from tao.model.ports import Clock, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import AssocAdd, ForgetIntent, ObjAdd, ObjUpdate, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
@@ -220,7 +221,7 @@ class WritePath:
         try:
             planned, rows = await self._transact(server, [waiting.planned for waiting in batch.values()])
             self.transaction_seconds(self._clock.monotonic() - began)
-        except _Lost as lost:
+        except ShardLost as lost:
             self._without(tickets, lost.shard, Fenced(lost.message))
         except ShardBlocked as blocked:
             if blocked.shard >= 0:
@@ -329,20 +330,20 @@ class WritePath:
             planned = plan(existing, rows, writes, schema, self._clock.unix_ms())
             if planned.rows:
                 await transaction.apply(planned.rows)
-                await _commit(transaction)
+                await commit_or_unknown(transaction)
         return planned, rows
 
     def _check_owned(self, shard: int, row: ShardRow | None, server: str) -> None:
         """The fence: what the locked row says must be what this leader believes (DESIGN.md §6)."""
         mine = self._ownership.owned.get(shard)
         if row is None or mine is None:
-            raise _Lost(shard, f"this leader no longer owns shard {shard}")
+            raise ShardLost(shard, f"this leader no longer owns shard {shard}")
         if row.owner != mine.owner or row.generation != mine.generation or row.master_server != server:
             self._ownership.lost(shard)
-            raise _Lost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
+            raise ShardLost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
 
     def _carried(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:
-        return next(iter(_by_shard((message,), rows, self._settings.inline_object_bytes)))
+        return next(iter(by_shard((message,), rows, self._settings.inline_object_bytes)))
 
     def _tell_caches(self, changes: Sequence[Change], rows: dict[int, ShardRow]) -> None:
         # Given up while this was committed: its next owner, which may be this leader again, begins with an empty cache
@@ -356,7 +357,7 @@ class WritePath:
         now = self._clock.monotonic()
         for change in told:
             self._cache.apply(change, rows[change.shard].version_epoch, now, insert=True)
-        self._publisher.publish_all(_by_shard(told, rows, self._settings.inline_object_bytes))
+        self._publisher.publish_all(by_shard(told, rows, self._settings.inline_object_bytes))
 
     def _without(self, tickets: list[int], shard: int, error: TaoError) -> None:
         for ticket in self._lanes.requeue(tickets, shard):
@@ -382,15 +383,6 @@ class WritePath:
             waiting.done.set_result(result)
 
 
-async def _commit(transaction: Transaction) -> None:
-    try:
-        await transaction.commit()
-    except TaoError:
-        raise
-    except Exception as error:
-        raise OutcomeUnknown(f"{type(error).__name__} in COMMIT: {error}") from error
-
-
 def _nobody_observes(_: float) -> None:
     """Until the server wires a metric in."""
 
@@ -401,25 +393,6 @@ def _data_bytes(write: Write) -> int:
             return len(data)
         case _:
             return 0
-
-
-class _Lost(Overloaded):
-    """A shard of the batch is not this leader's (any more); the others' writes are planned again without it."""
-
-    def __init__(self, shard: int, message: str) -> None:
-        super().__init__(message)
-        self.shard = shard
-
-
-def _by_shard(
-    messages: Iterable[Message], rows: dict[int, ShardRow], inline_object_bytes: int
-) -> Iterable[ShardMessages]:
-    by_shard: dict[int, list[Message]] = {}
-    for message in messages:
-        if isinstance(message, ObjectChange) and message.data is not None and len(message.data) > inline_object_bytes:
-            message = msgspec.structs.replace(message, data=None)
-        by_shard.setdefault(message.shard, []).append(message)
-    return (ShardMessages(shard, rows[shard].version_epoch, tuple(batch)) for shard, batch in by_shard.items())
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:

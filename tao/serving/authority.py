@@ -35,6 +35,7 @@ LEADER_RULES: Final[Rules] = {
     "settle_pairs": frozenset({"operator"}),
     "settle_edge": frozenset({"leader"}),
     "relay": frozenset({"tailer"}),
+    "apply": frozenset({"leader"}),
 }
 """``settle_edge`` is a kind of write, asked for apart."""
 

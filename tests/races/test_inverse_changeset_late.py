@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tao.follower.write_path import ForwardSettings
 from tao.model.writes import AssocAdd
+from tao.serving.forward_path import ForwardSettings
 from tests.rigs.leader_rig import FRIEND, make_id
 from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import RegionRig

@@ -17,9 +17,9 @@ from tao.model.changes import ListInvalidation
 from tao.model.errors import StaleRead
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.rows import ListRow
-from tao.model.versions import make_version
 from tests.rigs.leader_rig import COMMENT, make_id
 from tests.rigs.region_rig import RegionRig
+from tests.rigs.versions import make_version
 
 A, B = make_id(64), make_id(128)
 

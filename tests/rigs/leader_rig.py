@@ -8,9 +8,11 @@ from pathlib import Path
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
+from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath, InverseSettings
 from tao.leader.miss_path import DatabaseSource, MissSettings
 from tao.leader.ownership import Ownership, OwnershipSettings
+from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.service import LeaderService
 from tao.leader.settling import CopyFence
 from tao.leader.write_path import WritePath, WriteSettings, Written
@@ -22,11 +24,14 @@ from tao.model.rows import ShardRow
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
+from tao.peers.links import Links, LinkSettings
 from tao.schema.registry import load_schema
+from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.fills import Fills, FillSettings
 from tao.serving.read_service import ReadService
+from tao.wire.identity import Credentials
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.pacing import Gate, ManualClock, Tasks
 
@@ -167,6 +172,25 @@ class LeaderRig:
             self.cache, self.source, self.clock, arenas.list_limit, self.tasks, fills or FillSettings(max_refetches=2)
         )
         self.reads = ReadService(self.cache, self.fills, SCHEMA, self._admit, self.cache.version_epoch, self.tasks)
+        apply = lambda messages: apply_messages(self.cache, self.clock, messages, insert=True)  # noqa: E731
+        self.elsewhere = Elsewhere(
+            "east",
+            self.configuration,
+            lambda _: False,
+            apply,
+            self.publisher,
+            Links(LinkSettings(), Credentials(name, "leader")),
+            self.tasks,
+        )
+        self.relays = RelayPath(
+            self.cache.is_open,
+            apply,
+            self.cache.bump_shard,
+            self.publisher,
+            self.cache.version_epoch,
+            lambda: 1,
+            RelaySettings(),
+        )
         self.service = LeaderService(
             self.cache,
             self.reads,
@@ -174,6 +198,8 @@ class LeaderRig:
             self.inverses,
             self.copy_fence,
             self.ownership,
+            self.elsewhere,
+            self.relays,
             self.publisher,
             self.configuration,
             self.clock,

@@ -8,20 +8,21 @@ from typing import Any
 
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.maintenance_path import Subscriptions, SubscriptionSettings
-from tao.follower.miss_path import LeaderSource, MissSettings
 from tao.follower.service import FollowerService
-from tao.follower.write_path import ForwardPath, ForwardSettings
 from tao.model.edge_block import decode_block
 from tao.model.errors import NotMine, TaoError
 from tao.model.graph import decode_count
-from tao.model.topology import Topology
+from tao.model.topology import CacheServer, Topology
 from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.runtime.clock import LoopClock
+from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.fills import Fills, FillSettings
+from tao.serving.forward_path import ForwardPath, ForwardSettings
 from tao.serving.read_service import ReadService
+from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, write_to_pb
 from tao.wire.session import failure
@@ -44,15 +45,16 @@ class FollowerRig:
         self.configuration = Configuration(topology, SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), arenas)
-        self.source = LeaderSource(self.configuration, "east", links, MissSettings(first_pause_seconds=0.001))
+        self.source = RemoteSource(self.configuration, self._leader, links, RemoteSettings(first_pause_seconds=0.001))
         self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings())
         self.reads = ReadService(self.cache, self.fills, SCHEMA, self._admit, self.cache.version_epoch, self.tasks)
         place = ("east", "near")
         self.writes = ForwardPath(
             name,
-            place,
-            self.cache,
             self.configuration,
+            self._leader,
+            lambda shard: self.configuration.routes.tier(*place).hosts(shard),
+            lambda messages: apply_messages(self.cache, clock, messages, insert=True),
             links,
             clock,
             self._admit,
@@ -73,6 +75,9 @@ class FollowerRig:
         self.service = FollowerService(
             self.cache, self.reads, self.writes, self.configuration, "east", links, clock, self.tasks
         )
+
+    def _leader(self, shard: int) -> CacheServer:
+        return self.configuration.routes.leaders("east").home(shard)
 
     async def ask(self, request: pb.Request) -> pb.Answer:
         """The whole answer, as a client gets it. Raises what it carries as a whole."""

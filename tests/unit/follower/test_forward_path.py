@@ -6,7 +6,6 @@ import asyncio
 
 import pytest
 
-from tao.follower.write_path import ForwardSettings
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -19,6 +18,7 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.writes import AssocAdd, ObjAdd
+from tao.serving.forward_path import ForwardSettings
 from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id

@@ -1,9 +1,10 @@
-"""A follower's misses go to the region's leader of the shard, those of one tick in one batch (DESIGN.md §5)."""
+"""Misses that go to another cache server: a follower's to its leader, a leader's to the master region's (DESIGN.md §5,
+§8). Those of one tick travel in one batch."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,8 +21,8 @@ from tao.wire.v1 import session_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class MissSettings:
-    """How a follower asks its leaders."""
+class RemoteSettings:
+    """How the server above is asked."""
 
     max_batch_queries: int = 512
     """Queries in one message to a leader: an answer of so many lists stays well below the largest frame."""
@@ -43,12 +44,19 @@ class _Asked:
     answer: asyncio.Future[Fetched]
 
 
-class LeaderSource:
-    """The `FillSource` of a follower."""
+class RemoteSource:
+    """A `FillSource` over links."""
 
-    def __init__(self, configuration: Configuration, region: str, links: Links, settings: MissSettings) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        locate: Callable[[int], CacheServer],
+        links: Links,
+        settings: RemoteSettings,
+    ) -> None:
+        """``locate``: shard → whom to ask, by the configuration as it is then."""
         self._configuration: Final = configuration
-        self._region: Final = region
+        self._locate: Final = locate
         self._links: Final = links
         self._settings: Final = settings
         self._gathering: Gathering[tuple[CacheServer, bool], _Asked] = Gathering(
@@ -60,7 +68,7 @@ class LeaderSource:
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         pause = self._settings.first_pause_seconds
         for attempt in range(1, self._settings.max_attempts + 1):
-            leader = self._configuration.routes.leaders(self._region).home(shard)
+            leader = self._locate(shard)
             answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
             self._gathering.add((leader, critical), _Asked(query, minimum, critical, timeout_seconds, answer))
             try:

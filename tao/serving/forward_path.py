@@ -1,20 +1,19 @@
-"""A write through its follower: to the shard's leader, and its changes into this tier before it is answered
-(DESIGN.md §6).
+"""A write on its way to who does it, and its changes into this tier before it is answered (DESIGN.md §6).
 
-The leader's answer carries what the write changed. This follower applies what concerns its own shards, and hands the
-rest - the other end of an edge with an inverse - to the servers of its tier that have them. So whoever reads through
-this tier sees the write as soon as it is acknowledged, without waiting for a message from anywhere.
+A follower forwards to its region's leader, a leader forwards what is mastered elsewhere to the master region's. The
+answer carries what the write changed. This server applies what concerns its own shards, and hands the rest - the other
+end of an edge with an inverse - to the servers of its tier that have them. So whoever reads through this tier sees the
+write as soon as it is acknowledged, without waiting for a message from anywhere.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tao.cache import GraphCache
 from tao.model.changes import ShardMessages
 from tao.model.errors import DeadlineExceeded, Fenced, InternalError, InvalidArgument, NotMine, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT, check_id
@@ -22,6 +21,7 @@ from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
 from tao.planning.coordination import coordinating_shard
+from tao.schema.registry import Schema
 from tao.serving.configuration import Configuration
 from tao.serving.gathering import Gathering
 from tao.serving.write_results import WriteResults
@@ -32,7 +32,7 @@ from tao.wire.v1 import session_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
-    """How a follower forwards writes."""
+    """How writes are forwarded."""
 
     max_attempts: int = 6
     """Tries of one write while its leader says, before writing anything, that the shard is not its own, or cannot be
@@ -59,25 +59,28 @@ class _Forwarded:
 
 
 class ForwardPath:
-    """Forwards the writes of one follower."""
+    """Forwards the writes that another server does."""
 
     def __init__(
         self,
         name: str,
-        place: tuple[str, str],
-        cache: GraphCache,
         configuration: Configuration,
+        next_hop: Callable[[int], CacheServer],
+        hosts: Callable[[int], Sequence[CacheServer]],
+        apply: Callable[[ShardMessages], None],
         links: Links,
         clock: Clock,
         admit: Callable[[int], TaoError | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: ForwardSettings,
     ) -> None:
-        """``place``: region and tier of this follower. ``admit``: shard → why it is not served here, or None."""
+        """``next_hop``: shard that coordinates a write → to whom it goes. ``hosts``: shard → the servers of this tier
+        that have it. ``apply`` takes changes in here. ``admit``: shard → why it is not served here, or None."""
         self._name: Final = name
-        self._region, self._tier = place
-        self._cache: Final = cache
         self._configuration: Final = configuration
+        self._next_hop: Final = next_hop
+        self._hosts: Final = hosts
+        self._apply: Final = apply
         self._links: Final = links
         self._clock: Final = clock
         self._admit: Final = admit
@@ -92,24 +95,25 @@ class ForwardPath:
         self.siblings_missed = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Forward each write of the batch to its leader; results come as they are done."""
+        """Forward each write of the batch; results come as they are done."""
         writes = request.write
-        forwarded = _Forwarded(
-            writes,
-            WriteResults(reply, len(writes.writes), want_changes=writes.want_changes),
-            self._clock.monotonic() + request.deadline_ms / 1000,
-        )
         if not writes.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
-        self._send(forwarded, range(len(writes.writes)), 1)
+        results = WriteResults(reply, len(writes.writes), want_changes=writes.want_changes)
+        deadline = self._clock.monotonic() + request.deadline_ms / 1000
+        self.forward(writes, range(len(writes.writes)), results, deadline)
+
+    def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
+        """Forward some writes of a batch; ``results`` gets theirs."""
+        self._send(_Forwarded(writes, results, deadline), slots, 1)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
         by_leader: dict[CacheServer, list[int]] = {}
         for slot in slots:
             try:
-                leader = routes.leaders(self._region).home(self._coordinator(forwarded.writes.writes[slot]))
+                leader = self._next_hop(self._coordinator(forwarded.writes.writes[slot]))
             except TaoError as error:
                 self._fail(forwarded, slot, error)
             else:
@@ -126,18 +130,11 @@ class ForwardPath:
             self._links.to(leader).send(request, left, take)
 
     def _coordinator(self, message: pb.Write) -> int:
-        """The shard whose leader does the write. Raises when this follower is not the one to send it."""
+        """The shard whose leader does the write. Raises when this server is not the one to send it."""
         if message.HasField("settle_edge"):
             # One side of a pair: from anyone but its coordinator it would leave the two sides different.
             raise InvalidArgument("settle_edge is between leaders; write the edge with assoc_add or assoc_delete")
-        add = message.obj_add if message.WhichOneof("operation") == "obj_add" else None
-        if add is not None and not add.id:
-            home = coordinator = add.shard
-        else:
-            write = write_from_pb(message, _no_allocation)
-            coordinator = coordinating_shard(write, self._configuration.schema)
-            named = "id1" if hasattr(write, "id1") else "id"
-            home = check_id(getattr(write, named, 0), named) >> SHARD_SHIFT
+        home, coordinator = shards_of_write(message, self._configuration.schema)
         refusal = self._admit(home)
         if refusal is not None:
             raise refusal
@@ -207,13 +204,10 @@ class ForwardPath:
     def _apply_own(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply what concerns this server; returns who else of the tier has to be told what."""
         elsewhere: list[tuple[CacheServer, ShardMessages]] = []
-        tier = self._configuration.routes.tier(self._region, self._tier)
-        now = self._clock.monotonic()
         for messages in changes:
-            for host in tier.hosts(messages.shard):
+            for host in self._hosts(messages.shard):
                 if host.name == self._name:
-                    for message in messages.messages:
-                        self._cache.apply_message(message, messages.version_epoch, now, insert=True)
+                    self._apply(messages)
                 else:
                     elsewhere.append((host, messages))
         return elsewhere
@@ -257,6 +251,15 @@ class ForwardPath:
     def _fail(self, forwarded: _Forwarded, slot: int, error: TaoError) -> None:
         self.failed[_operation(forwarded, slot)] += 1
         forwarded.results.fail(slot, error)
+
+
+def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:
+    """The shard of the id that the write names first, and the shard that coordinates it. Raises `RequestError`."""
+    if message.WhichOneof("operation") == "obj_add" and not message.obj_add.id:
+        return message.obj_add.shard, message.obj_add.shard
+    write = write_from_pb(message, _no_allocation)
+    named = "id1" if hasattr(write, "id1") else "id"
+    return check_id(getattr(write, named, 0), named) >> SHARD_SHIFT, coordinating_shard(write, schema)
 
 
 def _operation(forwarded: _Forwarded, slot: int) -> str:

@@ -1,0 +1,76 @@
+"""Shards that this leader serves for its region while their master is in another (DESIGN.md §8: the slave leader).
+
+Nobody owns such a shard here: its writes are ordered in the master region. This leader fills from the region's replica,
+hears of every commit from the region's tailer, and tells its subscribers - so what the topology says is enough.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from tao.cache import GraphCache
+from tao.delivery.publisher import Publisher
+from tao.observability.logs import Logger
+
+
+@dataclass(frozen=True, slots=True)
+class HostingSettings:
+    """How hosted shards change hands."""
+
+    settle_seconds: float = 2.0
+    """After a topology that gives this leader another shard, before it caches it: the tailer may go by the former
+    document for a moment, and have told the former leader of what this one has filled already."""
+
+
+class Hosting:
+    """The hosted shards. Their streams are numbered from each opening on, so that a subscriber starts anew."""
+
+    def __init__(self, cache: GraphCache, publisher: Publisher, settings: HostingSettings, log: Logger) -> None:
+        self._cache: Final = cache
+        self._publisher: Final = publisher
+        self._settings: Final = settings
+        self._log: Final = log
+        self._hosted: frozenset[int] = frozenset()
+        self._opened: set[int] = set()
+        self._openings = 0
+        self._began = False
+
+    @property
+    def hosted(self) -> frozenset[int]:
+        """Shards served here without being owned."""
+        return self._hosted
+
+    @property
+    def opened(self) -> int:
+        """How many of them are cached by now."""
+        return len(self._opened)
+
+    def host(self, shards: Iterable[int]) -> None:
+        """Host exactly these from now on. At the start there is nobody to take them over from."""
+        hosted = frozenset(shards)
+        for shard in self._opened - hosted:
+            self._opened.discard(shard)
+            self._cache.close_shard(shard)
+            self._publisher.close_shard(shard)
+        added = hosted - self._hosted
+        self._hosted = hosted
+        if not added:
+            self._began = True
+        elif self._began:
+            asyncio.get_running_loop().call_later(self._settings.settle_seconds, self._open, added)
+        else:
+            self._began = True
+            self._open(added)
+
+    def _open(self, shards: frozenset[int]) -> None:
+        opening = [shard for shard in sorted(shards & self._hosted) if shard not in self._opened]
+        for shard in opening:
+            self._openings += 1
+            self._opened.add(shard)
+            self._cache.open_shard(shard)
+            self._publisher.open_shard(shard, self._openings, 0)
+        if opening:
+            self._log.info("shards_hosted", hosted=len(self._opened))

@@ -1,0 +1,10 @@
+"""Versions as the store would have given them out."""
+
+from __future__ import annotations
+
+from tao.model.versions import COUNTER_BITS
+
+
+def make_version(epoch: int, counter: int) -> int:
+    """The version of a key after ``counter`` transactions, the last of them under ``epoch``."""
+    return epoch << COUNTER_BITS | counter
