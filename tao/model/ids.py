@@ -41,11 +41,6 @@ def make_id(shard: int, unix_ms: int, sequence: int) -> int:
     return shard << SHARD_SHIFT | since_epoch << SEQUENCE_BITS | sequence
 
 
-def time_of(object_id: int) -> int:
-    """Creation time in Unix milliseconds, as the allocating leader's clock had it."""
-    return ((object_id >> SEQUENCE_BITS) & _MAX_TIME_MS) + EPOCH_UNIX_MS
-
-
 def check_id(object_id: int, name: str = "id") -> int:
     """Return the id, or raise `InvalidArgument` when it is not one (63 bits, positive)."""
     if not 0 < object_id <= MAX_ID:

@@ -11,7 +11,6 @@ from typing import Final
 
 COUNTER_BITS: Final = 48
 COUNTER_MASK: Final = (1 << COUNTER_BITS) - 1
-MAX_EPOCH: Final = (1 << 15) - 1
 NEVER_WRITTEN: Final = 0
 FIRST_EPOCH: Final = 1
 
@@ -24,13 +23,6 @@ def epoch_of(version: int) -> int:
 def counter_of(version: int) -> int:
     """How many transactions have changed the key."""
     return version & COUNTER_MASK
-
-
-def make_version(epoch: int, counter: int) -> int:
-    """Compose a version; both parts must fit their bits."""
-    if not (0 <= epoch <= MAX_EPOCH and 0 <= counter <= COUNTER_MASK):
-        raise ValueError(f"version ({epoch}, {counter}) does not fit 15 + 48 bits")
-    return epoch << COUNTER_BITS | counter
 
 
 def next_version(before: int, epoch: int) -> int:

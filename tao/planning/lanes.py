@@ -286,10 +286,6 @@ class LaneScheduler:
         state = self._servers.get(server)
         return 0 if state is None else state.waiting
 
-    def waiting_for_shard(self, shard: int, sub_write: bool) -> int:
-        """How many waiting writes touch the shard, as `offer` bounds them."""
-        return self._shards.get((shard, sub_write), 0)
-
     def _count(self, state: _Server, entry: _Entry, step: int) -> None:
         state.waiting += step
         for shard in entry.shards:

@@ -59,12 +59,6 @@ class ShardMap:
         """The server that the shard's writes and messages go to first. Raises as `servers`."""
         return self.servers(shard)[0]
 
-    def succession(self, shard: int, count: int) -> Servers:
-        """Up to ``count`` servers in the order in which to try them: those that serve the shard, then those that take
-        it over when they fail, along the ring. Raises as `servers`."""
-        serving = self.servers(shard)[:count]
-        return self._extended(shard, serving, count)
-
     def shards_of(self, server: str) -> tuple[int, ...]:
         """The shards that the server serves, as home or clone, ascending; none for a server it does not know."""
         return tuple(shard for shard, servers in enumerate(self._servers) if server in servers)

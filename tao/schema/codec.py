@@ -70,12 +70,6 @@ def decode_fields(graph_type: GraphType, data: bytes) -> dict[str, FieldValue | 
     return values
 
 
-def merge_fields(graph_type: GraphType, old: bytes, values: Mapping[str, object]) -> bytes:
-    """``old`` with ``values`` (by name) set, those that are None removed, all else kept. Raises as `encode_fields`."""
-    numbered = _numbered(graph_type, values)
-    return _merged(graph_type, old, {number: msgspec.Raw(_encode(value)) for number, value in numbered.items()})
-
-
 def merge_data(graph_type: GraphType, old: bytes, patch: bytes) -> bytes:
     """``old`` with a validated ``patch`` applied; unknown numbers of both are kept, byte for byte.
 

@@ -122,25 +122,6 @@ async def migrate(
     return len(todo)
 
 
-async def ensure_custom_tables(
-    account: ServerAccount,
-    shards: Sequence[int],
-    tables: Mapping[str, int],
-    *,
-    settings: MigrationSettings | None = None,
-) -> None:
-    """Make the custom edge tables that a changed schema names, in shards that exist. Idempotent."""
-    settings = settings or MigrationSettings()
-    names = _checked(tables)
-    if not names:
-        return
-    async with _connected(account, settings) as session:
-        for shard in shards:
-            deadline = asyncio.get_running_loop().time() + settings.shard_seconds
-            statements = [f"USE {schema_name(shard)}", *map(_custom_table, names)]
-            await session.run("; ".join(statements), deadline=deadline)
-
-
 async def _due(
     account: ServerAccount,
     shards: Sequence[int],

@@ -282,11 +282,6 @@ def outcome_to_pb(outcome: WriteOutcome, *, inverse_pending: bool = False) -> pb
     )
 
 
-def outcome_from_pb(result: pb.WriteResult) -> WriteOutcome:
-    """What became of one write; ``inverse_pending`` is left to the caller."""
-    return WriteOutcome(result.id, result.found, error_from_pb(result.error) if result.HasField("error") else None)
-
-
 # ---- answers in parts ------------------------------------------------------------------------------------------
 
 

@@ -10,8 +10,8 @@ from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import make_id
 from tao.model.ports import ReadStore, WriteStore
 from tao.model.rows import ListRow, RowChanges, ShardRow, WriteKeys
-from tao.model.versions import make_version
 from tao.storage.pools import Pools
+from tests.rigs.versions import make_version
 
 SERVER = "one"
 SHARDS = (40_000, 40_001, 40_002)

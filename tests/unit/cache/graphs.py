@@ -6,7 +6,7 @@ from tao.cache import CacheSettings, GraphCache, Stored
 from tao.model.changes import GoneEdge, ListChange, sort_edges
 from tao.model.edge_block import PREFIX, decode_block, encode_block
 from tao.model.graph import Edge, encode_count, encode_object
-from tao.model.versions import make_version
+from tests.rigs.versions import make_version
 
 SHARD = 3
 ID1 = (SHARD << 47) + 64

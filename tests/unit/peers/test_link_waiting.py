@@ -105,7 +105,7 @@ async def test_frames_are_not_to_be_had_where_none_are_advertised() -> None:
 async def test_links_tell_who_is_up_and_who_has_failed_how_often() -> None:
     links = Links(LinkSettings(backoff_first_seconds=1e-6, backoff_max_seconds=1e-6), ME)
     nobody = CacheServer(name="nobody", grpc="127.0.0.1:1", frames="127.0.0.1:1")
-    assert links.figures() == links.failures() == {}
+    assert (links.figures(), links.failures()) == ({}, {})
     for times in (1, 2):
         with pytest.raises(Unavailable):
             await links.to(nobody).ask(anything(), 10.0)

@@ -39,15 +39,6 @@ def test_clones_of_a_moved_shard_keep_its_explicit_home() -> None:
     assert shard_map.servers(6) == ("b", "a")
 
 
-def test_succession_is_who_serves_then_the_ring_without_repeats() -> None:
-    last = RING.owners(5, 4)[3]
-    shard_map = ShardMap(64, RING, explicit={5: last})
-    assert shard_map.succession(5, 4) == (last, *RING.owners(5, 3))
-    assert shard_map.succession(5, 2) == (last, RING.owner(5))
-    assert shard_map.succession(5, 1) == (last,)
-    assert len(shard_map.succession(5, 100)) == 4
-
-
 def test_the_shards_of_a_server_are_those_that_name_it() -> None:
     shard_map = ShardMap(64, RING, clones={0: 4})
     for name in "abcd":

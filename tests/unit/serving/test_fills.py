@@ -13,10 +13,10 @@ from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, h
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.model.versions import make_version
 from tao.serving.fills import Fills, FillSettings
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, Tasks, quiet, until
+from tests.rigs.versions import make_version
 
 A = make_id(64)
 LIMIT = 400

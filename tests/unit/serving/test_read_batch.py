@@ -11,7 +11,6 @@ from tao.model.errors import AnswerFull, DeadlineExceeded, InvalidArgument, NotM
 from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ListRow, ObjectRow
-from tao.model.versions import make_version
 from tao.serving.columns import batch_of
 from tao.serving.read_batch import BatchQueries, answer_hits, operation_sizes, shards_in
 from tao.serving.read_service import BatchSettings, ReadService
@@ -20,6 +19,7 @@ from tests.rigs.leader_rig import COMMENT, NOTE, SCHEMA, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import Gate, until
+from tests.rigs.versions import make_version
 
 A, B = make_id(64), make_id(128)
 
