@@ -7,51 +7,47 @@ bare sockets, as a program in another language or an attacker would.
 from __future__ import annotations
 
 import asyncio
-import struct
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 
-import grpc
 import msgspec
 import pytest
-import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, Object, SomeFailed, connect
-from tao.devcluster.cluster import DevCluster
-from tao.devcluster.inspection import ProcessStatus
-from tao.devcluster.layout import ONLY_REGION, Role, Shape
+from tao.devcluster.layout import Role
 from tao.model.errors import (
     DeadlineExceeded,
     InvalidArgument,
     InvalidField,
     Overloaded,
-    ProtocolError,
     RequestError,
     TaoError,
     TooLarge,
-    Unauthorized,
     UnknownType,
     WrongType,
 )
-from tao.model.topology import CacheServer
-from tao.routing.routes import Routes
-from tao.topology.document import parse_topology
 from tao.wire import framing
-from tao.wire.frames_client import connect_frames
-from tao.wire.grpc_client import connect_grpc
-from tao.wire.identity import Credentials
-from tao.wire.session import Session
-from tao.wire.settings import MAX_MESSAGE_BYTES, SessionSettings
-from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.cluster_access import (
     PATIENT_SECONDS,
-    Bystander,
-    assert_caches_equal_the_database,
-    bystander_of,
-    running_cluster,
+)
+from tests.e2e.hostile_rig import (
+    CHECKIN,
+    COMMENT,
+    HOSTILE_TEXTS,
+    LIKES,
+    MEGABYTE,
+    NOTE,
+    SHARDS,
+    TOO_HIGH,
+    USER,
+    Rig,
+    answer_from,
+    bare_connection,
+    greet,
+    new_user,
+    reading_of,
+    resident_mb,
+    result_of,
 )
 
 pytestmark = [
@@ -60,94 +56,6 @@ pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-
-SHARDS = 8
-USER, CHECKIN, LIKES, LIKED_BY, COMMENT, NOTE = 1, 2, 4, 5, 10, 14
-MEGABYTE = 1 << 20
-TOO_HIGH = 1 << 63
-HOSTILE_TEXTS = (
-    "'; DROP TABLE tao_00001.objects; --",
-    '" OR 1=1 /*',
-    "%s %(x)s {} \\ \\' `objects` \x00 \x1a \n\r\t",
-    "naïve 漢字 🙂 \u202e \ufeff",
-    "\x00",
-)
-
-
-@dataclass
-class Rig:
-    cluster: DevCluster
-    bystander: Bystander
-    routes: Routes
-    before: list[ProcessStatus]
-
-    def follower_of(self, object_id: int) -> CacheServer:
-        return self.routes.tier(ONLY_REGION, "tier-1").home(object_id >> 47)
-
-    @asynccontextmanager
-    async def session(
-        self, server: CacheServer, transport: str = "frames", role: str = "client"
-    ) -> AsyncIterator[Session]:
-        credentials = Credentials("raw", role)
-        if transport == "frames":
-            session = await connect_frames(server.frames, SessionSettings(), credentials)
-        else:
-            session = await connect_grpc(server.grpc, SessionSettings(), credentials)
-        try:
-            yield session
-        finally:
-            await session.close()
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
-    shape = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=SHARDS)
-    async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(running_cluster(tmp_path_factory.mktemp("cluster"), shape))
-        bystander = await stack.enter_async_context(bystander_of(cluster))
-        routes = Routes(parse_topology(cluster.topology_path.read_bytes(), "topology"))
-        yield Rig(cluster, bystander, routes, (await cluster.status()).processes)
-        assert bystander.rounds > 50
-        await assert_caches_equal_the_database(cluster)
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def rig(whole: Rig) -> AsyncIterator[Rig]:
-    """The cluster; after each test every process is the one that it was and ready, and the bystander went on."""
-    yield whole
-    await whole.bystander.more_rounds(3)
-    assert whole.bystander.errors == []
-    assert (await whole.cluster.status()).processes == whole.before
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def graph(rig: Rig) -> AsyncIterator[Graph]:
-    async with connect(str(rig.cluster.topology_path)) as graph:
-        yield graph
-
-
-async def new_user(graph: Graph) -> int:
-    return await graph.obj_add("user", {"name": "n", "home": "h"})
-
-
-async def result_of(session: Session, write: pb.Write) -> str:
-    """The reason for which the write was refused, or "" when it was done."""
-    try:
-        answer = await session.ask(pb.Request(write=pb.WriteBatch(writes=[write])), PATIENT_SECONDS)
-    except TaoError as error:
-        return error.reason
-    (result,) = answer.write.results
-    assert not result.HasField("error") or result.error.message
-    return result.error.reason
-
-
-async def reading_of(session: Session, batch: pb.ReadBatch) -> str:
-    try:
-        answer = await session.ask(pb.Request(read=batch), PATIENT_SECONDS)
-    except TaoError as error:
-        return error.reason
-    assert len(answer.read.errors) + len(answer.read.values) == 1
-    return answer.read.errors[0].reason if answer.read.errors else ""
 
 
 async def test_wrong_use_of_the_sdk_fails_before_the_network_and_names_what_is_wrong(graph: Graph) -> None:
@@ -388,11 +296,6 @@ async def test_many_large_objects_at_once_are_done_or_refused_and_memory_stays_b
             assert resident_mb(process.pid) < 1000, process.name
 
 
-def resident_mb(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmRSS"))
-
-
 async def test_a_many_form_says_which_items_failed_and_does_the_others(graph: Graph) -> None:
     users = [await new_user(graph) for _ in range(4)]
     with pytest.raises(SomeFailed) as caught:
@@ -414,149 +317,3 @@ async def test_a_deadline_of_zero_is_exceeded_at_once(rig: Rig, graph: Graph) ->
             writer.write(framing.frame(framing.REQUEST, body.SerializeToString()))
             assert (await answer_from(reader)).error.reason == "DEADLINE_EXCEEDED"
     assert await graph.obj_get(user, critical=True) is not None
-
-
-# ---- past every client: bytes ------------------------------------------------------------------------------------
-
-
-@asynccontextmanager
-async def bare_connection(server: CacheServer) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    host, _, port = server.frames.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
-    try:
-        yield reader, writer
-    finally:
-        writer.transport.abort()
-
-
-async def frame_from(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    async with asyncio.timeout(PATIENT_SECONDS):
-        length, kind = struct.unpack("<IB", await reader.readexactly(5))
-        return kind, await reader.readexactly(length)
-
-
-async def answer_from(reader: asyncio.StreamReader) -> pb.Answer:
-    kind, payload = await frame_from(reader)
-    assert kind == framing.ANSWER
-    return pb.Answer.FromString(payload)
-
-
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    hello = frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION, name="bare", role="client")
-    writer.write(framing.frame(framing.HELLO, hello.SerializeToString()))
-    assert (await frame_from(reader))[0] == framing.WELCOME
-
-
-async def test_bytes_that_are_no_protocol_cost_their_own_connection(rig: Rig) -> None:
-    server = rig.routes.server("follower-1a")
-    hello = frames_pb2.Hello(protocol_version=99).SerializeToString()
-    for garbage in (
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"\xff" * 64,
-        framing.frame(framing.HELLO, b"\xff\xff\xff"),
-        framing.frame(framing.HELLO, hello),
-        framing.frame(framing.REQUEST, pb.Request(number=1).SerializeToString()),
-    ):
-        async with bare_connection(server) as (reader, writer):
-            writer.write(garbage)
-            kind, payload = await frame_from(reader)
-            assert kind == framing.ERROR
-            assert pb.Error.FromString(payload).message
-            assert await reader.read() == b""
-    for garbage in (
-        framing.frame(framing.REQUEST, b"\xff\xff\xff"),
-        framing.pack_header(MAX_MESSAGE_BYTES + 1, framing.REQUEST),
-        framing.frame(framing.WELCOME, b""),
-        framing.frame(77, b"x"),
-        b"\x00" * 5,
-    ):
-        async with bare_connection(server) as (reader, writer):
-            await greet(reader, writer)
-            writer.write(garbage)
-            kind, payload = await frame_from(reader)
-            assert (kind, pb.Error.FromString(payload).reason) == (framing.ERROR, "PROTOCOL_ERROR")
-            assert await reader.read() == b""
-
-
-async def test_bytes_that_are_no_message_end_their_grpc_call_and_no_other(rig: Rig) -> None:
-    async with grpc.aio.insecure_channel(rig.cluster.client_address) as channel:
-
-        async def refused(method: str, message: bytes) -> tuple[grpc.StatusCode, str]:
-            call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary(f"/tao.v1.Graph/{method}")
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await call(message, timeout=PATIENT_SECONDS)
-            trailers = dict(caught.value.trailing_metadata() or ())
-            return caught.value.code(), str(trailers.get("tao-reason", ""))
-
-        wrong = (grpc.StatusCode.INVALID_ARGUMENT, "PROTOCOL_ERROR")
-        for method in ("ObjGet", "AssocAdd", "ObjAdd"):
-            assert await refused(method, b"\xff\xff\xff") == wrong
-        assert (await refused("NoSuch", b""))[0] == grpc.StatusCode.UNIMPLEMENTED
-        oversized = b"\x12" * (MAX_MESSAGE_BYTES + 1)
-        assert (await refused("ObjGet", oversized))[0] == grpc.StatusCode.RESOURCE_EXHAUSTED
-        session: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream("/tao.v1.Graph/Session")
-        stream = session(timeout=PATIENT_SECONDS)
-        await stream.write(b"\xff\xff\xff")
-        assert await stream.code() == grpc.StatusCode.INVALID_ARGUMENT
-        watch: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = channel.unary_stream(
-            "/tao.v1.Graph/WatchConfiguration"
-        )
-        assert await watch(b"\xff\xff\xff", timeout=PATIENT_SECONDS).code() == grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def test_a_client_that_stops_reading_is_held_back_and_then_cut_off(rig: Rig, graph: Graph) -> None:
-    user = await graph.obj_add("user", {"name": "x" * (MEGABYTE // 2)})
-    await graph.obj_get(user)
-    async with bare_connection(rig.follower_of(user)) as (reader, writer):
-        await greet(reader, writer)
-        for number in range(1, 400):
-            request = pb.Request(number=number, deadline_ms=60_000, read=pb.ReadBatch(obj_ids=[user]))
-            writer.write(framing.frame(framing.REQUEST, request.SerializeToString()))
-        # 200 MB were asked for: the server keeps a bounded part of it, and gives the connection up after 10 s.
-        server = next(each for each in rig.before if each.name == rig.follower_of(user).name)
-        most_mb = 0
-        async with asyncio.timeout(PATIENT_SECONDS):
-            while not writer.transport.is_closing():
-                await rig.bystander.more_rounds(1)
-                most_mb = max(most_mb, resident_mb(server.pid))
-                writer.write(framing.frame(framing.PING, b"x"))
-    assert most_mb < 1000
-
-
-async def test_requests_between_servers_are_refused_from_a_client_and_harmless_from_others(
-    rig: Rig, graph: Graph
-) -> None:
-    user = await new_user(graph)
-    bad_change = pb.ShardMessages(shard=user >> 47, messages=[pb.Message(list_change=pb.ListChange(put_id2s=[1]))])
-    async with rig.session(rig.follower_of(user)) as session:
-        for request in (
-            pb.Request(),
-            pb.Request(subscribe=pb.Subscribe(subscriber="x")),
-            pb.Request(settle_pairs=pb.SettlePairs()),
-            pb.Request(reserve_ids=pb.ReserveIds(shard=SHARDS, count=1)),
-            pb.Request(reserve_ids=pb.ReserveIds(shard=0, count=(1 << 32) - 1)),
-        ):
-            with pytest.raises(TaoError) as caught:
-                await session.ask(request, PATIENT_SECONDS)
-            assert caught.value.reason in {"INVALID_ARGUMENT", "PROTOCOL_ERROR"}, str(request)
-        shards = pb.Invalidate(shards=[user >> 47, SHARDS, (1 << 32) - 1])
-        invalidate, inspect = pb.Request(invalidate=shards), pb.Request(inspect=pb.Inspect(obj_ids=[user]))
-        apply = pb.Request(apply=pb.ApplyChanges(changes=[bad_change]))
-        for request in (apply, invalidate, inspect):
-            with pytest.raises(Unauthorized):
-                await session.ask(request, PATIENT_SECONDS)
-    async with rig.session(rig.follower_of(user), role="follower") as session:
-        with pytest.raises(ProtocolError):
-            await session.ask(apply, PATIENT_SECONDS)
-    async with rig.session(rig.follower_of(user), role="operator") as session:
-        assert (await session.ask(invalidate, PATIENT_SECONDS)).invalidated.shards == 1
-    leader = rig.routes.leaders(rig.routes.locate(rig.follower_of(user).name).region).home(user >> 47)
-    async with rig.session(leader) as session:
-        for request in (
-            pb.Request(read=pb.ReadBatch(obj_ids=[user])),
-            pb.Request(subscribe=pb.Subscribe()),
-            invalidate,
-        ):
-            with pytest.raises(Unauthorized):
-                await session.ask(request, PATIENT_SECONDS)
-    assert await graph.obj_get(user) is not None
