@@ -20,6 +20,7 @@ from tao.cli.ready import ready
 from tao.cli.schema import schema
 from tao.cli.servers import follower, leader, tailer
 from tao.cli.stats import stats
+from tao.cli.topology import topology
 
 _pem = click.Path(path_type=Path, exists=True, dir_okay=False)
 
@@ -51,6 +52,7 @@ for command in (
     dev,
     demo,
     schema,
+    topology,
     get,
     list_,
     count,

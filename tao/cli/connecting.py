@@ -15,6 +15,7 @@ from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
     from tao.client import ClientSettings, Graph
+    from tao.model.topology import Topology
     from tao.wire.tls import TlsFiles
 
 DEFAULT_STATE_DIR = Path(".tao-dev")
@@ -44,6 +45,17 @@ def target_of(connect: str | None) -> str:
             "no cluster runs in ./.tao-dev: start one with `tao dev up`, or name one with --connect or TAO_CONNECT"
         )
     return client_address(record) if record.shape.is_distributed else str(folder.topology)
+
+
+def load_topology(path: Path) -> Topology:
+    """The topology document in a file. Raises `OperatorError` when it cannot be read or is wrong."""
+    from tao.topology.document import parse_topology
+
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise OperatorError(f"cannot read the topology file {path}: {error.strerror}") from error
+    return parse_topology(text, str(path))
 
 
 def tls_of_command() -> TlsFiles | None:

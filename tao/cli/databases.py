@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from tao.cli.connecting import load_topology
 from tao.cli.frame import json_option, run
 
 if TYPE_CHECKING:
-    from tao.model.topology import Database, DatabaseServer, Topology
+    from tao.model.topology import Database, DatabaseServer
     from tao.storage.accounts import ServiceAccounts
     from tao.storage.session import ServerAccount
 
@@ -63,7 +64,7 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: boo
     )
     password = os.environ.get("TAO_ROOT_PASSWORD", "")  # through a socket root often needs none
     hosts = hosts or LOOPBACK_HOSTS
-    databases = _topology(topology_file).databases
+    databases = load_topology(topology_file).databases
     servers = [server for database in databases for server in database.servers.values()]
     names = ", ".join(server.name for server in servers)
     _ask(f"Make the four accounts, from {', '.join(hosts)}, on {names}?", yes)
@@ -100,7 +101,7 @@ def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_
     from tao.cli.output import print_json
     from tao.devcluster.schema_copy import read_schema
 
-    topology = _topology(topology_file)
+    topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
     password = _password("TAO_ADMIN_PASSWORD")
     names = ", ".join(_master(database).name for database in topology.databases)
@@ -128,17 +129,6 @@ async def _migrate(database: Database, tables: dict[str, int], login: ServerAcco
             _master(database).name,
             progress=lambda done, _: counting.show(database.name, done),
         )
-
-
-def _topology(path: Path) -> Topology:
-    from tao.model.errors import OperatorError
-    from tao.topology.document import parse_topology
-
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise OperatorError(f"cannot read the topology file {path}: {error.strerror}") from error
-    return parse_topology(text, str(path))
 
 
 def _master(database: Database) -> DatabaseServer:

@@ -11,8 +11,8 @@ from tao.devcluster.database import DatabaseInstance
 from tao.storage.migrations import migrate
 from tao.storage.names import schema_name
 from tao.storage.pools import Pools, PoolSettings
-from tao.storage.session import ServerAccount
 from tao.storage.reads import READ_SETUP, MySqlReadStore
+from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tests.conformance.store.stores import CUSTOM_TABLE, SERVER, SHARDS, MakePools, Stores, table_of
 

@@ -1,0 +1,134 @@
+"""`tao topology`: the document shown, changed after a yes, and never over somebody else's change."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.cli.commands import tao
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.topology import edits
+from tao.topology.document import dump_topology, parse_topology
+
+SHARDS = 8
+
+
+def servers(*names: str) -> tuple[CacheServer, ...]:
+    return tuple(CacheServer(name=name, grpc=f"127.0.0.1:{7000 + index}") for index, name in enumerate(names))
+
+
+def region(name: str) -> Region:
+    letter = name[0]
+    return Region(
+        name=name,
+        leaders=Tier(name="leaders", servers=servers(f"{letter}-leader-1", f"{letter}-leader-2")),
+        followers=(Tier(name=f"{name}-web", servers=servers(f"{letter}-1a", f"{letter}-1b")),),
+    )
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    databases = {name: DatabaseServer(name=f"db-{name}") for name in ("east", "west")}
+    database = Database(name="db", master_region="east", servers=databases, shards=((0, SHARDS - 1),))
+    path = tmp_path / "topology.json"
+    topology = Topology(version=1, shards=SHARDS, regions=(region("east"), region("west")), databases=(database,))
+    path.write_text(dump_topology(topology))
+    return path
+
+
+def call(file: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(tao, ["topology", *arguments, "--topology", str(file)], catch_exceptions=False)
+
+
+def stored(file: Path) -> Topology:
+    return parse_topology(file.read_bytes(), str(file))
+
+
+def changed(file: Path, *arguments: str) -> dict[str, Any]:
+    result = call(file, *arguments, "--yes", "--json")
+    assert result.exit_code == 0, result.stderr
+    found: dict[str, Any] = json.loads(result.stdout)
+    assert found["version"] == stored(file).version
+    return found
+
+
+def test_it_shows_every_server_with_its_shards(file: Path) -> None:
+    shown = call(file, "show").stdout
+    for name in ("e-leader-1", "w-1b", "db-west", "version 1, 8 shards"):
+        assert name in shown
+    assert json.loads(call(file, "show", "--json").stdout)["shards"] == SHARDS
+
+
+def test_a_server_is_marked_down_and_up_again(file: Path) -> None:
+    for name in ("e-1a", "w-leader-2", "db-west"):
+        assert changed(file, "mark-down", name)["changes"] == [
+            {"what": name, "before": said(file, name, "up"), "after": said(file, name, "down")}
+        ]
+        changed(file, "mark-up", name)
+    assert stored(file).version == 7
+    assert call(file, "mark-down", "nobody", "--yes").exit_code == 2
+
+
+def said(file: Path, name: str, state: str) -> str:
+    places = {
+        "e-1a": "east/east-web 127.0.0.1:7000",
+        "w-leader-2": "west/leaders 127.0.0.1:7001",
+        "db-west": "db in west",
+    }
+    return f"{places[name]} {state}"
+
+
+def test_a_shard_is_moved_and_given_back_and_its_new_hosts_are_shown(file: Path) -> None:
+    found = changed(file, "move-shard", "3", "e-1b", "e-1a", "--tier", "east-web")
+    assert stored(file).regions[0].followers[0].moved == {3: ("e-1b", "e-1a")}
+    assert [change["what"] for change in found["changes"]] == ["east/east-web shard 3"]
+    assert found["changes"][0]["after"] == "e-1b, e-1a"
+    changed(file, "unmove-shard", "3", "--tier", "east/east-web")
+    assert stored(file).regions[0].followers[0].moved == {}
+    home = changed(file, "move-shard", "3", found["changes"][0]["before"], "--tier", "east-web")
+    assert [change["what"] for change in home["changes"]] == ["mapped by hand"]
+    result = call(file, "unmove-shard", "4", "--tier", "east-web", "--yes")
+    assert (result.exit_code, "not mapped by hand" in result.stderr) == (2, True)
+
+
+def test_a_tier_that_several_regions_have_is_named_with_its_region(file: Path) -> None:
+    result = call(file, "move-shard", "3", "e-leader-1", "--tier", "leaders", "--yes")
+    assert (result.exit_code, "east/leaders, west/leaders" in result.stderr) == (2, True)
+    changed(file, "move-shard", "3", "w-leader-1", "--tier", "west/leaders")
+    assert stored(file).regions[1].leaders.moved == {3: ("w-leader-1",)}
+    assert call(file, "move-shard", "3", "x", "--tier", "no-such", "--yes").exit_code == 2
+
+
+def test_a_server_joins_and_leaves_and_the_shards_that_move_are_shown(file: Path) -> None:
+    before = stored(file).regions
+    joined = changed(file, "add-server", "e-1c", "--tier", "east-web", "--grpc", "127.0.0.1:7100")
+    assert joined["changes"][0] == {"what": "e-1c", "before": "-", "after": "east/east-web 127.0.0.1:7100 up"}
+    assert all(change["after"] == "e-1c" for change in joined["changes"][1:])
+    changed(file, "remove-server", "e-1c")
+    assert stored(file).regions == before
+
+
+def test_nothing_is_stored_without_a_yes(file: Path) -> None:
+    result = call(file, "mark-down", "e-1a")
+    assert result.exit_code == 130
+    assert "Store this as version 2" in result.stderr
+    assert "down" in result.stdout
+    assert stored(file).version == 1
+
+
+def test_a_change_by_somebody_else_meanwhile_is_not_overwritten(file: Path) -> None:
+    other = edits.mark_server(stored(file), "w-1a", down=True)
+
+    def somebody_else(*_: Any, **__: Any) -> bool:
+        file.write_text(dump_topology(other))
+        return True
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("click.confirm", somebody_else)
+        result = call(file, "mark-down", "e-1a")
+    assert (result.exit_code, "changed meanwhile" in result.stderr) == (2, True)
+    assert stored(file) == other
