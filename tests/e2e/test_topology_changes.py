@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -14,8 +15,9 @@ import pytest_asyncio
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
+from tao.devcluster.readiness import server_stats
 from tao.model.errors import TopologyError
-from tao.model.topology import Topology
+from tao.model.topology import CacheServer, Topology
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.e2e.cluster_access import (
@@ -109,6 +111,27 @@ async def test_a_document_that_cannot_be_used_is_passed_over_and_the_next_good_o
         assert bystander.errors == []
     logged = [process for process in (await cluster.status()).processes if "topology_unusable" in log_of(process.log)]
     assert {"leader-1", "leader-2", "follower-1a", "follower-2b"} <= {process.name for process in logged}
+
+
+async def test_a_server_that_nobody_reaches_is_told_of_and_one_that_left_is_let_go_of(cluster: DevCluster) -> None:
+    ghost = CacheServer(name="leader-ghost", grpc="127.0.0.1:1", frames="127.0.0.1:1")
+    topology = await TopologyFile(cluster.topology_path, on_error=fail).load()
+    follower = topology.regions[0].followers[0].servers[0]
+    await change(cluster, lambda topology: edits.add_server(topology, ONLY_REGION, "leaders", ghost))
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while (await links_of(follower)).get(ghost.name, {}).get("consecutive_failures", 0) < 2:  # noqa: ASYNC110 - a process
+            await asyncio.sleep(0.02)
+    await change(cluster, lambda topology: edits.remove_server(topology, ghost.name))
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while ghost.name in await links_of(follower):  # noqa: ASYNC110 - another process
+            await asyncio.sleep(0.02)
+    await until_all_ready(cluster)
+    assert all(link["up"] for name, link in (await links_of(follower)).items() if name.startswith("leader"))
+
+
+async def links_of(server: CacheServer) -> dict[str, dict[str, Any]]:
+    links: dict[str, dict[str, Any]] = (await server_stats(server.admin))["links"]
+    return links
 
 
 def log_of(path: str) -> str:
