@@ -112,7 +112,7 @@ class DeliveryPath:
             await self._progress.wait()
         receipt = Receipt(gtid, 0)
         self._receipts.append(receipt)
-        for shard, content, size in contents_of(translated, self._has_master_here, self._settings):
+        for shard, content, size in contents_of(translated, self._settings):
             self._queue(Part(receipt, shard, content, size))
         if proven_unix_ms:
             for leader in self._routes().leaders(self._region).servers:
@@ -125,10 +125,6 @@ class DeliveryPath:
         while self._receipts:
             self._progress.clear()
             await self._progress.wait()
-
-    def _has_master_here(self, shard: int) -> bool:
-        routes = self._routes()
-        return shard < routes.shards and routes.master_region(shard) == self._region
 
     def _queue(self, part: Part) -> None:
         lane, unacknowledged = self._lane_of.get(part.shard, (None, 0))

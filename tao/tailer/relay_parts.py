@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
@@ -35,16 +35,13 @@ class Part(msgspec.Struct, gc=False):
     proven_unix_ms: int = 0
 
 
-def contents_of(
-    translated: Translated, has_master_here: Callable[[int], bool], settings: DeliverySettings
-) -> Iterator[tuple[int, Content, int]]:
-    """``(shard, content, bytes)``. Touches are the master region's affair: what they raise is replicated."""
+def contents_of(translated: Translated, settings: DeliverySettings) -> Iterator[tuple[int, Content, int]]:
+    """``(shard, content, bytes)``."""
     for of_shard in translated.messages:
         for run, size in _runs(of_shard, settings):
             yield of_shard.shard, run, size
     for touch in translated.touches:
-        if has_master_here(touch.shard):
-            yield touch.shard, touch, _PART_BYTES
+        yield touch.shard, touch, _PART_BYTES
     for shard in translated.bulk_shards:
         yield shard, shard, _PART_BYTES
 
