@@ -6,7 +6,7 @@ import click
 
 from tao.cli.connecting import graph_of
 from tao.cli.field_text import fields_of
-from tao.cli.frame import connect_option, json_option, run
+from tao.cli.frame import connect_option, json_option, region_option, run
 from tao.cli.output import print_json
 from tao.model.graph import MAX_TIME
 
@@ -25,6 +25,7 @@ def add() -> None:
 @_assignments
 @click.option("--near", type=int, metavar="ID", help="Put it on the shard of this object.")
 @connect_option
+@region_option
 @json_option
 def add_object(otype: str, assignments: tuple[str, ...], near: int | None, connect: str | None, as_json: bool) -> None:
     """Add an object; prints its id."""
@@ -49,6 +50,7 @@ def add_object(otype: str, assignments: tuple[str, ...], near: int | None, conne
     "--time", "edge_time", type=click.IntRange(0, MAX_TIME), help="Its time.  [default: now, in Unix seconds]"
 )
 @connect_option
+@region_option
 @json_option
 def add_edge(
     id1: int,
@@ -82,6 +84,7 @@ def delete() -> None:
 @click.argument("object_id", metavar="ID", type=int)
 @_yes_option
 @connect_option
+@region_option
 @json_option
 def delete_object(object_id: int, yes: bool, connect: str | None, as_json: bool) -> int:
     """Delete an object; its edges stay. Exit status 1 when there was none."""
@@ -101,6 +104,7 @@ def delete_object(object_id: int, yes: bool, connect: str | None, as_json: bool)
 @click.argument("id2", type=int)
 @_yes_option
 @connect_option
+@region_option
 @json_option
 def delete_edge(id1: int, atype: str, id2: int, yes: bool, connect: str | None, as_json: bool) -> int:
     """Delete an edge and its inverse. Exit status 1 when there was none."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tao.cli.frame import REGION
 from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -29,13 +30,9 @@ state_dir_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.opt
 
 
 def target_of(connect: str | None) -> str:
-    """The address or topology file to connect to; of a development cluster with several regions, its first region's.
-
-    Raises `OperatorError` when none is named and no cluster runs.
-    """
+    """The address or topology file to connect to. Raises `OperatorError` when none is named and no cluster runs."""
     if connect:
         return connect
-    from tao.devcluster.inspection import client_address
     from tao.devcluster.state_folder import StateFolder
 
     folder = StateFolder(DEFAULT_STATE_DIR)
@@ -44,7 +41,22 @@ def target_of(connect: str | None) -> str:
         raise OperatorError(
             "no cluster runs in ./.tao-dev: start one with `tao dev up`, or name one with --connect or TAO_CONNECT"
         )
-    return client_address(record) if record.shape.is_distributed else str(folder.topology)
+    return str(folder.topology)
+
+
+def region_of_command(target: str) -> str | None:
+    """The region of ``--region``, else the first of the topology file; None: that of the follower at the address.
+
+    Raises `TaoError` for a file or an address that is none.
+    """
+    from tao.client.configuration import read_target
+    from tao.model.topology import Topology
+
+    context = click.get_current_context(silent=True)
+    if context is not None and (region := context.meta.get(REGION)):
+        return str(region)
+    found = read_target(target)
+    return found.regions[0].name if isinstance(found, Topology) else None
 
 
 def load_topology(path: Path) -> Topology:
@@ -76,5 +88,7 @@ async def graph_of(connect: str | None, settings: ClientSettings | None = None) 
 
     credentials = Credentials("operator", "client", os.environ.get("TAO_TOKEN", ""))
     settings = replace(settings or ClientSettings(), tls=tls_of_command())
-    async with open_graph(target_of(connect), settings=settings, credentials=credentials) as graph:
+    target = target_of(connect)
+    region = region_of_command(target)
+    async with open_graph(target, region=region, settings=settings, credentials=credentials) as graph:
         yield graph

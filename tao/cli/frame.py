@@ -18,6 +18,8 @@ import click
 from tao.model.errors import OperatorError, TaoError
 
 INTERRUPTED_STATUS = 130
+REGION = "tao.region"
+"""Where the running command's context keeps what ``--region`` was given."""
 _Result = TypeVar("_Result")
 
 
@@ -77,4 +79,17 @@ connect_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.optio
     envvar="TAO_CONNECT",
     metavar="ADDRESS|FILE",
     help="A follower's host:port, or a topology file. Default: the development cluster in ./.tao-dev.",
+)
+
+
+def _keep_region(context: click.Context, _: click.Parameter, region: str | None) -> None:
+    context.meta[REGION] = region
+
+
+region_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--region",
+    envvar="TAO_REGION",
+    expose_value=False,
+    callback=_keep_region,
+    help="Whose followers are asked, of several regions. Default: the follower's that is named, else the first.",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import connect_option, json_option, run
+from tao.cli.frame import connect_option, json_option, region_option, run
 from tao.cli.output import print_json, print_pairs
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def _input_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--batch", type=click.IntRange(1, 6000), default=512, show_default=True, help="Records a batch."),
         click.option("--in-flight", type=click.IntRange(1, 64), default=4, show_default=True, help="Batches at once."),
         connect_option,
+        region_option,
         json_option,
     )
     for option in reversed(options):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from tao.cli.connecting import graph_of
-from tao.cli.frame import connect_option, json_option, run
+from tao.cli.frame import connect_option, json_option, region_option, run
 from tao.cli.output import print_json, print_pairs, print_table
 from tao.model.graph import MAX_TIME
 
@@ -19,6 +19,7 @@ _PLAUSIBLE_SECONDS = (946_684_800, 4_102_444_800)  # 2000 to 2100: times in this
 @click.command()
 @click.argument("object_id", metavar="ID", type=int)
 @connect_option
+@region_option
 @json_option
 def get(object_id: int, connect: str | None, as_json: bool) -> int:
     """Show an object. Exit status 1 when there is none."""
@@ -48,6 +49,7 @@ def get(object_id: int, connect: str | None, as_json: bool) -> int:
 @click.option("--high", type=click.IntRange(0, MAX_TIME), help="Only edges of this time or older.")
 @click.option("--low", type=click.IntRange(0, MAX_TIME), help="Only edges of this time or newer.")
 @connect_option
+@region_option
 @json_option
 def list_(
     id1: int, atype: str, pos: int, limit: int, high: int | None, low: int | None, connect: str | None, as_json: bool
@@ -84,6 +86,7 @@ def list_(
 @click.argument("id1", type=int)
 @click.argument("atype")
 @connect_option
+@region_option
 @json_option
 def count(id1: int, atype: str, connect: str | None, as_json: bool) -> None:
     """Show how many edges an association list has."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from tao.cli.frame import connect_option, json_option, run
+from tao.cli.frame import connect_option, json_option, region_option, run
 from tao.cli.output import print_json, print_table
 
 _file = click.Path(path_type=Path)
@@ -64,6 +64,7 @@ def check(old: Path, new: Path, as_json: bool) -> int:
 @schema.command()
 @click.argument("file", type=_file, required=False)
 @connect_option
+@region_option
 @json_option
 def show(file: Path | None, connect: str | None, as_json: bool) -> None:
     """Show the types of a schema FILE, or else of the cluster."""
