@@ -121,7 +121,8 @@ class LeaderService:
             results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
             raise
         else:
-            results.add(slot, outcome_to_pb(written.outcome, inverse_pending=pending), written.messages)
+            result = outcome_to_pb(written.outcome, written.messages, inverse_pending=pending)
+            results.add(slot, result, written.messages)
 
     def _check_far_end(self, write: Write) -> None:
         """An inverse on a shard that does not exist could never be written: its edge would be half an edge for ever.

@@ -23,6 +23,7 @@ from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import NotMine, ProtocolError, TaoError, error_from_reason
 from tao.model.graph import Edge
 from tao.model.relay import Relay, Touch
+from tao.model.tokens import WriteToken
 from tao.model.writes import (
     AssocAdd,
     AssocChangeType,
@@ -272,13 +273,51 @@ def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
             raise ProtocolError("a write is of a kind that this version does not know")
 
 
-def outcome_to_pb(outcome: WriteOutcome, *, inverse_pending: bool = False) -> pb.WriteResult:
-    """``inverse_pending``: the write is committed and its inverse edge will follow by repair."""
+def outcome_to_pb(
+    outcome: WriteOutcome, messages: Iterable[ShardMessages] = (), *, inverse_pending: bool = False
+) -> pb.WriteResult:
+    """``messages``: what the caches of the writer are told. ``inverse_pending``: the write is committed and its inverse
+    edge will follow by repair."""
+    reached = reached_versions(messages)
     return pb.WriteResult(
         id=outcome.id,
         found=outcome.found,
         error=None if outcome.error is None else error_to_pb(outcome.error),
         inverse_pending=inverse_pending,
+        changed_ids=[key_id for key_id, _ in reached],
+        changed_atypes=[atype for _, atype in reached],
+        changed_versions=reached.values(),
+    )
+
+
+def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int], int]:
+    """``(id, atype) → version`` of all that these messages name, atype 0 for objects. What never had a row has no
+    version to wait for and is left out."""
+    reached: dict[tuple[int, int], int] = {}
+    for batch in messages:
+        for message in batch.messages:
+            match message:
+                case ObjectChange():
+                    key, version = (message.id, 0), message.after
+                case ListChange():
+                    key, version = (message.id1, message.atype), message.after
+                case ObjectInvalidation():
+                    key, version = (message.id, 0), message.version
+                case ListInvalidation():
+                    key, version = (message.id1, message.atype), message.version
+                case ShardInvalidation():
+                    continue
+            if version > reached.get(key, 0):
+                reached[key] = version
+    return reached
+
+
+def token_of(results: Iterable[pb.WriteResult]) -> WriteToken:
+    """The token of these writes, the oldest first."""
+    return WriteToken(
+        triple
+        for result in results
+        for triple in zip(result.changed_ids, result.changed_atypes, result.changed_versions, strict=False)
     )
 
 

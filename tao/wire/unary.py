@@ -14,9 +14,10 @@ from google.protobuf.message import Message
 
 from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header
 from tao.model.errors import InternalError, InvalidArgument, TooLarge
-from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, decode_count, decode_object
-from tao.model.ids import MAX_ID, shard_of
-from tao.wire.convert import error_from_pb
+from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, ListKey, decode_count, decode_object
+from tao.model.ids import MAX_ID, SHARD_SHIFT, shard_of
+from tao.model.tokens import WriteToken
+from tao.wire.convert import error_from_pb, token_of
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import session_pb2 as pb
 
@@ -67,12 +68,12 @@ def _method(
 
 
 def _obj_get(asked: graph.ObjGetRequest) -> pb.Request:
-    return pb.Request(read=pb.ReadBatch(obj_ids=[asked.id], critical=asked.critical))
+    return _read(pb.ReadBatch(obj_ids=[asked.id], critical=asked.critical), asked.after, asked.id)
 
 
 def _assoc_count(asked: graph.AssocCountRequest) -> pb.Request:
     batch = pb.ReadBatch(count_id1s=[asked.id1], count_atypes=[asked.atype], critical=asked.critical)
-    return pb.Request(read=batch)
+    return _read(batch, asked.after, asked.id1, asked.atype)
 
 
 def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
@@ -83,7 +84,7 @@ def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
         range_limits=[asked.limit],
         critical=asked.critical,
     )
-    return pb.Request(read=batch)
+    return _read(batch, asked.after, asked.id1, asked.atype)
 
 
 def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
@@ -95,7 +96,7 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
         time_range_limits=[asked.limit],
         critical=asked.critical,
     )
-    return pb.Request(read=batch)
+    return _read(batch, asked.after, asked.id1, asked.atype)
 
 
 def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
@@ -110,6 +111,19 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
         get_lows=[_checked_time(asked.low)],
         critical=asked.critical,
     )
+    return _read(batch, asked.after, asked.id1, asked.atype)
+
+
+def _read(batch: pb.ReadBatch, after: str, key_id: int, atype: int = 0) -> pb.Request:
+    """The request of one query, no older than the token ``after`` says. Raises `InvalidArgument` for what is none."""
+    if after:
+        token = WriteToken.from_text(after)
+        minimum = token.minimum_of_list(ListKey(key_id, atype)) if atype else token.minimum_of_object(key_id)
+        if token.is_critical(key_id >> SHARD_SHIFT):
+            batch.critical = True
+        elif minimum:
+            batch.minimum_slots.append(0)
+            batch.minimum_versions.append(minimum)
     return pb.Request(read=batch)
 
 
@@ -176,12 +190,14 @@ def _result(answer: pb.Answer) -> pb.WriteResult:
 
 
 def _id_reply(answer: pb.Answer) -> graph.ObjAddReply:
-    return graph.ObjAddReply(id=_result(answer).id)
+    result = _result(answer)
+    return graph.ObjAddReply(id=result.id, token=token_of((result,)).text())
 
 
 def _write_reply(answer: pb.Answer) -> graph.WriteReply:
     result = _result(answer)
-    return graph.WriteReply(found=result.found, inverse_pending=result.inverse_pending)
+    token = token_of((result,)).text()
+    return graph.WriteReply(found=result.found, inverse_pending=result.inverse_pending, token=token)
 
 
 # ---- checks and tables -----------------------------------------------------------------------------------------

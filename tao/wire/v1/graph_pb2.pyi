@@ -4,6 +4,8 @@ isort:skip_file
 The graph, for any language: every operation as a plain unary method, and the batch stream.
 
 Absence is an answer, not NOT_FOUND. Errors carry a machine-readable reason: trailing metadata `tao-reason`.
+Every write returns a token, opaque text; a read with it in `after` never answers with something older, wherever it
+is asked.
 """
 
 from collections import abc as _abc
@@ -64,15 +66,18 @@ class ObjAddReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     id: _builtins.int
+    token: _builtins.str
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -84,17 +89,20 @@ class ObjGetRequest(_message.Message):
 
     ID_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     critical: _builtins.bool
+    after: _builtins.str
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["critical", b"critical", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "critical", b"critical", "id", b"id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -259,19 +267,22 @@ class WriteReply(_message.Message):
 
     FOUND_FIELD_NUMBER: _builtins.int
     INVERSE_PENDING_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     found: _builtins.bool
     """the object or edge named existed before"""
     inverse_pending: _builtins.bool
     """committed; the inverse edge follows by repair"""
+    token: _builtins.str
     def __init__(
         self,
         *,
         found: _builtins.bool = ...,
         inverse_pending: _builtins.bool = ...,
+        token: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "inverse_pending", b"inverse_pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["found", b"found", "inverse_pending", b"inverse_pending", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,11 +298,13 @@ class AssocGetRequest(_message.Message):
     HIGH_FIELD_NUMBER: _builtins.int
     LOW_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     high: _builtins.int
     low: _builtins.int
     critical: _builtins.bool
+    after: _builtins.str
     @_builtins.property
     def id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -303,10 +316,11 @@ class AssocGetRequest(_message.Message):
         high: _builtins.int | None = ...,
         low: _builtins.int | None = ...,
         critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "id2s", b"id2s", "low", b"low"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "after", b"after", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "id2s", b"id2s", "low", b"low"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
     _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
@@ -326,19 +340,22 @@ class AssocCountRequest(_message.Message):
     ID1_FIELD_NUMBER: _builtins.int
     ATYPE_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     critical: _builtins.bool
+    after: _builtins.str
     def __init__(
         self,
         *,
         id1: _builtins.int = ...,
         atype: _builtins.int = ...,
         critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "critical", b"critical", "id1", b"id1"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,11 +389,13 @@ class AssocRangeRequest(_message.Message):
     POS_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     pos: _builtins.int
     limit: _builtins.int
     critical: _builtins.bool
+    after: _builtins.str
     def __init__(
         self,
         *,
@@ -385,10 +404,11 @@ class AssocRangeRequest(_message.Message):
         pos: _builtins.int = ...,
         limit: _builtins.int = ...,
         critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "critical", b"critical", "id1", b"id1", "limit", b"limit", "pos", b"pos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1", "limit", b"limit", "pos", b"pos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -404,12 +424,14 @@ class AssocTimeRangeRequest(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     LIMIT_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     high: _builtins.int
     low: _builtins.int
     limit: _builtins.int
     critical: _builtins.bool
+    after: _builtins.str
     def __init__(
         self,
         *,
@@ -419,10 +441,11 @@ class AssocTimeRangeRequest(_message.Message):
         low: _builtins.int = ...,
         limit: _builtins.int = ...,
         critical: _builtins.bool = ...,
+        after: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "limit", b"limit", "low", b"low"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "limit", b"limit", "low", b"low"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

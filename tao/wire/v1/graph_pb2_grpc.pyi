@@ -4,6 +4,8 @@ isort:skip_file
 The graph, for any language: every operation as a plain unary method, and the batch stream.
 
 Absence is an answer, not NOT_FOUND. Errors carry a machine-readable reason: trailing metadata `tao-reason`.
+Every write returns a token, opaque text; a read with it in `after` never answers with something older, wherever it
+is asked.
 """
 
 from collections import abc as _abc

@@ -708,6 +708,9 @@ class WriteResult(_message.Message):
     FOUND_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     INVERSE_PENDING_FIELD_NUMBER: _builtins.int
+    CHANGED_IDS_FIELD_NUMBER: _builtins.int
+    CHANGED_ATYPES_FIELD_NUMBER: _builtins.int
+    CHANGED_VERSIONS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """obj_add: the object's id"""
     found: _builtins.bool
@@ -718,6 +721,16 @@ class WriteResult(_message.Message):
     def error(self) -> Global___Error:
         """nothing of this write was written"""
 
+    @_builtins.property
+    def changed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the write changed, or found as it was to be, and the version that it has now: what a token is made of."""
+
+    @_builtins.property
+    def changed_atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: the object"""
+
+    @_builtins.property
+    def changed_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -725,10 +738,13 @@ class WriteResult(_message.Message):
         found: _builtins.bool = ...,
         error: Global___Error | None = ...,
         inverse_pending: _builtins.bool = ...,
+        changed_ids: _abc.Iterable[_builtins.int] | None = ...,
+        changed_atypes: _abc.Iterable[_builtins.int] | None = ...,
+        changed_versions: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["error", b"error"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "found", b"found", "id", b"id", "inverse_pending", b"inverse_pending"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed_atypes", b"changed_atypes", "changed_ids", b"changed_ids", "changed_versions", b"changed_versions", "error", b"error", "found", b"found", "id", b"id", "inverse_pending", b"inverse_pending"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
