@@ -219,7 +219,7 @@ class WritePath:
             return
         began = self._clock.monotonic()
         try:
-            planned, rows = await self._transact(server, [waiting.planned for waiting in batch.values()])
+            planned, rows = await self._transact(server, list(batch.values()))
             self.transaction_seconds(self._clock.monotonic() - began)
         except ShardLost as lost:
             self._without(tickets, lost.shard, Fenced(lost.message))
@@ -253,7 +253,7 @@ class WritePath:
         for ticket, waiting in batch.items():
             alone = {ticket: waiting}
             try:
-                planned, rows = await self._transact(server, [waiting.planned])
+                planned, rows = await self._transact(server, [waiting])
             except OutcomeUnknown as unknown:
                 self._retake(alone)
                 self._resolve(ticket, unknown)
@@ -309,20 +309,13 @@ class WritePath:
         for shard in {shard for waiting in batch.values() for shard in waiting.shards}:
             self._ownership.retake(shard)
 
-    async def _transact(self, server: str, writes: Sequence[PlannedWrite]) -> tuple[Plan, dict[int, ShardRow]]:
+    async def _transact(self, server: str, batch: Sequence[_Waiting]) -> tuple[Plan, dict[int, ShardRow]]:
         schema = self._schema()
-        shards = sorted(
-            {
-                shard
-                for planned in writes
-                for shard in (
-                    shards_of(planned.write, schema)
-                    if planned.both_sides
-                    else (coordinating_shard(planned.write, schema),)
-                )
-            }
-        )
-        timeout = self._settings.transaction_timeout_seconds
+        writes = [waiting.planned for waiting in batch]
+        shards = sorted({shard for waiting in batch for shard in waiting.shards})
+        # No longer than the last of the writers waits: that a database hangs is then said, not met with silence.
+        left = max(waiting.deadline for waiting in batch) - self._clock.monotonic()
+        timeout = min(self._settings.transaction_timeout_seconds, left)
         async with self._store.transaction(server, timeout_seconds=timeout) as transaction:
             rows, existing = await transaction.lock_and_read(shards, keys_of(writes, schema))
             for shard in shards:
