@@ -20,6 +20,7 @@ batch of this tick) → `dispatch` (sending, and what becomes of failures) → `
 
 from tao.client.failures import SomeFailed
 from tao.client.graph import Graph, connect
+from tao.client.own_writes import Recording
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.sync import SyncGraph
@@ -46,6 +47,7 @@ from tao.model.errors import (
     UnknownType,
     WrongType,
 )
+from tao.model.tokens import WriteToken
 from tao.wire.identity import Credentials
 from tao.wire.tls import TlsFiles
 
@@ -67,6 +69,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "ProtocolError",
+    "Recording",
     "RequestError",
     "RetryableError",
     "Served",
@@ -81,6 +84,7 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "UnknownType",
+    "WriteToken",
     "WrongType",
     "connect",
 ]

@@ -7,7 +7,7 @@ left when the last answer has come has failed. What may be asked again, and wher
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple
 
 from tao.client.columns import Groups, Row, kind_and_row, read_batch
@@ -78,17 +78,24 @@ class Call(ABC, Generic[Result]):
 class ReadCall(Call[bytes]):
     """Read queries; results are encoded values."""
 
-    __slots__ = ("critical", "groups")
+    __slots__ = ("critical", "groups", "minimums")
 
     def __init__(
-        self, attempt: Attempt, groups: Groups, waiters: list[Waiter[bytes] | None], *, critical: bool
+        self,
+        attempt: Attempt,
+        groups: Groups,
+        waiters: list[Waiter[bytes] | None],
+        *,
+        critical: bool,
+        minimums: Mapping[int, int],
     ) -> None:
         super().__init__(attempt, waiters)
         self.groups = groups
         self.critical = critical
+        self.minimums = minimums
 
     def request(self) -> pb.Request:
-        return pb.Request(read=read_batch(self.groups, self.critical))
+        return pb.Request(read=read_batch(self.groups, self.critical, self.minimums))
 
     def query(self, slot: int) -> tuple[int, Row]:
         """Kind and row of a slot."""
@@ -104,7 +111,9 @@ class ReadCall(Call[bytes]):
         for slot in slots:
             kind, row = self.query(slot)
             groups[kind].append(row)
-        return ReadCall(attempt, groups, waiters, critical=self.critical)
+        known = self.minimums
+        minimums = {place: known[slot] for place, slot in enumerate(slots) if slot in known} if known else known
+        return ReadCall(attempt, groups, waiters, critical=self.critical, minimums=minimums)
 
     def take(self, answer: pb.Answer) -> list[Failure]:
         part = answer.read

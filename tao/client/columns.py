@@ -6,7 +6,7 @@ the speed of C when it is sent, and a row is all that is needed to ask for it ag
 
 from __future__ import annotations
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from typing import Any, Final
 
 from tao.wire.v1 import session_pb2 as pb
@@ -29,8 +29,8 @@ Groups = Sequence[Sequence[Row]]
 """Rows by kind. A row's slot is its place when the groups are laid end to end."""
 
 
-def read_batch(groups: Groups, critical: bool) -> pb.ReadBatch:
-    """The message of these rows."""
+def read_batch(groups: Groups, critical: bool, minimums: Mapping[int, int]) -> pb.ReadBatch:
+    """The message of these rows. ``minimums``: slot → the least version that may answer it."""
     batch = pb.ReadBatch(critical=critical)
     objects, counts, ranges, time_ranges, edges = groups
     if objects:
@@ -58,6 +58,9 @@ def read_batch(groups: Groups, critical: bool) -> pb.ReadBatch:
             batch.get_id2s.extend(id2s)
         batch.get_highs.extend(highs)
         batch.get_lows.extend(lows)
+    if minimums:
+        batch.minimum_slots.extend(minimums)
+        batch.minimum_versions.extend(minimums.values())
     return batch
 
 

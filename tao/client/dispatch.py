@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -92,9 +92,17 @@ class Dispatcher:
         self._lanes.keep_only({server.name for server, _ in self.router.servers()})
         self.stats.topology_version = topology.version
 
-    def send_reads(self, lane: Lane, groups: Groups, waiters: list[Waiter[bytes] | None], critical: bool) -> None:
+    def send_reads(
+        self,
+        lane: Lane,
+        groups: Groups,
+        waiters: list[Waiter[bytes] | None],
+        minimums: Mapping[int, int],
+        *,
+        critical: bool,
+    ) -> None:
         self.stats.queries += len(waiters)
-        self._send(ReadCall(self._first(lane), groups, waiters, critical=critical))
+        self._send(ReadCall(self._first(lane), groups, waiters, critical=critical, minimums=minimums))
 
     def send_writes(self, lane: Lane, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]) -> None:
         self.stats.writes += len(waiters)

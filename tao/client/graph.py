@@ -41,11 +41,12 @@ class Graph(WriteOperations):
         dispatcher = Dispatcher(
             settings, region=configuration.region, tier=tier, link_to=links.to, refresh=configuration.refresh
         )
-        super().__init__(configuration, dispatcher, unix_seconds)
+        super().__init__(configuration, dispatcher, settings, unix_seconds)
         self._links = links
 
     async def close(self) -> None:
         """Close the connections. What is still waited for fails as `Unavailable`."""
+        self._own_writes.close()
         await self._dispatcher.close()
         await self._configuration.close()
         await self._links.close()

@@ -7,7 +7,8 @@ the sending, the loop runs it when every task that was ready has had its turn. A
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from tao.client.columns import EDGES, RANGE, Groups, Row
@@ -34,7 +35,15 @@ class ServerLink(Protocol):
 class Outlet(Protocol):
     """Where gathered batches go."""
 
-    def send_reads(self, lane: Lane, groups: Groups, waiters: list[Waiter[bytes] | None], critical: bool) -> None: ...
+    def send_reads(
+        self,
+        lane: Lane,
+        groups: Groups,
+        waiters: list[Waiter[bytes] | None],
+        minimums: Mapping[int, int],
+        *,
+        critical: bool,
+    ) -> None: ...
 
     def send_writes(self, lane: Lane, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]) -> None: ...
 
@@ -42,8 +51,8 @@ class Outlet(Protocol):
 class ReadQueue:
     """Read queries of this tick for one server, all critical or none."""
 
-    __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_lane", "_outlet", "_queries",
-                 "_rows", "_scheduled", "_waiters")  # fmt: skip
+    __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_lane", "_minimums",
+                 "_outlet", "_queries", "_rows", "_scheduled", "_waiters")  # fmt: skip
 
     def __init__(self, lane: Lane, outlet: Outlet, settings: ClientSettings, critical: bool) -> None:
         self._lane = lane
@@ -58,13 +67,16 @@ class ReadQueue:
     def _clear(self) -> None:
         self._rows: tuple[list[Row], ...] = ([], [], [], [], [])
         self._waiters: tuple[list[Waiter[bytes] | None], ...] = ([], [], [], [], [])
+        self._minimums: list[tuple[int, int, int]] = []  # kind, place among its rows, version
         self._queries = 0
         self._edges = 0
 
-    def add(self, kind: int, row: Row, waiter: Waiter[bytes]) -> None:
-        """Send the query with the others of this tick."""
+    def add(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int = 0) -> None:
+        """Send the query with the others of this tick. ``minimum``: the least version that may answer."""
         if kind >= RANGE:
             self._edges += _edges_asked(kind, row)
+        if minimum:
+            self._minimums.append((kind, len(self._rows[kind]), minimum))
         self._rows[kind].append(row)
         self._waiters[kind].append(waiter)
         self._queries += 1
@@ -105,9 +117,14 @@ class ReadQueue:
             self._flush()
 
     def _flush(self) -> None:
-        rows, by_kind = self._rows, self._waiters
+        rows, by_kind, asked = self._rows, self._waiters, self._minimums
         self._clear()
-        self._outlet.send_reads(self._lane, rows, [waiter for each in by_kind for waiter in each], self._critical)
+        waiters = [waiter for each in by_kind for waiter in each]
+        minimums: dict[int, int] = {}
+        if asked:
+            first_slots = (0, *accumulate(map(len, rows)))
+            minimums = {first_slots[kind] + place: version for kind, place, version in asked}
+        self._outlet.send_reads(self._lane, rows, waiters, minimums, critical=self._critical)
 
 
 def _edges_asked(kind: int, row: Row) -> int:

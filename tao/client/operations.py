@@ -14,13 +14,16 @@ from tao.client.configuration import Configuration
 from tao.client.dispatch import Dispatcher
 from tao.client.failures import SomeFailed
 from tao.client.lanes import WriteRow
+from tao.client.own_writes import CRITICAL, After, Minimums, OwnWrites, Recording
 from tao.client.requests import Requests
+from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.trace import Trace
 from tao.client.values import ObjectReader
-from tao.client.waiting import Gathering
+from tao.client.waiting import Gathering, Waiter
 from tao.model.errors import TaoError, UnknownType
 from tao.model.ids import SHARD_SHIFT
+from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
@@ -31,12 +34,20 @@ Result = TypeVar("Result")
 class Operations:
     """The state of an open graph. Follows topology and schema by itself (`use_topology`, `use_schema`)."""
 
-    def __init__(self, configuration: Configuration, dispatcher: Dispatcher, unix_seconds: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        configuration: Configuration,
+        dispatcher: Dispatcher,
+        settings: ClientSettings,
+        unix_seconds: Callable[[], float],
+    ) -> None:
         self._configuration = configuration
         self._dispatcher = dispatcher
         self._router = dispatcher.router
         self._loop = asyncio.get_running_loop()
         self._create_future = self._loop.create_future
+        self._own_writes = OwnWrites(self._loop, settings.own_writes_keys, settings.own_writes_seconds)
+        self._attached = self._own_writes.versions if settings.attach_own_writes else {}
         self._requests = Requests(configuration.schema, configuration.topology.shards, random.randrange, unix_seconds)
         self._objects = ObjectReader(configuration.schema)
         configuration.follow(self)
@@ -72,6 +83,19 @@ class Operations:
         finally:
             self._dispatcher.trace = outer
 
+    @property
+    def token(self) -> WriteToken:
+        """Names the writes that this graph made of late, of whatever task (`ClientSettings.own_writes_seconds`). What
+        one request wrote, a `recording` tells."""
+        return self._own_writes.token()
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        """Collect the token of what this task, and the tasks it starts, write through this graph while the block runs:
+        ``with graph.recording() as recording: …``, then ``recording.token``. Recordings nest."""
+        with self._own_writes.recording() as recording:
+            yield recording
+
     def use_topology(self, topology: Topology) -> None:
         """Called with each newer topology. Raises `TopologyError` when this graph's region or tier is not in it."""
         self._dispatcher.use_topology(topology)
@@ -84,19 +108,35 @@ class Operations:
         self._requests = Requests(schema, requests.shards, requests.any_shard, requests.unix_seconds)
         self._objects = ObjectReader(schema)
 
-    async def _read(self, kind: int, row: Row, critical: bool) -> bytes:
+    async def _read(self, kind: int, row: Row, critical: bool, after: After) -> bytes:
+        minimum = 0
+        # A critical read is new enough for any token; most others find nothing to ask for.
+        if after is not None or (self._attached and not critical):
+            minimum = Minimums(after, self._attached).of(row)
         lane = self._router.reader(row[0] >> SHARD_SHIFT)
         future: asyncio.Future[bytes] = self._create_future()
-        (lane.critical_reads if critical else lane.reads).add(kind, row, future)
+        if critical or minimum == CRITICAL:
+            lane.critical_reads.add(kind, row, future)
+        else:
+            lane.reads.add(kind, row, future, minimum)
         try:
             return await future
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
             raise
 
-    async def _read_many(self, kind: int, rows: Sequence[Row], critical: bool) -> list[bytes | TaoError]:
+    async def _read_many(self, kind: int, rows: Sequence[Row], critical: bool, after: After) -> list[bytes | TaoError]:
         gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
         waiters = [(gathering, index) for index in range(len(rows))]
+        if after is not None or (self._attached and not critical):
+            minimum_of = Minimums(after, self._attached).of
+            asked = [0 if critical else minimum_of(row) for row in rows]
+            if any(asked):
+                for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
+                    if minimum:
+                        self._add_with_minimum(kind, row, waiter, minimum)
+                rest = [not minimum for minimum in asked]
+                rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         # Routed once per shard and handed over once per server: a third of what each row by itself would cost.
         shards = [row[0] >> SHARD_SHIFT for row in rows]
         lane_of = {shard: self._router.reader(shard) for shard in dict.fromkeys(shards)}
@@ -110,21 +150,31 @@ class Operations:
                 queue.add_many(kind, list(compress(rows, chosen)), list(compress(waiters, chosen)))
         return await self._gathered(gathering)
 
+    def _add_with_minimum(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int) -> None:
+        lane = self._router.reader(row[0] >> SHARD_SHIFT)
+        if minimum == CRITICAL:
+            lane.critical_reads.add(kind, row, waiter)
+        else:
+            lane.reads.add(kind, row, waiter, minimum)
+
     async def _write(self, row: WriteRow) -> pb.WriteResult:
         future: asyncio.Future[pb.WriteResult] = self._create_future()
         self._router.writer(row[0]).writes.add(row, future)
         try:
-            return self._noted(await future)
+            result = await future
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
             raise
+        self._note((result,))
+        return result
 
     async def _write_many(self, rows: Sequence[WriteRow]) -> list[pb.WriteResult | TaoError]:
         gathering: Gathering[pb.WriteResult] = Gathering(len(rows), self._loop)
         for index, row in enumerate(rows):
             self._router.writer(row[0]).writes.add(row, (gathering, index))
         results = await self._gathered(gathering)
-        return [each if isinstance(each, TaoError) else self._noted(each) for each in results]
+        self._note([each for each in results if not isinstance(each, TaoError)])
+        return results
 
     async def _gathered(self, gathering: Gathering[Result]) -> list[Result | TaoError]:
         try:
@@ -133,9 +183,9 @@ class Operations:
             self._dispatcher.note_cancelled()
             raise
 
-    def _noted(self, result: pb.WriteResult) -> pb.WriteResult:
-        self._dispatcher.stats.inverse_pending += result.inverse_pending
-        return result
+    def _note(self, results: Sequence[pb.WriteResult]) -> None:
+        self._dispatcher.stats.inverse_pending += sum(result.inverse_pending for result in results)
+        self._own_writes.note(results)
 
     def _atype_name(self, number: int) -> str:
         try:

@@ -62,6 +62,17 @@ class ClientSettings:
     timeouts_until_avoided: int = 3
     """Messages in a row that a server left unanswered before it is passed over. One may be a slow miss."""
 
+    attach_own_writes: bool = True
+    """Ask, in reads of what this graph has written of late, for nothing older than that. It costs a look-up in a
+    dictionary while there is anything in it; without it a read behind another tier or clone may miss a write."""
+
+    own_writes_keys: int = 10_000
+    """Objects and lists whose last write is remembered: seconds of a busy process, in 2 MB. The oldest are forgotten
+    first, and are then as fresh as anything in the tier that took the write."""
+
+    own_writes_seconds: float = 60.0
+    """How long a write is remembered: longer than a replica or a message is late when all is well enough to go on."""
+
     tls: TlsFiles | None = None
     """None: plain connections. ``TlsFiles(authorities=Path("ca.pem"))`` trusts that authority, ``TlsFiles()`` those of
     the system; certificate and key are for servers that demand them."""
@@ -72,7 +83,11 @@ class ClientSettings:
     def __post_init__(self) -> None:
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, (int, float)) and not (value > 0 and math.isfinite(value)):
+            if (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and not (value > 0 and math.isfinite(value))
+            ):
                 raise InvalidArgument(f"{each.name} is {value}; it must be a number above 0")
         if self.first_attempt_share > 1:
             raise InvalidArgument(f"first_attempt_share is {self.first_attempt_share}; it must be at most 1")

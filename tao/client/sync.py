@@ -23,11 +23,13 @@ from typing import Any, Self, TypeVar
 import uvloop
 
 from tao.client.graph import Graph, connect
+from tao.client.own_writes import After, Recording
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.trace import Trace
 from tao.client.values import AssocList, Object
 from tao.model.errors import Unavailable
+from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.identity import Credentials
@@ -160,11 +162,26 @@ class SyncGraph:
         with self._open().graph.trace() as trace:
             yield trace
 
-    def obj_get(self, id: int, otype: str | None = None, *, critical: bool = False) -> Object | None:
-        return self._run(lambda graph: graph.obj_get(id, otype, critical=critical))
+    @property
+    def token(self) -> WriteToken:
+        async def read(graph: Graph) -> WriteToken:
+            return graph.token  # in the loop, where writes change it
 
-    def obj_get_many(self, ids: Iterable[int], *, critical: bool = False) -> list[Object | None]:
-        return self._run(lambda graph: graph.obj_get_many(ids, critical=critical))
+        return self._run(read)
+
+    @contextmanager
+    def recording(self) -> Iterator[Recording]:
+        # What this thread asks for runs in a copy of its context, so the loop's thread finds the recording there.
+        with self._open().graph.recording() as recording:
+            yield recording
+
+    def obj_get(
+        self, id: int, otype: str | None = None, *, critical: bool = False, after: After = None
+    ) -> Object | None:
+        return self._run(lambda graph: graph.obj_get(id, otype, critical=critical, after=after))
+
+    def obj_get_many(self, ids: Iterable[int], *, critical: bool = False, after: After = None) -> list[Object | None]:
+        return self._run(lambda graph: graph.obj_get_many(ids, critical=critical, after=after))
 
     def assoc_get(
         self,
@@ -175,35 +192,56 @@ class SyncGraph:
         low: int | None = None,
         *,
         critical: bool = False,
+        after: After = None,
     ) -> AssocList:
-        return self._run(lambda graph: graph.assoc_get(id1, atype, id2s, high, low, critical=critical))
+        return self._run(lambda graph: graph.assoc_get(id1, atype, id2s, high, low, critical=critical, after=after))
 
-    def assoc_get_many(self, queries: Iterable[Sequence[Any]], *, critical: bool = False) -> list[AssocList]:
-        return self._run(lambda graph: graph.assoc_get_many(queries, critical=critical))
+    def assoc_get_many(
+        self, queries: Iterable[Sequence[Any]], *, critical: bool = False, after: After = None
+    ) -> list[AssocList]:
+        return self._run(lambda graph: graph.assoc_get_many(queries, critical=critical, after=after))
 
-    def assoc_count(self, id1: int, atype: str, *, critical: bool = False) -> int:
-        return self._run(lambda graph: graph.assoc_count(id1, atype, critical=critical))
+    def assoc_count(self, id1: int, atype: str, *, critical: bool = False, after: After = None) -> int:
+        return self._run(lambda graph: graph.assoc_count(id1, atype, critical=critical, after=after))
 
-    def assoc_count_many(self, lists: Iterable[tuple[int, str]], *, critical: bool = False) -> list[int]:
-        return self._run(lambda graph: graph.assoc_count_many(lists, critical=critical))
+    def assoc_count_many(
+        self, lists: Iterable[tuple[int, str]], *, critical: bool = False, after: After = None
+    ) -> list[int]:
+        return self._run(lambda graph: graph.assoc_count_many(lists, critical=critical, after=after))
 
-    def assoc_range(self, id1: int, atype: str, pos: int, limit: int, *, critical: bool = False) -> AssocList:
-        return self._run(lambda graph: graph.assoc_range(id1, atype, pos, limit, critical=critical))
+    def assoc_range(
+        self, id1: int, atype: str, pos: int, limit: int, *, critical: bool = False, after: After = None
+    ) -> AssocList:
+        return self._run(lambda graph: graph.assoc_range(id1, atype, pos, limit, critical=critical, after=after))
 
     def assoc_range_many(
-        self, queries: Iterable[tuple[int, str, int, int]], *, critical: bool = False
+        self, queries: Iterable[tuple[int, str, int, int]], *, critical: bool = False, after: After = None
     ) -> list[AssocList]:
-        return self._run(lambda graph: graph.assoc_range_many(queries, critical=critical))
+        return self._run(lambda graph: graph.assoc_range_many(queries, critical=critical, after=after))
 
     def assoc_time_range(
-        self, id1: int, atype: str, high: int | None, low: int | None, limit: int, *, critical: bool = False
+        self,
+        id1: int,
+        atype: str,
+        high: int | None,
+        low: int | None,
+        limit: int,
+        *,
+        critical: bool = False,
+        after: After = None,
     ) -> AssocList:
-        return self._run(lambda graph: graph.assoc_time_range(id1, atype, high, low, limit, critical=critical))
+        return self._run(
+            lambda graph: graph.assoc_time_range(id1, atype, high, low, limit, critical=critical, after=after)
+        )
 
     def assoc_time_range_many(
-        self, queries: Iterable[tuple[int, str, int | None, int | None, int]], *, critical: bool = False
+        self,
+        queries: Iterable[tuple[int, str, int | None, int | None, int]],
+        *,
+        critical: bool = False,
+        after: After = None,
     ) -> list[AssocList]:
-        return self._run(lambda graph: graph.assoc_time_range_many(queries, critical=critical))
+        return self._run(lambda graph: graph.assoc_time_range_many(queries, critical=critical, after=after))
 
     def obj_add(self, otype: str, fields: Fields | None = None, near: int | None = None, id: int | None = None) -> int:
         return self._run(lambda graph: graph.obj_add(otype, fields, near, id))

@@ -296,17 +296,13 @@ def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int],
     reached: dict[tuple[int, int], int] = {}
     for batch in messages:
         for message in batch.messages:
-            match message:
-                case ObjectChange():
-                    key, version = (message.id, 0), message.after
-                case ListChange():
-                    key, version = (message.id1, message.atype), message.after
-                case ObjectInvalidation():
-                    key, version = (message.id, 0), message.version
-                case ListInvalidation():
-                    key, version = (message.id1, message.atype), message.version
-                case ShardInvalidation():
-                    continue
+            if isinstance(message, ShardInvalidation):
+                continue
+            if isinstance(message, (ListChange, ListInvalidation)):
+                key = (message.id1, message.atype)
+            else:
+                key = (message.id, 0)
+            version = message.after if isinstance(message, (ListChange, ObjectChange)) else message.version
             if version > reached.get(key, 0):
                 reached[key] = version
     return reached
