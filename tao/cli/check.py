@@ -13,6 +13,7 @@ from tao.cli.frame import connect_option, json_option, run
 if TYPE_CHECKING:
     from tao.cli.checking.caches import Report
     from tao.cli.checking.inverses import BrokenPair
+    from tao.cli.checking.replicas import ReplicasReport
     from tao.cli.export_scan import ReaderLogin
 
 
@@ -34,18 +35,21 @@ def _database_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @click.option("--sample", default=0, metavar="N", help="At most N entries of each shard at each server; 0: all.")
+@click.option("--all-regions", is_flag=True, help="Compare the regions' databases with each other too, row by row.")
 @_database_options
-def verify(sample: int, token: str, as_json: bool, **login: Any) -> int:
-    """Compare every cache with the databases.
+def verify(sample: int, all_regions: bool, token: str, as_json: bool, **login: Any) -> int:
+    """Compare every cache of every region with the master databases.
 
     What is behind is looked at again after two seconds, so that messages on their way are not called faults. Exit
     status 1 when anything is wrong.
     """
     from tao.cli.export_scan import reader_login
 
-    report = run(_verify(reader_login(**login), token, sample))
-    _show_report(report, as_json)
-    return 0 if report.clean else 1
+    found = reader_login(**login)
+    report = run(_verify(found, token, sample))
+    replicas = run(_verify_replicas(found, token)) if all_regions else None
+    _show_reports(report, replicas, as_json)
+    return 0 if report.clean and (replicas is None or replicas.clean) else 1
 
 
 async def _verify(login: ReaderLogin, token: str, sample: int) -> Report:
@@ -60,14 +64,54 @@ async def _verify(login: ReaderLogin, token: str, sample: int) -> Report:
             )
 
 
-def _show_report(report: Report, as_json: bool) -> None:
+async def _verify_replicas(login: ReaderLogin, token: str) -> ReplicasReport:
+    from tao.cli.checking.access import access_of
+    from tao.cli.checking.replicas import compare_replicas
+    from tao.cli.waiting import Counting
+
+    with Counting("rows compared") as counting:
+        async with access_of(login, token) as access:
+            return await compare_replicas(
+                access.routes, login.schema, access.scans, access.scans_in, on_progress=counting.show
+            )
+
+
+def _show_reports(report: Report, replicas: ReplicasReport | None, as_json: bool) -> None:
     import dataclasses
 
-    from tao.cli.output import print_json, print_table
+    from tao.cli.output import print_json
 
     if as_json:
-        print_json({**dataclasses.asdict(report), "clean": report.clean})
+        found = {**dataclasses.asdict(report), "clean": report.clean}
+        if replicas is not None:
+            found["replicas"] = {**dataclasses.asdict(replicas), "clean": replicas.clean}
+        print_json(found)
         return
+    _show_caches(report)
+    if replicas is not None:
+        _show_replicas(replicas)
+
+
+def _show_replicas(report: ReplicasReport) -> None:
+    from tao.cli.output import print_table
+
+    print_table(
+        ("replica", "region", "rows", "in flight", "wrong", "error"),
+        [(line.server, line.region, line.rows, line.in_flight, line.wrong, line.error) for line in report.servers],
+        right=("rows", "in flight", "wrong"),
+    )
+    for finding in report.findings[:20]:
+        fault = "differs" if finding.at_master and finding.at_replica else "is missing"
+        where = "" if fault == "differs" else " at the replica" if finding.at_master else " at the master"
+        key = ", ".join(map(str, finding.key))
+        click.echo(f"{finding.server}: {finding.table} ({key}) of shard {finding.shard} {fault}{where}")
+    rows = sum(line.rows for line in report.servers)
+    click.echo(f"{rows:,} rows compared: " + ("all replicas equal their masters" if report.clean else "NOT equal"))
+
+
+def _show_caches(report: Report) -> None:
+    from tao.cli.output import print_table
+
     print_table(
         ("server", "role", "entries", "in flight", "wrong", "error"),
         [(line.server, line.role, line.entries, line.in_flight, line.wrong, line.error) for line in report.servers],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -27,6 +27,8 @@ class Access:
     links: Links
     store: MySqlReadStore
     scans: Scans
+    scans_in: Callable[[str], Scans]
+    """Of a region's own servers of every database; the others read the masters."""
 
 
 @asynccontextmanager
@@ -42,11 +44,14 @@ async def access_of(login: ReaderLogin, token: str) -> AsyncIterator[Access]:
     def master(shard: int) -> str:
         return routes.database_server(shard, routes.master_region(shard)).name
 
+    def scans_in(region: str) -> Scans:
+        return Scans(lambda shard: routes.database_server(shard, region).name, pools)
+
     pools = Pools(account, READ_SETUP)
     links = Links(LinkSettings(), Credentials("operator", "operator", token), tls_of_command())
     store = MySqlReadStore(master, master, pools, edge_tables_of(lambda: login.schema))
     try:
-        yield Access(routes, links, store, Scans(master, pools))
+        yield Access(routes, links, store, Scans(master, pools), scans_in)
     finally:
         await links.close()
         await pools.close()

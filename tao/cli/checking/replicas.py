@@ -1,0 +1,184 @@
+"""`tao verify --all-regions`: every replica against its master, row by row (DESIGN.md §15: invariant 2).
+
+Both are scanned side by side in key order, a page at a time. Pages of two servers are of different moments, and a
+replica runs behind, so rows that differ are looked at again after a pause: what is equal then, or has moved on at the
+replica, was in flight; what stands still and differs is wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tao.cli.checking.caches import MAX_FINDINGS
+from tao.model.errors import TaoError
+from tao.model.graph import EdgeKey, ListKey
+from tao.routing.routes import Routes
+from tao.schema.registry import Schema
+from tao.storage.names import DEFAULT_EDGE_TABLE
+from tao.storage.scans import FIRST_EDGE, FIRST_LIST, Scans
+
+PAGE_ROWS: Final = 2_000
+
+Key = tuple[int, ...]
+Page = Mapping[Key, object]
+"""Rows by key, in key order."""
+ScanPage = Callable[[Scans, int, Key, int], Awaitable[Page]]
+"""``(scans, shard, after, limit)`` → the rows behind that key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One row that is wrong at a replica, or missing at either."""
+
+    server: str
+    shard: int
+    table: str
+    key: Key
+    at_master: bool
+    at_replica: bool
+
+
+@dataclass(slots=True)
+class ReplicaReport:
+    """What was found at one replica. ``in_flight``: rows that differed and then did not, or had moved on."""
+
+    server: str
+    region: str
+    rows: int = 0
+    in_flight: int = 0
+    wrong: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class ReplicasReport:
+    """What `compare_replicas` found."""
+
+    servers: list[ReplicaReport] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Every row is the same everywhere, and every server could be read."""
+        return not any(server.wrong or server.error for server in self.servers)
+
+
+async def compare_replicas(
+    routes: Routes,
+    schema: Schema,
+    masters: Scans,
+    scans_in: Callable[[str], Scans],
+    *,
+    recheck_seconds: float = 2.0,
+    page_rows: int = PAGE_ROWS,
+    on_progress: Callable[[str, int], None] = lambda _server, _rows: None,
+) -> ReplicasReport:
+    """Compare all replicas with their masters. ``scans_in``: of a region's own databases. ``on_progress`` hears the
+    replica's name and how many rows were looked at."""
+    report = ReplicasReport()
+    tables = _tables(schema)
+    for database in routes.topology.databases:
+        for region, server in database.servers.items():
+            if region == database.master_region:
+                continue
+            line = ReplicaReport(server.name, region)
+            report.servers.append(line)
+            check = _ReplicaCheck(line, masters, scans_in(region), report.findings, recheck_seconds, page_rows)
+            try:
+                for first, last in database.shards:
+                    for shard in range(first, last + 1):
+                        for table, (start, scan) in tables.items():
+                            await check.check_table(shard, table, start, scan)
+                        on_progress(server.name, line.rows)
+            except TaoError as error:
+                line.error = error.message
+    return report
+
+
+class _ReplicaCheck:
+    def __init__(
+        self,
+        line: ReplicaReport,
+        master: Scans,
+        replica: Scans,
+        findings: list[Difference],
+        recheck_seconds: float,
+        page_rows: int,
+    ) -> None:
+        self._line: Final = line
+        self._master: Final = master
+        self._replica: Final = replica
+        self._findings: Final = findings
+        self._recheck_seconds: Final = recheck_seconds
+        self._page_rows: Final = page_rows
+
+    async def check_table(self, shard: int, table: str, start: Key, scan: ScanPage) -> None:
+        after: Key | None = start
+        while after is not None:
+            pages = await asyncio.gather(
+                scan(self._master, shard, after, self._page_rows), scan(self._replica, shard, after, self._page_rows)
+            )
+            # Behind the last key of a full page nothing is known of that side.
+            after = min((max(page) for page in pages if len(page) == self._page_rows), default=None)
+            keys = {key for page in pages for key in page if after is None or key <= after}
+            self._line.rows += len(keys)
+            await self._look_again(shard, table, scan, _differing(keys, *pages), pages[1])
+
+    async def _look_again(self, shard: int, table: str, scan: ScanPage, doubtful: list[Key], seen: Page) -> None:
+        if not doubtful:
+            return
+        await asyncio.sleep(self._recheck_seconds)
+        for key in doubtful:
+            # One row of each side: the first behind the key before.
+            just_before = (*key[:-1], key[-1] - 1)
+            at_master, at_replica = (
+                page.get(key)
+                for page in await asyncio.gather(
+                    scan(self._master, shard, just_before, 1), scan(self._replica, shard, just_before, 1)
+                )
+            )
+            if at_master == at_replica or at_replica != seen.get(key):
+                self._line.in_flight += 1
+                continue
+            self._line.wrong += 1
+            if len(self._findings) < MAX_FINDINGS:
+                self._findings.append(
+                    Difference(self._line.server, shard, table, key, at_master is not None, at_replica is not None)
+                )
+
+
+def _differing(keys: Iterable[Key], at_master: Page, at_replica: Page) -> list[Key]:
+    return [key for key in sorted(keys) if at_master.get(key) != at_replica.get(key)]
+
+
+def _tables(schema: Schema) -> dict[str, tuple[Key, ScanPage]]:
+    """Every table that holds the graph: where a scan of it begins, and how it is scanned."""
+    edge_tables = {atype.table or DEFAULT_EDGE_TABLE for atype in schema.assocs} | {DEFAULT_EDGE_TABLE}
+    return {
+        "objects": ((0,), _objects),
+        "assoc_lists": ((FIRST_LIST.id1, FIRST_LIST.atype), _lists),
+        **{
+            table: ((FIRST_EDGE.id1, FIRST_EDGE.atype, FIRST_EDGE.id2), _edges_of(table))
+            for table in sorted(edge_tables)
+        },
+    }
+
+
+async def _objects(scans: Scans, shard: int, after: Key, limit: int) -> Page:
+    return {(row.id,): row for row in await scans.scan_objects(shard, after[0], limit)}
+
+
+async def _lists(scans: Scans, shard: int, after: Key, limit: int) -> Page:
+    rows = await scans.scan_lists(shard, ListKey(after[0], after[1]), limit)
+    return {(key.id1, key.atype): row for key, row in rows}
+
+
+def _edges_of(table: str) -> ScanPage:
+    async def scan(scans: Scans, shard: int, after: Key, limit: int) -> Page:
+        rows = await scans.scan_edges(shard, table, EdgeKey(after[0], after[1], after[2]), limit)
+        return {(key.id1, key.atype, key.id2): edge for key, edge in rows}
+
+    return scan

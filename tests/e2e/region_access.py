@@ -1,0 +1,164 @@
+"""What tests on a running cluster of several regions share: its parts by region, faults, and the final comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiomysql
+
+from tao.cli.checking.access import Access, access_of
+from tao.cli.checking.caches import verify_caches
+from tao.cli.checking.inverses import find_broken_pairs
+from tao.cli.checking.replicas import compare_replicas
+from tao.cli.export_scan import ReaderLogin
+from tao.client import Assoc
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.line_control import Cut, Heal, ask_line
+from tao.devcluster.readiness import server_stats
+from tao.devcluster.replication_sets import Replica, follow, replicas
+from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import service_accounts
+from tao.model.ids import SHARD_SHIFT
+from tao.model.relay import Relay
+from tao.model.topology import Topology
+from tao.peers.links import Links, LinkSettings
+from tao.routing.routes import Routes
+from tao.schema.registry import load_schema
+from tao.storage.names import schema_name
+from tao.topology.document import parse_topology
+from tao.wire.convert import relay_to_pb
+from tao.wire.identity import Credentials
+from tao.wire.v1 import session_pb2 as pb
+
+RTT_MS = 20.0
+EAST_WEST = ("east", "west")
+PATIENT_SECONDS = 30.0
+
+
+async def until(condition: Callable[[], Awaitable[object]], what: str = "") -> None:
+    """Wait for something that other processes bring about."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENT_SECONDS
+    while not await condition():
+        assert loop.time() < deadline, what or "it never came"
+        await asyncio.sleep(0.01)
+
+
+def plain(edges: Sequence[Assoc]) -> list[tuple[int, int]]:
+    """``(id2, time)`` of each."""
+    return [(edge.id2, edge.time) for edge in edges]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """A running cluster, with what happens to it."""
+
+    cluster: DevCluster
+    topology: Topology
+    routes: Routes
+
+    @property
+    def target(self) -> str:
+        """For `connect`, with ``region=``."""
+        return str(self.cluster.topology_path)
+
+    def tailers(self, region: str) -> list[str]:
+        return [name for name, role in self.cluster.processes.items() if role is Role.TAILER and region in name]
+
+    async def stats_of_leader(self, region: str, object_id: int) -> dict[str, Any]:
+        leader = self.routes.leaders(region).home(object_id >> SHARD_SHIFT)
+        return await server_stats(self.cluster.admin(leader.name))
+
+    async def void(self, region: str, *object_ids: int) -> None:
+        """Empty a region's caches of these objects' shards, as its tailer does when it cannot tell what has changed."""
+        links = Links(LinkSettings(), Credentials("test", "tailer"))
+        try:
+            for shard in {object_id >> SHARD_SHIFT for object_id in object_ids}:
+                leader = self.routes.leaders(region).home(shard)
+                relay = relay_to_pb(Relay(bulk_shards=(shard,)))
+                await links.to(leader).ask(pb.Request(relay=relay), PATIENT_SECONDS)
+        finally:
+            await links.close()
+
+    async def cut(self, *, silent: bool = False) -> None:
+        await ask_line(self.cluster.line_control, Cut(EAST_WEST, silent))
+
+    async def heal(self) -> None:
+        await ask_line(self.cluster.line_control, Heal(EAST_WEST))
+
+    async def sql(self, server: str, *statements: str, shard: int | None = None) -> None:
+        """By hand, as the administrator of one database server."""
+        database = self.cluster.database(server)
+        account = database.accounts.administrator
+        connection = await aiomysql.connect(
+            host=database.host,
+            port=database.port,
+            user=account.user,
+            password=account.password,
+            autocommit=True,
+            db=None if shard is None else schema_name(shard),
+        )
+        try:
+            async with connection.cursor() as cursor:
+                for statement in statements:
+                    await cursor.execute(statement)
+        finally:
+            connection.close()
+
+    @asynccontextmanager
+    async def replication_held(self) -> AsyncIterator[None]:
+        """Replicas execute nothing meanwhile, and go on from there."""
+        held: list[Replica] = replicas(self.topology)
+        accounts = service_accounts(self.cluster.record.passwords)
+        for replica in held:
+            await self.sql(replica.server.name, "STOP SLAVE")
+        try:
+            yield
+        finally:
+            for replica in held:
+                await follow(replica, accounts.administrator, accounts.replicator)
+
+    @asynccontextmanager
+    async def access(self) -> AsyncIterator[Access]:
+        reader = service_accounts(self.cluster.record.passwords).reader
+        schema = load_schema(self.cluster.schema_path.read_text(), str(self.cluster.schema_path))
+        async with access_of(ReaderLogin(self.topology, schema, reader.user, reader.password), "") as access:
+            yield access
+
+    async def differences(self) -> list[object]:
+        """Of caches with their masters, replicas with theirs, and edges with their inverses."""
+        schema = load_schema(self.cluster.schema_path.read_text(), str(self.cluster.schema_path))
+        async with self.access() as access:
+            caches = await verify_caches(access.routes, access.links, access.store)
+            databases = await compare_replicas(access.routes, schema, access.scans, access.scans_in)
+            pairs = await find_broken_pairs(access.routes, schema, access.scans, access.store)
+        assert sum(line.entries for line in caches.servers) > 0
+        assert sum(line.rows for line in databases.servers) > 0
+        errors = [
+            *(line.error for line in caches.servers if line.error),
+            *(line.error for line in databases.servers if line.error),
+        ]
+        return [*errors, *caches.findings, *databases.findings, *pairs]
+
+    async def assert_converges(self) -> None:
+        """Nothing differs any more, once messages are delivered and repair has written what was left pending."""
+        deadline = asyncio.get_running_loop().time() + PATIENT_SECONDS
+        while found := await self.differences():
+            assert asyncio.get_running_loop().time() < deadline, found[:5]
+
+
+@asynccontextmanager
+async def running_regions(folder: Path, shape: Shape) -> AsyncIterator[Regions]:
+    """A cluster without syncs at commit, stopped at the end."""
+    settings = ClusterSettings(
+        state_dir=folder / ".tao-dev", shape=shape, durability=Durability.RELAXED, rtt_ms=RTT_MS, log_level="info"
+    )
+    async with DevCluster(settings) as cluster:
+        topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
+        yield Regions(cluster, topology, Routes(topology))
