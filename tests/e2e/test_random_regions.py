@@ -1,0 +1,133 @@
+"""Thousands of random writes in two regions at once, each master of half the shards, with crashes and cuts between."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.devcluster.layout import Shape
+from tao.model.ids import SHARD_SHIFT
+from tests.e2e.graph_model import inverse_of
+from tests.e2e.region_access import PATIENT_SECONDS, Regions, plain, running_regions, until
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+SHAPE = Shape(regions=2, tiers=1, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=8)
+ATYPES = ("friend", "likes", "liked_by", "follows", "followed_by")
+HOT_OBJECTS = 12
+WRITERS_PER_REGION = 8
+WRITES_PER_WRITER = 250
+SEED = 582013
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Regions]:
+    async with running_regions(tmp_path_factory.mktemp("random"), SHAPE) as found:
+        yield found
+
+
+class Writer:
+    """One of many that write the same few objects. What fails while the line is cut is counted, and given up."""
+
+    def __init__(self, graph: Graph, hot: list[int], rng: random.Random) -> None:
+        self.graph = graph
+        self.hot = hot
+        self.rng = rng
+        self.done = 0
+        self.failed = 0
+
+    async def run(self, writes: int) -> None:
+        for number in range(writes):
+            try:
+                await self._write(number)
+            except TaoError:
+                self.failed += 1
+            self.done += 1
+
+    async def _write(self, number: int) -> None:
+        rng, graph = self.rng, self.graph
+        id1, id2 = rng.choice(self.hot), rng.choice(self.hot)
+        atype = rng.choice(ATYPES)
+        kind = rng.random()
+        if kind < 0.5:
+            await graph.assoc_add(id1, atype, id2, number)
+        elif kind < 0.7:
+            await graph.assoc_delete(id1, atype, id2)
+        elif kind < 0.8:
+            await graph.assoc_change_type(id1, rng.choice(("likes", "friend")), id2, rng.choice(("likes", "friend")))
+        elif kind < 0.95:
+            await graph.obj_update(id1, {"home": f"h{number}"}, "user")
+        else:
+            await graph.obj_add("user", {"name": f"u{number}"})
+        # Reads in between keep the caches filled from the replicas, so that there is something to go wrong.
+        await graph.assoc_range(id2, atype, 0, rng.choice((1, 50)))
+        await graph.assoc_count(id1, rng.choice(ATYPES))
+        await graph.obj_get(id1)
+
+
+async def hot_objects(regions: Regions, graph: Graph) -> list[int]:
+    """As many mastered in one region as in the other."""
+    found: dict[str, list[int]] = {region.name: [] for region in regions.topology.regions}
+    while any(len(ids) < HOT_OBJECTS // 2 for ids in found.values()):
+        object_id = await graph.obj_add("user", {"name": "hot"})
+        found[regions.routes.master_region(object_id >> SHARD_SHIFT)].append(object_id)
+    return [object_id for ids in found.values() for object_id in ids[: HOT_OBJECTS // 2]]
+
+
+async def test_random_writes_in_both_regions_leave_caches_databases_and_regions_equal(regions: Regions) -> None:
+    async with AsyncExitStack() as stack:
+        graphs = {
+            region: await stack.enter_async_context(
+                connect(regions.target, region=region, settings=ClientSettings(timeout_seconds=PATIENT_SECONDS))
+            )
+            for region in ("east", "west")
+        }
+        hot = await hot_objects(regions, graphs["east"])
+
+        async def known(graph: Graph) -> bool:
+            return None not in await graph.obj_get_many(hot)
+
+        await until(lambda: known(graphs["west"]))
+        writers = [
+            Writer(graph, hot, random.Random(SEED + number))
+            for number, graph in enumerate([*graphs.values()] * WRITERS_PER_REGION)
+        ]
+        work = asyncio.gather(*(writer.run(WRITES_PER_WRITER) for writer in writers))
+        total = len(writers) * WRITES_PER_WRITER
+
+        async def reached(share: float) -> None:
+            async def so_far() -> bool:
+                return work.done() or sum(writer.done for writer in writers) >= share * total
+
+            await until(so_far, "writing does not go on")
+
+        async def crash(tailer: str) -> None:
+            await regions.cluster.kill(tailer)
+            await regions.cluster.restart(tailer)
+
+        await reached(0.1)
+        await crash(regions.tailers("west")[0])
+        await reached(0.3)
+        await regions.cut()
+        await regions.heal()
+        await reached(0.5)
+        await regions.cut(silent=True)
+        await crash(regions.tailers("east")[1])
+        await regions.heal()
+        await work
+        assert sum(writer.failed for writer in writers) < total / 10
+        await regions.assert_converges()
+
+        # Nothing is in flight any more: both regions tell the same story, and every edge has its other end.
+        for id1 in hot:
+            for atype in ATYPES:
+                answers = [plain(await graph.assoc_range(id1, atype, 0, 100)) for graph in graphs.values()]
+                assert answers[0] == answers[1]
+                for id2, time in answers[0]:
+                    assert plain(await graphs["west"].assoc_get(id2, inverse_of(atype) or "", [id1])) == [(id1, time)]
