@@ -68,6 +68,7 @@ class FakeCluster:
         self.schema: Schema = SCHEMA
         self.objects: dict[int, bytes] = {}
         self.lists: dict[tuple[int, int], list[Edge]] = {}
+        self.versions: dict[tuple[int, int], int] = {}
         self.links: dict[str, FakeLink] = {}
 
     def to(self, server: CacheServer) -> FakeLink:
@@ -168,6 +169,17 @@ class FakeLink:
         return values
 
     def result(self, write: pb.Write) -> pb.WriteResult:
+        """What becomes of a write, and the version that it reached."""
+        result = self.done(write)
+        change = getattr(write, write.WhichOneof("operation") or "")
+        key = (change.id1, change.atype) if hasattr(change, "id1") else (result.id or change.id, 0)
+        version = self.cluster.versions[key] = self.cluster.versions.get(key, 0) + 1
+        result.changed_ids.append(key[0])
+        result.changed_atypes.append(key[1])
+        result.changed_versions.append(version)
+        return result
+
+    def done(self, write: pb.Write) -> pb.WriteResult:
         if write.HasField("obj_add"):
             added = write.obj_add
             object_id = added.id or make_id(len(self.cluster.objects) + 1, added.shard)
