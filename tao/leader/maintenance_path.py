@@ -1,15 +1,12 @@
-"""What this leader tells other caches: deliveries to subscribers, and bulk invalidations (DESIGN.md §7)."""
+"""What this leader tells other caches: deliveries to those who subscribed (DESIGN.md §7)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tao.delivery.publisher import Publisher
 from tao.delivery.subscription import Subscription
-from tao.leader.ownership import Ownership
-from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery
 from tao.model.errors import InvalidArgument, Unavailable
 from tao.wire.convert import delivery_to_pb, position_from_pb
@@ -65,17 +62,3 @@ class _Series:
     number: int
     subscription: Subscription
     reply: Reply
-
-
-def invalidate_shards(
-    shards: Sequence[int], ownership: Ownership, publisher: Publisher, bump: Callable[[int], None]
-) -> int:
-    """Bulk invalidation of the owned ones among these shards, here and at all subscribers. Returns how many."""
-    done = 0
-    for shard in shards:
-        row = ownership.owned.get(shard)
-        if row is not None:
-            bump(shard)
-            publisher.publish(ShardMessages(shard, row.version_epoch, (ShardInvalidation(shard),)))
-            done += 1
-    return done

@@ -73,11 +73,14 @@ class RelayPath:
             self.fresh_as_of_unix_ms[relay.source] = relay.source_unix_ms
         reply.send(pb.Answer(relayed=pb.Relayed()))
 
-    def void(self, shards: Iterable[int]) -> None:
-        """Bulk invalidation, here and at the subscribers."""
+    def void(self, shards: Iterable[int]) -> int:
+        """Bulk invalidation, here and at all subscribers, of the served ones among these shards. Returns how many."""
+        done = 0
         for shard in shards:
             if self._serves(shard):
-                self.voided += 1
+                done += 1
                 self._bump(shard)
                 invalidation = ShardInvalidation(shard)
                 self._publisher.publish(ShardMessages(shard, self._version_epoch(shard), (invalidation,)))
+        self.voided += done
+        return done

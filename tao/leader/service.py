@@ -10,7 +10,7 @@ from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath
-from tao.leader.maintenance_path import Subscribers, invalidate_shards
+from tao.leader.maintenance_path import Subscribers
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.settling import CopyFence
@@ -54,13 +54,12 @@ class LeaderService:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         log: Logger,
     ) -> None:
-        self._cache: Final = cache
         self._writes: Final = writes
         self._inverses: Final = inverses
         self._copy_fence: Final = copy_fence
         self._ownership: Final = ownership
         self._elsewhere: Final = elsewhere
-        self._publisher: Final = publisher
+        self._relays: Final = relays
         self._configuration: Final = configuration
         self._clock: Final = clock
         self._spawn: Final = spawn
@@ -147,7 +146,7 @@ class LeaderService:
         reply.send(pb.Answer(reserved_ids=pb.ReservedIds(ids=ids)))
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:
-        done = invalidate_shards(request.invalidate.shards, self._ownership, self._publisher, self._cache.bump_shard)
+        done = self._relays.void(request.invalidate.shards)
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=done)))
 
     def _start_settling(self, request: pb.Request, reply: Reply) -> None:
