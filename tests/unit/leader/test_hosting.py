@@ -1,0 +1,108 @@
+"""Shards served without being owned: opened at once at the start, after a pause when they come from another leader."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from tao.cache import CacheSettings, GraphCache
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
+from tao.leader.hosting import Hosting, HostingSettings
+from tao.model.delivery import Delivery, Position
+from tao.observability.logs import logger
+from tao.serving.cache_types import SchemaArenas
+from tests.rigs.leader_rig import ARENAS, SCHEMA
+from tests.rigs.pacing import until
+
+NEVER = HostingSettings(settle_seconds=math.inf)
+SOON = HostingSettings(settle_seconds=0.0)
+
+
+@dataclass
+class Rig:
+    settings: HostingSettings
+    cache: GraphCache = field(
+        default_factory=lambda: GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
+    )
+    publisher: Publisher = field(default_factory=lambda: Publisher(DeliverySettings(), "leader-1/1"))
+    told: list[Delivery] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.hosting = Hosting(self.cache, self.publisher, self.settings, logger("test"))
+
+    def subscribe(self, *positions: Position) -> None:
+        self.publisher.subscribe("near-1", positions, self.told.append)
+
+
+async def test_at_the_start_shards_are_cached_at_once() -> None:
+    rig = Rig(NEVER)
+    rig.hosting.host([0, 2])
+    assert rig.hosting.hosted == {0, 2}
+    assert rig.cache.open_shards() == [0, 2]
+    rig.subscribe(Position(0), Position(1))
+    assert [part.position.shard for part in rig.told[0].shards] == [0]
+    assert rig.told[0].refused == (1,)
+
+
+@pytest.mark.parametrize("first", [(), (0,)], ids=["nothing", "a shard"])
+async def test_what_comes_later_is_served_at_once_and_cached_after_a_pause(first: tuple[int, ...]) -> None:
+    rig = Rig(NEVER)
+    rig.hosting.host(first)
+    rig.hosting.host([0, 1])
+    assert rig.hosting.hosted == {0, 1}
+    assert rig.cache.open_shards() == list(first)
+    after = Rig(SOON)
+    after.hosting.host(first)
+    after.hosting.host([0, 1])
+    assert not after.cache.is_open(1)
+    await until(lambda: after.hosting.opened == 2)
+    assert after.cache.open_shards() == [0, 1]
+
+
+async def test_a_shard_that_left_again_during_the_pause_is_not_opened() -> None:
+    rig = Rig(SOON)
+    rig.hosting.host([0])
+    rig.hosting.host([0, 1, 2])
+    rig.hosting.host([0, 2])
+    await until(lambda: rig.hosting.opened == 2)
+    assert rig.cache.open_shards() == [0, 2]
+
+
+async def test_a_shard_that_left_is_dropped_and_its_subscribers_are_refused() -> None:
+    rig = Rig(NEVER)
+    rig.hosting.host([0, 1])
+    rig.subscribe(Position(0), Position(1))
+    rig.told.clear()
+    rig.hosting.host([1])
+    assert rig.cache.open_shards() == [1]
+    assert [delivery.refused for delivery in rig.told] == [(0,)]
+
+
+async def test_whoever_followed_an_earlier_opening_starts_anew() -> None:
+    rig = Rig(SOON)
+    rig.hosting.host([0])
+    rig.subscribe(Position(0))
+    (part,) = rig.told[-1].shards
+    rig.hosting.host([])
+    rig.hosting.host([0])
+    await until(lambda: rig.hosting.opened)
+    rig.told.clear()
+    rig.subscribe(part.position)
+    (again,) = rig.told[-1].shards
+    assert again.reset
+    assert again.position.stream != part.position.stream
+
+
+async def test_the_same_shards_again_change_nothing() -> None:
+    rig = Rig(NEVER)
+    rig.hosting.host([0])
+    rig.subscribe(Position(0))
+    rig.told.clear()
+    rig.hosting.host([0])
+    assert rig.hosting.opened == 1
+    await asyncio.sleep(0)
+    assert rig.told == []

@@ -1,0 +1,169 @@
+"""What a tailer relays: applied before it is forwarded, all of it or nothing, void where no version tells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tao.cache import CacheSettings, GraphCache
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
+from tao.leader.relay_path import RelayPath, RelaySettings
+from tao.model.changes import ObjectChange, ShardInvalidation, ShardMessages
+from tao.model.delivery import Delivery, Position
+from tao.model.errors import NotMine
+from tao.model.graph import encode_object
+from tao.model.relay import Relay, Touch
+from tao.serving.applying import apply_messages
+from tao.serving.cache_types import SchemaArenas
+from tao.wire.convert import relay_to_pb
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import ARENAS, SCHEMA, USER, make_id
+from tests.rigs.links_rig import MemoryReply
+from tests.rigs.pacing import ManualClock, until
+from tests.rigs.versions import make_version
+
+V1, V2 = make_version(1, 1), make_version(1, 2)
+A, B = make_id(64, 0), make_id(64, 1)
+MESSAGES = ShardMessages(0, 1, (ObjectChange(A, V1, V2, USER, b"new"),))
+
+
+class Rig:
+    """A leader that serves shards 0 and 1; near-1 has subscribed to both. What happens is in ``story``, in order."""
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self.clock = ManualClock()
+        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
+        self.publisher = Publisher(DeliverySettings(), "leader-1/1")
+        self.story: list[str] = []
+        self.told: list[Delivery] = []
+        for shard in (0, 1):
+            self.cache.open_shard(shard, 1)
+            self.publisher.open_shard(shard, 1, 1)
+        self.subscription = self.publisher.subscribe("near-1", [Position(0), Position(1)], self._deliver)
+        self.told.clear()
+        self.story.clear()
+        self.path = RelayPath(
+            self.cache.is_open,
+            self._apply,
+            self._bump,
+            self.publisher,
+            self.cache.version_epoch,
+            lambda: 7,
+            settings,
+        )
+
+    def relay(self, relay: Relay) -> list[pb.Answer]:
+        answers: list[pb.Answer] = []
+        self.path.handle(pb.Request(relay=relay_to_pb(relay)), MemoryReply(answers.append, peer="tailer"))
+        return answers
+
+    def hold(self, object_id: int) -> None:
+        now = self.clock.monotonic()
+        self.cache.store_object(self.cache.object_ticket(object_id, now), encode_object(V1, USER, b"old"), 1, now)
+        assert self.cache.object(object_id) is not None
+
+    @property
+    def messages(self) -> list[ShardMessages]:
+        found = [part.messages for delivery in self.told for part in delivery.shards if part.messages is not None]
+        return [messages for messages in found if messages.messages]
+
+    def _apply(self, messages: ShardMessages) -> None:
+        self.story.append("applied")
+        apply_messages(self.cache, self.clock, messages, insert=False)
+
+    def _bump(self, shard: int) -> None:
+        self.story.append(f"void {shard}")
+        self.cache.bump_shard(shard)
+
+    def _deliver(self, delivery: Delivery) -> None:
+        self.story.append("told")
+        self.told.append(delivery)
+
+
+@pytest.fixture
+def make_rig() -> Callable[[], Rig]:
+    return lambda: Rig(RelaySettings(visible_after_seconds=0.0))
+
+
+async def test_messages_are_applied_before_they_are_forwarded_and_then_acknowledged(
+    make_rig: Callable[[], Rig],
+) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    (answer,) = rig.relay(Relay(changes=(MESSAGES,)))
+    assert answer.HasField("relayed")
+    assert rig.story == ["applied", "told"]
+    assert rig.cache.object(A) == encode_object(V2, USER, b"new")
+    assert rig.messages == [MESSAGES]
+    assert rig.path.messages == 1
+    assert rig.path.voided == 0
+
+
+async def test_a_relay_told_twice_changes_nothing_more(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    for _ in range(2):
+        rig.relay(Relay(changes=(MESSAGES,)))
+    assert rig.cache.object(A) == encode_object(V2, USER, b"new")
+
+
+async def test_a_fill_that_a_message_has_overtaken_is_not_kept(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    ticket = rig.cache.object_ticket(A, rig.clock.monotonic())
+    rig.relay(Relay(changes=(MESSAGES,)))
+    rig.cache.store_object(ticket, encode_object(V1, USER, b"old"), 1, rig.clock.monotonic())
+    assert rig.cache.object(A) is None
+
+
+@pytest.mark.parametrize(
+    "relay", [Relay(touches=(Touch(A, 0, V1),)), Relay(bulk_shards=(0,))], ids=["a touch", "a void shard"]
+)
+async def test_what_names_no_version_voids_its_shard_here_and_at_subscribers_now_and_once_it_is_visible(
+    make_rig: Callable[[], Rig], relay: Relay
+) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    rig.hold(B)
+    (answer,) = rig.relay(relay)
+    assert answer.HasField("relayed")
+    assert rig.story == ["void 0", "told"]
+    assert rig.cache.object(A) is None
+    assert rig.cache.object(B) is not None
+    rig.hold(A)  # by a SELECT that did not see the change yet
+    await until(lambda: rig.path.voided == 2)
+    assert rig.cache.object(A) is None
+    assert {message for messages in rig.messages for message in messages.messages} == {ShardInvalidation(0)}
+    assert [messages.shard for messages in rig.messages] == [0, 0]
+
+
+async def test_of_a_relay_with_a_shard_that_is_not_served_nothing_is_applied(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    for foreign in (
+        Relay(changes=(MESSAGES, ShardMessages(2, 1, ()))),
+        Relay(changes=(MESSAGES,), touches=(Touch(make_id(1, 2), 0, V1),)),
+        Relay(changes=(MESSAGES,), bulk_shards=(0, 2), source="db", source_unix_ms=5),
+    ):
+        with pytest.raises(NotMine, match="shard 2"):
+            rig.relay(foreign)
+    assert rig.story == []
+    assert rig.cache.object(A) == encode_object(V1, USER, b"old")
+    assert rig.path.fresh_as_of_unix_ms == {}
+
+
+async def test_how_fresh_each_database_is_is_remembered(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.relay(Relay(source="db-1", source_unix_ms=5_000))
+    rig.relay(Relay(source="db-2", source_unix_ms=6_000))
+    rig.relay(Relay(source="db-1"))
+    assert rig.path.fresh_as_of_unix_ms == {"db-1": 5_000, "db-2": 6_000}
+
+
+async def test_an_operator_s_bulk_invalidation_counts_the_shards_that_are_served(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    assert rig.path.void([0, 1, 2]) == 2
+    assert rig.cache.object(A) is None
+    assert sorted(messages.shard for messages in rig.messages) == [0, 1]
