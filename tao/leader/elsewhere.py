@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from tao.delivery.publisher import Publisher
 from tao.model.changes import ShardMessages
-from tao.model.errors import RequestError, TaoError
+from tao.model.errors import ProtocolError, RequestError, TaoError
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
 from tao.serving.configuration import Configuration
@@ -72,7 +72,7 @@ class Elsewhere:
             return write.HasField("settle_edge") or self.is_mastered_here(
                 shards_of_write(write, self._configuration.schema)[1]
             )
-        except RequestError:
+        except (RequestError, ProtocolError):
             return True  # its error is said here
 
     def apply_and_tell(self, messages: ShardMessages) -> None:
