@@ -110,12 +110,13 @@ class Operations:
 
     async def _read(self, kind: int, row: Row, critical: bool, after: After) -> bytes:
         minimum = 0
-        # A critical read is new enough for any token; most others find nothing to ask for.
-        if after is not None or (self._attached and not critical):
+        if after is not None:
             minimum = Minimums(after, self._attached).of(row)
+        elif self._attached:
+            minimum = self._attached.get(row[:2], 0)
         lane = self._router.reader(row[0] >> SHARD_SHIFT)
         future: asyncio.Future[bytes] = self._create_future()
-        if critical or minimum == CRITICAL:
+        if critical or minimum == CRITICAL:  # which is new enough for any token
             lane.critical_reads.add(kind, row, future)
         else:
             lane.reads.add(kind, row, future, minimum)
@@ -128,15 +129,13 @@ class Operations:
     async def _read_many(self, kind: int, rows: Sequence[Row], critical: bool, after: After) -> list[bytes | TaoError]:
         gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
         waiters = [(gathering, index) for index in range(len(rows))]
-        if after is not None or (self._attached and not critical):
-            minimum_of = Minimums(after, self._attached).of
-            asked = [0 if critical else minimum_of(row) for row in rows]
-            if any(asked):
-                for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
-                    if minimum:
-                        self._add_with_minimum(kind, row, waiter, minimum)
-                rest = [not minimum for minimum in asked]
-                rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
+        asked = self._minimums(rows, after)
+        if any(asked) and not critical:
+            for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
+                if minimum:
+                    self._add_with_minimum(kind, row, waiter, minimum)
+            rest = [not minimum for minimum in asked]
+            rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         # Routed once per shard and handed over once per server: a third of what each row by itself would cost.
         shards = [row[0] >> SHARD_SHIFT for row in rows]
         lane_of = {shard: self._router.reader(shard) for shard in dict.fromkeys(shards)}
@@ -149,6 +148,14 @@ class Operations:
                 chosen = [lane_of[shard] is lane for shard in shards]
                 queue.add_many(kind, list(compress(rows, chosen)), list(compress(waiters, chosen)))
         return await self._gathered(gathering)
+
+    def _minimums(self, rows: Sequence[Row], after: After) -> list[int]:
+        """What each row asks for; nothing at all when no row can."""
+        own = self._attached
+        if after is None:
+            return [own.get(row[:2], 0) for row in rows] if own else []
+        minimum_of = Minimums(after, own).of
+        return [minimum_of(row) for row in rows]
 
     def _add_with_minimum(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int) -> None:
         lane = self._router.reader(row[0] >> SHARD_SHIFT)

@@ -10,6 +10,7 @@ Keys are what a read's row begins with: ``(id,)`` for an object, ``(id1, atype)`
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from tao.client.columns import Row
 from tao.model.errors import InvalidArgument
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.tokens import WriteToken
+from tao.model.tokens import MAX_KEYS, WriteToken
 from tao.wire.convert import token_of
 from tao.wire.v1 import session_pb2 as pb
 
@@ -54,14 +55,15 @@ _recording: ContextVar[Recording | None] = ContextVar("tao_recording", default=N
 
 
 class OwnWrites:
-    """``versions``: key → the version that this graph's writes have reached, the oldest write first; bounded by number
-    and age. Empty most of the time in a process that only reads, and then all that it costs."""
+    """``versions``: key → the version that this graph's writes have reached; bounded by number and age. Empty in a
+    process that only reads, where looking whether it is empty is all that it costs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_keys: int, seconds: float) -> None:
         self._loop: Final = loop
         self._max_keys: Final = max_keys
         self._seconds: Final = seconds
-        self._written_at: dict[Row, float] = {}  # the same keys in the same order
+        # The same keys, the oldest write first. A plain dictionary takes ever longer to find the first of its keys.
+        self._written_at: OrderedDict[Row, float] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self.versions: Final[dict[Row, int]] = {}
 
@@ -73,9 +75,9 @@ class OwnWrites:
                 result.changed_ids, result.changed_atypes, result.changed_versions, strict=False
             ):
                 key = (key_id, atype) if atype else (key_id,)
-                self.versions[key] = max(version, self.versions.pop(key, 0))
-                self._written_at.pop(key, None)
+                self.versions[key] = max(version, self.versions.get(key, 0))
                 self._written_at[key] = now
+                self._written_at.move_to_end(key)
         while len(self.versions) > self._max_keys:
             self._drop_oldest()
         if self.versions and self._timer is None:
@@ -86,7 +88,10 @@ class OwnWrites:
 
     def token(self) -> WriteToken:
         """Names what is kept."""
-        return WriteToken((key[0], key[1] if len(key) > 1 else 0, version) for key, version in self.versions.items())
+        keys = list(self._written_at)
+        # Of thousands of keys a token names few: those that it would drop are not handed to it.
+        named = [(key[0], key[1] if len(key) > 1 else 0, self.versions[key]) for key in keys[-MAX_KEYS:]]
+        return WriteToken(named, {key[0] >> SHARD_SHIFT for key in keys[:-MAX_KEYS]})
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
@@ -109,15 +114,16 @@ class OwnWrites:
     def _expire(self) -> None:
         self._timer = None
         until = self._loop.time() - self._seconds
-        for written_at in list(self._written_at.values()):
+        while self._written_at:
+            written_at = next(iter(self._written_at.values()))
             if written_at > until:
                 self._timer = self._loop.call_at(written_at + self._seconds, self._expire)
                 break
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        oldest = next(iter(self.versions))
-        del self.versions[oldest], self._written_at[oldest]
+        oldest, _ = self._written_at.popitem(last=False)
+        del self.versions[oldest]
 
 
 class Minimums:

@@ -14,6 +14,7 @@ import base64
 import binascii
 import zlib
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final, Self
 
 import msgspec
@@ -53,8 +54,7 @@ class WriteToken:
             known = newest.pop((key_id, atype), 0)
             newest[key_id, atype] = max(known, version)
         critical = dict.fromkeys(shards)
-        while len(newest) > MAX_KEYS:
-            oldest = next(iter(newest))
+        for oldest in list(islice(newest, max(0, len(newest) - MAX_KEYS))):
             del newest[oldest]
             critical[oldest[0] >> SHARD_SHIFT] = None
         self._keys = newest
