@@ -191,13 +191,17 @@ def _result(answer: pb.Answer) -> pb.WriteResult:
 
 def _id_reply(answer: pb.Answer) -> graph.ObjAddReply:
     result = _result(answer)
-    return graph.ObjAddReply(id=result.id, token=token_of((result,)).text())
+    return graph.ObjAddReply(id=result.id, token=_token_text(result))
 
 
 def _write_reply(answer: pb.Answer) -> graph.WriteReply:
     result = _result(answer)
-    token = token_of((result,)).text()
-    return graph.WriteReply(found=result.found, inverse_pending=result.inverse_pending, token=token)
+    return graph.WriteReply(found=result.found, inverse_pending=result.inverse_pending, token=_token_text(result))
+
+
+def _token_text(result: pb.WriteResult) -> str:
+    token = token_of((result,))
+    return token.text() if token else ""
 
 
 # ---- checks and tables -----------------------------------------------------------------------------------------

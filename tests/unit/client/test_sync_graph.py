@@ -9,9 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tao.client import Graph, InvalidArgument, SyncGraph, Unavailable
+from tao.client import Graph, InvalidArgument, SyncGraph, Unavailable, WriteToken
 from tao.model.graph import encode_object
-from tests.unit.client.fakes import FakeCluster, make_id
+from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id
 
 
 def sync_graph(cluster: FakeCluster | None = None) -> SyncGraph:
@@ -106,3 +106,30 @@ def test_after_a_fork_parent_and_child_each_use_their_own() -> None:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert graph.obj_get(make_id(1)) is not None
+
+
+def test_a_recording_holds_what_its_own_thread_wrote() -> None:
+    friend = SCHEMA.atype("friend").number
+    with sync_graph() as graph, ThreadPoolExecutor(8) as threads:
+
+        def write(number: int) -> WriteToken:
+            with graph.recording() as recording:
+                graph.assoc_add(make_id(number), "friend", 7)
+                graph.obj_delete_many([make_id(number)])
+            return recording.token
+
+        tokens = list(threads.map(write, range(1, 9)))
+        everything = graph.token
+    for number, token in enumerate(tokens, 1):
+        assert token == WriteToken([(make_id(number), friend, 1), (make_id(number), 0, 1)])
+        assert everything.minimum_of_object(make_id(number)) == 1
+
+
+def test_reads_take_tokens_without_a_loop() -> None:
+    cluster = FakeCluster()
+    with sync_graph(cluster) as graph:
+        graph.obj_get(make_id(1), after=WriteToken([(make_id(1), 0, 5)]).text())
+        with pytest.raises(InvalidArgument, match="token"):
+            graph.obj_get_many([make_id(1)], after="garbage")
+    (request,) = cluster.batches()
+    assert list(request.read.minimum_versions) == [5]

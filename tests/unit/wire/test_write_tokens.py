@@ -64,6 +64,11 @@ def test_every_unary_write_returns_its_token(name: str) -> None:
     assert WriteToken.from_text(reply.token) == WriteToken([(FAR, 4, 8)])
 
 
+def test_a_unary_write_that_found_nothing_has_no_token() -> None:
+    reply: Any = METHODS["ObjDelete"].to_reply(pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult()])))
+    assert reply.token == ""
+
+
 @EVERY_READ
 def test_every_unary_read_is_held_to_its_token(name: str, kind: Any, fields: dict[str, Any]) -> None:
     batch = asked(name, kind, fields, TOKEN.text())
