@@ -111,10 +111,17 @@ async def test_random_writes_in_both_regions_leave_caches_databases_and_regions_
             await regions.cluster.kill(tailer)
             await regions.cluster.restart(tailer)
 
+        async def bites(failed: int) -> None:
+            async def more_failed() -> bool:
+                return work.done() or sum(writer.failed for writer in writers) > failed
+
+            await until(more_failed, "no write noticed that the regions are cut off from each other")
+
         await reached(0.1)
         await crash(regions.tailers("west")[0])
         await reached(0.3)
         await regions.cut()
+        await bites(0)
         await regions.heal()
         await reached(0.5)
         await regions.cut(silent=True)
