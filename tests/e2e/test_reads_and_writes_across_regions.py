@@ -146,6 +146,41 @@ async def test_a_value_does_not_go_back_in_time_when_its_entry_is_lost_while_the
     await regions.assert_converges()
 
 
+async def test_a_token_of_one_region_is_met_in_the_other_at_once_or_refused(regions: Regions, east: Graph) -> None:
+    a, b = await two_users(east)
+    async with client(regions, "west") as reader:
+        await until(lambda: reader.obj_get(b))
+        await shown(reader, a, "likes", [])
+        await shown(reader, b, "liked_by", [])
+        async with regions.replication_held():
+            with east.recording() as recording:
+                await east.assoc_add(a, "likes", b, 3)
+                await east.obj_update(b, {"home": "Oslo"})
+            token = recording.token
+            await regions.cut()
+            try:
+                with pytest.raises(TaoError):
+                    await reader.assoc_range(a, "likes", 0, 5, after=token)
+                assert plain(await reader.assoc_range(a, "likes", 0, 5)) == []
+            finally:
+                await regions.heal()
+
+            async def met() -> bool:
+                with suppress(TaoError):
+                    assert plain(await reader.assoc_range(a, "likes", 0, 5, after=token)) == [(b, 3)]
+                    return True
+                return False
+
+            await until(met, "the master region is not reached again")
+            assert await reader.assoc_count(a, "likes", after=token) == 1
+            assert plain(await reader.assoc_get(b, "liked_by", [a], after=token)) == [(a, 3)]
+            found = await reader.obj_get(b, after=token)
+            assert found is not None
+            assert found.fields["home"] == "Oslo"
+            # What the token has brought here stays, also for whoever has none.
+            assert plain(await reader.assoc_range(a, "likes", 0, 5)) == [(b, 3)]
+
+
 async def test_sql_by_hand_on_the_master_reaches_the_caches_of_both_regions(
     regions: Regions, east: Graph, west: Graph
 ) -> None:
