@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiomysql
@@ -30,6 +31,7 @@ from tao.wire.v1.graph_pb2_grpc import GraphStub
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 REPLICA = "west-db-1"
+SHARDS = 4
 EAST_WEST = ("east", "west")
 SECONDS = 20.0
 NOT_NOW = (DeadlineExceeded, StaleRead, Unavailable, SomeFailed)
@@ -41,7 +43,7 @@ Read = Callable[[WriteToken | None], Coroutine[Any, Any, Any]]
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
     settings = ClusterSettings(
         state_dir=tmp_path_factory.mktemp("cluster"),
-        shape=Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=4),
+        shape=Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=SHARDS),
         rtt_ms=20.0,
         durability=Durability.RELAXED,
         log_level="warning",
@@ -62,9 +64,9 @@ async def west(cluster: DevCluster) -> AsyncIterator[Graph]:
         yield graph
 
 
-async def on_replica(cluster: DevCluster, what: str) -> None:
+async def on_replica(cluster: DevCluster, name: str, what: str) -> None:
     """START or STOP the half of replication that writes what was received."""
-    instance = cluster.database(REPLICA)
+    instance = cluster.database(name)
     administrator = instance.accounts.administrator
     connection = await aiomysql.connect(
         host=instance.host, port=instance.port, user=administrator.user, password=administrator.password
@@ -78,12 +80,14 @@ async def on_replica(cluster: DevCluster, what: str) -> None:
 
 
 @asynccontextmanager
-async def replication_held(cluster: DevCluster) -> AsyncIterator[None]:
-    await on_replica(cluster, "STOP")
+async def replication_held(cluster: DevCluster, *replicas: str) -> AsyncIterator[None]:
+    for name in replicas or (REPLICA,):
+        await on_replica(cluster, name, "STOP")
     try:
         yield
     finally:
-        await on_replica(cluster, "START")
+        for name in replicas or (REPLICA,):
+            await on_replica(cluster, name, "START")
 
 
 async def arrives(read: Read, expected: Any) -> None:
@@ -121,14 +125,13 @@ def reads_of(graph: Graph, alice: int, bob: int) -> list[Read]:
     return [home, homes, count, among, newest, in_time, inverse]
 
 
-async def people(east: Graph) -> tuple[int, int]:
-    """Two, on different shards, before anything is said of them."""
-    alice, bob = await asyncio.gather(
-        *(east.obj_add("user", {"name": name, "home": "old"}) for name in ("Alice", "Bob"))
+async def people(graph: Graph) -> tuple[int, int]:
+    """Two, on the first shard and the last, before anything is said of them."""
+    (place,), (other,) = await graph.reserve_ids(1, shard=0), await graph.reserve_ids(1, shard=SHARDS - 1)
+    return (
+        await graph.obj_add("user", {"name": "Alice", "home": "old"}, id=place),
+        await graph.obj_add("user", {"name": "Bob", "home": "old"}, id=other),
     )
-    while bob >> SHARD_SHIFT == alice >> SHARD_SHIFT:
-        bob = await east.obj_add("user", {"name": "Bob", "home": "old"})
-    return alice, bob
 
 
 async def answers(reads: list[Read], after: WriteToken | None) -> list[Any]:
@@ -245,3 +248,26 @@ async def test_any_language_can_carry_a_token(cluster: DevCluster, east: Graph) 
             request = graph_pb.AssocRangeRequest(id1=id1, atype=friend, limit=5, after=reply.token)
             found = await GraphStub(far).AssocRange(request, timeout=SECONDS)
             assert [edge.id2 for edge in found.edges] == [other]
+
+
+async def test_the_inverse_that_another_region_is_master_of_is_in_the_token(tmp_path: Path) -> None:
+    settings = ClusterSettings(
+        state_dir=tmp_path / "s",
+        shape=Shape(regions=2, databases=2, mixed_mastership=True, tiers=1, followers=1, leaders=2, shards=SHARDS),
+        rtt_ms=20.0,
+        durability=Durability.RELAXED,
+        log_level="warning",
+    )
+    async with (
+        DevCluster(settings) as cluster,
+        connect(str(cluster.topology_path), region="east") as east,
+        connect(str(cluster.topology_path), region="west") as west,
+    ):
+        for near, far in ((east, west), (west, east)):
+            alice, bob = await people(near)
+            reads = reads_of(far, alice, bob)
+            await arrives(reads[0], "old")
+            assert await answers(reads, None) == before(alice, bob)
+            async with replication_held(cluster, "west-db-1", "east-db-2"):
+                token = await write(near, alice, bob)
+                assert await answers(reads, token) == afterwards(alice, bob)
