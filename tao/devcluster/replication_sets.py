@@ -82,6 +82,12 @@ async def follow(replica: Replica, administrator: Account, replicator: Account) 
         await attach(session, source, deadline=_soon())
 
 
+async def hold(replica: Replica, administrator: Account) -> None:
+    """Have a replica stand still, until it is told to follow again. Raises a `TaoError`."""
+    async with _session(replica.server, administrator) as session:
+        await detach(session, deadline=_soon())
+
+
 async def catch_up(replica: Replica, administrator: Account, timeout_seconds: float) -> None:
     """Return once the replica has everything that its master has now. Raises `OperatorError` when that fails."""
     async with _session(replica.master, administrator) as session:

@@ -21,7 +21,7 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
 from tao.devcluster.readiness import server_stats
-from tao.devcluster.replication_sets import Replica, follow, replicas
+from tao.devcluster.replication_sets import follow, hold, replicas
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SHARD_SHIFT
@@ -114,10 +114,10 @@ class Regions:
     @asynccontextmanager
     async def replication_held(self) -> AsyncIterator[None]:
         """Replicas execute nothing meanwhile, and go on from there."""
-        held: list[Replica] = replicas(self.topology)
+        held = replicas(self.topology)
         accounts = service_accounts(self.cluster.record.passwords)
         for replica in held:
-            await self.sql(replica.server.name, "STOP SLAVE")
+            await hold(replica, accounts.administrator)
         try:
             yield
         finally:

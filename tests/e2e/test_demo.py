@@ -57,6 +57,7 @@ def test_the_demonstration_tells_its_story_and_ends_with_ok(tmp_path: Path) -> N
         "Chapter 2: a whole social graph",
         "Chapter 3: a write in one tier is seen in the other",
         "Chapter 4: are the caches right?",
+        "Chapter 5: two regions",
     ]
     assert any("(this comment is for friends of its writer)" in line for line in lines)
     assert any("Cathy: “What a view!" in line for line in lines)
@@ -77,6 +78,12 @@ def test_the_demonstration_tells_its_story_and_ends_with_ok(tmp_path: Path) -> N
     assert figures["spread"]["version_after"] == figures["spread"]["version_before"] + 1
     assert figures["check"]["compared"] > 1000
     assert figures["check"]["wrong"] == 0
+    regions = figures["regions"]
+    # An answer that comes sooner has not been where the masters are.
+    assert regions["acknowledged_elsewhere"]["p50_ms"] >= regions["rtt_ms"]
+    assert regions["critical_ms"] >= regions["rtt_ms"]
+    assert regions["compared"] > 0
+    assert regions["wrong"] == 0
     assert left_behind(tmp_path) == []
 
 

@@ -98,6 +98,23 @@ class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class RegionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Writes and reads in two regions, ``rtt_ms`` apart; the first is the master region. ``seen``: from the answer to a
+    writer of the second until the first shows it. ``behind_ms`` and ``critical_ms``: a read of the second region, and a
+    critical one, while its database stood still; ``caught_up_ms``: from its release until all reads knew."""
+
+    rtt_ms: float
+    acknowledged_in_master_region: Latency
+    acknowledged_elsewhere: Latency
+    seen_p50_ms: float
+    seen_max_ms: float
+    behind_ms: float
+    critical_ms: float
+    caught_up_ms: float
+    compared: int
+    wrong: int
+
+
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """The whole demonstration."""
 
@@ -107,4 +124,5 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     servers: list[ServerFigures]
     spread: SpreadFigures
     check: CheckFigures
+    regions: RegionFigures
     seconds: float

@@ -1,0 +1,169 @@
+"""Two regions with an ocean between them: what a write costs in either, how soon the other shows it, and what a read
+may still not know.
+
+A cluster of its own, because a region is a whole set of databases and servers. The ocean is the development cluster's
+delay line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+from tao.cli.checking.access import access_of
+from tao.cli.checking.caches import verify_caches
+from tao.cli.checking.replicas import compare_replicas
+from tao.cli.demonstration.figures import DemonstrationFailed, Latency, RegionFigures
+from tao.cli.export_scan import ReaderLogin
+from tao.cli.waiting import WaitDisplay
+from tao.client import MEMORY, ClientSettings, Graph, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
+from tao.devcluster.replication_sets import follow, hold, replicas
+from tao.devcluster.schema_copy import example_schema_file, read_schema
+from tao.devcluster.state_folder import service_accounts
+from tao.topology.document import parse_topology
+
+SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, shards=4)
+SEEN_SECONDS: Final = 20.0
+"""Within which the other region must show a write: hundreds of times what it normally takes."""
+_TIMEOUT_SECONDS: Final = 20.0
+_REPEATS: Final = 20
+
+
+async def measure_regions() -> RegionFigures:
+    """Start two regions, write and read in both, hold replication and let it go on, compare everything, and stop.
+
+    Raises `DemonstrationFailed` when something is not as it should be, `OperatorError` for a cluster that cannot be
+    started, and what the SDK raises."""
+    async with _running() as cluster, AsyncExitStack() as stack:
+        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        east, west = [
+            await stack.enter_async_context(
+                connect(str(cluster.topology_path), region=region, tier=SHAPE.tier_names[0], settings=settings)
+            )
+            for region in SHAPE.region_names
+        ]
+        alice, post = await east.obj_add("user", {"name": "Alice"}), await east.obj_add("checkin", {"text": "Hello"})
+        await _seconds_until(lambda: _exist(west, alice, post), "what the first region wrote")
+        here, _ = await _write(east, west, alice, post, 0)
+        # Likes of the same two ids, over and over: as a rule the far cache holds the list, and has to be told.
+        there, seen = await _write(west, east, alice, post, _REPEATS)
+        behind, critical, caught_up = await _hold_replication(cluster, east, west, alice, post)
+        compared, wrong = await _compare(cluster)
+    return RegionFigures(
+        rtt_ms=DEFAULT_RTT_MS,
+        acknowledged_in_master_region=Latency.of(here),
+        acknowledged_elsewhere=Latency.of(there),
+        seen_p50_ms=Latency.of(seen).p50_ms,
+        seen_max_ms=1000 * max(seen),
+        behind_ms=1000 * behind,
+        critical_ms=1000 * critical,
+        caught_up_ms=1000 * caught_up,
+        compared=compared,
+        wrong=wrong,
+    )
+
+
+async def _exist(graph: Graph, *ids: int) -> bool:
+    return None not in await graph.obj_get_many(ids)
+
+
+async def _write(near: Graph, far: Graph, user: int, post: int, start: int) -> tuple[list[float], list[float]]:
+    """Write through one region; seconds until the answer, and from then until the other region shows it."""
+    acknowledged, seen = [], []
+    for number in range(start, start + _REPEATS):
+
+        async def arrived(number: int = number) -> bool:
+            return [edge.time for edge in await far.assoc_range(post, "liked_by", 0, 1)] == [number]
+
+        began = time.perf_counter()
+        await near.assoc_add(user, "likes", post, number)
+        acknowledged.append(time.perf_counter() - began)
+        with near.trace() as trace:
+            own = await near.assoc_get(post, "liked_by", [user])
+        if [edge.time for edge in own] != [number] or trace[-1].answered_by != MEMORY:
+            raise DemonstrationFailed("a follower does not hold what was just written through it")
+        seen.append(await _seconds_until(arrived, "a like of the other region"))
+    return acknowledged, seen
+
+
+async def _hold_replication(
+    cluster: DevCluster, east: Graph, west: Graph, user: int, post: int
+) -> tuple[float, float, float]:
+    """While the second region's database stands still: seconds of a read there, which is behind, and of a critical
+    one, which is not; then until all reads know, once replication goes on."""
+    topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
+    accounts = service_accounts(cluster.record.passwords)
+    before = await west.assoc_count(user, "likes")
+    for replica in replicas(topology):
+        await hold(replica, accounts.administrator)
+    try:
+        await east.assoc_delete(user, "likes", post)
+        began = time.perf_counter()
+        held = await west.assoc_count(user, "likes")
+        behind = time.perf_counter() - began
+        began = time.perf_counter()
+        known = await west.assoc_get(user, "likes", [post], critical=True)
+        critical = time.perf_counter() - began
+    finally:
+        for replica in replicas(topology):
+            await follow(replica, accounts.administrator, accounts.replicator)
+    if held != before or known:
+        raise DemonstrationFailed(f"while replication stands still, reads say {held} likes, critical ones {known}")
+
+    async def caught_up() -> bool:
+        return await west.assoc_count(post, "liked_by") == 0
+
+    return behind, critical, await _seconds_until(caught_up, "what was written while replication stood still")
+
+
+async def _compare(cluster: DevCluster) -> tuple[int, int]:
+    """Cache entries and rows compared, and those that are wrong."""
+    reader = service_accounts(cluster.record.passwords).reader
+    schema = read_schema(cluster.schema_path)[0]
+    topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
+    async with access_of(ReaderLogin(topology, schema, reader.user, reader.password), token="") as access:
+        caches = await verify_caches(access.routes, access.links, access.store)
+        databases = await compare_replicas(access.routes, schema, access.scans, access.scans_in)
+    if not (caches.clean and databases.clean):
+        raise DemonstrationFailed(f"the regions differ: {[*caches.findings, *databases.findings][:1]}")
+    compared = sum(line.entries for line in caches.servers) + sum(line.rows for line in databases.servers)
+    return compared, len(caches.findings) + len(databases.findings)
+
+
+async def _seconds_until(condition: Callable[[], Awaitable[bool]], what: str) -> float:
+    began = time.perf_counter()
+    try:
+        async with asyncio.timeout(SEEN_SECONDS):
+            while not await condition():
+                pass
+    except TimeoutError:
+        raise DemonstrationFailed(f"{what} was not seen in the other region within {SEEN_SECONDS:g} s") from None
+    return time.perf_counter() - began
+
+
+@asynccontextmanager
+async def _running() -> AsyncIterator[DevCluster]:
+    display = WaitDisplay()
+    with tempfile.TemporaryDirectory(prefix="tao-demo-") as made:
+        settings = ClusterSettings(
+            state_dir=Path(made) / "cluster",
+            shape=SHAPE,
+            schema_file=example_schema_file(),
+            rtt_ms=DEFAULT_RTT_MS,
+            log_level="warning",
+        )
+        cluster = DevCluster(settings, display.show)
+        with display:
+            await cluster.start()
+        try:
+            yield cluster
+        finally:
+            with display:
+                await cluster.stop()
