@@ -19,11 +19,11 @@ from tao.model.errors import DeadlineExceeded, Fenced, InternalError, InvalidArg
 from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
-from tao.peers.links import Links
 from tao.planning.coordination import coordinating_shard
 from tao.schema.registry import Schema
 from tao.serving.configuration import Configuration
 from tao.serving.gathering import Gathering
+from tao.serving.links import LinksPort
 from tao.serving.write_results import WriteResults
 from tao.wire.convert import error_from_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
 from tao.wire.session import Reply
@@ -68,7 +68,7 @@ class ForwardPath:
         next_hop: Callable[[int], CacheServer],
         hosts: Callable[[int], Sequence[CacheServer]],
         apply: Callable[[ShardMessages], None],
-        links: Links,
+        links: LinksPort,
         clock: Clock,
         admit: Callable[[int], TaoError | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],

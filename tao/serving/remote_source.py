@@ -12,10 +12,10 @@ from tao.model.errors import NotMine, ProtocolError, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.model.topology import CacheServer
-from tao.peers.links import Links
 from tao.serving.columns import batch_of
 from tao.serving.configuration import Configuration
 from tao.serving.gathering import Gathering
+from tao.serving.links import LinksPort
 from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
 
@@ -51,7 +51,7 @@ class RemoteSource:
         self,
         configuration: Configuration,
         locate: Callable[[int], CacheServer],
-        links: Links,
+        links: LinksPort,
         settings: RemoteSettings,
     ) -> None:
         """``locate``: shard → whom to ask, by the configuration as it is then."""
