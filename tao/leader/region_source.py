@@ -21,9 +21,16 @@ class RegionSource:
     """The `FillSource` of a leader, whatever the shard's master region is."""
 
     def __init__(
-        self, local: DatabaseSource, master_region: RemoteSource, is_mastered_here: Callable[[int], bool]
+        self,
+        master: DatabaseSource,
+        replica: DatabaseSource,
+        master_region: RemoteSource,
+        is_mastered_here: Callable[[int], bool],
     ) -> None:
-        self._local: Final = local
+        """``master`` waits a little for rows that are about to become visible; ``replica``, which may be behind for
+        seconds, is asked once."""
+        self._master: Final = master
+        self._replica: Final = replica
         self._master_region: Final = master_region
         self._is_mastered_here: Final = is_mastered_here
         self.sent_away = 0
@@ -33,10 +40,10 @@ class RegionSource:
         database after this call."""
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         if self._is_mastered_here(shard):
-            return await self._local.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+            return await self._master.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
         if not critical:
             try:
-                return await self._local.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
+                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
             except (StaleRead, Unavailable):
                 # Behind what is known here, or away: the master region has it.
                 self.sent_away += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Coroutine
@@ -163,14 +164,15 @@ class LeaderServer:
             lambda: configuration.routes.version,
             settings.relays,
         )
-        source = DatabaseSource(
-            read_store,
-            lambda shard: configuration.routes.database_of(shard).name,
-            self._spawn("database read"),
-            settings.misses,
-        )
+
+        def database(shard: int) -> str:
+            return configuration.routes.database_of(shard).name
+
+        asked_once = dataclasses.replace(settings.misses, max_rereads=1)
+        source = DatabaseSource(read_store, database, self._spawn("database read"), settings.misses)
+        replica = DatabaseSource(read_store, database, self._spawn("replica read"), asked_once)
         master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region)
-        self._source = RegionSource(source, master_region, elsewhere.is_mastered_here)
+        self._source = RegionSource(source, replica, master_region, elsewhere.is_mastered_here)
         fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
         service = LeaderService(
@@ -198,7 +200,7 @@ class LeaderServer:
         configuration.on_routes(self._follow_routes)
         configuration.on_routes(lambda routes: self._links.keep_only(routes.server_names()))
         metrics = Metrics(role="leader", server=name)
-        source.read_seconds = metrics.histogram(
+        source.read_seconds = replica.read_seconds = metrics.histogram(
             "database_read_seconds", "Reads of the database for fills, by batch."
         ).observe
         writes.transaction_seconds = metrics.histogram(

@@ -41,7 +41,10 @@ class Rig:
         self.local = Source(Fetched(encode_object(1, USER, b""), 1, "database"), replica_fault)
         self.master_region = Source(Fetched(encode_object(2, USER, b""), 1, "leader"))
         self.source = RegionSource(
-            cast(DatabaseSource, self.local), cast(RemoteSource, self.master_region), lambda shard: shard == 0
+            cast(DatabaseSource, self.local),
+            cast(DatabaseSource, self.local),
+            cast(RemoteSource, self.master_region),
+            lambda shard: shard == 0,
         )
 
     async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False) -> Fetched:
