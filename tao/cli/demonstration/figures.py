@@ -100,7 +100,7 @@ class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 class RegionFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Writes and reads in two regions, ``rtt_ms`` apart; the first is the master region. ``seen``: from the answer to a
-    writer of the second until the first shows it. ``behind_ms`` and ``critical_ms``: a read of the second region, and a
+    writer of the first until the second shows it. ``behind_ms`` and ``critical_ms``: a read of the second region, and a
     critical one, while its database stood still; ``caught_up_ms``: from its release until all reads knew."""
 
     rtt_ms: float

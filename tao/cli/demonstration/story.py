@@ -325,8 +325,8 @@ async def _chapter_regions() -> RegionFigures:
     rows = [
         ("round trip between the regions", ms(found.rtt_ms)),
         ("half of the writes in east, acknowledged within", ms(found.acknowledged_in_master_region.p50_ms)),
+        ("and then seen in west within", ms(found.seen_p50_ms)),
         ("half of the writes in west, acknowledged within", ms(found.acknowledged_elsewhere.p50_ms)),
-        ("and then seen in the other region within", ms(found.seen_p50_ms)),
         ("a read in west while replication stands still (behind)", ms(found.behind_ms)),
         ("a critical read at the same time (up to date)", ms(found.critical_ms)),
         ("replication goes on: west knows within", ms(found.caught_up_ms)),
