@@ -21,6 +21,8 @@ from tao.storage.names import DEFAULT_EDGE_TABLE
 from tao.storage.scans import FIRST_EDGE, FIRST_LIST, Scans
 
 PAGE_ROWS: Final = 2_000
+ROWS_AT_ONCE: Final = 8
+"""Rows looked at again side by side: the other region may be a round trip away, and a pool has as many connections."""
 
 Key = tuple[int, ...]
 Page = Mapping[Key, object]
@@ -131,23 +133,26 @@ class _ReplicaCheck:
         if not doubtful:
             return
         await asyncio.sleep(self._recheck_seconds)
-        for key in doubtful:
-            # One row of each side: the first behind the key before.
-            just_before = (*key[:-1], key[-1] - 1)
-            at_master, at_replica = (
-                page.get(key)
-                for page in await asyncio.gather(
-                    scan(self._master, shard, just_before, 1), scan(self._replica, shard, just_before, 1)
-                )
-            )
-            if at_master == at_replica or at_replica != seen.get(key):
-                self._line.in_flight += 1
-                continue
-            self._line.wrong += 1
-            if len(self._findings) < MAX_FINDINGS:
-                self._findings.append(
-                    Difference(self._line.server, shard, table, key, at_master is not None, at_replica is not None)
-                )
+        for start in range(0, len(doubtful), ROWS_AT_ONCE):
+            some = doubtful[start : start + ROWS_AT_ONCE]
+            pairs = await asyncio.gather(*(self._both(shard, scan, key) for key in some))
+            for key, (at_master, at_replica) in zip(some, pairs, strict=True):
+                if at_master == at_replica or at_replica != seen.get(key):
+                    self._line.in_flight += 1
+                    continue
+                self._line.wrong += 1
+                if len(self._findings) < MAX_FINDINGS:
+                    self._findings.append(
+                        Difference(self._line.server, shard, table, key, at_master is not None, at_replica is not None)
+                    )
+
+    async def _both(self, shard: int, scan: ScanPage, key: Key) -> tuple[object, object]:
+        """The row as the master and the replica have it now: the first behind the key before."""
+        just_before = (*key[:-1], key[-1] - 1)
+        at_master, at_replica = await asyncio.gather(
+            scan(self._master, shard, just_before, 1), scan(self._replica, shard, just_before, 1)
+        )
+        return at_master.get(key), at_replica.get(key)
 
 
 def _differing(keys: Iterable[Key], at_master: Page, at_replica: Page) -> list[Key]:
