@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.layout import Shape
+from tao.model.errors import TopologyError
 from tao.model.ids import SHARD_SHIFT
+from tao.model.topology import Topology
+from tao.topology import edits
+from tao.topology.file_store import TopologyFile
 from tests.e2e.graph_model import inverse_of
 from tests.e2e.region_access import PATIENT_SECONDS, Regions, plain, running_regions, until
 
@@ -30,6 +35,10 @@ SEED = 582013
 async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Regions]:
     async with running_regions(tmp_path_factory.mktemp("random"), SHAPE) as found:
         yield found
+
+
+async def exist(graph: Graph, ids: list[int]) -> bool:
+    return None not in await graph.obj_get_many(ids)
 
 
 class Writer:
@@ -71,6 +80,25 @@ class Writer:
         await graph.obj_get(id1)
 
 
+async def change(regions: Regions, edit: Callable[[Topology, int], Topology]) -> None:
+    """Store the document edited for every shard, and wait until all servers are ready by it."""
+
+    def fail(error: TopologyError) -> None:
+        raise error
+
+    store = TopologyFile(regions.cluster.topology_path, on_error=fail)
+    topology = await store.load()
+    before = topology.version
+    for shard in range(topology.shards):
+        topology = edit(topology, shard)
+    await store.change(before, topology)
+
+    async def all_ready() -> bool:
+        return all(process.state == "ready" for process in (await regions.cluster.status()).processes)
+
+    await until(all_ready, "not every server is ready")
+
+
 async def hot_objects(regions: Regions, graph: Graph) -> list[int]:
     """As many mastered in one region as in the other."""
     found: dict[str, list[int]] = {region.name: [] for region in regions.topology.regions}
@@ -90,10 +118,7 @@ async def test_random_writes_in_both_regions_leave_caches_databases_and_regions_
         }
         hot = await hot_objects(regions, graphs["east"])
 
-        async def known(graph: Graph) -> bool:
-            return None not in await graph.obj_get_many(hot)
-
-        await until(lambda: known(graphs["west"]))
+        await until(lambda: exist(graphs["west"], hot))
         writers = [
             Writer(graph, hot, random.Random(SEED + number))
             for number, graph in enumerate([*graphs.values()] * WRITERS_PER_REGION)
@@ -138,3 +163,53 @@ async def test_random_writes_in_both_regions_leave_caches_databases_and_regions_
                 assert answers[0] == answers[1]
                 for id2, time in answers[0]:
                     assert plain(await graphs["west"].assoc_get(id2, inverse_of(atype) or "", [id1])) == [(id1, time)]
+
+
+async def test_shards_that_change_their_leader_in_both_regions_while_they_are_written_end_equal(
+    regions: Regions,
+) -> None:
+    async with AsyncExitStack() as stack:
+        graphs = [
+            await stack.enter_async_context(
+                connect(regions.target, region=region, settings=ClientSettings(timeout_seconds=PATIENT_SECONDS))
+            )
+            for region in ("east", "west")
+        ]
+        hot = await hot_objects(regions, graphs[0])
+        await until(lambda: exist(graphs[1], hot))
+        writers = [Writer(graph, hot, random.Random(SEED - number)) for number, graph in enumerate(graphs * 4)]
+        stop = asyncio.Event()
+
+        async def write(writer: Writer) -> None:
+            while not stop.is_set():
+                await writer.run(10)
+
+        work = asyncio.gather(*(write(writer) for writer in writers))
+
+        async def more_writes(count: int) -> None:
+            before = sum(writer.done for writer in writers)
+
+            async def done() -> bool:
+                return sum(writer.done for writer in writers) >= before + count
+
+            await until(done, "writing does not go on")
+
+        for number in (1, 2):
+            for region in ("east", "west"):
+                tier, name = regions.routes.leaders(region).tier, f"{region}-leader-{number}"
+                await change(regions, partial(_moved, region, tier, name))
+                await more_writes(100)
+        for region in ("east", "west"):
+            await change(regions, partial(_unmoved, region, regions.routes.leaders(region).tier))
+        await more_writes(100)
+        stop.set()
+        await work
+        await regions.assert_converges()
+
+
+def _moved(region: str, tier: str, name: str, topology: Topology, shard: int) -> Topology:
+    return edits.move_shard(topology, region, tier, shard, name)
+
+
+def _unmoved(region: str, tier: str, topology: Topology, shard: int) -> Topology:
+    return edits.unmove_shard(topology, region, tier, shard)
