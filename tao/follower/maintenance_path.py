@@ -19,6 +19,7 @@ from tao.cache import GraphCache
 from tao.delivery.inbox import Inbox
 from tao.follower.series import Series
 from tao.model.delivery import Delivery
+from tao.model.errors import TaoError
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
@@ -94,10 +95,24 @@ class Subscriptions:
         # Also those that are named no more, so that they end.
         for changed in self._following.values():
             changed.set()
-        for leader in routes.leaders(self._region).servers:
-            if leader.name not in self._following:
-                began = asyncio.Event()
+        self._follow_missing()
+
+    async def keep_following(self) -> None:
+        """Follow again whom nothing follows: a task that could not be had, or has failed. Until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.answer_timeout_seconds)
+            self._follow_missing()
+
+    def _follow_missing(self) -> None:
+        for leader in self._configuration.routes.leaders(self._region).servers:
+            if leader.name in self._following:
+                continue
+            began = asyncio.Event()
+            try:
                 self._spawn(self._follow(leader.name, began))
+            except TaoError as error:
+                self._log.warning("leader_not_followed", leader=leader.name, reason=error.message)
+            else:
                 self._following[leader.name] = began
 
     def _shards_led_by(self, leader: str) -> list[int]:

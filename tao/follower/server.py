@@ -163,6 +163,7 @@ class FollowerServer:
         self._stop_watching = self._topology_file.watch(configuration.use_topology)
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
+        self._tasks.keep(subscriptions.keep_following, "following leaders")
         self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(subscriptions.hosted))
         return self
 

@@ -21,8 +21,8 @@ class HostingSettings:
     """How hosted shards change hands."""
 
     settle_seconds: float = 2.0
-    """After a topology that gives this leader another shard, before it caches it: the tailer may go by the former
-    document for a moment, and have told the former leader of what this one has filled already."""
+    """After a topology that gives this leader a shard, before it caches it, at a start too: the tailer may go by the
+    former document for a moment, and have told another leader of what this one has filled already."""
 
 
 class Hosting:
@@ -36,7 +36,7 @@ class Hosting:
         self._hosted: frozenset[int] = frozenset()
         self._opened: set[int] = set()
         self._openings = 0
-        self._began = False
+        self._due: dict[int, object] = {}
 
     @property
     def hosted(self) -> frozenset[int]:
@@ -49,28 +49,29 @@ class Hosting:
         return len(self._opened)
 
     def host(self, shards: Iterable[int]) -> None:
-        """Host exactly these from now on. At the start there is nobody to take them over from."""
+        """Host exactly these from now on."""
         hosted = frozenset(shards)
         for shard in self._opened - hosted:
             self._opened.discard(shard)
             self._cache.close_shard(shard)
             self._publisher.close_shard(shard)
+        self._due = {shard: order for shard, order in self._due.items() if shard in hosted}
         added = hosted - self._hosted
         self._hosted = hosted
-        if not added:
-            self._began = True
-        elif self._began:
-            asyncio.get_running_loop().call_later(self._settings.settle_seconds, self._open, added)
-        else:
-            self._began = True
-            self._open(added)
+        if added:
+            # Named, so that a shard that left and came back waits its own time.
+            order = object()
+            self._due.update(dict.fromkeys(added, order))
+            asyncio.get_running_loop().call_later(self._settings.settle_seconds, self._open, added, order)
 
-    def _open(self, shards: frozenset[int]) -> None:
-        opening = [shard for shard in sorted(shards & self._hosted) if shard not in self._opened]
+    def _open(self, shards: frozenset[int], order: object) -> None:
+        opening = [shard for shard in sorted(shards & self._hosted) if self._due.get(shard) is order]
         for shard in opening:
             self._openings += 1
             self._opened.add(shard)
+            del self._due[shard]
             self._cache.open_shard(shard)
-            self._publisher.open_shard(shard, self._openings, 0)
+            # Below zero: a stream of the time when this leader owned the shard must not be taken for this one.
+            self._publisher.open_shard(shard, -self._openings, 0)
         if opening:
             self._log.info("shards_hosted", hosted=len(self._opened))

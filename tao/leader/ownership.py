@@ -116,8 +116,8 @@ class Ownership:
                 by_server.setdefault(self._store.server_of(shard), []).append(shard)
             for server, shards in by_server.items():
                 # Side by side: a database that hangs must not keep this leader from the shards of the others.
-                self._being_taken.update(shards)
                 self._spawn(self._take_of_server(server, shards))
+                self._being_taken.update(shards)
             try:
                 async with asyncio.timeout(self._settings.retry_seconds):
                     await self._changed.wait()
@@ -137,6 +137,9 @@ class Ownership:
                     # Of whatever kind, an unknown outcome among them: the next attempt raises the generation again.
                     self._log.warning("takeover_failed", shard=shard, reason=error.message)
                     return False
+                finally:
+                    # Each by itself: one that hangs must not keep another from being taken again.
+                    self._being_taken.discard(shard)
             if shard in self._wanted:
                 self._owned[shard] = row
                 self._opened(row)

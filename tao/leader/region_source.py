@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from tao.leader.miss_path import DatabaseSource
-from tao.model.errors import StaleRead, Unavailable
+from tao.model.errors import DeadlineExceeded, RetryableError, StaleRead, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.remote_source import RemoteSource
@@ -27,8 +27,8 @@ class RegionSource:
         master_region: RemoteSource,
         is_mastered_here: Callable[[int], bool],
     ) -> None:
-        """``master`` waits a little for rows that are about to become visible; ``replica``, which may be behind for
-        seconds, is asked once."""
+        """``master`` waits for rows that are about to become visible; ``replica``, which may be behind for seconds,
+        only for as long as that commonly takes."""
         self._master: Final = master
         self._replica: Final = replica
         self._master_region: Final = master_region
@@ -47,4 +47,13 @@ class RegionSource:
             except (StaleRead, Unavailable):
                 # Behind what is known here, or away: the master region has it.
                 self.sent_away += 1
-        return await self._master_region.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+        try:
+            return await self._master_region.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+        except (Unavailable, DeadlineExceeded) as cut:
+            if critical:
+                raise
+            # The way there is cut; by now the replica may have what it lacked a moment ago.
+            try:
+                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
+            except RetryableError:
+                raise cut from None

@@ -168,9 +168,9 @@ class LeaderServer:
         def database(shard: int) -> str:
             return configuration.routes.database_of(shard).name
 
-        asked_once = dataclasses.replace(settings.misses, max_rereads=1)
+        impatient = dataclasses.replace(settings.misses, max_rereads=3)
         source = DatabaseSource(read_store, database, self._spawn("database read"), settings.misses)
-        replica = DatabaseSource(read_store, database, self._spawn("replica read"), asked_once)
+        replica = DatabaseSource(read_store, database, self._spawn("replica read"), impatient)
         master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region)
         self._source = RegionSource(source, replica, master_region, elsewhere.is_mastered_here)
         fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)

@@ -58,7 +58,10 @@ class Configuration:
         self._topology_json = dump_topology(topology).encode()
         self._log.info("topology_changed", topology_version=topology.version)
         for listener in self._on_routes:
-            listener(self.routes)
+            try:
+                listener(self.routes)
+            except Exception as error:  # noqa: BLE001 - logged; one part's fault must not keep the others from hearing
+                self._log.error("topology_listener_failed", exc_info=error)
         self._tell(pb.WatchEvent(topology=self.topology_document()))
 
     async def refresh(self) -> None:

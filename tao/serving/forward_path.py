@@ -154,6 +154,8 @@ class ForwardPath:
         elsewhere = self._apply_own(changes)
         done: list[tuple[int, pb.WriteResult]] = []
         for leader_slot, result in zip(answer.write.slots, answer.write.results, strict=False):
+            if leader_slot not in unanswered:
+                continue  # failed with a part of the answer that could not be sent
             slot = unanswered.pop(leader_slot)
             if result.HasField("error"):
                 self._failed(forwarded, slot, error_from_pb(result.error), attempt, again)

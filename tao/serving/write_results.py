@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from tao.model.changes import ShardMessages
+from tao.model.changes import ListChange, ObjectChange, ShardMessages
 from tao.model.errors import TaoError, TooLarge
 from tao.wire.convert import error_to_pb, shard_messages_to_pb
 from tao.wire.session import Reply
@@ -18,6 +18,13 @@ from tao.wire.v1 import session_pb2 as pb
 
 MAX_WRITES_PER_BATCH: Final = 6000
 """As many as an id2 set may have, so that a set that was read can be written; a sixteenth of the tasks of a server."""
+
+
+FLUSH_BYTES: Final = 4 << 20
+"""Changes in one answer, about; well below the largest message."""
+
+EDGE_BYTES: Final = 32
+"""Of an edge in a change, without its data."""
 
 
 class WriteResults:
@@ -32,6 +39,7 @@ class WriteResults:
         self._open = expected
         self._answer = pb.Answer()
         self._told: dict[int, ShardMessages] = {}
+        self._told_bytes = 0
         self._scheduled = False
 
     def add(self, slot: int, result: pb.WriteResult, messages: Iterable[ShardMessages] = ()) -> None:
@@ -41,8 +49,15 @@ class WriteResults:
         answer.results.append(result)
         if self._want_changes:
             # By identity: writes committed together share the changes that they made together.
-            self._told.update((id(each), each) for each in messages)
+            for each in messages:
+                if id(each) not in self._told:
+                    self._told[id(each)] = each
+                    self._told_bytes += _size(each)
         self._open -= 1
+        if self._told_bytes >= FLUSH_BYTES:
+            # Not all that a turn of the loop brings fits one message: what is committed must never be too large to say.
+            self._send()
+            return
         if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -53,9 +68,25 @@ class WriteResults:
 
     def _flush(self) -> None:
         self._scheduled = False
+        if self._answer.write.slots:
+            self._send()
+
+    def _send(self) -> None:
         answer, self._answer = self._answer, pb.Answer()
         answer.more = self._open > 0
         if self._told:
-            told, self._told = self._told, {}
+            told, self._told, self._told_bytes = self._told, {}, 0
             answer.write.changes.extend(map(shard_messages_to_pb, told.values()))
         self._reply.send(answer)
+
+
+def _size(messages: ShardMessages) -> int:
+    """About what the messages take on the wire."""
+    size = 0
+    for message in messages.messages:
+        if isinstance(message, ObjectChange):
+            size += EDGE_BYTES + len(message.data or b"")
+        elif isinstance(message, ListChange):
+            size += EDGE_BYTES * (1 + len(message.gone) + len(message.put))
+            size += sum(len(edge.data) for edge in message.put)
+    return size

@@ -11,7 +11,15 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from tao.model.errors import DeadlineExceeded, InternalError, InvalidArgument, Overloaded, TaoError, TooLarge
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    OutcomeUnknown,
+    Overloaded,
+    TaoError,
+    TooLarge,
+)
 from tao.wire.answer_parts import read_parts
 from tao.wire.identity import PeerIdentity
 from tao.wire.session import NO_DEADLINE_MS, RequestHandler, failure
@@ -119,7 +127,10 @@ class ServedConnection(ABC):
                 return encoded
         if len(message) <= limit:
             return (message,)
-        error = TooLarge(f"the answer has {len(message)} bytes, more than {limit}; ask for less at a time")
+        error: TaoError = TooLarge(f"the answer has {len(message)} bytes, more than {limit}; ask for less at a time")
+        if answer.HasField("write"):
+            # Some of it is committed, so it must not sound as if nothing were.
+            error = OutcomeUnknown(f"the answer has {len(message)} bytes, more than {limit}: read what became of it")
         instead = failure(error)
         instead.number, instead.more = answer.number, answer.more
         return (instead.SerializeToString(),)

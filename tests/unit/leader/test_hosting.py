@@ -1,12 +1,10 @@
-"""Shards served without being owned: opened at once at the start, after a pause when they come from another leader."""
+"""Shards served without being owned: at once, and cached after a pause, when nobody tells another leader of them."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from dataclasses import dataclass, field
-
-import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
@@ -16,7 +14,7 @@ from tao.model.delivery import Delivery, Position
 from tao.observability.logs import logger
 from tao.serving.cache_types import SchemaArenas
 from tests.rigs.leader_rig import ARENAS, SCHEMA
-from tests.rigs.pacing import until
+from tests.rigs.pacing import quiet, until
 
 NEVER = HostingSettings(settle_seconds=math.inf)
 SOON = HostingSettings(settle_seconds=0.0)
@@ -38,29 +36,29 @@ class Rig:
         self.publisher.subscribe("near-1", positions, self.told.append)
 
 
-async def test_at_the_start_shards_are_cached_at_once() -> None:
+async def test_shards_are_served_at_once_and_cached_after_a_pause() -> None:
     rig = Rig(NEVER)
     rig.hosting.host([0, 2])
     assert rig.hosting.hosted == {0, 2}
-    assert rig.cache.open_shards() == [0, 2]
-    rig.subscribe(Position(0), Position(1))
-    assert [part.position.shard for part in rig.told[0].shards] == [0]
-    assert rig.told[0].refused == (1,)
-
-
-@pytest.mark.parametrize("first", [(), (0,)], ids=["nothing", "a shard"])
-async def test_what_comes_later_is_served_at_once_and_cached_after_a_pause(first: tuple[int, ...]) -> None:
-    rig = Rig(NEVER)
-    rig.hosting.host(first)
-    rig.hosting.host([0, 1])
-    assert rig.hosting.hosted == {0, 1}
-    assert rig.cache.open_shards() == list(first)
+    assert rig.cache.open_shards() == []
     after = Rig(SOON)
-    after.hosting.host(first)
-    after.hosting.host([0, 1])
-    assert not after.cache.is_open(1)
+    after.hosting.host([0, 2])
+    assert not after.cache.open_shards()
     await until(lambda: after.hosting.opened == 2)
-    assert after.cache.open_shards() == [0, 1]
+    assert after.cache.open_shards() == [0, 2]
+    after.subscribe(Position(0), Position(1))
+    assert [part.position.shard for part in after.told[0].shards] == [0]
+    assert after.told[0].refused == (1,)
+
+
+async def test_a_shard_that_left_and_came_back_waits_its_own_time() -> None:
+    rig = Rig(SOON)
+    rig.hosting.host([0])
+    rig.hosting.host([])
+    rig.hosting._settings = NEVER  # type: ignore[misc]
+    rig.hosting.host([0])
+    await quiet()
+    assert rig.cache.open_shards() == []
 
 
 async def test_a_shard_that_left_again_during_the_pause_is_not_opened() -> None:
@@ -73,8 +71,9 @@ async def test_a_shard_that_left_again_during_the_pause_is_not_opened() -> None:
 
 
 async def test_a_shard_that_left_is_dropped_and_its_subscribers_are_refused() -> None:
-    rig = Rig(NEVER)
+    rig = Rig(SOON)
     rig.hosting.host([0, 1])
+    await until(lambda: rig.hosting.opened == 2)
     rig.subscribe(Position(0), Position(1))
     rig.told.clear()
     rig.hosting.host([1])
@@ -85,6 +84,7 @@ async def test_a_shard_that_left_is_dropped_and_its_subscribers_are_refused() ->
 async def test_whoever_followed_an_earlier_opening_starts_anew() -> None:
     rig = Rig(SOON)
     rig.hosting.host([0])
+    await until(lambda: rig.hosting.opened)
     rig.subscribe(Position(0))
     (part,) = rig.told[-1].shards
     rig.hosting.host([])
@@ -98,8 +98,9 @@ async def test_whoever_followed_an_earlier_opening_starts_anew() -> None:
 
 
 async def test_the_same_shards_again_change_nothing() -> None:
-    rig = Rig(NEVER)
+    rig = Rig(SOON)
     rig.hosting.host([0])
+    await until(lambda: rig.hosting.opened)
     rig.subscribe(Position(0))
     rig.told.clear()
     rig.hosting.host([0])
