@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
-from tao.cli.frame import connect_option, run
+from tao.cli.frame import document_option, run
+from tao.cli.output import counted
 from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def _output_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--reader-password", envvar="TAO_READER_PASSWORD", help="Its password; better in the environment."
         ),
-        connect_option,
+        document_option,
     )
     for option in reversed(options):
         command = option(command)
@@ -80,4 +81,4 @@ def _write(out: Path, work: Callable[[TextIO, ReaderLogin], Coroutine[Any, Any, 
             raise OperatorError(f"cannot write {out}: {error.strerror}") from error
         finally:
             draft.unlink(missing_ok=True)
-    click.echo(f"{count:,} lines", err=True)
+    click.echo(counted(count, "line"), err=True)

@@ -56,7 +56,9 @@ def reader_login(
         topology_file = Path(connect.removeprefix("file:"))
         user, password = reader_user, reader_password or ""
         if schema_file is None or not password:
-            raise OperatorError("an export needs --schema FILE, and the reader's password in TAO_READER_PASSWORD")
+            raise OperatorError(
+                "reading the databases needs --schema FILE, and the reader's password in TAO_READER_PASSWORD"
+            )
     try:
         text = topology_file.read_bytes()
     except OSError as error:

@@ -17,6 +17,9 @@ import click
 
 from tao.model.errors import OperatorError, TaoError
 
+DECLINED_STATUS = 1
+OPERATOR_STATUS = 2
+FAILED_STATUS = 3
 INTERRUPTED_STATUS = 130
 REGION = "tao.region"
 """Where the running command's context keeps what ``--region`` was given."""
@@ -63,6 +66,22 @@ def fail(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
+def ask(question: str, yes: bool) -> None:
+    """Return when the answer is yes, or ``yes`` was given beforehand; otherwise nothing is done, and out.
+
+    Not click's: that tells neither a no nor the end of the input from Ctrl-C."""
+    if yes:
+        return
+    click.echo(f"{question} [y/N]: ", nl=False, err=True)
+    sys.stderr.flush()
+    answer = sys.stdin.readline()
+    if not answer:
+        click.echo(err=True)
+        fail("nobody to ask: repeat with --yes", OPERATOR_STATUS)
+    if answer.strip().lower() not in ("y", "yes"):
+        fail("nothing was changed", DECLINED_STATUS)
+
+
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a command's asynchronous part on the fastest loop there is."""
     import uvloop
@@ -79,6 +98,13 @@ connect_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.optio
     envvar="TAO_CONNECT",
     metavar="ADDRESS|FILE",
     help="A follower's host:port, or a topology file. Default: the development cluster in ./.tao-dev.",
+)
+
+document_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
+    "--connect",
+    envvar="TAO_CONNECT",
+    metavar="FILE",
+    help="The topology file, which names the databases. Default: the development cluster in ./.tao-dev.",
 )
 
 

@@ -50,6 +50,11 @@ def text_of(value: object) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """A number and what it counts: "1 line", "2 lines"; ``many`` for plurals that do not end in s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def _plain(value: object) -> object:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return base64.b64encode(value).decode()

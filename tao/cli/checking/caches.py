@@ -60,9 +60,19 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
 
     @property
+    def wrong(self) -> int:
+        """Entries that are wrong, of all servers."""
+        return sum(server.wrong for server in self.servers)
+
+    @property
+    def unchecked(self) -> int:
+        """Servers that could not be asked, or not to the end."""
+        return sum(bool(server.error) for server in self.servers)
+
+    @property
     def clean(self) -> bool:
         """Every entry that was looked at is right, and every server could be asked."""
-        return not any(server.wrong or server.error for server in self.servers)
+        return not self.wrong and not self.unchecked
 
 
 async def verify_caches(

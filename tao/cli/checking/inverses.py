@@ -1,7 +1,8 @@
 """`tao repair`: edges whose inverse is missing or differs, and their mending (DESIGN.md §6, invariant 6).
 
 The databases are scanned; for every edge of a type with an inverse the other end is looked up. Of a pair that does not
-agree the row at the smaller id is the truth, and the leader that coordinates the pair copies it to the other end.
+agree the row at the smaller id is the truth, and the leader that coordinates the pair copies it to the other end; an
+edge that the smaller id does not have is deleted at the larger.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from tao.wire.v1 import session_pb2 as pb
 PAGE_EDGES: Final = 1_000
 PAIRS_PER_CALL: Final = 100
 CALL_SECONDS: Final = 30.0
+_NO_INVERSE: Final = "no inverse"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,6 +39,16 @@ class BrokenPair:
     atype: int
     found_at: EdgeKey
     fault: str
+
+    @property
+    def deletes(self) -> bool:
+        """Whether mending deletes the only edge there is, because the smaller id, which decides, has none."""
+        return self.fault == _NO_INVERSE and self.found_at.id1 != self.low_id
+
+    @property
+    def mending(self) -> str:
+        """What becomes of the pair."""
+        return "deleted at the larger id" if self.deletes else "copied to the larger id"
 
 
 async def find_broken_pairs(
@@ -111,7 +123,7 @@ async def _faults(edges: Sequence[tuple[EdgeKey, Edge]], schema: Schema, store: 
 
 def _fault(edge: Edge, mirror: Edge | None) -> str:
     if mirror is None:
-        return "no inverse"
+        return _NO_INVERSE
     if mirror.time != edge.time:
         return "inverse has another time"
     return "" if mirror.data == edge.data else "inverse has other data"

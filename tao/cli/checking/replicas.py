@@ -63,9 +63,19 @@ class ReplicasReport:
     findings: list[Difference] = field(default_factory=list)
 
     @property
+    def wrong(self) -> int:
+        """Rows that are wrong, of all servers."""
+        return sum(server.wrong for server in self.servers)
+
+    @property
+    def unchecked(self) -> int:
+        """Servers that could not be read, or not to the end."""
+        return sum(bool(server.error) for server in self.servers)
+
+    @property
     def clean(self) -> bool:
         """Every row is the same everywhere, and every server could be read."""
-        return not any(server.wrong or server.error for server in self.servers)
+        return not self.wrong and not self.unchecked
 
 
 async def compare_replicas(

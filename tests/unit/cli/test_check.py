@@ -1,0 +1,110 @@
+"""`tao verify` and `tao repair`: what they say about what was found, and what they ask before they delete."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.cli import check
+from tao.cli.checking.caches import Finding, Report, ServerReport
+from tao.cli.checking.inverses import BrokenPair
+from tao.cli.commands import tao
+from tao.cli.export_scan import ReaderLogin
+from tao.devcluster.schema_copy import example_schema_file, read_schema
+from tao.model.graph import EdgeKey
+from tao.model.topology import Topology
+
+SCHEMA = read_schema(example_schema_file())[0]
+FRIEND = SCHEMA.atype("friend").number
+ABOVE, BELOW = EdgeKey(9, FRIEND, 5), EdgeKey(5, FRIEND, 9)
+ONLY_AT_LARGER = BrokenPair(5, 9, FRIEND, ABOVE, "no inverse")
+ONLY_AT_SMALLER = BrokenPair(5, 9, FRIEND, BELOW, "no inverse")
+AT_BOTH = BrokenPair(5, 9, FRIEND, ABOVE, "inverse has another time")
+
+
+@dataclass
+class Checked:
+    """What the databases and caches are made to say."""
+
+    report: Report
+    pairs: list[BrokenPair]
+    mended: int = 0
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
+    found = Checked(Report([ServerReport("follower-1a", "follower", entries=1_000)]), [])
+    login = ReaderLogin(Topology(version=1, shards=1, regions=(), databases=()), SCHEMA, "reader", "x")
+
+    async def verify(*_: Any) -> Report:
+        return found.report
+
+    async def find(*_: Any) -> list[BrokenPair]:
+        return found.pairs
+
+    async def mend(*_: Any) -> int:
+        found.mended = len(found.pairs)
+        return found.mended
+
+    monkeypatch.setattr("tao.cli.export_scan.reader_login", lambda **_: login)
+    monkeypatch.setattr(check, "_verify", verify)
+    monkeypatch.setattr(check, "_find", find)
+    monkeypatch.setattr(check, "_mend", mend)
+    return found
+
+
+def call(*arguments: str, given: str | None = None) -> Result:
+    return CliRunner().invoke(tao, list(arguments), input=given, catch_exceptions=False)
+
+
+def test_an_edge_that_the_smaller_id_does_not_have_is_shown_as_one_to_be_deleted(checked: Checked) -> None:
+    for pair, mending in (
+        (ONLY_AT_LARGER, "deleted at the larger id"),
+        (ONLY_AT_SMALLER, "copied to the larger id"),
+        (AT_BOTH, "copied to the larger id"),
+    ):
+        checked.pairs = [pair]
+        assert mending in call("repair", "--dry-run").stdout
+        (told,) = json.loads(call("repair", "--dry-run", "--json").stdout)["broken"]
+        assert (told["atype"], told["mending"]) == ("friend", mending)
+
+
+def test_the_question_counts_what_would_be_deleted_and_a_no_changes_nothing(checked: Checked) -> None:
+    checked.pairs = [ONLY_AT_LARGER, AT_BOTH]
+    result = call("repair", given="n\n")
+    assert "Mend 2 pairs, deleting 1 edge?" in result.stderr
+    assert (result.exit_code, "nothing was changed" in result.stderr, checked.mended) == (1, True, 0)
+    assert call("repair", given="y\n").exit_code == 0
+    assert checked.mended == 2
+
+
+def test_a_server_that_could_not_be_asked_is_not_called_unequal(checked: Checked) -> None:
+    checked.report.servers.append(ServerReport("follower-1b", "follower", error="it is away"))
+    result = call("verify")
+    assert result.exit_code == 1
+    assert "1,000 entries compared, none wrong; 1 server could not be checked" in result.stdout
+    told = json.loads(call("verify", "--json").stdout)
+    assert (told["wrong"], told["unchecked_servers"], told["clean"]) == (0, 1, False)
+
+
+def test_findings_name_types_and_other_content_of_the_same_version(checked: Checked) -> None:
+    checked.report.servers[0].wrong = 2
+    checked.report.findings += [
+        Finding("follower-1a", "list", 5, FRIEND, "different", 7, 7),
+        Finding("follower-1a", "object", 6, 0, "behind", 7, 8),
+    ]
+    shown = call("verify").stdout
+    assert "list 5 type friend has the same version, other content" in shown
+    assert "object 6 is behind: version 7 cached, 8 stored" in shown
+    assert "1,000 entries compared, 2 wrong" in shown
+    findings = json.loads(call("verify", "--json").stdout)["findings"]
+    assert [finding["atype"] for finding in findings] == ["friend", None]
+
+
+def test_what_is_right_is_told_so(checked: Checked) -> None:
+    assert "none wrong: all caches equal the databases" in call("verify").stdout
+    assert call("repair").stdout == "every edge has its inverse\n"
