@@ -6,7 +6,7 @@ import click
 
 from tao.cli.connecting import graph_of
 from tao.cli.field_text import fields_of
-from tao.cli.frame import connect_option, json_option, region_option, run
+from tao.cli.frame import ask, connect_option, json_option, region_option, run
 from tao.cli.output import print_json
 from tao.model.graph import MAX_TIME
 
@@ -88,8 +88,7 @@ def delete() -> None:
 @json_option
 def delete_object(object_id: int, yes: bool, connect: str | None, as_json: bool) -> int:
     """Delete an object; its edges stay. Exit status 1 when there was none."""
-    if not yes:
-        click.confirm(f"Delete object {object_id}?", abort=True, err=True)
+    ask(f"Delete object {object_id}?", yes)
 
     async def work() -> bool:
         async with graph_of(connect) as graph:
@@ -108,8 +107,7 @@ def delete_object(object_id: int, yes: bool, connect: str | None, as_json: bool)
 @json_option
 def delete_edge(id1: int, atype: str, id2: int, yes: bool, connect: str | None, as_json: bool) -> int:
     """Delete an edge and its inverse. Exit status 1 when there was none."""
-    if not yes:
-        click.confirm(f"Delete the edge {id1} {atype} {id2}?", abort=True, err=True)
+    ask(f"Delete the edge {id1} {atype} {id2}?", yes)
 
     async def work() -> bool:
         async with graph_of(connect) as graph:

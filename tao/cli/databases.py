@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tao.cli.connecting import load_topology
-from tao.cli.frame import json_option, run
+from tao.cli.frame import ask, json_option, run
 
 if TYPE_CHECKING:
     from tao.model.topology import Database, DatabaseServer
@@ -67,7 +67,7 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: boo
     databases = load_topology(topology_file).databases
     servers = [server for database in databases for server in database.servers.values()]
     names = ", ".join(server.name for server in servers)
-    _ask(f"Make the four accounts, from {', '.join(hosts)}, on {names}?", yes)
+    ask(f"Make the four accounts, from {', '.join(hosts)}, on {names}?", yes)
     run(_make_accounts([(each.name, _login(each, as_user, password)) for each in servers], wanted, hosts))
     if as_json:
         print_json({"servers": [server.name for server in servers], "hosts": list(hosts)})
@@ -98,14 +98,14 @@ def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_
     On each database's master; replicas follow by replication. Run it before the first start, after an upgrade, and
     when the schema names a new custom table.
     """
-    from tao.cli.output import print_json
+    from tao.cli.output import counted, print_json
     from tao.devcluster.schema_copy import read_schema
 
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
     password = _password("TAO_ADMIN_PASSWORD")
     names = ", ".join(_master(database).name for database in topology.databases)
-    _ask(f"Bring {topology.shards:,} shards on {names} up to date?", yes)
+    ask(f"Bring {counted(topology.shards, 'shard')} on {names} up to date?", yes)
     changed = {
         database.name: run(_migrate(database, tables, _login(_master(database), as_user, password)))
         for database in topology.databases
@@ -113,7 +113,7 @@ def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_
     if as_json:
         print_json({"shards": topology.shards, "changed": changed})
     else:
-        click.echo(f"{sum(changed.values()):,} of {topology.shards:,} shards needed it; all are up to date")
+        click.echo(f"{sum(changed.values()):,} of {counted(topology.shards, 'shard')} needed it; all are up to date")
 
 
 async def _migrate(database: Database, tables: dict[str, int], login: ServerAccount) -> int:
@@ -148,8 +148,3 @@ def _password(variable: str) -> str:
     if not found:
         raise OperatorError(f"{variable} is not set: this command takes passwords from the environment")
     return found
-
-
-def _ask(question: str, yes: bool) -> None:
-    if not yes:
-        click.confirm(question, err=True, abort=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tao.cli.connecting import DEFAULT_STATE_DIR, load_topology
-from tao.cli.frame import json_option, run
+from tao.cli.frame import ask, json_option, run
 from tao.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -181,8 +181,7 @@ def _change(file: Path | None, edit: Callable[[Topology], Topology], yes: bool, 
     if not as_json:
         print_table(("what", "before", "after"), changes)
     if changes:
-        if not yes:
-            click.confirm(f"Store this as version {after.version} of {path}?", err=True, abort=True)
+        ask(f"Store this as version {after.version} of {path}?", yes)
         run(TopologyFile(path, on_error=_raise).change(before.version, after))
     if as_json:
         stored = after.version if changes else before.version

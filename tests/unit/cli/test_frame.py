@@ -1,0 +1,65 @@
+"""The frame of commands: what is asked, and by which exit status a script knows how it went."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.cli.frame import TaoGroup, ask
+
+
+@click.group(cls=TaoGroup)
+def program() -> None:
+    """A program of one command that asks."""
+
+
+@program.command()
+@click.option("--yes", is_flag=True)
+def change(yes: bool) -> None:
+    """Ask, and say that it was done."""
+    ask("Change it?", yes)
+    click.echo("done")
+
+
+def call(*arguments: str, given: str = "") -> Result:
+    return CliRunner().invoke(program, ["change", *arguments], input=given, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("answer", ["y\n", "Yes\n"])
+def test_after_a_yes_it_is_done(answer: str) -> None:
+    result = call(given=answer)
+    assert (result.exit_code, result.stdout) == (0, "done\n")
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", "certainly not\n"])
+def test_after_anything_else_nothing_was_changed(answer: str) -> None:
+    result = call(given=answer)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.endswith("tao: nothing was changed\n")
+
+
+def test_without_anybody_to_ask_it_says_how_to_go_on() -> None:
+    result = call()
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("tao: nobody to ask: repeat with --yes\n")
+
+
+def test_what_was_agreed_to_beforehand_is_not_asked() -> None:
+    result = call("--yes")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "done\n", "")
+
+
+def test_ctrl_c_at_the_question_is_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def readline(self) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys, "stdin", Interrupted())
+    with pytest.raises(SystemExit) as exited:
+        program.main(["change"], prog_name="program")
+    assert (exited.value.code, "tao: interrupted" in capsys.readouterr().err) == (130, True)
