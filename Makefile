@@ -57,7 +57,7 @@ test: check ## check, and every test, on a real database
 
 demo: $(STAMP) ## start a cluster, show a page and a social graph through it, stop (EDGES=file OBJECTS=file)
 	@.ci/ensure-database
-	$(BIN)/tao demo $(if $(EDGES),--edges "$(EDGES)") $(if $(OBJECTS),--objects "$(OBJECTS)")
+	@$(BIN)/tao demo $(if $(EDGES),--edges "$(EDGES)") $(if $(OBJECTS),--objects "$(OBJECTS)")
 
 bench: $(STAMP) ## measure cached reads and durable writes, beside Redis; JSON in build/bench.json
 	@.ci/ensure-database

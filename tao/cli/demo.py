@@ -23,8 +23,16 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 @click.command()
 @click.option("--edges", type=_file, help="Mutual likes of pages: a CSV file with the columns id_1, id_2.")
 @click.option("--objects", type=_file, help="The pages: columns id, facebook_id, page_name, page_type.")
-@click.option("--nodes", default=20_000, show_default=True, help="Without files: pages to generate.")
-@click.option("--edges-count", default=150_000, show_default=True, help="Without files: likes to generate.")
+@click.option(
+    "--nodes", type=click.IntRange(4), default=20_000, show_default=True, help="Without files: pages to generate."
+)
+@click.option(
+    "--edges-count",
+    type=click.IntRange(2),
+    default=150_000,
+    show_default=True,
+    help="Without files: likes to generate.",
+)
 @click.option(
     "--json", "figures_file", type=click.Path(path_type=Path, dir_okay=False), help="Write what was measured there."
 )
@@ -41,6 +49,8 @@ def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int,
 
     if (edges is None) != (objects is None):
         raise click.UsageError("--edges and --objects belong together: give both, or neither")
+    if figures_file is not None and not figures_file.absolute().parent.is_dir():
+        raise click.UsageError(f"--json {figures_file}: there is no folder {figures_file.absolute().parent}")
     source = Generated(nodes, edges_count) if edges is None or objects is None else GraphFiles(edges, objects)
     figures = run(_demo(source))
     if figures is None:

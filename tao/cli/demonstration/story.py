@@ -261,9 +261,9 @@ async def _chapter_writes(stage: Stage, cast: Cast) -> SpreadFigures:
         else "This time it dropped its list and read it anew, as it does whenever it cannot tell what it missed."
     )
     say(
-        f"""How {first.after.server} in {_FAR} came to know: it held Cathy's list of friends as of write number
-        {first.before.writes_seen} to that list (its version), {first.before.count} friends. The leader that wrote
-        number {first.after.writes_seen} sent it just the difference (a changeset): "from version
+        f"""How {first.after.server} in {_FAR} came to know: it held Cathy's list of friends as of its version
+        {first.before.writes_seen} (writes that arrive together are one version), {first.before.count} friends. The
+        leader that wrote version {first.after.writes_seen} sent it just the difference (a changeset): "from version
         {first.before.writes_seen} to {first.after.writes_seen}: Erin added, nobody removed, {first.after.count} friends
         now". {held} Had it heard of this write already, it would have ignored the message. So it does not matter if
         messages come late, twice or in another order."""
