@@ -9,7 +9,7 @@ import click
 
 from tao.cli.connecting import graph_of
 from tao.cli.frame import connect_option, json_option, region_option, run
-from tao.cli.output import print_json, print_pairs, print_table
+from tao.cli.output import counted, print_json, print_pairs, print_table
 from tao.model.graph import MAX_TIME
 
 NOT_FOUND_STATUS = 1
@@ -67,19 +67,21 @@ def list_(
             else:
                 edges = await graph.assoc_range(id1, atype, pos, limit)
             shown = [{"id2": edge.id2, "time": edge.time, "fields": dict(edge.fields)} for edge in edges]
-            return edges.list_count, edges.limit_cut, shown
+            # The type's limit cut the answer only if it is full, and the list goes on behind it.
+            full = edges.limit_cut and len(shown) >= graph.schema.atype(atype).limit
+            return edges.list_count, full and (by_time or pos + len(shown) < edges.list_count), shown
 
-    length, limit_cut, edges = run(work())
+    length, cut_off, edges = run(work())
     if as_json:
-        print_json({"id1": id1, "atype": atype, "count": length, "limit_cut": limit_cut, "edges": edges})
+        print_json({"id1": id1, "atype": atype, "count": length, "limit_cut": cut_off, "edges": edges})
         return
     names = list(dict.fromkeys(name for edge in edges for name in _fields(edge)))
     rows = [
         (edge["id2"], edge["time"], _date(edge["time"]), *(_fields(edge).get(name) for name in names)) for edge in edges
     ]
     print_table(("id2", "time", "", *names), rows, right=("id2", "time"))
-    cut = ", which is as many as the type allows at once" if limit_cut else ""
-    click.echo(f"{len(edges)} of {length} edges{cut}")
+    cut = ", which is as many as the type allows at once" if cut_off else ""
+    click.echo(f"{len(edges):,} of {counted(length, 'edge')}{cut}")
 
 
 @click.command()

@@ -10,8 +10,8 @@ import click
 
 from tao.cli.connecting import graph_of
 from tao.cli.frame import connect_option, json_option, run
-from tao.cli.output import print_json, print_table
-from tao.model.errors import TaoError
+from tao.cli.output import print_json, print_table, text_of
+from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import CacheServer, Topology
 
 _COLUMNS = ("server", "tier", "hits", "misses", "hit rate %", "entries", "MB", "evicted", "writes")
@@ -34,6 +34,9 @@ def stats(connect: str | None, as_json: bool) -> int:
     else:
         rows = [_row(tier, server.name, found[server.name]) for tier, server in _servers(topology)]
         print_table(_COLUMNS, rows, right=_COLUMNS[2:])
+        for name, each in found.items():
+            if "error" in each:
+                click.echo(f"{name}: {text_of(each['error'])}")
     return int(any("error" in each for each in found.values()))
 
 
@@ -44,6 +47,8 @@ async def _ask_all(connect: str | None) -> tuple[Topology, dict[str, Mapping[str
         topology = graph.topology
 
     async def ask(server: CacheServer) -> Mapping[str, Any] | TaoError:
+        if not server.admin:
+            return OperatorError("has no admin address in the topology")
         try:
             return await server_stats(server.admin)
         except TaoError as error:
@@ -66,7 +71,7 @@ def _servers(topology: Topology) -> list[tuple[str, CacheServer]]:
 
 def _row(tier: str, name: str, found: Mapping[str, Any]) -> tuple[object, ...]:
     if "error" in found:
-        return (name, tier, found["error"])
+        return (name, tier, *(None for _ in _COLUMNS[2:]))
     writes, rate = found["writes"], found["hit_rate"]
     return (
         name,
