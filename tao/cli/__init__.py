@@ -10,7 +10,7 @@ import sys
 
 
 def main() -> None:
-    """The console script. Exit status 0; 1 for a failed request; 2 for an operator's mistake; 130 when interrupted."""
+    """The console script. Exit statuses are those that `tao --help` tells."""
     try:
         from tao.cli.commands import tao
     except ModuleNotFoundError as missing:

@@ -241,6 +241,8 @@ async def _find(login: ReaderLogin, token: str) -> list[BrokenPair]:
 async def _mend(login: ReaderLogin, token: str, pairs: list[BrokenPair]) -> int:
     from tao.cli.checking.access import access_of
     from tao.cli.checking.inverses import mend
+    from tao.cli.connecting import pointing_to_stats
 
-    async with access_of(login, token) as access:
-        return await mend(access.routes, access.links, pairs)
+    with pointing_to_stats():
+        async with access_of(login, token) as access:
+            return await mend(access.routes, access.links, pairs)

@@ -35,6 +35,9 @@ def tao(context: click.Context, ca: Path | None, certificate: Path | None, priva
     """A geographically distributed, read-through graph cache over sharded MySQL.
 
     `tao dev up` starts a whole cluster on this machine; the commands that look and load then find it by themselves.
+
+    Exit status: 0 done; 1 the answer is no (there is none, differences were found, it was not wanted); 2 something must
+    be said or set up differently; 3 the request failed; 130 interrupted.
     """
     if ca or certificate or private_key:
         from tao.wire.tls import TlsFiles

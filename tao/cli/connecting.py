@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tao.cli.frame import REGION
-from tao.model.errors import OperatorError
+from tao.model.errors import OperatorError, RetryableError
 
 if TYPE_CHECKING:
     from tao.client import ClientSettings, Graph
@@ -90,5 +90,18 @@ async def graph_of(connect: str | None, settings: ClientSettings | None = None) 
     settings = replace(settings or ClientSettings(), tls=tls_of_command())
     target = target_of(connect)
     region = region_of_command(target)
-    async with open_graph(target, region=region, settings=settings, credentials=credentials) as graph:
-        yield graph
+    with pointing_to_stats():
+        async with open_graph(target, region=region, settings=settings, credentials=credentials) as graph:
+            yield graph
+
+
+@contextmanager
+def pointing_to_stats() -> Iterator[None]:
+    """A request that another attempt may help says where to look meanwhile; `tao stats` itself does not."""
+    try:
+        yield
+    except RetryableError as error:
+        context = click.get_current_context(silent=True)
+        if context is not None and context.info_name != "stats":
+            error.add_note("`tao stats` shows which servers answer")
+        raise

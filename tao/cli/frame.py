@@ -1,21 +1,23 @@
 """The frame of every command: how errors end, what goes where, and how asynchronous work is run.
 
-Output goes to standard output and is all a script sees; progress and errors go to standard error. An operator's mistake
-is one line and exit status 2, any other typed error its reason and message and exit status 1; only a bug shows a
-traceback.
+Output goes to standard output and is all a script sees; progress and errors go to standard error. A mistake of whoever
+calls is one line and exit status 2, a request that failed its reason and message and exit status 3; 1 is left for an
+answer: there is none, differences were found, it was not wanted. Only a bug shows a traceback.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 import click
 
-from tao.model.errors import OperatorError, TaoError
+from tao.model.errors import OperatorError, RequestError, TaoError
 
 DECLINED_STATUS = 1
 OPERATOR_STATUS = 2
@@ -50,9 +52,10 @@ class TaoGroup(click.Group):
         except (click.Abort, KeyboardInterrupt):
             fail("interrupted", INTERRUPTED_STATUS)
         except OperatorError as error:
-            fail(error.message, 2)
+            fail(error.message, OPERATOR_STATUS)
         except TaoError as error:
-            fail(f"{error.reason}: {error.message}", 1)
+            text = "; ".join((f"{error.reason}: {error.message}", *getattr(error, "__notes__", ())))
+            fail(text, OPERATOR_STATUS if isinstance(error, RequestError) else FAILED_STATUS)
         except BrokenPipeError:
             # Whoever read has seen enough; the interpreter must not fail at flushing the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -86,8 +89,20 @@ def run(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a command's asynchronous part on the fastest loop there is."""
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _links_unheard(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
+
+
+@contextmanager
+def _links_unheard() -> Iterator[None]:
+    """No warnings of links: a server that is away is told of by the command's own error, table or second choice."""
+    log = logging.getLogger("tao.peers.links")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import click
 
-from tao.cli.frame import run
+from tao.cli.frame import fail, run
+from tao.model.errors import Unavailable
+
+NOT_READY_STATUS = 1
 
 
 @click.command()
@@ -19,6 +22,9 @@ def ready(admin: str) -> int:
     """Ask a server whether it should get traffic. Exit status 0 when it should, 1 when not yet or nobody answers."""
     from tao.devcluster.readiness import admin_get
 
-    status, body = run(admin_get(admin, "/ready"))
+    try:
+        status, body = run(admin_get(admin, "/ready"))
+    except Unavailable as error:
+        fail(f"{error.reason}: {error.message}", NOT_READY_STATUS)
     click.echo(body.decode(errors="replace").strip())
-    return 0 if status == 200 else 1
+    return 0 if status == 200 else NOT_READY_STATUS

@@ -61,6 +61,15 @@ def test_without_a_cluster_a_command_says_how_to_start_or_name_one(command: tupl
     assert_operator_error(call(*command), "tao dev up")
 
 
+def test_a_cluster_that_does_not_answer_is_told_in_one_line_with_where_to_look() -> None:
+    get, stats = (call(*command, "--connect", "127.0.0.1:1") for command in (("get", "1"), ("stats",)))
+    for result in (get, stats):
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
+        assert "UNAVAILABLE" in result.stderr
+    assert get.stderr.endswith("; `tao stats` shows which servers answer\n")
+    assert "tao stats" not in stats.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "down", "logs"])
 def test_a_folder_without_a_cluster_is_told_in_one_line(command: str) -> None:
     assert_operator_error(call("dev", command), "there is no cluster in")

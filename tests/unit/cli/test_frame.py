@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
-from tao.cli.frame import TaoGroup, ask
+from tao.cli.frame import TaoGroup, ask, run
+from tao.model.errors import error_from_reason
 
 
 @click.group(cls=TaoGroup)
@@ -22,6 +24,39 @@ def change(yes: bool) -> None:
     """Ask, and say that it was done."""
     ask("Change it?", yes)
     click.echo("done")
+
+
+@program.command()
+@click.argument("reason")
+def request(reason: str) -> None:
+    """A request that fails for that reason."""
+
+    async def work() -> None:
+        logging.getLogger("tao.peers.links").warning("follower-1a cannot be reached")
+        raise error_from_reason(reason, "what happened")
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("reason", "status"),
+    [
+        ("UNKNOWN_TYPE", 2),
+        ("UNAUTHORIZED", 2),
+        ("TOPOLOGY_ERROR", 2),
+        ("UNAVAILABLE", 3),
+        ("OUTCOME_UNKNOWN", 3),
+        ("INTERNAL", 3),
+    ],
+)
+def test_a_script_tells_a_callers_mistake_from_a_request_that_failed(
+    reason: str, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = CliRunner().invoke(program, ["request", reason], catch_exceptions=False)
+    assert (result.exit_code, result.stderr.count("\n")) == (status, 1)
+    assert "what happened" in result.stderr
+    assert not caplog.records
+    assert logging.getLogger("tao.peers.links").isEnabledFor(logging.WARNING)
 
 
 def call(*arguments: str, given: str = "") -> Result:
