@@ -112,7 +112,7 @@ class _Life:
             server = starting.result()
         except (OperatorError, OSError) as error:
             # An OSError while starting is a taken port, a missing file, a folder that may not be written.
-            self._stderr.write(f"error: {error}\n")
+            self._stderr.write(f"tao: {error}\n")
             return EXIT_OPERATOR
         except Exception:  # noqa: BLE001 - the end of the process; the log is where the traceback is read
             self._log.exception("start failed")

@@ -51,5 +51,7 @@ class SchemaFile:
     def _read(self) -> str:
         try:
             return self._path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SchemaError(f"{self._path}: cannot be read: {error}") from error
+        except OSError as error:
+            raise SchemaError(f"{self._path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SchemaError(f"{self._path}: is not UTF-8: {error.reason} at byte {error.start}") from error

@@ -92,7 +92,7 @@ async def test_a_server_does_not_start_with_a_wrong_file_and_says_why_without_a_
         assert status == 2
         problems = said.strip().splitlines()  # one a line
         assert len(problems) <= 2, said
-        assert problems[0].startswith(f"error: {wrong}")
+        assert problems[0].startswith(f"tao: {wrong}")
         assert named in said
 
 

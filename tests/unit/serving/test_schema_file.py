@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tao.devcluster.schema_copy import example_schema_file
+from tao.model.errors import SchemaError
 from tao.serving.schema_file import SchemaFile
 
 
@@ -28,3 +31,12 @@ async def test_a_listener_that_fails_does_not_keep_the_next_change_from_being_no
         (tmp_path / "new").replace(path)
         assert word in await asyncio.wait_for(heard.get(), 10)
     watching.cancel()
+
+
+async def test_a_file_that_cannot_be_read_is_told_of_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "schema.yaml"
+    with pytest.raises(SchemaError, match=r"schema\.yaml: cannot be read: No such file or directory$"):
+        await SchemaFile(path).load()
+    path.write_bytes(b"types: \xff")
+    with pytest.raises(SchemaError, match=r"schema\.yaml: is not UTF-8: invalid start byte at byte 7$"):
+        await SchemaFile(path).load()
