@@ -19,7 +19,7 @@ from tao.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from tao.model.errors import TopologyError
-    from tao.model.topology import Topology
+    from tao.model.topology import CacheServer, Topology
 
 
 @click.group()
@@ -71,10 +71,10 @@ def show(file: Path | None, as_json: bool) -> None:
             )
             for server in tier.servers:
                 state = "down" if server.down else "up"
-                at = (server.grpc, server.frames, server.admin)
-                rows.append((region.name, tier.name, server.name, *at, by_server[server.name], len(tier.moved), state))
-    columns = ("region", "tier", "server", "grpc", "frames", "admin", "shards", "moved in tier", "marked")
-    print_table(columns, rows, right=("shards", "moved in tier"))
+                by_hand = sum(server.name in hosts for hosts in tier.moved.values())
+                where = f"{region.name}/{tier.name}"
+                rows.append((where, server.name, _addresses(server), by_server[server.name], by_hand, state))
+    print_table(("tier", "server", "addresses", "shards", "by hand", "marked"), rows, right=("shards", "by hand"))
     click.echo()
     print_table(
         ("database", "region", "server", "master", "shards", "marked"),
@@ -91,6 +91,15 @@ def show(file: Path | None, as_json: bool) -> None:
             for region_name, db in database.servers.items()
         ],
     )
+
+
+def _addresses(server: CacheServer) -> str:
+    """All that it has, the host once where they share it."""
+    given = {"grpc": server.grpc, "frames": server.frames, "admin": server.admin}
+    places = [(kind, *address.rpartition(":")[::2]) for kind, address in given.items() if address]
+    if len({host for _, host, _ in places}) == 1:
+        return " ".join((places[0][1], *(f"{kind}:{port}" for kind, _, port in places)))
+    return " ".join(f"{kind}:{host}:{port}" for kind, host, port in places)
 
 
 @topology.command("mark-down")

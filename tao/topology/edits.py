@@ -63,6 +63,8 @@ def unmove_shard(topology: Topology, region: str, tier: str, shard: int) -> Topo
 
 def add_server(topology: Topology, region: str, tier: str, server: CacheServer) -> Topology:
     """Let a cache server join a tier; the ring gives it its part of the shards."""
+    if server.name in _names(topology):
+        raise TopologyError(f"there is a server {server.name!r} already: name this one otherwise, or remove that first")
     return _edit_tier(topology, region, tier, lambda found: _with(found, servers=(*found.servers, server)))
 
 
@@ -80,6 +82,13 @@ def remove_server(topology: Topology, name: str) -> Topology:
 
     region, tier = _home_of(topology, name)
     return _edit_tier(topology, region, tier, remove)
+
+
+def _names(topology: Topology) -> set[str]:
+    """Of cache servers and tailers, which share one space of names."""
+    tiers = [tier for region in topology.regions for tier in (region.leaders, *region.followers)]
+    tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
+    return tailers | {server.name for tier in tiers for server in tier.servers}
 
 
 def _home_of(topology: Topology, name: str) -> tuple[str, str]:

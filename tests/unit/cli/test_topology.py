@@ -63,6 +63,17 @@ def test_it_shows_every_server_with_its_shards(file: Path) -> None:
     assert json.loads(call(file, "show", "--json").stdout)["shards"] == SHARDS
 
 
+def test_addresses_of_a_server_are_one_column_and_its_host_is_told_once(file: Path) -> None:
+    changed(
+        file, *("add-server", "e-1c", "--tier", "east-web"), *("--grpc", "10.0.0.9:7000", "--admin", "10.0.0.9:7002")
+    )
+    changed(file, *("add-server", "e-1d", "--tier", "east-web"), *("--grpc", "10.0.0.9:7010", "--admin", "[::1]:7002"))
+    shown = call(file, "show").stdout
+    assert "10.0.0.9 grpc:7000 admin:7002 " in shown
+    assert "grpc:10.0.0.9:7010 admin:[::1]:7002 " in shown
+    assert "127.0.0.1 grpc:7000 " in shown
+
+
 def test_a_server_is_marked_down_and_up_again(file: Path) -> None:
     for name in ("e-1a", "w-leader-2", "db-west"):
         assert changed(file, "mark-down", name)["changes"] == [
@@ -108,6 +119,8 @@ def test_a_server_joins_and_leaves_and_the_shards_that_move_are_shown(file: Path
     joined = changed(file, "add-server", "e-1c", "--tier", "east-web", "--grpc", "127.0.0.1:7100")
     assert joined["changes"][0] == {"what": "e-1c", "before": "-", "after": "east/east-web 127.0.0.1:7100 up"}
     assert all(change["after"] == "e-1c" for change in joined["changes"][1:])
+    again = call(file, "add-server", "e-1c", "--tier", "west-web", "--grpc", "127.0.0.1:7101", "--yes")
+    assert (again.exit_code, again.stderr.startswith("tao: there is a server 'e-1c' already")) == (2, True)
     changed(file, "remove-server", "e-1c")
     assert stored(file).regions == before
 
