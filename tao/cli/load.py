@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import connect_option, json_option, region_option, run
-from tao.cli.output import print_json, print_pairs
+from tao.cli.frame import INTERRUPTED_STATUS, connect_option, fail, json_option, region_option, run
+from tao.cli.output import counted, print_json, print_pairs
 
 if TYPE_CHECKING:
     from tao.cli.loading.session import LoadInput, OnProgress, Summary
+
+REJECTED_STATUS = 1
 
 
 @click.group()
@@ -21,7 +22,8 @@ def load() -> None:
     """Load objects and edges from CSV files.
 
     The first line names the columns; a column named like a field of the type fills it. Interrupted, the same command
-    goes on where it was; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons.
+    goes on where it was; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons; the exit
+    status is 1 when there are any.
     """
 
 
@@ -52,7 +54,7 @@ def _input_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @_input_options
 def objects(
     otype: str, key_column: str, batch: int, in_flight: int, connect: str | None, as_json: bool, **given: Any
-) -> None:
+) -> int:
     """Load objects: a line of FILE each ("-": standard input).
 
     An object that was loaded before, with the same fields, stays as it is; with others, its line is rejected.
@@ -62,7 +64,7 @@ def objects(
 
     settings = PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
     source = _load_input(**given)
-    _show(lambda tell: load_objects(connect, source, otype, key_column, settings, tell), as_json)
+    return _show(lambda tell: load_objects(connect, source, otype, key_column, settings, tell), as_json)
 
 
 @load.command()
@@ -85,7 +87,7 @@ def edges(
     connect: str | None,
     as_json: bool,
     **given: Any,
-) -> None:
+) -> int:
     """Load edges: a line of FILE each ("-": standard input), with their inverses."""
     from tao.cli.loading.pipeline import PipelineSettings
     from tao.cli.loading.session import load_edges
@@ -93,7 +95,7 @@ def edges(
     settings = PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
     source = _load_input(**given)
     columns, otypes = (from_column, to_column), (from_otype, to_otype)
-    _show(lambda tell: load_edges(connect, source, atype, columns, otypes, edge_time, settings, tell), as_json)
+    return _show(lambda tell: load_edges(connect, source, atype, columns, otypes, edge_time, settings, tell), as_json)
 
 
 def _load_input(
@@ -112,29 +114,29 @@ def _load_input(
     return LoadInput(file, name, keys, delimiter, mapping, raw_ids)
 
 
-def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: bool) -> None:
+def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: bool) -> int:
     import msgspec
 
     from tao.cli.loading.display import LoadDisplay
 
-    began = time.monotonic()
     with LoadDisplay() as display:
         try:
             summary = run(work(display.show))
         except KeyboardInterrupt:
-            click.echo("tao: interrupted: the same command goes on from here", err=True)
-            raise
+            fail("interrupted: the same command goes on from here", INTERRUPTED_STATUS)
+    status = REJECTED_STATUS if summary.rejected else 0
     if as_json:
         print_json(msgspec.to_builtins(summary))
-        return
-    pending = f"{summary.inverse_pending:,} edges: their other ends follow within seconds"
+        return status
+    pending = f"{counted(summary.inverse_pending, 'edge')}: their other ends follow within seconds"
     print_pairs(
         {
-            "loaded": f"{summary.loaded:,} lines of {summary.file}",
+            "loaded": f"{counted(summary.loaded, 'line')} of {summary.file}",
             "rejected": f"{summary.rejected:,}" + (f", see {summary.rejects}" if summary.rejects else ""),
             "resumed": f"after line {summary.resumed_after_line:,}" if summary.resumed_after_line else "no",
-            "time": f"{time.monotonic() - began:.1f} s, {summary.per_second:,.0f} lines/s",
+            "time": f"{summary.seconds:.1f} s, {summary.per_second:,.0f} lines/s",
             "key map": summary.key_map,
             **({"pending": pending} if summary.inverse_pending else {}),
         }
     )
+    return status

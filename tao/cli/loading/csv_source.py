@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO, Final, NamedTuple
 
+from tao.cli.output import counted
 from tao.model.errors import OperatorError
 
 MAX_CELL_CHARACTERS: Final = 2 << 20
@@ -91,7 +92,7 @@ class CsvSource:
         width = len(self.columns)
         for record in self._records():
             if not record.fault and len(record.cells) != width:
-                yield record._replace(fault=f"has {len(record.cells)} cells, the header {width}")
+                yield record._replace(fault=f"has {counted(len(record.cells), 'cell')}, the header {width}")
             else:
                 yield record
 
