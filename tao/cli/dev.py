@@ -54,7 +54,13 @@ for _command in (partition, heal, rtt):
     "--buffer-pool-mb", type=click.IntRange(8), default=64, show_default=True, help="Of each database server."
 )
 @click.option("--cache-mb", type=click.IntRange(8), default=256, show_default=True, help="Of each follower and leader.")
-@click.option("--durability", type=click.Choice(["full", "relaxed"]), default="full", show_default=True)
+@click.option(
+    "--durability",
+    type=click.Choice(["full", "relaxed"]),
+    default="full",
+    show_default=True,
+    help="relaxed: faster commits, of which a crash of the machine may lose the last second.",
+)
 @click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="Schema file; it is copied.")
 @click.option("--client-port", type=click.IntRange(1, 65535), help="gRPC port of the first follower.")
 @click.option(

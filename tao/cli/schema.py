@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tao.cli.frame import connect_option, json_option, region_option, run
-from tao.cli.output import print_json, print_table
+from tao.cli.output import counted, print_json, print_table
 
 _file = click.Path(path_type=Path)
 
@@ -57,7 +57,8 @@ def check(old: Path, new: Path, as_json: bool) -> int:
         ]
         print_table(("", "path", "change", "why"), rows)
     broken = sum(not change.compatible for change in changes)
-    click.echo(f"compatible: {len(changes)} changes" if compatible else f"not compatible: {broken} changes break data")
+    breaking = f"{counted(broken, 'change')} {'breaks' if broken == 1 else 'break'} data"
+    click.echo(f"compatible: {counted(len(changes), 'change')}" if compatible else f"not compatible: {breaking}")
     return 0 if compatible else 1
 
 

@@ -104,7 +104,7 @@ def _numbered_changes(
             why = f"{number} was reserved: data of its former meaning may still be stored"
             yield Change(ChangeKind.REUSED, at, False, why)
         elif number not in old_names and name not in old_numbers:
-            yield Change(ChangeKind.ADDED, at, True, "what does not know it passes it over")
+            yield Change(ChangeKind.ADDED, at, True, "servers and programs of the former schema ignore it")
         elif number in old_names and name in old_numbers and old_numbers[name] != number:
             why = f"{number} was {old_names[number]!r}: stored data would change its meaning"
             yield Change(ChangeKind.REUSED, at, False, why)

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, Tim
 from rich.progress import Progress as Bars
 
 from tao.cli.loading.key_map import Progress
+from tao.cli.output import counted
 
 
 class LoadDisplay:
@@ -51,6 +52,6 @@ class LoadDisplay:
         self._bars.update(
             self._task,
             completed=progress.offset,
-            lines=f"{progress.lines:,} lines{rejected}",
+            lines=f"{counted(progress.lines, 'line')}{rejected}",
             rate=f"{rate:,.0f}/s" if rate else "",
         )
