@@ -18,6 +18,7 @@ from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.devcluster.readiness import server_stats
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Topology
+from tao.routing.routes import Routes
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.e2e.cluster_access import (
@@ -117,7 +118,13 @@ async def test_a_server_that_nobody_reaches_is_told_of_and_one_that_left_is_let_
     ghost = CacheServer(name="leader-ghost", grpc="127.0.0.1:1", frames="127.0.0.1:1")
     topology = await TopologyFile(cluster.topology_path, on_error=fail).load()
     follower = topology.regions[0].followers[0].servers[0]
-    await change(cluster, lambda topology: edits.add_server(topology, ONLY_REGION, "leaders", ghost))
+    shard = Routes(topology).shards_of(follower.name)[0]
+
+    def led_by_ghost(topology: Topology) -> Topology:
+        joined = edits.add_server(topology, ONLY_REGION, "leaders", ghost)
+        return edits.move_shard(joined, ONLY_REGION, "leaders", shard, ghost.name)
+
+    await change(cluster, led_by_ghost)
     async with asyncio.timeout(PATIENT_SECONDS):
         while (await links_of(follower)).get(ghost.name, {}).get("consecutive_failures", 0) < 2:  # noqa: ASYNC110 - a process
             await asyncio.sleep(0.02)
