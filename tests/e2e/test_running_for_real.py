@@ -160,8 +160,8 @@ async def test_a_cluster_comes_up_by_the_documented_commands_and_keeps_its_secre
         assert "every edge has its inverse" in await operator.must("repair", "--schema", schema, "--dry-run")
         status, _, err = await operator.run("get", alice, TAO_TOKEN="wrong")
         assert (status, "UNAUTHORIZED" in err) == (2, True)
-        status, _, err = await operator.run("verify", "--schema", schema, TAO_TOKEN=CLIENT_TOKEN)
-        assert (status, "the token shown is that of clients" in err) == (1, True), err
+        status, out, err = await operator.run("verify", "--schema", schema, TAO_TOKEN=CLIENT_TOKEN)
+        assert (status, "the token shown is that of clients" in out) == (1, True), err
         web = Credentials("web", "client", CLIENT_TOKEN)
         by_tls = ClientSettings(tls=TlsFiles(authorities=operator.authority.file))
         with pytest.raises(Unauthorized):
