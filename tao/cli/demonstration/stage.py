@@ -141,9 +141,10 @@ async def open_stage() -> AsyncIterator[Stage]:
     Raises `OperatorError` when it cannot be started."""
     began = time.monotonic()
     display = WaitDisplay()
-    with tempfile.TemporaryDirectory(prefix="tao-demo-") as made:
+    # Short names: the path of a Unix socket in it may have 107 bytes.
+    with tempfile.TemporaryDirectory(prefix="tao-") as made:
         settings = ClusterSettings(
-            state_dir=Path(made) / "cluster",
+            state_dir=Path(made) / "c",
             shape=SHAPE,
             schema_file=example_schema_file(),
             buffer_pool_mb=_BUFFER_POOL_MB,

@@ -152,9 +152,9 @@ async def _seconds_until(condition: Callable[[], Awaitable[bool]], what: str) ->
 @asynccontextmanager
 async def _running() -> AsyncIterator[DevCluster]:
     display = WaitDisplay()
-    with tempfile.TemporaryDirectory(prefix="tao-demo-") as made:
+    with tempfile.TemporaryDirectory(prefix="tao-") as made:
         settings = ClusterSettings(
-            state_dir=Path(made) / "cluster",
+            state_dir=Path(made) / "c",
             shape=SHAPE,
             schema_file=example_schema_file(),
             rtt_ms=DEFAULT_RTT_MS,
