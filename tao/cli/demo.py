@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tao.cli.frame import INTERRUPTED_STATUS, run
+from tao.cli.frame import INTERRUPTED_STATUS, fail, run
 from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tao.cli.demonstration.generated_graph import GraphFiles
     from tao.cli.demonstration.story import Generated
 
+NOT_AS_IT_SHOULD_BE_STATUS = 1
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -44,6 +45,7 @@ def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int,
     """
     import msgspec
 
+    from tao.cli.demonstration.figures import DemonstrationFailed
     from tao.cli.demonstration.generated_graph import GraphFiles
     from tao.cli.demonstration.story import Generated
 
@@ -52,7 +54,10 @@ def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int,
     if figures_file is not None and not figures_file.absolute().parent.is_dir():
         raise click.UsageError(f"--json {figures_file}: there is no folder {figures_file.absolute().parent}")
     source = Generated(nodes, edges_count) if edges is None or objects is None else GraphFiles(edges, objects)
-    figures = run(_demo(source))
+    try:
+        figures = run(_demo(source))
+    except DemonstrationFailed as error:
+        fail(f"{error.reason}: {error.message}", NOT_AS_IT_SHOULD_BE_STATUS)
     if figures is None:
         click.echo("tao: interrupted; nothing is left running", err=True)
         return INTERRUPTED_STATUS
