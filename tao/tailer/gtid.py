@@ -59,9 +59,12 @@ class MysqlPosition:
                 self._add(uuid, int(first), int(last or first))
 
     def advance(self, gtid: str) -> None:
-        """The transaction is behind us. Raises `OperatorError` for what is no GTID."""
-        uuid, number = _mysql_parts(gtid)
-        self._add(uuid, number, number)
+        """The transaction, or all of a run ``uuid:first-last``, is behind us. Raises `OperatorError` for what is no
+        GTID."""
+        source, colon, run = gtid.partition(":")
+        head, _, last = run.partition("-")
+        uuid, first = _mysql_parts(f"{source}{colon}{head}")
+        self._add(uuid, first, int(last) if last else first)
 
     def includes(self, gtid: str) -> bool:
         """Whether the transaction is behind us."""
@@ -96,6 +99,22 @@ GtidPosition = MariadbPosition | MysqlPosition
 def parse_position(dialect: Dialect, text: str) -> GtidPosition:
     """The position that a server of this kind, or its stored form, states. Raises `OperatorError`."""
     return MariadbPosition(text) if dialect is Dialect.MARIADB else MysqlPosition(text)
+
+
+def joined(earlier: str, later: str) -> str | None:
+    """One text for `advance` that stands for both, when there is one, so that what waits stays small."""
+    if ":" in earlier and ":" in later:
+        source, _, run = earlier.partition(":")
+        other, _, number = later.partition(":")
+        first, _, last = run.partition("-")
+        next_first, _, next_last = number.partition("-")
+        if source == other and (last or first).isdecimal() and next_first == str(int(last or first) + 1):
+            return f"{source}:{first}-{next_last or next_first}"
+        return None
+    one, two = earlier.split("-"), later.split("-")
+    if len(one) != 3 or len(two) != 3 or one[0] != two[0] or not (one[2].isdecimal() and two[2].isdecimal()):
+        return None
+    return later if int(two[2]) > int(one[2]) else earlier
 
 
 def _words(text: str) -> list[str]:

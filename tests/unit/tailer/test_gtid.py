@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tao.model.errors import OperatorError
 from tao.storage.dialect import Dialect
-from tao.tailer.gtid import MariadbPosition, MysqlPosition, parse_position
+from tao.tailer.gtid import MariadbPosition, MysqlPosition, joined, parse_position
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "3e11fa47-71ca-11e1-9e33-c80aa9429563"
 
@@ -65,3 +65,29 @@ def test_an_empty_position_has_nothing_behind_it(dialect: Dialect) -> None:
 def test_what_is_another_servers_notation_is_refused(dialect: Dialect, text: str) -> None:
     with pytest.raises(OperatorError):
         parse_position(dialect, text)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "both"),
+    [
+        ("0-1-7", "0-2-8", "0-2-8"),
+        ("0-1-7", "0-1-5", "0-1-7"),
+        ("0-1-7", "1-1-8", None),
+        (f"{A}:4", f"{A}:5", f"{A}:4-5"),
+        (f"{A}:4-5", f"{A}:6", f"{A}:4-6"),
+        (f"{A}:4-5", f"{A}:6-9", f"{A}:4-9"),
+        (f"{A}:4-5", f"{A}:7", None),
+        (f"{A}:4", f"{B}:5", None),
+        ("t1", "t2", None),
+    ],
+)
+def test_neighbours_are_joined_where_one_text_says_both(earlier: str, later: str, both: str | None) -> None:
+    assert joined(earlier, later) == both
+
+
+def test_a_run_of_transactions_is_behind_us_at_once() -> None:
+    position = MysqlPosition(f"{A}:1-3")
+    position.advance(f"{A}:4-9")
+    assert str(position) == f"{A}:1-9"
+    with pytest.raises(OperatorError):
+        position.advance(A)
