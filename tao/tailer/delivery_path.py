@@ -3,7 +3,9 @@
 Each leader has a lane with one relay under way at a time, which takes along everything that has gathered meanwhile:
 order needs no care, a repetition concerns one relay, and the more there is to tell the more a relay holds. While a
 shard has something unacknowledged it stays in its lane; when its leader is away or not the shard's any more, what is
-left of the lane is routed anew, whole shards at a time.
+left of the lane is routed anew, whole shards at a time. One leader or shard that takes nothing holds up no other: a
+shard that is not accepted is tried alone, and when memory is used up, what could not be told gives way to bulk
+invalidation.
 
 A transaction is behind us when all its parts, and those of all transactions before it, are acknowledged.
 """
@@ -14,19 +16,32 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
-from tao.model.errors import InvalidArgument, NotMine, RequestError, TaoError, TopologyError
+from tao.model.errors import (
+    InternalError,
+    InvalidArgument,
+    NotMine,
+    ProtocolError,
+    RequestError,
+    TaoError,
+    TopologyError,
+)
 from tao.model.relay import Relay
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.peers.links import Links
 from tao.planning.row_events import Translated
-from tao.routing.routes import Routes
-from tao.tailer.relay_parts import Part, Receipt, contents_of, proof, relay_of
+from tao.routing.routes import Routes, TierRoutes
+from tao.tailer.lane import Lane, head_of
+from tao.tailer.relay_parts import Part, Receipt, contents_of, is_proof, is_void, proof, relay_of
 from tao.tailer.settings import DeliverySettings
 from tao.wire.convert import relay_to_pb
 from tao.wire.v1 import session_pb2 as pb
+
+_FINISHED_RECEIPTS: Final = 64
+"""So few are not worth merging."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -50,17 +65,6 @@ class LinkedLeaders:
         """See `LeaderPort`."""
         request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
         await self._links.to(leader).ask(request, timeout_seconds)
-
-
-class _Lane:
-    """What one leader has to be told. ``running``: a task sends."""
-
-    __slots__ = ("leader", "parts", "running")
-
-    def __init__(self, leader: str) -> None:
-        self.leader: Final = leader
-        self.parts: deque[Part] = deque()
-        self.running = False
 
 
 class DeliveryPath:
@@ -87,11 +91,10 @@ class DeliveryPath:
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._log: Final = log
-        self._lanes: Final[dict[str, _Lane]] = {}
-        self._lane_of: Final[
-            dict[int, tuple[_Lane, int]]
-        ] = {}  # of shards with parts unacknowledged, with their number
-        self._receipts: Final[deque[Receipt]] = deque()
+        self._lanes: Final[dict[str, Lane]] = {}
+        self._lane_of: Final[dict[int, tuple[Lane, int]]] = {}  # of shards with parts unacknowledged, with their number
+        self._receipts: deque[Receipt] = deque()
+        self._finished = 0  # of the receipts
         self._progress: Final = asyncio.Event()
         self.unacknowledged_bytes = 0
         """Estimated, of all lanes."""
@@ -101,24 +104,28 @@ class DeliveryPath:
         """Relays that failed and were sent again."""
         self.refused = 0
         """Relays that a leader would not take for what they held; their shards were made void instead."""
+        self.given_way = 0
+        """Parts not told, because the room was needed while their leader did not take them: their shards are void."""
         self.unrouted = 0
         """Parts of shards that the topology does not know: another system's in the same server."""
 
     async def submit(self, gtid: str, translated: Translated, proven_unix_ms: int = 0) -> None:
         """Queue what one transaction means, once there is room. ``proven_unix_ms``: all commits up to then have been
-        submitted; every leader of the region is told."""
-        while self.unacknowledged_bytes >= self._settings.unacknowledged_bytes:
+        submitted; every leader of the region is told. Raises `TopologyError`, with nothing queued."""
+        while self.unacknowledged_bytes >= self._settings.unacknowledged_bytes and not self._make_room():
             self._progress.clear()
             await self._progress.wait()
-        receipt = Receipt(gtid, 0)
+        leaders = self._routes().leaders(self._region)
+        receipt = Receipt([gtid] if gtid else [])
         self._receipts.append(receipt)
         for shard, content, size in contents_of(translated, self._settings):
-            self._queue(Part(receipt, shard, content, size))
+            self._queue(Part(receipt, shard, content, size), leaders)
         if proven_unix_ms:
-            for leader in self._routes().leaders(self._region).servers:
+            for leader in leaders.servers:
                 self._add(self._lane(leader.name), proof(receipt, proven_unix_ms))
         if not receipt.unacknowledged:
-            self._settle()
+            self._finished += 1
+        self._settle()
 
     async def drained(self) -> None:
         """Return when everything submitted is acknowledged."""
@@ -126,140 +133,234 @@ class DeliveryPath:
             self._progress.clear()
             await self._progress.wait()
 
-    def _queue(self, part: Part) -> None:
+    def forget_gtids(self) -> None:
+        """What has been submitted will be told, but counts for no position any more."""
+        for receipt in self._receipts:
+            receipt.gtids.clear()
+
+    def _queue(self, part: Part, leaders: TierRoutes) -> None:
         lane, unacknowledged = self._lane_of.get(part.shard, (None, 0))
         if lane is None:
             try:
-                lane = self._lane(self._routes().leaders(self._region).home(part.shard).name)
+                lane = self._lane(leaders.home(part.shard).name)
             except InvalidArgument:
                 self.unrouted += 1
                 return
         self._lane_of[part.shard] = (lane, unacknowledged + 1)
         self._add(lane, part)
 
-    def _lane(self, leader: str) -> _Lane:
+    def _lane(self, leader: str) -> Lane:
         lane = self._lanes.get(leader)
         if lane is None:
-            lane = self._lanes[leader] = _Lane(leader)
+            lane = self._lanes[leader] = Lane(leader)
         return lane
 
-    def _add(self, lane: _Lane, part: Part) -> None:
+    def _add(self, lane: Lane, part: Part) -> None:
         part.receipt.unacknowledged += 1
         self.unacknowledged_bytes += part.size_bytes
-        lane.parts.append(part)
-        self._start(lane)
+        self._put(lane, part)
 
-    def _start(self, lane: _Lane) -> None:
+    def _put(self, lane: Lane, part: Part) -> None:
+        superfluous = lane.add(part)
+        if superfluous is not None:
+            self._done(superfluous)
         if not lane.running:
             lane.running = True
             self._spawn(self._run(lane))
 
-    async def _run(self, lane: _Lane) -> None:
-        failures = 0
+    def _make_room(self) -> bool:
+        """Of what cannot be told, say less. Returns whether there is room then."""
+        for lane in self._lanes.values():
+            if not (lane.failures or lane.refused):
+                continue
+            dropped, freed_bytes = lane.collapse()
+            self.unacknowledged_bytes -= freed_bytes
+            for part in dropped:
+                self._done(part)
+            self.given_way += len(dropped)
+            if freed_bytes:
+                self._log.warning("made_void_for_room", leader=lane.leader, dropped=len(dropped))
+        self._settle()
+        return self.unacknowledged_bytes < self._settings.unacknowledged_bytes
+
+    async def _run(self, lane: Lane) -> None:
         try:
-            while lane.parts:
-                parts = self._next(lane)
+            while not lane.empty:
                 try:
-                    await self._send(lane.leader, relay_of(parts, self._database))
-                except TaoError as error:
-                    failures += 1
-                    self.repeated += 1
-                    if failures == 1:
-                        self._log.warning("relay_failed", leader=lane.leader, reason=error.message, kind=error.reason)
-                    if isinstance(error, RequestError) and not _is_void(parts):
-                        self._make_void(lane, parts, error)
-                        continue
-                    await self._pause(failures, error)
-                    self._route_anew(lane)
-                    continue
-                failures = 0
-                self.relays += 1
-                self._take_off(lane, parts)
+                    await self._turn(lane)
+                except Exception as error:  # noqa: BLE001 - a lane that ended would be silent about its shards
+                    lane.failures += 1
+                    self._failed(lane, error)
+                    await asyncio.sleep(self._backoff_seconds(lane.failures))
         finally:
             lane.running = False
+
+    async def _turn(self, lane: Lane) -> None:
+        """One relay, or one try of the held shards. Raises what makes the whole lane wait."""
+        if lane.failures:
+            self._route_anew(lane)
+        wait_seconds = lane.retry_at - self._time()
+        if lane.held and wait_seconds <= 0:
+            await self._retry_held(lane)
+        elif lane.parts:
+            await self._tell(lane, lane.parts)
+        elif lane.held:
+            lane.woken.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_seconds):
+                    await lane.woken.wait()
+
+    async def _retry_held(self, lane: Lane) -> None:
+        """Look for new routes, then try each held shard alone."""
+        try:
+            await self._refresh_routes()
+        except TaoError as unusable:
+            self._log.error("topology_unusable", reason=unusable.message)
+        self._route_anew(lane)
+        for shard in list(lane.held):
+            if await self._tell(lane, lane.held[shard]):
+                lane.release(shard)
+        if lane.held:
+            lane.held_tries += 1
+            lane.retry_at = self._time() + self._backoff_seconds(lane.held_tries)
+
+    async def _tell(self, lane: Lane, queue: deque[Part]) -> bool:
+        """Send the head of a queue. Returns whether it was accepted; what was not is held, or says less when it comes
+        again. Raises what is not for its content or its shards."""
+        parts = head_of(queue, self._settings)
+        lane.sending, lane.sending_count = queue, len(parts)
+        try:
+            await self._send(lane.leader, relay_of(parts, self._database))
+        except (RequestError, NotMine, InternalError, ProtocolError) as error:
+            shards = {part.shard for part in parts if not is_proof(part)}
+            if not shards:
+                raise
+            lane.failures = 0
+            self._not_accepted(lane, parts, shards, error)
+            self._failed(lane, error)
+            return False
+        finally:
+            lane.sending, lane.sending_count = None, 0
+        lane.failures = 0
+        self.relays += 1
+        for _ in parts:
+            self._done(queue.popleft())
+        self._settle()
+        return True
+
+    def _not_accepted(self, lane: Lane, parts: list[Part], shards: set[int], error: TaoError) -> None:
+        """Of one shard or all: which one the leader means is found by trying each alone."""
+        alone = shards <= lane.held.keys()
+        faulty = isinstance(error, InternalError | ProtocolError)
+        if not is_void(parts) and (isinstance(error, RequestError) or (faulty and alone)):
+            self._make_void(lane, parts, error)
+        elif alone:
+            lane.refused.update(shards)
+        else:
+            if not lane.held:
+                lane.held_tries = 1
+                lane.retry_at = self._time() + self._backoff_seconds(1)
+            for superfluous in lane.hold(shards):
+                self._done(superfluous)
+            self._settle()
 
     async def _send(self, leader: str, relay: Relay) -> None:
         try:
             server = self._routes().server(leader)
         except TopologyError as error:
             raise NotMine(error.message) from error
-        await self._leaders.relay(server, relay, self._settings.timeout_seconds)
+        try:
+            await self._leaders.relay(server, relay, self._settings.timeout_seconds)
+        except TaoError:
+            raise
+        except Exception as error:  # an encoder's, which means something that the relay holds
+            self._log.exception("relay_not_sent", leader=leader)
+            raise InternalError(f"a relay could not be sent: {error!r}") from error
 
-    def _next(self, lane: _Lane) -> list[Part]:
-        """As much of the lane as one relay holds."""
-        taken: list[Part] = []
-        size = 0
-        for part in lane.parts:
-            size += part.size_bytes
-            if taken and (size > self._settings.relay_bytes or len(taken) >= self._settings.relay_parts):
-                break
-            taken.append(part)
-        return taken
-
-    def _take_off(self, lane: _Lane, parts: list[Part]) -> None:
-        """The first parts of the lane are acknowledged."""
-        for part in parts:
-            lane.parts.popleft()
-            self.unacknowledged_bytes -= part.size_bytes
-            part.receipt.unacknowledged -= 1
-            if part.content is not None:
-                _, unacknowledged = self._lane_of[part.shard]
-                if unacknowledged == 1:
-                    del self._lane_of[part.shard]
-                else:
-                    self._lane_of[part.shard] = (lane, unacknowledged - 1)
-        self._settle()
+    def _done(self, part: Part) -> None:
+        """The part, which is in no queue any more, is acknowledged or need not be."""
+        self.unacknowledged_bytes -= part.size_bytes
+        part.receipt.unacknowledged -= 1
+        if not part.receipt.unacknowledged:
+            self._finished += 1
+        if not is_proof(part):
+            lane, unacknowledged = self._lane_of[part.shard]
+            if unacknowledged == 1:
+                del self._lane_of[part.shard]
+            else:
+                self._lane_of[part.shard] = (lane, unacknowledged - 1)
 
     def _settle(self) -> None:
         receipts = self._receipts
         while receipts and not receipts[0].unacknowledged:
-            gtid = receipts.popleft().gtid
-            if gtid:
+            self._finished -= 1
+            for gtid in receipts.popleft().gtids:
                 self._acknowledged(gtid)
+        # Unfinished receipts are bounded by their parts. Two of three merge here, so each costs a constant.
+        if self._finished > 2 * (len(receipts) - self._finished) + _FINISHED_RECEIPTS:
+            self._merge_receipts()
         self._progress.set()
 
-    async def _pause(self, failures: int, error: TaoError) -> None:
+    def _merge_receipts(self) -> None:
+        merged: deque[Receipt] = deque()
+        for receipt in self._receipts:
+            if merged and not (merged[-1].unacknowledged or receipt.unacknowledged):
+                merged[-1].absorb(receipt)
+                self._finished -= 1
+            else:
+                merged.append(receipt)
+        self._receipts = merged
+
+    def _failed(self, lane: Lane, error: Exception) -> None:
+        self.repeated += 1
+        if not isinstance(error, TaoError):
+            self._log.exception("lane_failed", leader=lane.leader)
+        elif lane.failures <= 1 and lane.held_tries <= 1:
+            self._log.warning("relay_failed", leader=lane.leader, reason=error.message, kind=error.reason)
+        self._progress.set()  # who waits for room can make it now
+
+    def _backoff_seconds(self, failures: int) -> float:
         settings = self._settings
         longest = min(settings.backoff_max_seconds, settings.backoff_first_seconds * 2 ** min(failures - 1, 16))
-        await asyncio.sleep(longest * random.uniform(0.5, 1.0))
-        if isinstance(error, NotMine):
-            try:
-                await self._refresh_routes()
-            except TaoError as unusable:
-                self._log.error("topology_unusable", reason=unusable.message)
+        return float(longest * random.uniform(0.5, 1.0))
 
-    def _route_anew(self, lane: _Lane) -> None:
+    def _time(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def _route_anew(self, lane: Lane) -> None:
         """Move the shards that are another leader's now, with all that is unacknowledged of them, in their order."""
         leaders = self._routes().leaders(self._region)
-        names = {server.name for server in leaders.servers}
-        parts = list(lane.parts)
-        lane.parts.clear()
+        held, refused = set(lane.held), set(lane.refused)
+        parts = lane.take_all()
+        stays = lane.leader in {server.name for server in leaders.servers}
         for part in parts:
-            if part.content is None:
+            home = None
+            if is_proof(part):
                 # A time is proved to whoever is a leader; one that is gone needs no proof.
-                home = lane if lane.leader in names else None
+                home = lane if stays else None
             else:
-                home = self._lane(leaders.home(part.shard).name)
-                self._lane_of[part.shard] = (home, self._lane_of[part.shard][1])
+                try:
+                    home = self._lane(leaders.home(part.shard).name)
+                except InvalidArgument:
+                    self.unrouted += 1
             if home is None:
-                self.unacknowledged_bytes -= part.size_bytes
-                part.receipt.unacknowledged -= 1
+                self._done(part)
                 continue
-            home.parts.append(part)
-            if home is not lane:
-                self._start(home)
-        if lane.leader not in names and not lane.parts:
+            if home is lane and part.shard in held:
+                lane.held.setdefault(part.shard, deque())
+                if part.shard in refused:
+                    lane.refused.add(part.shard)
+            if not is_proof(part):
+                self._lane_of[part.shard] = (home, self._lane_of[part.shard][1])
+            self._put(home, part)
+        if not stays and lane.empty:
             self._lanes.pop(lane.leader, None)
         self._settle()
 
-    def _make_void(self, lane: _Lane, parts: list[Part], error: TaoError) -> None:
+    def _make_void(self, lane: Lane, parts: list[Part], error: TaoError) -> None:
         """What a leader refuses for its content it will always refuse: say less, but say something."""
         self.refused += 1
         self._log.error("relay_refused", leader=lane.leader, reason=error.message, parts=len(parts))
         for part in parts:
-            if part.content is not None:
+            if not is_proof(part):
                 part.content = part.shard
-
-
-def _is_void(parts: list[Part]) -> bool:
-    return all(part.content is None or isinstance(part.content, int) for part in parts)

@@ -10,6 +10,7 @@ from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
 from tao.model.relay import Relay, Touch
 from tao.planning.row_events import Translated
+from tao.tailer.gtid import joined
 from tao.tailer.settings import DeliverySettings
 
 _PART_BYTES = 200  # a touch, a shard number or the proof of a time, with its place in a queue
@@ -19,10 +20,22 @@ Content = ShardMessages | Touch | int
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """How many parts of a transaction are not acknowledged yet. ``gtid`` is behind us when there are none."""
+    """How many parts of a transaction are not acknowledged yet. ``gtids`` are behind us when there are none, nor of
+    any earlier receipt."""
 
-    gtid: str
-    unacknowledged: int
+    gtids: list[str]
+    unacknowledged: int = 0
+
+    def absorb(self, later: Receipt) -> None:
+        """Stand for the next receipt, too, when nothing of both is unacknowledged."""
+        for gtid in later.gtids:
+            for at in range(len(self.gtids) - 1, -1, -1):
+                both = joined(self.gtids[at], gtid)
+                if both is not None:
+                    self.gtids[at] = both
+                    break
+            else:
+                self.gtids.append(gtid)
 
 
 class Part(msgspec.Struct, gc=False):
@@ -33,6 +46,16 @@ class Part(msgspec.Struct, gc=False):
     content: Content | None
     size_bytes: int
     proven_unix_ms: int = 0
+
+
+def is_proof(part: Part) -> bool:
+    """Whether the part only proves a time."""
+    return part.content is None
+
+
+def is_void(parts: Iterable[Part]) -> bool:
+    """Whether the parts say so little that it cannot be less."""
+    return all(part.content is None or isinstance(part.content, int) for part in parts)
 
 
 def contents_of(translated: Translated, settings: DeliverySettings) -> Iterator[tuple[int, Content, int]]:

@@ -52,7 +52,8 @@ class TailerServer:
         )
         database, server = self._database()
         credentials = Credentials(settings.name, "tailer", settings.token)
-        self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
+        links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
+        configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
         reader = self._reader = BinlogReader(
             ServerAccount(server.host, server.port, settings.user, settings.password, server.socket),
             settings.server_id or _UPPER_HALF | zlib.crc32(settings.name.encode()),
@@ -195,12 +196,14 @@ class TailerServer:
         )
         metrics.gauge_family(
             "relays_total",
-            "Relays to leaders: acknowledged, repeated, refused for their content; parts of shards unknown here.",
+            "Relays to leaders: acknowledged, repeated, refused for their content; parts that gave way to bulk "
+            "invalidation when a leader was away too long; parts of shards unknown here.",
             "outcome",
             lambda: {
                 "acknowledged": delivery.relays,
                 "repeated": delivery.repeated,
                 "refused": delivery.refused,
+                "given_way": delivery.given_way,
                 "unrouted": delivery.unrouted,
             },
         )

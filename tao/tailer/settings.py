@@ -52,7 +52,7 @@ class DeliverySettings:
     """A message above this is replaced by an invalidation, since no connection would carry it."""
 
     unacknowledged_bytes: int = 16 << 20
-    """Of all leaders together, estimated. Beyond it reading waits: a leader that is away must not fill the memory."""
+    """Of all leaders together, estimated. Beyond it reading waits, and of a leader that is away shards become void."""
 
     timeout_seconds: float = 5.0
     """For a leader to apply a relay and hear from its subscribers: the longest that those may take to answer."""

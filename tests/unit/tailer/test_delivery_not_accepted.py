@@ -1,0 +1,173 @@
+"""What is not accepted, by a leader or of a shard, holds up nothing else and stays small."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tao.model.errors import InternalError, InvalidArgument, NotMine, TaoError, Unavailable
+from tao.model.relay import Relay
+from tao.model.topology import CacheServer
+from tao.routing.routes import Routes, TierRoutes
+from tao.tailer.settings import DeliverySettings
+from tests.rigs.leader_rig import make_topology
+from tests.rigs.pacing import until
+from tests.unit.tailer.test_delivery_path import BOTH, Rig, about, change, turns
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    rig = Rig()
+    yield rig
+    for task in rig.tasks:
+        task.cancel()
+    await asyncio.gather(*rig.tasks, return_exceptions=True)
+
+
+def speaks_of(relay: Relay, shard: int) -> bool:
+    return shard in relay.bulk_shards or any(each.shard == shard for each in relay.changes)
+
+
+async def test_receipts_stay_few_while_a_leader_is_away_and_all_positions_follow_in_the_end(rig: Rig) -> None:
+    rig.leaders.failures["leader-2"] = lambda _: Unavailable("away")
+    await rig.path.submit("0-1-1", about(change(1, 1)))
+    for number in range(2, 1_000):
+        await rig.path.submit(f"{number % 2}-1-{number}", about(change(0, number)))
+        if number % 100 == 0:
+            await until(lambda: not rig.path._lanes["leader-1"].parts)
+    await until(lambda: not rig.path._lanes["leader-1"].parts)
+    assert len(rig.path._receipts) < 100
+    rig.leaders.failures.clear()
+    await rig.path.drained()
+    assert rig.acknowledged[0] == "0-1-1"
+    assert {"0-1-998", "1-1-999"} <= set(rig.acknowledged)
+
+
+async def test_a_leader_that_is_away_silences_no_other_and_hears_that_its_shards_are_void() -> None:
+    rig = Rig(DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002, unacknowledged_bytes=20_000))
+    rig.leaders.failures["leader-2"] = lambda _: Unavailable("away")
+    for version in range(1, 300):
+        await rig.path.submit(f"0-1-{version}", about(change(1, version)), version)
+    await rig.path.submit("0-1-300", about(change(0, 7)))
+    await until(lambda: rig.leaders.versions(0) == [7])
+    assert rig.acknowledged == []
+    assert rig.path.given_way > 0
+    rig.leaders.failures.clear()
+    await rig.path.drained()
+    assert any(leader == "leader-2" and relay.bulk_shards == (1,) for leader, relay in rig.leaders.told)
+    assert rig.leaders.versions(1) == sorted(rig.leaders.versions(1))
+    assert max(relay.source_unix_ms for leader, relay in rig.leaders.told if leader == "leader-2") == 299
+    assert rig.acknowledged[-1] == "0-1-300"
+    assert rig.path.unacknowledged_bytes == 0
+    await asyncio.gather(*rig.tasks)
+
+
+async def test_a_shard_that_is_not_taken_holds_up_no_other_and_no_time_is_proved_before_it(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda relay: NotMine("no", 1) if speaks_of(relay, 2) else None
+    await rig.path.submit("t1", about(change(2, 1), change(0, 1)))
+    for version in range(2, 20):
+        await rig.path.submit(f"t{version}", about(change(0, version), change(2, version)), version)
+        await turns()
+    await until(lambda: rig.leaders.versions(0) == list(range(1, 20)))
+    assert all(not relay.source_unix_ms for leader, relay in rig.leaders.told if leader == "leader-1")
+    rig.leaders.failures.clear()
+    await rig.path.drained()
+    assert rig.leaders.versions(2) == list(range(1, 20))
+    assert rig.leaders.told[-1][1].source_unix_ms == 19
+    assert rig.acknowledged == [f"t{version}" for version in range(1, 20)]
+    assert rig.path.unacknowledged_bytes == 0
+
+
+async def test_a_held_shard_gives_way_to_bulk_invalidation_and_the_others_keep_their_messages() -> None:
+    rig = Rig(DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002, unacknowledged_bytes=20_000))
+    rig.leaders.failures["leader-1"] = lambda relay: NotMine("no", 1) if speaks_of(relay, 2) else None
+    for version in range(1, 200):
+        await rig.path.submit(f"0-1-{version}", about(change(0, version), change(2, version)))
+    await until(lambda: rig.leaders.versions(0) == list(range(1, 200)))
+    rig.leaders.failures.clear()
+    await rig.path.drained()
+    assert any(relay.bulk_shards == (2,) for _, relay in rig.leaders.told)
+    await asyncio.gather(*rig.tasks)
+
+
+async def test_what_a_leader_fails_over_twice_is_told_as_void_and_the_rest_as_it_is(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda relay: (
+        InternalError("a bug") if any(each.shard == 2 for each in relay.changes) else None
+    )
+    await rig.path.submit("t1", about(change(2, 1), change(0, 7)))
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == [7]
+    assert [relay.bulk_shards for _, relay in rig.leaders.told if relay.bulk_shards] == [(2,)]
+    assert rig.path.refused == 1
+    assert rig.acknowledged == ["t1"]
+
+
+async def test_what_cannot_be_encoded_is_told_as_void(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = rig.leaders.relay
+
+    async def relay(leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+        if relay.changes:
+            raise ValueError("no number of 64 bits")
+        await told(leader, relay, timeout_seconds)
+
+    monkeypatch.setattr(rig.leaders, "relay", relay)
+    await rig.path.submit("t1", about(change(0, 1)))
+    await rig.path.drained()
+    assert [relay.bulk_shards for _, relay in rig.leaders.told] == [(0,)]
+
+
+async def test_a_lane_outlives_routes_that_fail(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.leaders.failures["leader-1"] = lambda _: NotMine("no", 1)
+    failing = 3
+
+    async def refresh() -> None:
+        nonlocal failing
+        failing -= 1
+        if failing >= 0:
+            raise ValueError("a bug")
+        rig.leaders.failures.clear()
+
+    monkeypatch.setattr(rig.path, "_refresh_routes", refresh)
+    await rig.path.submit("t1", about(change(0, 1)))
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == [1]
+
+
+async def test_a_shard_that_left_the_topology_takes_no_other_with_it(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = 1
+
+    def away(_: Relay) -> TaoError | None:
+        nonlocal failing
+        failing -= 1
+        return Unavailable("away") if failing >= 0 else None
+
+    rig.leaders.failures["leader-1"] = away
+    await rig.path.submit("t1", about(change(0, 1), change(2, 1)))
+    home = TierRoutes.home
+
+    def home_of(tier: TierRoutes, shard: int) -> CacheServer:
+        if shard == 2:
+            raise InvalidArgument("there is no shard 2")
+        return home(tier, shard)
+
+    monkeypatch.setattr(TierRoutes, "home", home_of)
+    await rig.path.drained()
+    assert (rig.leaders.versions(0), rig.leaders.versions(2)) == ([1], [])
+    assert rig.path.unrouted == 1
+    assert rig.acknowledged == ["t1"]
+
+
+async def test_a_held_shard_that_moves_is_told_to_its_new_leader_in_order(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda relay: NotMine("no", 2) if speaks_of(relay, 2) else None
+    await rig.path.submit("t1", about(change(2, 1), change(0, 1)), 1)
+    await until(lambda: rig.path._lanes["leader-1"].refused == {2})
+    await rig.path.submit("t2", about(change(2, 2), change(0, 2)), 2)
+    rig.next_routes = Routes(make_topology(2, leaders=BOTH | {2: ("leader-2",)}))
+    await rig.path.drained()
+    assert rig.leaders.versions(2, "leader-2") == rig.leaders.versions(2) == [1, 2]
+    assert rig.leaders.versions(0, "leader-1") == [1, 2]
+    assert {leader for leader, relay in rig.leaders.told if relay.source_unix_ms == 2} == {"leader-1", "leader-2"}
+    assert rig.acknowledged == ["t1", "t2"]
+    assert rig.path.unacknowledged_bytes == 0
