@@ -2,6 +2,7 @@
 
 A tailer that does not know where it was (its first run, a lost disk, a purged binlog) may have missed anything. It
 notes where the binlog ends, makes every shard of the database void in its region, and goes on from the noted place.
+Neither that nor a broken stream waits for leaders: one that is away would silence the tailer for all others.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.lag import Lag
 from tao.tailer.settings import TailSettings
+
+_REGION_VOID: Final = "region void"
+"""In the place of a GTID: acknowledged when every leader knows that all is void, and the new position counts."""
 
 
 class Counts(msgspec.Struct):
@@ -70,12 +74,14 @@ class TailPath:
 
     @property
     def position(self) -> str:
-        """Everything up to here is acknowledged."""
+        """Everything up to here is acknowledged, or has become void and is being told so."""
         return "" if self._position is None else str(self._position)
 
     def acknowledged(self, gtid: str) -> None:
         """The transaction, and all before it, are behind us."""
-        if self._position is not None:
+        if gtid == _REGION_VOID:
+            self._moved = True
+        elif self._position is not None:
             self._position.advance(gtid)
             self._moved = True
 
@@ -90,6 +96,7 @@ class TailPath:
                     again, self._lost = self._lost, True
                     self.counts.lost_binlogs += 1
                     self._troubled("binlog_lost", error.message)
+                    self._position, self._moved = None, False
                     if again:  # not even the present end of the binlog can be read: no hurry
                         await asyncio.sleep(self._settings.retry_seconds)
                 except TaoError as error:
@@ -99,9 +106,6 @@ class TailPath:
                     self._troubled("binlog_not_followed", repr(error))
                     self._log.exception("tailer_failed")
                     await asyncio.sleep(self._settings.retry_seconds)
-                # What was submitted counts for the position that was followed, not for the next one.
-                await delivery.drained()
-                await self._store()
         finally:
             keeping.cancel()
             await asyncio.wait((keeping,))
@@ -109,24 +113,29 @@ class TailPath:
 
     async def _follow(self, delivery: DeliveryPath) -> None:
         now = await self._source.current_position()
-        stored = None if self._lost else await asyncio.to_thread(self._checkpoint.load)
-        if stored is None:
-            stored = now
-            shards = tuple(self._shards())
-            self._log.warning("region_made_void", shards=len(shards), position=now, lost_binlog=self._lost)
-            self._position, self._moved = None, False
-            self.counts.void_shards += len(shards)
-            await delivery.submit("", Translated(bulk_shards=shards))
-            await delivery.drained()
-            await asyncio.to_thread(self._checkpoint.store, stored, self._unix_ms())
-            self._lost = False
-        self._position = self._source.position(stored)
-        self._log.info("following_binlog", position=stored)
-        async with aclosing(self._source.batches(stored)) as batches:
+        if self._position is None:
+            stored = None if self._lost else await asyncio.to_thread(self._checkpoint.load)
+            if stored is None:
+                await self._make_region_void(now, delivery)
+            self._position = self._source.position(now if stored is None else stored)
+        position = self.position
+        self._log.info("following_binlog", position=position)
+        async with aclosing(self._source.batches(position)) as batches:
             self.trouble = ""
             async for batch in batches:
+                self._lost = False
                 for transaction in batch:
                     await self._pass_on(transaction, delivery)
+
+    async def _make_region_void(self, now: str, delivery: DeliveryPath) -> None:
+        """No leader is waited for: until all have been told, nothing is acknowledged, hence no position stored."""
+        # What was submitted before counts for the position that is lost, not for the new one.
+        delivery.forget_gtids()
+        self._moved = False
+        shards = tuple(self._shards())
+        self._log.warning("region_made_void", shards=len(shards), position=now, lost_binlog=self._lost)
+        self.counts.void_shards += len(shards)
+        await delivery.submit(_REGION_VOID, Translated(bulk_shards=shards))
 
     async def _pass_on(self, transaction: BinlogTransaction, delivery: DeliveryPath) -> None:
         counts = self.counts
@@ -155,13 +164,14 @@ class TailPath:
             await self._store()
 
     async def _store(self) -> None:
-        if self._moved and self._position is not None:
+        position = self._position
+        if self._moved and position is not None:
             self._moved = False
             try:
-                await asyncio.to_thread(self._checkpoint.store, str(self._position), self._unix_ms())
+                await asyncio.to_thread(self._checkpoint.store, str(position), self._unix_ms())
             except OperatorError as error:
                 # A full disk must not stop the messages; until it is mended, a restart repeats more.
-                self._moved = True
+                self._moved = self._moved or self._position is position
                 self._log.error("checkpoint_not_stored", reason=error.message)
 
 

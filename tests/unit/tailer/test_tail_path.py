@@ -252,3 +252,28 @@ async def test_heartbeats_prove_a_time_to_the_leaders_once(tmp_path: Path) -> No
     proofs = [relay.source_unix_ms for relay in tailer.leaders.told]
     assert max(proofs) == 1_600
     await tailer.stop()
+
+
+async def test_a_leader_that_is_away_stops_neither_a_lost_nor_a_broken_binlog_from_being_followed(
+    tmp_path: Path,
+) -> None:
+    binlog = Binlog()
+    for version in range(1, 6):
+        binlog.commit(row(version))
+    Checkpoint(tmp_path, "db").store("0-1-2", 1)
+    binlog.purged = 4
+    tailer = Tailer(binlog, tmp_path)
+    tailer.leaders.failure = Unavailable("away")
+    async with asyncio.timeout(10):
+        while binlog.opened_at != ["0-1-2", "0-1-5"]:  # noqa: ASYNC110 - threads lead there
+            await asyncio.sleep(0)
+        binlog.commit(row(6))
+        binlog.fail(Unavailable("the server restarts"))
+        while binlog.opened_at != ["0-1-2", "0-1-5", "0-1-5"]:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert tailer.checkpoint.load() == "0-1-2"
+    tailer.leaders.failure = None
+    await tailer.until_stored("0-1-6")
+    assert tailer.void == [tuple(range(SHARDS))]
+    assert tailer.versions[-1] == FIRST + 6
+    await tailer.stop()
