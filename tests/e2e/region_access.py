@@ -71,6 +71,14 @@ class Regions:
     def tailers(self, region: str) -> list[str]:
         return [name for name, role in self.cluster.processes.items() if role is Role.TAILER and region in name]
 
+    async def tailers_have_begun(self) -> bool:
+        """A tailer without a position voids its region, and once more when all rows are visible."""
+        for region in self.topology.regions:
+            stats = [await server_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]
+            if sum(each["voided_shards"] for each in stats) < 2 * self.topology.shards:
+                return False
+        return True
+
     async def stats_of_leader(self, region: str, object_id: int) -> dict[str, Any]:
         leader = self.routes.leaders(region).home(object_id >> SHARD_SHIFT)
         return await server_stats(self.cluster.admin(leader.name))
@@ -161,4 +169,6 @@ async def running_regions(folder: Path, shape: Shape) -> AsyncIterator[Regions]:
     )
     async with DevCluster(settings) as cluster:
         topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
-        yield Regions(cluster, topology, Routes(topology))
+        found = Regions(cluster, topology, Routes(topology))
+        await until(found.tailers_have_begun, "the tailers' first invalidation")
+        yield found
