@@ -48,6 +48,9 @@ class LinkSettings:
     backoff_max_seconds: float = 2.0
     """Longest pause: thousands of clients that each try every two seconds do no harm to a server that comes back."""
 
+    down_after_failures: int = 3
+    """Consecutive failures that mark a server down: one lost connection or one slow answer is no outage."""
+
 
 class Links:
     """All links of a process, one per server. Servers that a newer topology gives another address get a new link.
@@ -132,6 +135,11 @@ class Link:
         """Failed attempts to connect since the last that succeeded, and requests whose deadline has passed since the
         last answer: 0 for a server that answers."""
         return self._failures + (self._session.consecutive_timeouts if self._session is not None else 0)
+
+    @property
+    def is_down(self) -> bool:
+        """Several attempts or requests in a row went unanswered: what can go another way should (DESIGN.md §9)."""
+        return self.consecutive_failures >= self._settings.down_after_failures
 
     def address_is_that_of(self, server: CacheServer) -> bool:
         """Whether this link leads to where the topology says that the server is."""
