@@ -106,7 +106,9 @@ def _addresses(server: CacheServer) -> str:
 @click.argument("name")
 @_changing
 def mark_down(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
-    """Have a cache or database server passed over until it is marked up. It keeps its shards."""
+    """Have a cache or database server passed over until it is marked up.
+
+    A follower keeps its shards; those of a leader are led by others meanwhile."""
     _change(file, lambda found: _marked(found, name, down=True), yes, as_json)
 
 
@@ -124,7 +126,9 @@ def mark_up(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
 @_tier_option
 @_changing
 def move_shard(shard: int, servers: tuple[str, ...], tier: str, file: Path | None, yes: bool, as_json: bool) -> None:
-    """Map SHARD of one tier to SERVERS by hand: the first is its home, others serve its reads too."""
+    """Map SHARD of one tier to SERVERS by hand: the first is its home, others serve its reads too.
+
+    In a tier of leaders only one leads a shard: the first that is not marked down."""
     from tao.topology import edits
 
     _change(file, lambda found: edits.move_shard(found, *_place(found, tier), shard, *servers), yes, as_json)

@@ -40,7 +40,7 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Cache servers that together answer any request. ``moved`` holds explicit mappings ``shard → server names``
-    (the first is the home, more are clones), which win over the ring."""
+    (the first is the home, more are clones, of leaders those who stand in for it), which win over the ring."""
 
     name: str
     servers: tuple[CacheServer, ...]

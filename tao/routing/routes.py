@@ -29,9 +29,12 @@ class Place:
 
 
 class TierRoutes:
-    """The servers of one tier, by shard. Immutable."""
+    """The servers of one tier, by shard. Immutable.
 
-    __slots__ = ("_hosts", "_placement", "map", "region", "role", "servers", "tier")
+    A shard has one leader: the first server that is up among those that it is mapped to by hand, then around the ring
+    from its place; its home, when no server is up."""
+
+    __slots__ = ("_different", "_hosts", "_placement", "map", "region", "role", "servers", "tier")
 
     def __init__(self, region: str, tier: Tier, role: Role, shards: int, former: TierRoutes | None = None) -> None:
         """``former``: routes of the same tier under an earlier document. Raises `TopologyError` when the tier has no
@@ -50,13 +53,17 @@ class TierRoutes:
         # Few different sets of hosts exist, whatever the number of shards: each is one shared tuple.
         shared: dict[tuple[str, ...], tuple[CacheServer, ...]] = {}
         hosts: list[tuple[CacheServer, ...]] = []
+        down = frozenset(server.name for server in tier.servers if server.down) if role == "leader" else frozenset()
         for shard in range(shards):
             names = self.map.servers(shard)
+            if role == "leader":
+                names = (self.map.first_up(shard, down),)
             known = shared.get(names)
             if known is None:
                 known = shared[names] = tuple(by_name[name] for name in names)
             hosts.append(known)
         self._hosts: Final = hosts
+        self._different: Final = tuple(shared.values())
 
     def hosts(self, shard: int) -> tuple[CacheServer, ...]:
         """Who serves the shard: its home, then its clones. Raises `InvalidArgument` for a shard that does not exist."""
@@ -65,12 +72,15 @@ class TierRoutes:
         raise InvalidArgument(f"there is no shard {shard}; they are 0 to {len(self._hosts) - 1}")
 
     def home(self, shard: int) -> CacheServer:
-        """Where the shard's writes and messages go first. Raises as `hosts`."""
+        """Where the shard's writes and messages go first: of a leader tier, who leads the shard now. Raises as
+        `hosts`."""
         return self.hosts(shard)[0]
 
     def shards_of(self, server: str) -> tuple[int, ...]:
-        """The shards that the server serves, as home or clone, ascending; none for a server of another tier."""
-        return self.map.shards_of(server)
+        """The shards that the server serves, ascending: as home or clone, or as their leader now. None for a server of
+        another tier."""
+        serving = {id(hosts) for hosts in self._different if any(host.name == server for host in hosts)}
+        return tuple(shard for shard, hosts in enumerate(self._hosts) if id(hosts) in serving)
 
 
 class Routes:
@@ -144,7 +154,7 @@ class Routes:
         return self._places[server_name]
 
     def shards_of(self, server_name: str) -> Sequence[int]:
-        """The shards that a cache server serves in its tier, ascending. Raises as `server`."""
+        """The shards that a cache server serves in its tier now, ascending. Raises as `server`."""
         place = self.locate(server_name)
         return self.tier(place.region, place.tier).shards_of(server_name)
 

@@ -7,6 +7,7 @@ beside the home. Clients and servers build it from the same topology document an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from tao.model.errors import InvalidArgument, TopologyError
@@ -59,9 +60,14 @@ class ShardMap:
         """The server that the shard's writes and messages go to first. Raises as `servers`."""
         return self.servers(shard)[0]
 
-    def shards_of(self, server: str) -> tuple[int, ...]:
-        """The shards that the server serves, as home or clone, ascending; none for a server it does not know."""
-        return tuple(shard for shard, servers in enumerate(self._servers) if server in servers)
+    def first_up(self, shard: int, down: AbstractSet[str]) -> str:
+        """Who stands in for a home that is down: the next that is up of the shard's servers, then of the ring from its
+        place on; the home, when nobody is up. Raises as `servers`."""
+        named = self.servers(shard)
+        if named[0] not in down:
+            return named[0]
+        successors = self._ring.owners(shard, len(self._ring.names))
+        return next((name for name in (*named, *successors) if name not in down), named[0])
 
     def _extended(self, shard: int, servers: Servers, count: int) -> Servers:
         if len(servers) >= count:

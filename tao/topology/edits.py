@@ -17,7 +17,8 @@ from tao.topology.document import check_topology
 
 
 def mark_server(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a cache server down or up. It keeps its shards: callers take the other tier while it is down."""
+    """Mark a cache server down or up. While it is down callers of a follower take the other tier, and the shards of a
+    leader are led by others (`tao.routing.routes.TierRoutes`)."""
 
     def mark(tier: Tier) -> Tier:
         return _with(tier, servers=tuple(_with(s, down=down) if s.name == name else s for s in tier.servers))
@@ -42,7 +43,8 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
 
 
 def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:
-    """Map a shard of one tier by hand: the first server is its home, more are clones that serve its reads too."""
+    """Map a shard of one tier by hand: the first server is its home. More are, of followers, clones that serve its
+    reads too, and of leaders, who leads it when those before are down."""
 
     def move(found: Tier) -> Tier:
         return _with(found, moved=dict(sorted({**found.moved, shard: servers}.items())))

@@ -7,6 +7,7 @@ import pytest
 
 from tao.model.errors import InvalidArgument, TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.routing.ring import Ring
 from tao.routing.routes import Place, Routes
 
 
@@ -57,6 +58,24 @@ def test_a_server_that_is_down_keeps_its_shards_and_is_seen_to_be_down() -> None
         home = after.tier("east", "f").home(shard)
         assert home.name == before.tier("east", "f").home(shard).name
         assert home.down == (home.name == "f-1")
+
+
+def test_the_leader_of_a_shard_is_the_next_of_its_mapping_that_is_up_then_of_the_ring() -> None:
+    def leader_of(*down: str) -> str:
+        servers = tuple(CacheServer(name=n, grpc="127.0.0.1:1", down=n in down) for n in ("a", "b", "c", "d"))
+        lead = Tier(name="lead", servers=servers, moved={5: ("c", "a")})
+        east = Region(name="east", leaders=lead, followers=(tier("f", 1),))
+        routes = Routes(Topology(version=1, shards=64, regions=(east,), databases=()))
+        [mine] = [server.name for server in servers if 5 in routes.shards_of(server.name)]
+        assert mine == routes.leaders("east").home(5).name
+        assert [server.name for server in routes.leaders("east").hosts(5)] == [mine], "a shard has one leader"
+        return mine
+
+    others = Ring(dict.fromkeys("abcd", 1.0)).owners(5, 4)
+    assert leader_of() == leader_of("a") == "c"
+    assert leader_of("c") == "a"
+    assert leader_of("c", "a") == next(name for name in others if name in ("b", "d"))
+    assert leader_of("a", "b", "c", "d") == "c", "nobody is up: who is asked is at least the same for all"
 
 
 def test_a_tier_whose_placement_did_not_change_is_taken_over_and_not_worked_out_again() -> None:

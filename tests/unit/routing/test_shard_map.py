@@ -39,14 +39,6 @@ def test_clones_of_a_moved_shard_keep_its_explicit_home() -> None:
     assert shard_map.servers(6) == ("b", "a")
 
 
-def test_the_shards_of_a_server_are_those_that_name_it() -> None:
-    shard_map = ShardMap(64, RING, clones={0: 4})
-    for name in "abcd":
-        assert shard_map.shards_of(name) == tuple(s for s in range(64) if name in shard_map.servers(s))
-        assert 0 in shard_map.shards_of(name)
-    assert shard_map.shards_of("nobody") == ()
-
-
 @pytest.mark.parametrize("shard", [-1, 64, 65535])
 def test_a_shard_that_does_not_exist_is_refused(shard: int) -> None:
     with pytest.raises(InvalidArgument, match=f"no shard {shard}"):
