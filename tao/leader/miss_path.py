@@ -1,122 +1,59 @@
-"""A leader's misses go to the region's database, those of one tick in few statements (DESIGN.md §3, §5). Each has its
-answer as soon as its shard has one."""
+"""Where a leader's misses go when the shard is mastered in another region (DESIGN.md §8).
+
+To the region's replica first: a read must not cross an ocean. But a cache may have heard of a version that the replica
+does not have yet - from a write forwarded through here, from a message, from a reader's token - and then the replica's
+answer would take a value back in time. What is known decides, and the master region is asked instead.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from tao.model.errors import InternalError, StaleRead, TaoError
-from tao.model.graph import version_of
+from tao.model.errors import DeadlineExceeded, RetryableError, StaleRead, Unavailable
 from tao.model.ids import SHARD_SHIFT
-from tao.model.ports import ReadStore
-from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
-from tao.serving.gathering import Gathering
+from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.serving.database_source import DatabaseSource
+from tao.serving.remote_source import RemoteSource
 
 
-@dataclass(frozen=True, slots=True)
-class MissSettings:
-    """How a leader asks the database."""
-
-    max_batch_queries: int = 256
-    """Queries handed to the store at once; it makes few statements of them."""
-
-    max_rereads: int = 6
-    """Reads of a row that is not yet as new as the message about it: what the binlog reader sees first becomes visible
-    within milliseconds."""
-
-    first_pause_seconds: float = 0.002
-    """Pause before the first of these; it doubles."""
-
-
-@dataclass(slots=True)
-class _Asked:
-    query: Query
-    timeout_seconds: float
-    answer: asyncio.Future[Fetched]
-
-
-class DatabaseSource:
-    """The `FillSource` of a leader."""
+class RegionSource:
+    """The `FillSource` of a leader, whatever the shard's master region is."""
 
     def __init__(
         self,
-        store: ReadStore,
-        database_of: Callable[[int], str],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        settings: MissSettings,
+        master: DatabaseSource,
+        replica: DatabaseSource,
+        master_region: RemoteSource,
+        is_mastered_here: Callable[[int], bool],
     ) -> None:
-        """``database_of``: shard → name of its database; what one of them delays holds up no other's queries."""
-        self._store: Final = store
-        self._database_of: Final = database_of
-        self._spawn: Final = spawn
-        self._settings: Final = settings
-        self._gathering: Gathering[tuple[str, bool], _Asked] = Gathering(
-            self._start_reading, settings.max_batch_queries
-        )
-        self.read_seconds: Callable[[float], None] = _nobody_observes
+        """``master`` waits for rows that are about to become visible; ``replica``, which may be behind for seconds,
+        only for as long as that commonly takes."""
+        self._master: Final = master
+        self._replica: Final = replica
+        self._master_region: Final = master_region
+        self._is_mastered_here: Final = is_mastered_here
+        self.sent_away = 0
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database stays below ``minimum``."""
-        shard = _shard(query)
-        pause = self._settings.first_pause_seconds
-        for _ in range(self._settings.max_rereads):
-            answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
-            self._gathering.add((self._database_of(shard), critical), _Asked(query, timeout_seconds, answer))
-            fetched = await answer
-            if version_of(fetched.value) >= minimum:
-                return fetched
-            await asyncio.sleep(pause)
-            pause *= 2
-        raise StaleRead(f"the database of shard {shard} does not have version {minimum} yet; try again")
-
-    def _start_reading(self, to: tuple[str, bool], asked: list[_Asked]) -> None:
+        """As `tao.serving.fills.FillSource`. A critical read goes to the master region's leader, which reads the master
+        database after this call."""
+        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+        if self._is_mastered_here(shard):
+            return await self._master.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+        if not critical:
+            try:
+                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
+            except (StaleRead, Unavailable):
+                # Behind what is known here, or away: the master region has it.
+                self.sent_away += 1
         try:
-            self._spawn(self._read(asked, critical=to[1]))
-        except TaoError as error:
-            _fail(asked, error)
-
-    async def _read(self, asked: list[_Asked], *, critical: bool) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        failure: TaoError = InternalError("the read was given up; see the leader's log")
-
-        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
-            some = [asked[place] for place in places]
-            if isinstance(read, TaoError):
-                _fail(some, read)
-                return
-            for one, value in zip(some, read.values, strict=True):
-                if not one.answer.done():
-                    epoch = read.version_epochs[_shard(one.query)]
-                    one.answer.set_result(Fetched(value, epoch, "database"))
-
-        try:
-            await self._store.read_each(
-                [one.query for one in asked],
-                critical=critical,
-                timeout_seconds=max(one.timeout_seconds for one in asked),
-                on_read=take,
-            )
-        except TaoError as error:
-            failure = error
-        finally:
-            _fail(asked, failure)
-            self.read_seconds(loop.time() - started)
-
-
-def _shard(query: Query) -> int:
-    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-
-
-def _fail(asked: list[_Asked], error: TaoError) -> None:
-    for one in asked:
-        if not one.answer.done():
-            one.answer.set_exception(error)
-            one.answer.exception()  # whoever asked may be gone
-
-
-def _nobody_observes(_: float) -> None:
-    """Until the server wires a metric in."""
+            return await self._master_region.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+        except (Unavailable, DeadlineExceeded) as cut:
+            if critical:
+                raise
+            # The way there is cut; by now the replica may have what it lacked a moment ago.
+            try:
+                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
+            except RetryableError:
+                raise cut from None

@@ -12,11 +12,11 @@ from typing import Any, Final
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.elsewhere import Elsewhere
+from tao.leader.figures import register_figures
 from tao.leader.hosting import Hosting
 from tao.leader.inverse_path import InversePath
-from tao.leader.miss_path import DatabaseSource
+from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
-from tao.leader.region_source import RegionSource
 from tao.leader.relay_path import RelayPath
 from tao.leader.service import LeaderService
 from tao.leader.settings import LeaderSettings
@@ -24,7 +24,6 @@ from tao.leader.settling import CopyFence, SettlingLeaders
 from tao.leader.write_path import WritePath
 from tao.model.errors import InvalidArgument, TaoError, TopologyError
 from tao.model.rows import ShardRow
-from tao.model.topology import DatabaseServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.peers.links import Links, LinkSettings
@@ -37,6 +36,8 @@ from tao.schema.registry import Schema
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
+from tao.serving.database_source import DatabaseSource
+from tao.serving.databases import Databases
 from tao.serving.faces import Faces
 from tao.serving.figures import ServingFigures
 from tao.serving.fills import Fills
@@ -48,7 +49,6 @@ from tao.serving.schema_file import SchemaFile
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
-from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import AcceptedTokens, Credentials
@@ -91,10 +91,11 @@ class LeaderServer:
         tls, credentials = settings.tls.if_set, Credentials(name, "leader", settings.token)
         self._links = Links(LinkSettings(), credentials, tls, region=place.region)
         tables = edge_tables_of(lambda: configuration.schema)
-        self._read_pools = Pools(self._reader_account, READ_SETUP)
-        self._write_pools = Pools(self._leader_account, WRITE_SETUP)
-        read_store = MySqlReadStore(self._local_server, self._master_server, self._read_pools, tables)
-        write_store = MySqlWriteStore(self._master_server, self._write_pools, tables)
+        databases = Databases(place.region, configuration)
+        self._read_pools = Pools(databases.login(settings.reader_user, settings.reader_password), READ_SETUP)
+        self._write_pools = Pools(databases.login(settings.leader_user, settings.leader_password), WRITE_SETUP)
+        read_store = MySqlReadStore(databases.local, databases.master, self._read_pools, tables)
+        write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._copy_fence = CopyFence(write_store, timeout_seconds=settings.inverses.settle_timeout_seconds)
         # The process id and time make a stream's name unique to this run of this leader.
         self._publisher = Publisher(settings.delivery, f"{name}-{os.getpid()}-{clock.unix_ms()}")
@@ -164,13 +165,9 @@ class LeaderServer:
             lambda: configuration.routes.version,
             settings.relays,
         )
-
-        def database(shard: int) -> str:
-            return configuration.routes.database_of(shard).name
-
         impatient = dataclasses.replace(settings.misses, max_rereads=3)
-        source = DatabaseSource(read_store, database, self._spawn("database read"), settings.misses)
-        replica = DatabaseSource(read_store, database, self._spawn("replica read"), impatient)
+        source = DatabaseSource(read_store, databases.database_of, self._spawn("database read"), settings.misses)
+        replica = DatabaseSource(read_store, databases.database_of, self._spawn("replica read"), impatient)
         master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region)
         self._source = RegionSource(source, replica, master_region, elsewhere.is_mastered_here)
         fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)
@@ -207,7 +204,7 @@ class LeaderServer:
             "database_transaction_seconds", "Write transactions, from the first lock to the commit."
         ).observe
         figures = ServingFigures(metrics, cache, reads, fills, clock)
-        self._register(metrics)
+        register_figures(metrics, ownership, writes, inverses, self._publisher, self._links, lambda: len(self._tasks))
         server = configuration.routes.server(name)
         self._faces = Faces(
             server,
@@ -318,77 +315,6 @@ class LeaderServer:
 
     def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, name)
-
-    def _local_server(self, shard: int) -> str:
-        return self._configuration.routes.database_server(shard, self._region).name
-
-    def _master_server(self, shard: int) -> str:
-        routes = self._configuration.routes
-        return routes.database_server(shard, routes.master_region(shard)).name
-
-    def _database_server(self, name: str) -> DatabaseServer:
-        for database in self._configuration.routes.topology.databases:
-            for server in database.servers.values():
-                if server.name == name:
-                    return server.seen_from(self._region)
-        raise TopologyError(f"the topology names no database server {name}")
-
-    def _reader_account(self, name: str) -> ServerAccount:
-        server = self._database_server(name)
-        settings = self._settings
-        return ServerAccount(server.host, server.port, settings.reader_user, settings.reader_password, server.socket)
-
-    def _leader_account(self, name: str) -> ServerAccount:
-        server = self._database_server(name)
-        settings = self._settings
-        return ServerAccount(server.host, server.port, settings.leader_user, settings.leader_password, server.socket)
-
-    def _register(self, metrics: Metrics) -> None:
-        writes, inverses = self._writes, self._inverses
-        metrics.gauge_family(
-            "writes_total",
-            "Writes of this leader's shards, by outcome.",
-            "outcome",
-            lambda: {
-                "committed": writes.committed_writes,
-                "failed": writes.failed_writes,
-                "unknown": writes.unknown_outcomes,
-            },
-        )
-        metrics.gauge_family(
-            "inverses_total",
-            "Inverse edges that could not be written at once, and those settled later.",
-            "event",
-            lambda: {"left_pending": inverses.left_pending, "settled_later": inverses.settled_later},
-        )
-        metrics.gauge_family(
-            "transactions_total",
-            "Write transactions committed.",
-            "outcome",
-            lambda: {"committed": writes.committed_transactions},
-        )
-        metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: writes.waiting)
-        metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(self._ownership.owned))
-        publisher = self._publisher
-        for name, help_text in (
-            ("log_messages", "Messages kept for subscribers that come back."),
-            ("log_bytes", "Estimated memory of those."),
-            ("owed_shards", "Subscribed shards with messages not delivered yet."),
-            ("unacknowledged_bytes", "Sent to subscribers and not acknowledged."),
-        ):
-            metrics.gauge(f"delivery_{name}", help_text, partial(_figure, publisher, name))
-        metrics.gauge("inverse_pairs", "Pairs whose edges are being written at both ends.", lambda: inverses.pairs_held)
-        metrics.gauge_family(
-            "link_failures",
-            "Failed attempts to reach a server since it answered last, by server.",
-            "peer",
-            self._links.failures,
-        )
-        metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
-
-
-def _figure(publisher: Publisher, name: str) -> float:
-    return publisher.figures()[name]
 
 
 def run_leader(settings: LeaderSettings) -> int:

@@ -10,10 +10,10 @@ from typing import Literal
 from tao.delivery.settings import DeliverySettings
 from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
-from tao.leader.miss_path import MissSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.relay_path import RelaySettings
 from tao.leader.write_path import WriteSettings
+from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.remote_source import RemoteSettings

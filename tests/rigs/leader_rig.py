@@ -10,7 +10,6 @@ from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath, InverseSettings
-from tao.leader.miss_path import DatabaseSource, MissSettings
 from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.service import LeaderService
@@ -29,6 +28,7 @@ from tao.schema.registry import load_schema
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
+from tao.serving.database_source import DatabaseSource, MissSettings
 from tao.serving.fills import Fills, FillSettings
 from tao.serving.read_service import ReadService
 from tao.wire.identity import Credentials

@@ -1,57 +1,111 @@
-"""A leader's misses: each has its answer when its shard has, whatever becomes of those asked with it."""
+"""Where a slave leader's misses go: to the replica, unless that would take a value back in time."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 
-from tao.leader.miss_path import DatabaseSource, MissSettings
-from tao.model.errors import Overloaded, TaoError
+from tao.leader.miss_path import RegionSource
+from tao.model.errors import DeadlineExceeded, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import encode_object
-from tao.model.ports import OnRead, ReadStore
-from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
-from tests.rigs.leader_rig import USER, make_id
-from tests.rigs.pacing import Tasks, quiet
+from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
+from tao.serving.database_source import DatabaseSource
+from tao.serving.fills import FillSource
+from tao.serving.remote_source import RemoteSource
+from tests.rigs.leader_rig import FRIEND, USER, make_id
+
+HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
+"""An object mastered in this region, one in another."""
 
 
-class StoreByHand(ReadStore):
-    """Answers when the test says so."""
+@dataclass
+class Source(FillSource):
+    """Answers, or fails; remembers what it was asked."""
 
-    def __init__(self) -> None:
-        self.asked: Sequence[Query] = ()
-        self.on_read: OnRead = lambda places, read: None
-        self.over = asyncio.Event()
+    answer: Fetched
+    fault: TaoError | None = None
+    asked: list[tuple[Query, int, bool]] = field(default_factory=list)
 
-    async def read_each(
-        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
-    ) -> None:
-        self.asked, self.on_read = queries, on_read
-        await self.over.wait()
-
-    def tell(self, place: int, error: TaoError | None = None) -> None:
-        value = encode_object(1, USER, b"")
-        self.on_read([place], error or FillRead([value], {place: 1}))
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        self.asked.append((query, minimum, critical))
+        if self.fault is not None:
+            raise self.fault
+        return self.answer
 
 
-async def test_a_slow_or_failed_shard_holds_up_and_fails_no_other_that_was_asked_with_it() -> None:
-    store, tasks = StoreByHand(), Tasks()
-    source = DatabaseSource(store, lambda _: "db", tasks, MissSettings())
+class Rig:
+    def __init__(self, replica_fault: TaoError | None = None) -> None:
+        self.local = Source(Fetched(encode_object(1, USER, b""), 1, "database"), replica_fault)
+        self.master_region = Source(Fetched(encode_object(2, USER, b""), 1, "leader"))
+        self.source = RegionSource(
+            cast(DatabaseSource, self.local),
+            cast(DatabaseSource, self.local),
+            cast(RemoteSource, self.master_region),
+            lambda shard: shard == 0,
+        )
 
-    async def fetch(shard: int) -> Fetched:
-        return await source.fetch(ObjectQuery(make_id(64, shard)), 0, critical=False, timeout_seconds=5)
+    async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False) -> Fetched:
+        return await self.source.fetch(query, minimum, critical=critical, timeout_seconds=1)
 
-    slow, refused, quick = (asyncio.ensure_future(fetch(shard)) for shard in range(3))
-    await quiet()
-    assert len(store.asked) == 3
-    store.tell(2)
-    store.tell(1, Overloaded("too much is asked of shard 1"))
-    assert (await quick).version_epoch == 1
-    with pytest.raises(Overloaded):
-        await refused
-    assert not slow.done()
-    store.tell(0)
-    store.over.set()
-    await slow
-    await tasks.close()
+
+QUERIES: Sequence[Query] = (
+    ObjectQuery(ELSEWHERE), CountQuery(ELSEWHERE, FRIEND), RangeQuery(ELSEWHERE, FRIEND, 0, 10)
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("critical", [False, True])
+async def test_what_is_mastered_here_is_read_here_and_what_fails_here_fails(critical: bool) -> None:
+    rig = Rig()
+    assert await rig.fetch(ObjectQuery(HERE), 1, critical=critical) == rig.local.answer
+    assert rig.local.asked == [(ObjectQuery(HERE), 1, critical)]
+    rig.local.fault = StaleRead("no")
+    with pytest.raises(StaleRead):
+        await rig.fetch(ObjectQuery(HERE), 9, critical=critical)
+    assert rig.master_region.asked == []
+    assert rig.source.sent_away == 0
+
+
+@pytest.mark.parametrize("query", QUERIES)
+async def test_what_is_mastered_elsewhere_is_read_from_the_replica(query: Query) -> None:
+    rig = Rig()
+    assert await rig.fetch(query, 1) == rig.local.answer
+    assert rig.local.asked == [(query, 1, False)]
+    assert rig.master_region.asked == []
+
+
+@pytest.mark.parametrize("query", QUERIES)
+@pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away")])
+async def test_a_replica_that_is_behind_or_away_sends_the_read_to_the_master_region(
+    query: Query, fault: TaoError
+) -> None:
+    rig = Rig(fault)
+    assert await rig.fetch(query, 2) == rig.master_region.answer
+    assert rig.master_region.asked == [(query, 2, False)]
+    assert rig.source.sent_away == 1
+
+
+@pytest.mark.parametrize("query", QUERIES)
+async def test_a_critical_read_goes_straight_to_the_master_region(query: Query) -> None:
+    rig = Rig()
+    assert await rig.fetch(query, 1, critical=True) == rig.master_region.answer
+    assert rig.local.asked == []
+    assert rig.master_region.asked == [(query, 1, True)]
+    assert rig.source.sent_away == 0
+
+
+@pytest.mark.parametrize("fault", [Overloaded("full"), DeadlineExceeded("late")])
+async def test_an_overloaded_replica_does_not_spread_its_load_to_the_master_region(fault: TaoError) -> None:
+    rig = Rig(fault)
+    with pytest.raises(type(fault)):
+        await rig.fetch(ObjectQuery(ELSEWHERE))
+    assert rig.master_region.asked == []
+
+
+async def test_when_the_master_region_fails_too_its_error_is_what_the_reader_gets() -> None:
+    rig = Rig(StaleRead("behind"))
+    rig.master_region.fault = Unavailable("cut off")
+    with pytest.raises(Unavailable, match="cut off"):
+        await rig.fetch(ObjectQuery(ELSEWHERE), 2)

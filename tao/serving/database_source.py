@@ -1,0 +1,122 @@
+"""Misses that go to the region's database, those of one tick in few statements (DESIGN.md §3, §5). Each has its answer
+as soon as its shard has one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tao.model.errors import InternalError, StaleRead, TaoError
+from tao.model.graph import version_of
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import ReadStore
+from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
+from tao.serving.gathering import Gathering
+
+
+@dataclass(frozen=True, slots=True)
+class MissSettings:
+    """How the database is asked."""
+
+    max_batch_queries: int = 256
+    """Queries handed to the store at once; it makes few statements of them."""
+
+    max_rereads: int = 6
+    """Reads of a row that is not yet as new as the message about it: what the binlog reader sees first becomes visible
+    within milliseconds."""
+
+    first_pause_seconds: float = 0.002
+    """Pause before the first of these; it doubles."""
+
+
+@dataclass(slots=True)
+class _Asked:
+    query: Query
+    timeout_seconds: float
+    answer: asyncio.Future[Fetched]
+
+
+class DatabaseSource:
+    """A `FillSource`."""
+
+    def __init__(
+        self,
+        store: ReadStore,
+        database_of: Callable[[int], str],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        settings: MissSettings,
+    ) -> None:
+        """``database_of``: shard → name of its database; what one of them delays holds up no other's queries."""
+        self._store: Final = store
+        self._database_of: Final = database_of
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._gathering: Gathering[tuple[str, bool], _Asked] = Gathering(
+            self._start_reading, settings.max_batch_queries
+        )
+        self.read_seconds: Callable[[float], None] = _nobody_observes
+
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database stays below ``minimum``."""
+        shard = _shard(query)
+        pause = self._settings.first_pause_seconds
+        for _ in range(self._settings.max_rereads):
+            answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+            self._gathering.add((self._database_of(shard), critical), _Asked(query, timeout_seconds, answer))
+            fetched = await answer
+            if version_of(fetched.value) >= minimum:
+                return fetched
+            await asyncio.sleep(pause)
+            pause *= 2
+        raise StaleRead(f"the database of shard {shard} does not have version {minimum} yet; try again")
+
+    def _start_reading(self, to: tuple[str, bool], asked: list[_Asked]) -> None:
+        try:
+            self._spawn(self._read(asked, critical=to[1]))
+        except TaoError as error:
+            _fail(asked, error)
+
+    async def _read(self, asked: list[_Asked], *, critical: bool) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        failure: TaoError = InternalError("the read was given up; see the server's log")
+
+        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
+            some = [asked[place] for place in places]
+            if isinstance(read, TaoError):
+                _fail(some, read)
+                return
+            for one, value in zip(some, read.values, strict=True):
+                if not one.answer.done():
+                    epoch = read.version_epochs[_shard(one.query)]
+                    one.answer.set_result(Fetched(value, epoch, "database"))
+
+        try:
+            await self._store.read_each(
+                [one.query for one in asked],
+                critical=critical,
+                timeout_seconds=max(one.timeout_seconds for one in asked),
+                on_read=take,
+            )
+        except TaoError as error:
+            failure = error
+        finally:
+            _fail(asked, failure)
+            self.read_seconds(loop.time() - started)
+
+
+def _shard(query: Query) -> int:
+    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+
+
+def _fail(asked: list[_Asked], error: TaoError) -> None:
+    for one in asked:
+        if not one.answer.done():
+            one.answer.set_exception(error)
+            one.answer.exception()  # whoever asked may be gone
+
+
+def _nobody_observes(_: float) -> None:
+    """Until the server wires a metric in."""
