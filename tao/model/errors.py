@@ -14,6 +14,7 @@ TaoError
  │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not had in time
  │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
+ │   │   └─ MasterReadOnly    the database server takes no writes: a promotion is under way, or its lease has run out
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
  │   └─ StaleRead             every copy within reach is below the version asked for
@@ -132,6 +133,13 @@ class Unavailable(RetryableError):
     """A server, leader or database that the request needs cannot be reached."""
 
     reason = "UNAVAILABLE"
+
+
+class MasterReadOnly(Unavailable):
+    """The database server is closed to writes: it is being replaced as master, or was (DESIGN.md §9). Nothing was
+    written; a moment later the same request finds the new master."""
+
+    reason = "MASTER_READ_ONLY"
 
 
 class DeadlineExceeded(RetryableError):

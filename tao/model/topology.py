@@ -93,12 +93,16 @@ class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Database(msgspec.Struct, frozen=True, kw_only=True):
-    """A replication set: one server per region. ``shards`` are inclusive ranges ``(first, last)``."""
+    """A replication set: one server per region. ``shards`` are inclusive ranges ``(first, last)``. ``version_epoch`` is
+    that of its shards, one higher after each promotion; ``semi_sync``: a commit waits until a replica has received it
+    (DESIGN.md §6, §9)."""
 
     name: str
     master_region: str
     servers: dict[str, DatabaseServer]
     shards: tuple[tuple[int, int], ...]
+    version_epoch: int = 1
+    semi_sync: bool = False
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):

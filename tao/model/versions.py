@@ -13,6 +13,8 @@ COUNTER_BITS: Final = 48
 COUNTER_MASK: Final = (1 << COUNTER_BITS) - 1
 NEVER_WRITTEN: Final = 0
 FIRST_EPOCH: Final = 1
+MAX_EPOCH: Final = (1 << 63 - COUNTER_BITS) - 1
+"""A promotion raises the epoch by one: 32,766 promotions."""
 
 
 def epoch_of(version: int) -> int:

@@ -10,6 +10,7 @@ from pymysql.constants import CR, ER
 from tao.model.errors import (
     DeadlineExceeded,
     InternalError,
+    MasterReadOnly,
     OperatorError,
     ShardBlocked,
     TaoError,
@@ -67,7 +68,7 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
     if number in _LOST or not isinstance(error, pymysql.err.MySQLError):
         return ConnectionLost(text)
     if number in _NOT_MASTER:
-        return Unavailable(f"{text}; the server is read-only, so it is not the master of its shards any more")
+        return MasterReadOnly(f"{text}; the server takes no writes now: another may be about to become master")
     if number in (ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS):
         return Unavailable(f"{text}; raise its max_connections or make the pools smaller")
     if number in _REFUSED:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
-from tao.model.errors import InternalError, OutcomeUnknown, ShardBlocked, TaoError
+from tao.model.errors import InternalError, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
 from tao.storage.dialect import SessionSetup
@@ -104,11 +104,15 @@ class MySqlTransaction:
             raise
 
     async def commit(self) -> None:
-        """Raises `OutcomeUnknown` for any failure: whatever the server says in COMMIT, it may have logged before."""
+        """Raises `OutcomeUnknown` for nearly any failure: whatever the server says in COMMIT, it may have logged
+        before. `MasterReadOnly` is said before anything is logged, and rolled back."""
         session = self._opened()
         self._is_open = False
         try:
             await session.run("COMMIT", deadline=self._deadline)
+        except MasterReadOnly:
+            session.abort()
+            raise
         except TaoError as error:
             session.abort()
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error

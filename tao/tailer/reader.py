@@ -26,9 +26,9 @@ from pymysqlreplication.event import FormatDescriptionEvent, QueryEvent
 from tao.model.errors import InternalError, OperatorError, TaoError
 from tao.observability.logs import Logger
 from tao.storage.dialect import Dialect, dialect_of
+from tao.storage.gtid import GtidPosition, parse_position
 from tao.storage.session import ServerAccount
 from tao.tailer.binlog import BinlogLost, BinlogTransaction, Position
-from tao.tailer.gtid import GtidPosition, parse_position
 from tao.tailer.hand_off import HandOff
 from tao.tailer.server_state import connect, connection_settings, current_gtids, reading_error
 from tao.tailer.settings import ReaderSettings

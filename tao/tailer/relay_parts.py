@@ -10,7 +10,7 @@ from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
 from tao.model.relay import Relay, Touch
 from tao.planning.row_events import Translated
-from tao.tailer.gtid import joined
+from tao.storage.gtid import joined
 from tao.tailer.settings import DeliverySettings
 
 _PART_BYTES = 200  # a touch, a shard number or the proof of a time, with its place in a queue

@@ -15,6 +15,7 @@ import msgspec
 from tao.model.errors import TopologyError
 from tao.model.ids import MAX_SHARDS
 from tao.model.topology import Database, Region, Tier, Topology
+from tao.model.versions import FIRST_EPOCH, MAX_EPOCH
 from tao.routing.ring import Ring
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -181,6 +182,8 @@ def _database_faults(database: Database, regions: set[str]) -> Iterator[str]:
         yield f"{where}.servers: has none in region {region!r}; a database has one in each region"
     for region in sorted(set(database.servers) - regions):
         yield f"{where}.servers: there is no region {region!r}"
+    if not FIRST_EPOCH <= database.version_epoch <= MAX_EPOCH:
+        yield f"{where}.version_epoch: is {database.version_epoch}; epochs are {FIRST_EPOCH} to {MAX_EPOCH}"
     for server in database.servers.values():
         if not server.socket and not (server.host and 1 <= server.port <= 65_535):
             yield f"{where}/{server.name}: needs a socket, or a host and a port from 1 to 65535"

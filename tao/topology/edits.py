@@ -42,6 +42,19 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     return _next(topology, databases=databases)
 
 
+def promote(topology: Topology, database: str, region: str, version_epoch: int, lost: str = "") -> Topology:
+    """Make ``region`` the master region of a database, under a version epoch that is higher than before. ``lost``: the
+    former master's server, when it is out of reach: it is marked down until it follows the new one."""
+    found = next((each for each in topology.databases if each.name == database), None)
+    if found is None:
+        raise TopologyError(f"there is no database {database!r}")
+    if version_epoch <= found.version_epoch:
+        raise TopologyError(f"{database}: the version epoch {version_epoch} is not above {found.version_epoch}")
+    servers = {at: _with(each, down=True) if each.name == lost else each for at, each in found.servers.items()}
+    changed = _with(found, master_region=region, version_epoch=version_epoch, servers=servers)
+    return _next(topology, databases=tuple(changed if each is found else each for each in topology.databases))
+
+
 def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:
     """Map a shard of one tier by hand: the first server is its home. More are, of followers, clones that serve its
     reads too, and of leaders, who leads it when those before are down."""

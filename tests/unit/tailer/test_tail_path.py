@@ -13,10 +13,10 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import logger
 from tao.planning.row_events import RowEvent
 from tao.routing.routes import Routes
+from tao.storage.gtid import MariadbPosition
 from tao.tailer.binlog import BinlogLost, BinlogTransaction
 from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.delivery_path import DeliveryPath
-from tao.tailer.gtid import MariadbPosition
 from tao.tailer.lag import Lag
 from tao.tailer.settings import DeliverySettings, TailSettings
 from tao.tailer.tail_path import TailPath

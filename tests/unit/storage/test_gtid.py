@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tao.model.errors import OperatorError
 from tao.storage.dialect import Dialect
-from tao.tailer.gtid import MariadbPosition, MysqlPosition, joined, parse_position
+from tao.storage.gtid import GtidSet, MariadbPosition, MysqlPosition, joined, parse_position
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "3e11fa47-71ca-11e1-9e33-c80aa9429563"
 
@@ -91,3 +91,57 @@ def test_a_run_of_transactions_is_behind_us_at_once() -> None:
     assert str(position) == f"{A}:1-9"
     with pytest.raises(OperatorError):
         position.advance(A)
+
+
+def maria(*texts: str) -> GtidSet:
+    return GtidSet(Dialect.MARIADB, *texts)
+
+
+def mysql(*texts: str) -> GtidSet:
+    return GtidSet(Dialect.MYSQL, *texts)
+
+
+def test_a_server_that_has_more_contains_the_other() -> None:
+    assert maria("1-1-105") >= maria("1-1-103")
+    assert not maria("1-1-103") >= maria("1-1-105")
+    assert maria("1-1-103,1-2-110") >= maria("1-1-103")
+    assert maria("1-1-103", "1-1-107") >= maria("1-1-107")
+    assert mysql(f"{A}:1-9,{B}:1") >= mysql(f"{A}:2-9")
+    assert not mysql(f"{A}:1-9") >= mysql(f"{A}:2-9,{B}:1")
+
+
+def test_an_old_master_that_wrote_on_has_diverged_from_the_new_one_although_its_number_is_lower() -> None:
+    old, new = maria("1-1-105"), maria("1-1-103,1-2-110")
+    assert not new >= old
+    assert not old >= new
+    assert new.lacks(old) == "1-1-(104…105)"
+    assert mysql(f"{A}:1-103,{B}:1-7").lacks(mysql(f"{A}:1-105")) == f"{A}:104-105"
+
+
+def test_equal_sets_are_equal_however_they_are_written() -> None:
+    assert maria("1-2-7,1-1-3") == maria("1-1-3", "1-2-7")
+    assert mysql(f"{A}:1-2:3-4") == mysql(f"{A.upper()}:1-4")
+    assert str(maria()) == "" == maria().lacks(maria())
+
+
+@given(*(st.sets(st.integers(1, 40), max_size=30) for _ in range(2)))
+def test_what_a_mysql_set_lacks_is_the_difference(ours: set[int], theirs: set[int]) -> None:
+    one, other = (mysql(",".join(f"{A}:{number}" for number in numbers)) for numbers in (ours, theirs))
+    lacked = MysqlPosition(one.lacks(other))
+    assert {number for number in range(1, 42) if lacked.includes(f"{A}:{number}")} == theirs - ours
+    assert (one >= other) == (ours >= theirs)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50))),
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 50))),
+)
+def test_containment_of_mariadb_sets_is_a_partial_order(
+    one: list[tuple[int, int]], other: list[tuple[int, int]]
+) -> None:
+    a, b = (maria(*(f"1-{server}-{number}" for server, number in numbers)) for numbers in (one, other))
+    union = maria(str(a), str(b))
+    assert union >= a
+    assert union >= b
+    assert (a >= b and b >= a) == (a == b)
+    assert (a >= b) == (union == a)

@@ -1,7 +1,11 @@
-"""Positions in a binlog by global transaction id, in the two notations there are.
+"""Positions in a binlog by global transaction id, in the two notations there are, and which server has what.
 
 MariaDB counts per domain and only upwards, so the last number of each domain is the whole position. MySQL's numbers
 belong to the server that committed, and a set of them may have gaps, so intervals are kept.
+
+To compare two servers (`GtidSet`) MariaDB's position is not enough: after a promotion two histories reach the same
+number. The last number *of each committing server* in the domain tells them apart, since a server gives out its
+numbers upwards and a replica takes them in order: a history that lacks one lacks all later ones of that server.
 """
 
 from __future__ import annotations
@@ -73,6 +77,24 @@ class MysqlPosition:
         at = bisect_right(intervals, number, key=_FIRST) - 1
         return at >= 0 and number <= intervals[at][1]
 
+    def missing(self, other: MysqlPosition) -> list[str]:
+        """The transactions of ``other`` that are not behind us, as runs ``uuid:first-last``."""
+        found: list[str] = []
+        for uuid, intervals in sorted(other._intervals.items()):
+            ours = self._intervals.get(uuid, [])
+            for first, last in intervals:
+                at = first
+                for start, end in [*ours, (last + 1, last + 1)]:
+                    if end < at:
+                        continue
+                    if start > at and at <= last:
+                        until = min(start - 1, last)
+                        found.append(f"{uuid}:{at}" if at == until else f"{uuid}:{at}-{until}")
+                    at = max(at, end + 1)
+                    if at > last:
+                        break
+        return found
+
     def __str__(self) -> str:
         return ",".join(
             ":".join([uuid, *(str(first) if first == last else f"{first}-{last}" for first, last in intervals)])
@@ -99,6 +121,50 @@ GtidPosition = MariadbPosition | MysqlPosition
 def parse_position(dialect: Dialect, text: str) -> GtidPosition:
     """The position that a server of this kind, or its stored form, states. Raises `OperatorError`."""
     return MariadbPosition(text) if dialect is Dialect.MARIADB else MysqlPosition(text)
+
+
+class GtidSet:
+    """The transactions that a server has. Immutable; compared by containment: ``a >= b`` means that a lacks nothing of
+    b, and two of which neither contains the other have diverged."""
+
+    __slots__ = ("_last", "_mysql", "_text")
+
+    def __init__(self, dialect: Dialect, *texts: str) -> None:
+        """The union of ``texts``: MariaDB's ``gtid_binlog_state`` and positions, MySQL's sets. Raises
+        `OperatorError`."""
+        self._last: Final[dict[tuple[str, str], int]] = {}
+        words = [word for text in texts for word in _words(text)]
+        self._mysql: Final = MysqlPosition("" if dialect is Dialect.MARIADB else ",".join(words))
+        if dialect is Dialect.MARIADB:
+            for word in words:
+                domain, server, number = _mariadb_parts(word)
+                self._last[domain, server] = max(number, self._last.get((domain, server), 0))
+        last = sorted(self._last.items())
+        self._text: Final = str(self._mysql) or ",".join(f"{domain}-{server}-{n}" for (domain, server), n in last)
+
+    def __ge__(self, other: GtidSet) -> bool:
+        return not self.lacks(other)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GtidSet) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return f"GtidSet({self._text!r})"
+
+    def lacks(self, other: GtidSet) -> str:
+        """What ``other`` has and this has not, for people; empty when there is nothing."""
+        missing = [
+            f"{domain}-{server}-{number}" if number == known + 1 else f"{domain}-{server}-({known + 1}…{number})"
+            for (domain, server), number in sorted(other._last.items())
+            if number > (known := self._last.get((domain, server), 0))
+        ]
+        return ",".join([*missing, *self._mysql.missing(other._mysql)])
 
 
 def joined(earlier: str, later: str) -> str | None:

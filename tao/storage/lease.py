@@ -1,0 +1,102 @@
+# ruff: noqa: S608 - nothing but constants stands in the statements
+"""The lease of a master, kept by the database server itself (DESIGN.md §9).
+
+A master that is cut off from everybody must stop taking writes although nobody can tell it so. So the server carries a
+row that says until when it may write, by its own clock, and an event that closes it, every second, when that time is
+over. Neither is replicated: both are made and written outside the binlog, in a schema that no service account reaches.
+
+Two rules make it a lease. A renewal never revives one that has run out, so a fence that took it away stays. And the
+new end is counted from a time that the server told *before* the renewal was sent: one that was under way for long buys
+no more time than one that was not. The server's clock must not be set back by hand while it is master.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tao.model.errors import OperatorError
+from tao.storage.dialect import Dialect
+from tao.storage.replication import set_read_only
+from tao.storage.session import Session
+
+EVENT_SECONDS: Final = 1
+"""Between two looks of the server at its lease: how much longer than the lease it may take writes, at most."""
+
+_NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
+_EVENT: Final = "tao.close_without_lease"
+
+
+async def install_lease(session: Session, *, deadline: float) -> None:
+    """Prepare the server: schema, row (of a lease that has run out) and event. It is as open or closed afterwards as
+    before, for at most a second. Idempotent."""
+    closed = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
+    (((read_only, super_closed),),) = await session.run(
+        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{closed}", deadline=deadline
+    )
+    if session.dialect is Dialect.MYSQL and super_closed:
+        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
+    await session.run("ROLLBACK; SET SESSION sql_log_bin = 0", deadline=deadline)
+    try:
+        await session.run(
+            "CREATE SCHEMA IF NOT EXISTS tao; "
+            "CREATE TABLE IF NOT EXISTS tao.lease (only_row TINYINT UNSIGNED NOT NULL PRIMARY KEY, "
+            "ends_unix_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
+            "INSERT IGNORE INTO tao.lease VALUES (1, 0); COMMIT; "
+            f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO "
+            "BEGIN IF @@GLOBAL.read_only = 0 AND NOT EXISTS "
+            f"(SELECT 1 FROM tao.lease WHERE ends_unix_ms > {_NOW}) THEN SET GLOBAL {closed} = 1; END IF; END",
+            deadline=deadline,
+        )
+        # On MariaDB an event that was made on a replica is marked as one that runs at the master alone.
+        await session.run(f"ALTER EVENT {_EVENT} ENABLE", deadline=deadline)
+    finally:
+        await session.run("SET SESSION sql_log_bin = 1", deadline=deadline)
+    await session.run("SET GLOBAL event_scheduler = 1", deadline=deadline)
+    if read_only:
+        await set_read_only(session, True, deadline=deadline)
+
+
+async def lease_installed(session: Session, *, deadline: float) -> bool:
+    """Whether the server closes itself when its lease ends."""
+    (rows,) = await session.run(
+        "SELECT 1 FROM information_schema.events WHERE event_schema = 'tao' AND event_name = 'close_without_lease'",
+        deadline=deadline,
+    )
+    return bool(rows)
+
+
+async def server_unix_ms(session: Session, *, deadline: float) -> int:
+    """The server's clock: what `grant_lease` and `renew_lease` count from."""
+    (((now,),),) = await session.run(f"SELECT {_NOW}", deadline=deadline)
+    return int(now)
+
+
+async def grant_lease(session: Session, until_unix_ms: int, *, deadline: float) -> None:
+    """Begin a lease, whatever was before. The server has to be opened besides. Raises `OperatorError` where
+    `install_lease` was never called."""
+    if session.dialect is Dialect.MYSQL:
+        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)  # leaders are kept out still
+    if not await _write(session, until_unix_ms, "", deadline):
+        raise OperatorError("the server keeps no lease: it was not prepared for one")
+
+
+async def renew_lease(session: Session, until_unix_ms: int, *, deadline: float) -> bool:
+    """Prolong a lease that has not run out; False when it has, or was taken away."""
+    return await _write(session, until_unix_ms, f" AND ends_unix_ms > {_NOW}", deadline)
+
+
+async def revoke_lease(session: Session, *, deadline: float) -> None:
+    """Take the lease away; the server has to be closed besides. Nothing happens where none is kept."""
+    if await lease_installed(session, deadline=deadline):
+        await _write(session, 0, " AND ends_unix_ms > 0", deadline)
+
+
+async def _write(session: Session, until_unix_ms: int, condition: str, deadline: float) -> bool:
+    await session.run("ROLLBACK; SET SESSION sql_log_bin = 0", deadline=deadline)
+    results = await session.run(
+        f"UPDATE tao.lease SET ends_unix_ms = %s WHERE only_row = 1{condition}; SELECT ROW_COUNT(); COMMIT; "
+        "SET SESSION sql_log_bin = 1",
+        (until_unix_ms,),
+        deadline=deadline,
+    )
+    return bool(results[1][0][0])

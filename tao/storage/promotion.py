@@ -1,0 +1,204 @@
+# ruff: noqa: S608 - schema names come from tao.storage.names, values are bound
+"""The statements of a promotion: a server is closed, compared, made to apply what it has, and opened (DESIGN.md §9).
+
+Everything is safe to repeat, because a promotion that was interrupted is begun again from the start. The traps are
+those of semi-synchronous replication: a commit that waits for a replica holds the lock that ``SET GLOBAL read_only``
+wants, so a fence has to end such waiters, whose clients have heard of no success; and what a replica has acknowledged
+it has *received*, not executed, so only receiving may be stopped before everything received is applied.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.errors import DeadlineExceeded, InternalError, OperatorError, ShardBlocked
+from tao.storage.dialect import Dialect
+from tao.storage.gtid import GtidSet
+from tao.storage.names import schema_name
+from tao.storage.replication import ReplicationStatus, replication_status, set_read_only, wait_for_position
+from tao.storage.session import Session
+
+_RAISED_AT_ONCE: Final = 64
+"""Shard rows of one transaction: milliseconds, and little for a replica to apply at once."""
+
+_SEMI_SYNC: Final = {
+    Dialect.MARIADB: ("rpl_semi_sync_master", "rpl_semi_sync_slave", "Rpl_semi_sync_master_clients"),
+    Dialect.MYSQL: ("rpl_semi_sync_source", "rpl_semi_sync_replica", "Rpl_semi_sync_source_clients"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """A server of a replication set, asked a moment ago."""
+
+    read_only: bool
+    following: ReplicationStatus | None
+    """None: it follows nobody."""
+    executed: GtidSet
+    """Every transaction that it has committed."""
+    received: GtidSet
+    """Those, and what waits in its relay log: what it can have without asking anybody."""
+
+
+async def member_state(session: Session, *, deadline: float) -> MemberState:
+    """What the server has and whom it follows."""
+    mariadb = session.dialect is Dialect.MARIADB
+    status = await replication_status(session, deadline=deadline)
+    # MariaDB: positions name one transaction of a domain, this names the last one of each server that has committed.
+    name = "gtid_binlog_state" if mariadb else "gtid_executed"
+    (((read_only, executed),),) = await session.run(f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}", deadline=deadline)
+    executed = str(executed).replace("\n", "")
+    received = [executed] if status is None else [executed, status.received]
+    return MemberState(
+        read_only=bool(read_only),
+        following=status,
+        executed=GtidSet(session.dialect, executed),
+        received=GtidSet(session.dialect, *received),
+    )
+
+
+async def fence(session: Session, *, deadline: float) -> int:
+    """Close the server to writes and end the commits that wait for a replica; returns how many had to be ended. When
+    this returns, nothing that is not committed will be. Raises `DeadlineExceeded`."""
+    loop = asyncio.get_running_loop()
+    ended = 0
+    while True:
+        try:
+            await set_read_only(session, True, deadline=deadline)
+            return ended
+        except ShardBlocked:
+            # The server waits for a lock no longer than a second (`SessionSetup`), and then says so.
+            waiting = await _waiting_for_replica(session, deadline=deadline)
+            for thread in waiting:
+                with suppress(InternalError):  # which is what "no such thread" becomes: it has ended by itself
+                    await session.run("KILL CONNECTION %s", (thread,), deadline=deadline)
+            ended += len(waiting)
+            if loop.time() >= deadline:
+                raise DeadlineExceeded("the server could not be closed to writes: transactions do not end") from None
+
+
+async def _waiting_for_replica(session: Session, *, deadline: float) -> list[int]:
+    processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
+    return [int(row["Id"]) for row in processes if "semi-sync ACK" in str(row["State"] or "")]
+
+
+async def stop_receiving(session: Session, *, deadline: float) -> None:
+    """Take no more from the master; what was received goes on being applied. Idempotent."""
+    await session.run(
+        "STOP SLAVE IO_THREAD" if session.dialect is Dialect.MARIADB else "STOP REPLICA IO_THREAD", deadline=deadline
+    )
+
+
+async def receive_again(session: Session, *, deadline: float) -> None:
+    """Undo `stop_receiving` at a server that is still a replica. Idempotent."""
+    await session.run("START SLAVE" if session.dialect is Dialect.MARIADB else "START REPLICA", deadline=deadline)
+
+
+async def apply_received(session: Session, *, deadline: float) -> None:
+    """Return once the relay log is executed to its end. Raises as `wait_for_position`."""
+    status = await replication_status(session, deadline=deadline)
+    if status is None or not status.received:
+        return
+    mariadb = session.dialect is Dialect.MARIADB
+    await session.run("START SLAVE SQL_THREAD" if mariadb else "START REPLICA SQL_THREAD", deadline=deadline)
+    await wait_for_position(session, status.received, deadline=deadline)
+
+
+async def shards_not_under(session: Session, shards: Sequence[int], master: str, *, deadline: float) -> list[int]:
+    """Those of the shards whose row names another master server."""
+    found: list[int] = []
+    for some in _some(shards):
+        union = " UNION ALL ".join(
+            f"(SELECT {shard:d} FROM {schema_name(shard)}.shard WHERE only_row = 1 AND master_server <> %s)"
+            for shard in some
+        )
+        (rows,) = await session.run(union, [master] * len(some), deadline=deadline)
+        await session.run("COMMIT", deadline=deadline)  # no snapshot is kept
+        found.extend(int(row[0]) for row in rows)
+    return found
+
+
+async def highest_epoch(session: Session, shards: Sequence[int], *, deadline: float) -> int:
+    """The highest version epoch in the shards' rows."""
+    highest = 0
+    for some in _some(shards):
+        union = " UNION ALL ".join(
+            f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1)" for s in some
+        )
+        (((epoch,),), _) = await session.run(f"SELECT MAX(version_epoch) FROM ({union}) e; COMMIT", deadline=deadline)
+        highest = max(highest, int(epoch or 0))
+    return highest
+
+
+async def raise_epoch(
+    session: Session, shards: Sequence[int], master: str, version_epoch: int, *, deadline: float
+) -> None:
+    """Write master, version epoch and a new generation into the rows of the shards, some at a time: whoever owned them
+    is fenced off, and later versions are above all that were ever given out. Rows that have them are left alone. The server stays closed to leaders."""
+    if session.dialect is Dialect.MYSQL:
+        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
+    for some in _some(shards):
+        updates = "; ".join(
+            f"UPDATE {schema_name(shard)}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
+            "generation = generation + 1 WHERE only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
+            for shard in some
+        )
+        values = [master, version_epoch, master, version_epoch] * len(some)
+        await session.run(f"START TRANSACTION; {updates}; COMMIT", values, deadline=deadline)
+
+
+async def open_to_writes(session: Session, *, semi_sync: bool, deadline: float) -> None:
+    """Let leaders write. ``semi_sync``: from now on each commit waits, without end, for a replica that has received
+    it."""
+    await set_semi_sync(session, waits=semi_sync, deadline=deadline)
+    await set_read_only(session, False, deadline=deadline)
+
+
+async def set_semi_sync(session: Session, *, waits: bool, deadline: float) -> None:
+    """Whether commits of this server wait for a replica. Servers without semi-synchronous replication stay so."""
+    known = await _semi_sync_variables(session, deadline=deadline)
+    master = _SEMI_SYNC[session.dialect][0]
+    if f"{master}_enabled" not in known:
+        if waits:
+            raise OperatorError("the server has no semi-synchronous replication: load its plugins (docs/operations.md)")
+        return
+    if waits:
+        # The default timeout, ten seconds, silently falls back to asynchronous. AFTER_SYNC: nobody sees a row before
+        # it is safe.
+        no_replica = "no_slave" if session.dialect is Dialect.MARIADB else "no_replica"
+        await session.run(
+            f"SET GLOBAL {master}_wait_point = 'AFTER_SYNC'; SET GLOBAL {master}_timeout = 4294967295; "
+            f"SET GLOBAL {master}_wait_{no_replica} = 1",
+            deadline=deadline,
+        )
+    await session.run(f"SET GLOBAL {master}_enabled = {waits:d}", deadline=deadline)
+
+
+async def acknowledge_as_replica(session: Session, *, deadline: float) -> None:
+    """Have a server acknowledge to its master what it receives, from its next connection on. It waits for nobody
+    itself."""
+    known = await _semi_sync_variables(session, deadline=deadline)
+    master, replica, _ = _SEMI_SYNC[session.dialect]
+    if f"{replica}_enabled" not in known:
+        raise OperatorError("the server has no semi-synchronous replication: load its plugins (docs/operations.md)")
+    await session.run(f"SET GLOBAL {master}_enabled = 0; SET GLOBAL {replica}_enabled = 1", deadline=deadline)
+
+
+async def acknowledging_replicas(session: Session, *, deadline: float) -> int:
+    """How many replicas that acknowledge are connected."""
+    name = _SEMI_SYNC[session.dialect][2]
+    rows = await session.named(f"SHOW GLOBAL STATUS LIKE '{name}'", deadline=deadline)
+    return int(rows[0]["Value"]) if rows else 0
+
+
+async def _semi_sync_variables(session: Session, *, deadline: float) -> set[str]:
+    rows = await session.named("SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync%%'", deadline=deadline)
+    return {str(row["Variable_name"]) for row in rows}
+
+
+def _some(shards: Sequence[int]) -> list[Sequence[int]]:
+    return [shards[at : at + _RAISED_AT_ONCE] for at in range(0, len(shards), _RAISED_AT_ONCE)]
