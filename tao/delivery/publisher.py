@@ -7,7 +7,7 @@ subscription is a cursor per shard into the one log, and a cursor that the log's
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tao.delivery.message_log import MessageLog, Stream
 from tao.delivery.settings import DeliverySettings
@@ -29,6 +29,8 @@ class Publisher:
         self._subscriptions: dict[str, Subscription] = {}
         self._followed: dict[int, set[Subscription]] = {}
         self._resets_before = 0
+        self._proven: dict[str, int] = {}
+        self._proofs = 0
 
     def open_shard(self, shard: int, generation: int, version_epoch: int) -> None:
         """The shard is owned under ``generation``: start its stream. Whoever followed an earlier one is reset, because
@@ -90,6 +92,25 @@ class Publisher:
         subscription.add(positions)
         return subscription
 
+    def prove(self, database: str, unix_ms: int) -> None:
+        """Every commit to the database up to then has been published, as far as this leader's shards go: subscribers
+        learn it behind what they are owed. A time that is older than one proved before says nothing."""
+        if unix_ms > self._proven.get(database, 0):
+            self._proven[database] = unix_ms
+            self._proofs += 1
+            for subscription in tuple(self._subscriptions.values()):
+                subscription.pump()
+
+    def forget_proofs(self) -> None:
+        """What was proved of the shards so far says nothing of those that come: wait for other proofs."""
+        self._proven.clear()
+        self._proofs += 1
+
+    @property
+    def proven(self) -> Mapping[str, int]:
+        """Database → Unix milliseconds, as `prove` was told."""
+        return self._proven
+
     def figures(self) -> dict[str, float]:
         """Depths for metrics, named with their units."""
         live = self._subscriptions.values()
@@ -115,6 +136,11 @@ class Publisher:
     def stream(self, shard: int) -> Stream | None:
         """The open stream of a shard."""
         return self._streams.get(shard)
+
+    @property
+    def proofs(self) -> int:
+        """Changes with `proven`."""
+        return self._proofs
 
     def follow(self, shard: int, subscription: Subscription) -> None:
         """Wake the subscription when the shard has news."""

@@ -40,6 +40,7 @@ class Subscription:
         self._asked: dict[int, None] = {}  # to be confirmed or refused in the next delivery
         self._in_flight: deque[tuple[int, int]] = deque()
         self._number = 0
+        self._proofs_told = 0
         self._pumping = False
         self._closed = False
 
@@ -107,8 +108,17 @@ class Subscription:
         try:
             while self._asked or (self._owed and self._window_open()):
                 self._send()
+            self._tell_proofs()
         finally:
             self._pumping = False
+
+    def _tell_proofs(self) -> None:
+        """Up to when everything has been told: true once nothing is owed, and not a moment earlier."""
+        publisher = self._publisher
+        if self._proofs_told != publisher.proofs and not (self._owed or self._closed) and self._window_open():
+            self._proofs_told = publisher.proofs
+            if publisher.proven:
+                self._hand_over(Delivery(self._number + 1, proven=tuple(publisher.proven.items())), 0)
 
     def _window_open(self) -> bool:
         return self.unacknowledged_bytes < self._settings.window_unacknowledged_bytes

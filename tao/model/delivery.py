@@ -30,8 +30,10 @@ class ShardDelivery(msgspec.Struct, frozen=True):
 
 
 class Delivery(msgspec.Struct, frozen=True):
-    """One acknowledged unit. ``refused``: shards that this leader does not own."""
+    """One acknowledged unit. ``refused``: shards that this leader does not own. ``proven``: ``(database, Unix
+    milliseconds)``, every commit up to then has been told in this series once the messages here are applied."""
 
     number: int
     shards: tuple[ShardDelivery, ...] = ()
     refused: tuple[int, ...] = ()
+    proven: tuple[tuple[str, int], ...] = ()

@@ -177,6 +177,8 @@ def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
             for shard in delivery.shards
         ],
         refused_shards=delivery.refused,
+        proven_databases=[database for database, _ in delivery.proven],
+        proven_unix_ms=[unix_ms for _, unix_ms in delivery.proven],
     )
 
 
@@ -190,7 +192,10 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
         )
         for shard in delivery.shards
     )
-    return Delivery(delivery.delivery_number, shards, tuple(delivery.refused_shards))
+    if len(delivery.proven_databases) != len(delivery.proven_unix_ms):
+        raise ProtocolError("a delivery proves times of databases in columns of different length")
+    proven = tuple(zip(delivery.proven_databases, delivery.proven_unix_ms, strict=True))
+    return Delivery(delivery.delivery_number, shards, tuple(delivery.refused_shards), proven)
 
 
 # ---- relays ----------------------------------------------------------------------------------------------------

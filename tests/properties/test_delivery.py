@@ -1,5 +1,5 @@
 """Whatever is lost on the way, a subscriber has every message of a shard in order, or was told to drop the shard after
-the last one it missed (DESIGN §7)."""
+the last one it missed (DESIGN §7). A proof of a time overtakes no message from before (§8)."""
 
 from __future__ import annotations
 
@@ -31,8 +31,14 @@ class Follower:
     """A cache that only remembers, per shard, what it applied since its last reset, and which message that starts with
     (``bases``: how many messages a shard had published before a stream of its began)."""
 
-    def __init__(self, name: str, hosted: set[int], bases: dict[tuple[int, str], int]) -> None:
+    def __init__(
+        self, name: str, hosted: set[int], bases: dict[tuple[int, str], int], published: dict[int, list[int]]
+    ) -> None:
         self.name = name
+        self.published = published
+        self.confirmed: set[int] = set()
+        self.lossless = True
+        """No delivery was lost while the connection stood, which is what sessions promise."""
         self.bases = bases
         self.start: dict[int, int] = {}
         self.hosted = hosted
@@ -43,6 +49,8 @@ class Follower:
 
     def connect(self, publisher: Publisher) -> None:
         self.wire.clear()
+        self.confirmed.clear()
+        self.lossless = True
         wire = self.wire = deque()
         self.subscription = publisher.subscribe(self.name, self.inbox.positions_for(sorted(self.hosted)), wire.append)
 
@@ -59,6 +67,12 @@ class Follower:
             for message in messages.messages:
                 assert isinstance(message, ObjectInvalidation)
                 self.applied[messages.shard].append(message.version)
+        self.confirmed |= set(received.confirmed)
+        self.confirmed -= {*received.gaps, *received.refused}
+        for _, proven in delivery.proven if self.lossless else ():
+            for shard in self.confirmed:
+                missing = self.published[shard][self.start[shard] + len(self.applied[shard]) :]
+                assert all(version > proven for version in missing), "a proof has overtaken a message"
         assert self.subscription is not None
         if acknowledge and not self.subscription.closed:
             self.subscription.acknowledge(delivery.number)
@@ -75,7 +89,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.generation = 1
         self.published: dict[int, list[int]] = {0: [], 1: [], 2: []}
         self.bases: dict[tuple[int, str], int] = {}
-        self.followers = {"a": Follower("a", {0, 1, 2}, self.bases), "b": Follower("b", {0, 2}, self.bases)}
+        self.followers = {
+            name: Follower(name, hosted, self.bases, self.published)
+            for name, hosted in (("a", {0, 1, 2}), ("b", {0, 2}))
+        }
         self.start_leader()
         for follower in self.followers.values():
             follower.connect(self.publisher)
@@ -103,6 +120,12 @@ class DeliveryMachine(RuleBasedStateMachine):
             batches.append(ShardMessages(shard, epoch, (ObjectInvalidation(shard << 47 | 1, self.version),)))
         self.publisher.publish_all(batches)
 
+    @rule()
+    def prove(self) -> None:
+        """In the place of a time: how many messages there were."""
+        if self.version:
+            self.publisher.prove("db", self.version)
+
     @precondition(anything_on_the_way)
     @rule(name=FOLLOWERS, count=st.integers(1, 5), acknowledge=st.booleans())
     def take(self, name: str, count: int, acknowledge: bool) -> None:
@@ -118,6 +141,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             wire.append(wire[0])
         elif wire:
             wire.popleft()
+            self.followers[name].lossless = False
 
     @rule(name=FOLLOWERS, again=st.booleans())
     def disconnect(self, name: str, again: bool) -> None:

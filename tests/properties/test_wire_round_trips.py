@@ -55,6 +55,7 @@ deliveries = st.builds(
     versions,
     st.lists(st.builds(ShardDelivery, positions, st.booleans(), st.none() | shard_messages), max_size=4).map(tuple),
     st.lists(shards, max_size=4).map(tuple),
+    st.lists(st.tuples(st.text(max_size=8), versions), max_size=3).map(tuple),
 )
 writes: st.SearchStrategy[Write] = st.one_of(
     st.builds(ObjAdd, ids, types, data, st.just(False)),

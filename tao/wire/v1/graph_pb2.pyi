@@ -5,7 +5,8 @@ The graph, for any language: every operation as a plain unary method, and the ba
 
 Absence is an answer, not NOT_FOUND. Errors carry a machine-readable reason: trailing metadata `tao-reason`.
 Every write returns a token, opaque text; a read with it in `after` never answers with something older, wherever it
-is asked. It is empty, and harmless to pass on, when the write found nothing that ever was.
+is asked. It is empty, and harmless to pass on, when the write found nothing that ever was. A read with
+max_staleness_ms is answered from the region only while the region is known to be no further behind.
 """
 
 from collections import abc as _abc
@@ -90,19 +91,22 @@ class ObjGetRequest(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     critical: _builtins.bool
     after: _builtins.str
+    max_staleness_ms: _builtins.int
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         critical: _builtins.bool = ...,
         after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "critical", b"critical", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "critical", b"critical", "id", b"id", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -299,12 +303,14 @@ class AssocGetRequest(_message.Message):
     LOW_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     high: _builtins.int
     low: _builtins.int
     critical: _builtins.bool
     after: _builtins.str
+    max_staleness_ms: _builtins.int
     @_builtins.property
     def id2s(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -317,10 +323,11 @@ class AssocGetRequest(_message.Message):
         low: _builtins.int | None = ...,
         critical: _builtins.bool = ...,
         after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "high", b"high", "low", b"low"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "after", b"after", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "id2s", b"id2s", "low", b"low"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_high", b"_high", "_low", b"_low", "after", b"after", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "id2s", b"id2s", "low", b"low", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__high: _TypeAlias = _typing.Literal["high"]  # noqa: Y015
     _WhichOneofArgType__high: _TypeAlias = _typing.Literal["_high", b"_high"]  # noqa: Y015
@@ -341,10 +348,12 @@ class AssocCountRequest(_message.Message):
     ATYPE_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     critical: _builtins.bool
     after: _builtins.str
+    max_staleness_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -352,10 +361,11 @@ class AssocCountRequest(_message.Message):
         atype: _builtins.int = ...,
         critical: _builtins.bool = ...,
         after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -390,12 +400,14 @@ class AssocRangeRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     pos: _builtins.int
     limit: _builtins.int
     critical: _builtins.bool
     after: _builtins.str
+    max_staleness_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -405,10 +417,11 @@ class AssocRangeRequest(_message.Message):
         limit: _builtins.int = ...,
         critical: _builtins.bool = ...,
         after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1", "limit", b"limit", "pos", b"pos"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "id1", b"id1", "limit", b"limit", "max_staleness_ms", b"max_staleness_ms", "pos", b"pos"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,6 +438,7 @@ class AssocTimeRangeRequest(_message.Message):
     LIMIT_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     id1: _builtins.int
     atype: _builtins.int
     high: _builtins.int
@@ -432,6 +446,7 @@ class AssocTimeRangeRequest(_message.Message):
     limit: _builtins.int
     critical: _builtins.bool
     after: _builtins.str
+    max_staleness_ms: _builtins.int
     def __init__(
         self,
         *,
@@ -442,10 +457,11 @@ class AssocTimeRangeRequest(_message.Message):
         limit: _builtins.int = ...,
         critical: _builtins.bool = ...,
         after: _builtins.str = ...,
+        max_staleness_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "limit", b"limit", "low", b"low"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "atype", b"atype", "critical", b"critical", "high", b"high", "id1", b"id1", "limit", b"limit", "low", b"low", "max_staleness_ms", b"max_staleness_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

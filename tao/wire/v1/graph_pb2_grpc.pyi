@@ -5,7 +5,8 @@ The graph, for any language: every operation as a plain unary method, and the ba
 
 Absence is an answer, not NOT_FOUND. Errors carry a machine-readable reason: trailing metadata `tao-reason`.
 Every write returns a token, opaque text; a read with it in `after` never answers with something older, wherever it
-is asked. It is empty, and harmless to pass on, when the write found nothing that ever was.
+is asked. It is empty, and harmless to pass on, when the write found nothing that ever was. A read with
+max_staleness_ms is answered from the region only while the region is known to be no further behind.
 """
 
 from collections import abc as _abc

@@ -261,10 +261,13 @@ class ReadBatch(_message.Message):
     MINIMUM_VERSIONS_FIELD_NUMBER: _builtins.int
     CRITICAL_FIELD_NUMBER: _builtins.int
     FOR_FILL_FIELD_NUMBER: _builtins.int
+    MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
     critical: _builtins.bool
     """read the master database, after this request arrived"""
     for_fill: _builtins.bool
     """asked by a cache: answer with prefixes as long as asked, and with version epochs"""
+    max_staleness_ms: _builtins.int
+    """a shard that may be further behind is read critically; 0: however far"""
     @_builtins.property
     def obj_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -338,10 +341,11 @@ class ReadBatch(_message.Message):
         minimum_versions: _abc.Iterable[_builtins.int] | None = ...,
         critical: _builtins.bool = ...,
         for_fill: _builtins.bool = ...,
+        max_staleness_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1278,6 +1282,8 @@ class Delivery(_message.Message):
     DELIVERY_NUMBER_FIELD_NUMBER: _builtins.int
     SHARDS_FIELD_NUMBER: _builtins.int
     REFUSED_SHARDS_FIELD_NUMBER: _builtins.int
+    PROVEN_DATABASES_FIELD_NUMBER: _builtins.int
+    PROVEN_UNIX_MS_FIELD_NUMBER: _builtins.int
     delivery_number: _builtins.int
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardDelivery]: ...
@@ -1285,16 +1291,24 @@ class Delivery(_message.Message):
     def refused_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """not this leader's: ask the one that the topology names"""
 
+    @_builtins.property
+    def proven_databases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of the database proven_databases[i], every commit up to proven_unix_ms[i] has been told in this series by now."""
+
+    @_builtins.property
+    def proven_unix_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         delivery_number: _builtins.int = ...,
         shards: _abc.Iterable[Global___ShardDelivery] | None = ...,
         refused_shards: _abc.Iterable[_builtins.int] | None = ...,
+        proven_databases: _abc.Iterable[_builtins.str] | None = ...,
+        proven_unix_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_number", b"delivery_number", "refused_shards", b"refused_shards", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_number", b"delivery_number", "proven_databases", b"proven_databases", "proven_unix_ms", b"proven_unix_ms", "refused_shards", b"refused_shards", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

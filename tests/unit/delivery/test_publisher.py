@@ -248,3 +248,40 @@ def test_subscribers_are_bounded() -> None:
     publisher.subscribe("f", [], lambda _: None)
     with pytest.raises(Overloaded, match="max_subscribers"):
         publisher.subscribe("g", [], lambda _: None)
+
+
+def test_a_proven_time_is_told_once_and_to_those_who_subscribe_later() -> None:
+    publisher = leader(1)
+    early: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], early.append)
+    publisher.prove("db-1", 5_000)
+    publisher.prove("db-1", 5_000)
+    publisher.prove("db-1", 4_000)  # a second tailer that is behind
+    assert [delivery.proven for delivery in early] == [(), (("db-1", 5_000),)]
+    late: list[Delivery] = []
+    publisher.subscribe("g", [Position(1)], late.append)
+    assert [delivery.proven for delivery in late] == [(), (("db-1", 5_000),)]
+
+
+def test_a_proven_time_waits_for_every_message_that_is_owed() -> None:
+    publisher = leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=200))
+    deliveries: list[Delivery] = []
+    subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
+    publisher.publish(batch(1, 1))
+    publisher.publish(batch(1, 2, 3))
+    publisher.prove("db-1", 5_000)
+    assert [delivery.proven for delivery in deliveries if delivery.proven] == []
+    while not deliveries[-1].proven:
+        subscription.acknowledge(deliveries[-1].number)
+    assert told(deliveries) == [message(1, version) for version in (1, 2, 3)]
+
+
+def test_what_was_proved_before_the_shards_changed_is_not_told_of_those_that_came() -> None:
+    publisher = leader(1)
+    publisher.prove("db-1", 5_000)
+    publisher.forget_proofs()
+    deliveries: list[Delivery] = []
+    publisher.subscribe("f", [Position(1)], deliveries.append)
+    assert [delivery.proven for delivery in deliveries] == [()]
+    publisher.prove("db-1", 4_500)
+    assert deliveries[-1].proven == (("db-1", 4_500),)
