@@ -279,6 +279,11 @@ class GraphCache:
         shard, outcome = self._accept(ticket, value, version_epoch, now)
         return outcome if shard is None else shard.store_count(ticket, value)
 
+    def pass_over(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
+        """Hold a value to what is known, as the above do, and keep it not."""
+        shard, outcome = self._accept(ticket, value, version_epoch, now)
+        return outcome if shard is None else shard.pass_over(ticket, int.from_bytes(value[:8], "little"))
+
     def _accept(
         self, ticket: Ticket, value: bytes, version_epoch: int, now: float
     ) -> tuple[CachedShard | None, Stored]:

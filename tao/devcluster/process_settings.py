@@ -87,9 +87,9 @@ def settings_text(
         found |= {
             "leader_user": accounts.leader.user,
             "leader_password": accounts.leader.password,
-            "reader_user": accounts.reader.user,
-            "reader_password": accounts.reader.password,
         }
+    if member.role in (Role.LEADER, Role.FOLLOWER):
+        found |= {"reader_user": accounts.reader.user, "reader_password": accounts.reader.password}
     return yaml.safe_dump(found, sort_keys=False).encode()
 
 

@@ -83,6 +83,10 @@ class Subscriptions:
         """Shards that no leader has confirmed (any more)."""
         return len(self._behind)
 
+    def is_told(self, shard: int) -> bool:
+        """Whether a leader has confirmed that it tells this follower of the shard's changes, and has not gone since."""
+        return shard in self._hosted and shard not in self._behind
+
     def follow_routes(self, routes: Routes) -> None:
         """Subscribe what this server hosts now, with who leads it now; drop what it does not host any more."""
         hosted = frozenset(routes.tier(self._region, self._tier).shards_of(self._name))

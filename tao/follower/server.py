@@ -10,10 +10,12 @@ from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.maintenance_path import Subscriptions
+from tao.follower.miss_path import MissPath
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
 from tao.follower.unary_path import UnaryPath
 from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
+from tao.model.topology import CacheServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.peers.links import Links, LinkSettings
@@ -25,14 +27,19 @@ from tao.schema.registry import Schema
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
+from tao.serving.database_source import DatabaseSource
+from tao.serving.databases import Databases
 from tao.serving.faces import Faces
 from tao.serving.figures import ServingFigures
-from tao.serving.fills import Fills
+from tao.serving.fills import Fills, FillSource
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
+from tao.storage.names import edge_tables_of
+from tao.storage.pools import Pools, PoolSettings
+from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.settings import ServingSettings
@@ -55,6 +62,7 @@ class FollowerServer:
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._schema_file: Final = SchemaFile(settings.schema_file)
+        self._read_pools: Pools | None = None
 
     async def start(self) -> FollowerServer:
         """Subscribe, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
@@ -71,9 +79,7 @@ class FollowerServer:
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas))
         tls, credentials = settings.tls.if_set, Credentials(name, "follower", settings.token)
         links = self._links = Links(LinkSettings(), credentials, tls, region=place.region)
-        source = RemoteSource(
-            configuration, lambda shard: configuration.routes.leaders(place.region).home(shard), links, settings.misses
-        )
+        source = self._source = self._miss_path(place.region, configuration)
         self._types = SchemaArenas(schema, arenas)
         fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
@@ -149,6 +155,7 @@ class FollowerServer:
                 "messages": subscriptions.messages,
                 "resets": subscriptions.resets,
                 "unsubscribed_shards": subscriptions.unsubscribed,
+                "direct_reads": self._direct_reads(),
                 "links": links.figures(),
             },
             not_ready=lambda: (
@@ -167,6 +174,41 @@ class FollowerServer:
         self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(subscriptions.hosted))
         return self
 
+    def _miss_path(self, region: str, configuration: Configuration) -> FillSource:
+        """To the leaders, and past them where this follower has an account at the databases."""
+        settings, links = self._settings, self._links
+
+        def leader(shard: int) -> CacheServer:
+            return configuration.routes.leaders(region).home(shard)
+
+        def leader_is_down(shard: int) -> bool:
+            return links.to(leader(shard)).is_down
+
+        if not settings.reader_user:
+            return RemoteSource(configuration, leader, links, settings.misses)
+        databases = Databases(region, configuration)
+        pools = self._read_pools = Pools(
+            databases.login(settings.reader_user, settings.reader_password),
+            READ_SETUP,
+            PoolSettings(max_connections=settings.direct_reads.max_connections),
+        )
+        tables = edge_tables_of(lambda: configuration.schema)
+        store = MySqlReadStore(databases.local, databases.master, pools, tables)
+        return MissPath(
+            RemoteSource(configuration, leader, links, settings.misses, leader_is_down),
+            DatabaseSource(store, databases.database_of, self._spawn("database read"), settings.database),
+            RemoteSource(
+                configuration,
+                lambda shard: configuration.routes.leaders(configuration.routes.master_region(shard)).home(shard),
+                links,
+                settings.misses,
+            ),
+            databases,
+            leader_is_down,
+            self._is_told,
+            settings.direct_reads,
+        )
+
     async def drain(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
         await self._faces.drain(DRAIN_SECONDS)
@@ -178,6 +220,8 @@ class FollowerServer:
         await self._admin.close()
         await self._tasks.close()
         await self._links.close()
+        if self._read_pools is not None:
+            await self._read_pools.close()
 
     async def reload(self) -> None:
         """See `tao.runtime.process.RunningServer`: look at both files now."""
@@ -203,6 +247,12 @@ class FollowerServer:
                 f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
             )
         return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
+
+    def _is_told(self, shard: int) -> bool:
+        return self._subscriptions.is_told(shard)
+
+    def _direct_reads(self) -> int:
+        return self._source.direct_reads if isinstance(self._source, MissPath) else 0
 
     def _register(self, metrics: Metrics, writes: ForwardPath) -> None:
         subscriptions = self._subscriptions
@@ -236,6 +286,7 @@ class FollowerServer:
             "peer",
             self._links.failures,
         )
+        metrics.gauge("direct_reads_total", "Queries that went past a leader that could not serve.", self._direct_reads)
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Literal
 
 from tao.follower.maintenance_path import SubscriptionSettings
+from tao.follower.miss_path import DirectReadSettings
 from tao.follower.unary_path import UnarySettings
+from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.remote_source import RemoteSettings
@@ -27,6 +29,11 @@ class FollowerSettings:
 
     schema_file: Path
     """The schema, watched; a compatible change is in use within a second."""
+
+    reader_user: str = ""
+    """Database account that only reads, for misses that no leader can serve. Empty: such misses fail."""
+
+    reader_password: str = field(default="", repr=False)
 
     cache_mb: int = 256
     """Memory for the default arena, in MiB: as much as the machine can spare."""
@@ -52,6 +59,10 @@ class FollowerSettings:
 
     fills: FillSettings = FillSettings()
     misses: RemoteSettings = RemoteSettings()
+    direct_reads: DirectReadSettings = DirectReadSettings()
+    database: MissSettings = MissSettings(max_rereads=3)
+    """A database that is behind has caught up within milliseconds, or the master region is asked."""
+
     forwarding: ForwardSettings = ForwardSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     unary: UnarySettings = UnarySettings()

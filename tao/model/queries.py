@@ -62,8 +62,9 @@ class FillRead(msgspec.Struct, frozen=True):
 
 class Fetched(msgspec.Struct, frozen=True):
     """One answer from further up, the version epoch that its shard had no later than the answer was read, and which
-    tier answered (``leader``, ``database``), for people."""
+    tier answered (``leader``, ``database``), for people. ``keep``: whether it may be cached where it was asked for."""
 
     value: bytes
     version_epoch: int
     origin: str
+    keep: bool = True

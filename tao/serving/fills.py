@@ -261,6 +261,8 @@ class Fills:
 
     def _store(self, ticket: Ticket, fill: Query, fetched: Fetched) -> Stored:
         now = self._clock.monotonic()
+        if not fetched.keep:
+            return self._cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)
         match fill:
             case ObjectQuery():
                 return self._cache.store_object(ticket, fetched.value, fetched.version_epoch, now)

@@ -53,28 +53,35 @@ class RemoteSource:
         locate: Callable[[int], CacheServer],
         links: LinksPort,
         settings: RemoteSettings,
+        gives_up: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """``locate``: shard → whom to ask, by the configuration as it is then."""
+        """``locate``: shard → whom to ask, by the configuration as it is then. ``gives_up``: whether asking for a shard
+        that could not be had is not worth repeating."""
         self._configuration: Final = configuration
         self._locate: Final = locate
         self._links: Final = links
         self._settings: Final = settings
+        self._gives_up: Final = gives_up
         self._gathering: Gathering[tuple[CacheServer, bool], _Asked] = Gathering(
             self._ask_leader, settings.max_batch_queries
         )
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`."""
+        """As `tao.serving.fills.FillSource`; all attempts together within ``timeout_seconds``."""
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_seconds
         pause = self._settings.first_pause_seconds
         for attempt in range(1, self._settings.max_attempts + 1):
             leader = self._locate(shard)
-            answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
-            self._gathering.add((leader, critical), _Asked(query, minimum, critical, timeout_seconds, answer))
+            answer: asyncio.Future[Fetched] = loop.create_future()
+            self._gathering.add((leader, critical), _Asked(query, minimum, critical, until - loop.time(), answer))
             try:
                 return await answer
             except (NotMine, Unavailable):
-                if attempt == self._settings.max_attempts:
+                # Also when the leader is known to be away by now: whoever asks may have another way to go.
+                gone = self._gives_up(shard) or loop.time() + pause >= until
+                if gone or attempt == self._settings.max_attempts:
                     raise
             await asyncio.sleep(pause)
             pause *= 2

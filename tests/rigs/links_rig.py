@@ -67,6 +67,11 @@ class MemoryLink:
         self.replies: dict[int, MemoryReply] = {}
         self._last = 0
 
+    @property
+    def is_down(self) -> bool:
+        """As `tao.peers.links.Link.is_down`, at once."""
+        return self.down
+
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
         self._last += 1
         number = self._last

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import pytest
@@ -310,3 +310,26 @@ async def test_who_asks_for_an_epoch_that_is_not_known_here_holds_nobody_up(rig:
     rig.source.version = make_version(9, 1)
     rig.source.answer(rig.source.calls[0])
     assert version_of((await doomed).value) == make_version(9, 1)
+
+
+@pytest.mark.parametrize("query", [ObjectQuery(A), CountQuery(A, COMMENT), RangeQuery(A, COMMENT, 0, 4)])
+async def test_an_answer_that_may_not_be_kept_is_held_to_the_floor_and_not_cached(rig: Rig, query: Query) -> None:
+    rig.source.manual = True
+    answering = asyncio.ensure_future(rig.fills.answer(query, 0, critical=False))
+    await until(lambda: rig.source.calls)
+    # Heard of while it was on its way: what comes is too old, and is asked for again.
+    raise_floor = rig.cache.raise_object_floor if isinstance(query, ObjectQuery) else _raise_list_floor(rig.cache)
+    raise_floor(A, v(2), 0.0)
+    call = rig.source.calls[0]
+    call.answer.set_result(Fetched(rig.source.value(call.query), 1, "source", keep=False))
+    await until(lambda: len(rig.source.calls) == 2)
+    assert rig.source.calls[1].minimum == v(2)
+    rig.source.version = v(2)
+    call = rig.source.calls[1]
+    call.answer.set_result(Fetched(rig.source.value(call.query), 1, "source", keep=False))
+    assert version_of((await answering).value) == v(2)
+    assert rig.cache.peek_object(A) is rig.cache.peek_count(A, COMMENT) is rig.cache.peek_list(A, COMMENT) is None
+
+
+def _raise_list_floor(cache: GraphCache) -> Callable[[int, int, float], None]:
+    return lambda id1, version, now: cache.raise_list_floor(id1, COMMENT, version, now)

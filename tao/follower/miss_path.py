@@ -1,0 +1,125 @@
+"""Where a follower's misses go: to the leader of the shard, and when it cannot serve to the database (DESIGN.md §9).
+
+In the seconds between the death of a leader and the topology that names another one, nobody keeps this follower's cache
+of its shards fresh, but reads must go on: what is cached is served, what is not is read from the region's own database,
+as an account that can do nothing else. Such a read is held to everything that this follower has heard of, as one
+through the leader would be. It is kept only while a leader says what changes: else it would be as old as the rest of
+the shard before long, and asking again is what makes it fresh.
+
+Not every failure leads there. A leader that is overloaded or finds its database slow has no use for followers that ask
+the same database beside it, and of all followers together the database must bear as much as of one leader: few
+connections each, few queries, no waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.serving.databases import Databases
+from tao.serving.fills import FillSource
+
+
+@dataclass(frozen=True, slots=True)
+class DirectReadSettings:
+    """When and how much a follower reads the database itself."""
+
+    leader_seconds: float = 0.5
+    """How long a leader may take to answer before its database is asked. A miss takes milliseconds; of the second that
+    a client gives its first follower this leaves as much again for the database."""
+
+    max_under_way: int = 256
+    """Queries at a time; more are refused as overload. A few connections answer as many in some tens of
+    milliseconds."""
+
+    max_connections: int = 2
+    """Connections to one database server. There are many followers, all of which come when a leader dies."""
+
+
+class MissPath:
+    """The `FillSource` of a follower."""
+
+    def __init__(
+        self,
+        leaders: FillSource,
+        database: FillSource,
+        master_region: FillSource,
+        databases: Databases,
+        leader_is_down: Callable[[int], bool],
+        is_told: Callable[[int], bool],
+        settings: DirectReadSettings,
+    ) -> None:
+        """``leaders``: the region's. ``database``: the region's own. ``master_region``: the leaders of the shards'
+        master regions. ``leader_is_down``: shard → its leader has not answered of late. ``is_told``: shard → a leader
+        has confirmed that it tells this follower of changes."""
+        self._leaders: Final = leaders
+        self._database: Final = database
+        self._master_region: Final = master_region
+        self._databases: Final = databases
+        self._leader_is_down: Final = leader_is_down
+        self._is_told: Final = is_told
+        self._settings: Final = settings
+        self._under_way = 0
+        self.direct_reads = 0
+        """Queries that went past the leader."""
+
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        """As `tao.serving.fills.FillSource`. A critical read is the leaders' affair, who know the master. Raises
+        `StaleRead` when the database has not what this follower has heard of, `Unavailable` when it cannot serve
+        either."""
+        if critical:
+            return await self._leaders.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
+        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+        now = asyncio.get_running_loop().time
+        until = now() + timeout_seconds
+        reason = "it has not answered of late"
+        if not self._leader_is_down(shard):
+            leader_seconds = min(self._settings.leader_seconds, timeout_seconds)
+            try:
+                return await self._leaders.fetch(query, minimum, critical=False, timeout_seconds=leader_seconds)
+            except (NotMine, Unavailable, DeadlineExceeded) as error:
+                reason = error.message
+        if self._under_way >= self._settings.max_under_way:
+            raise Overloaded(
+                f"the leader of shard {shard} cannot serve ({reason}), and {self._under_way} queries are at the "
+                "databases already, which is the bound; try again"
+            )
+        self._under_way += 1
+        self.direct_reads += 1
+        try:
+            return await self._read_directly(query, shard, minimum, until - now(), reason)
+        finally:
+            self._under_way -= 1
+
+    async def _read_directly(
+        self, query: Query, shard: int, minimum: int, timeout_seconds: float, reason: str
+    ) -> Fetched:
+        began = asyncio.get_running_loop().time()
+        is_mastered_here = self._databases.is_mastered_here(shard)
+        failure: TaoError = Unavailable("it is marked down")
+        if not self._databases.local_is_down(shard):
+            # Where there is another way, a database that hangs must leave time for it.
+            local_seconds = timeout_seconds if is_mastered_here else timeout_seconds / 2
+            try:
+                fetched = await self._database.fetch(query, minimum, critical=False, timeout_seconds=local_seconds)
+            except (StaleRead, Unavailable, DeadlineExceeded) as error:
+                failure = error
+            else:
+                keep = self._is_told(shard) and not self._leader_is_down(shard)
+                return fetched if keep else msgspec.structs.replace(fetched, keep=False)
+        if not is_mastered_here:
+            left = timeout_seconds - (asyncio.get_running_loop().time() - began)
+            fetched = await self._master_region.fetch(query, minimum, critical=False, timeout_seconds=left)
+            return msgspec.structs.replace(fetched, keep=False)
+        if isinstance(failure, StaleRead):
+            raise failure
+        raise Unavailable(
+            f"the leader of shard {shard} cannot serve ({reason}), nor can its database ({failure.message}); try again"
+        ) from failure

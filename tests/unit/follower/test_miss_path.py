@@ -1,0 +1,167 @@
+"""Misses while no leader can serve: from the database, within bounds, and never below what is known (DESIGN §9)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from tao.follower.miss_path import DirectReadSettings, MissPath
+from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.graph import encode_object
+from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.serving.databases import Databases
+from tests.rigs.leader_rig import USER, make_id
+from tests.rigs.pacing import Gate
+
+HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
+"""An object mastered in this region, one in another."""
+
+
+@dataclass
+class Source:
+    """Answers, or fails; remembers what it was asked."""
+
+    version: int
+    fault: TaoError | None = None
+    gate: Gate | None = None
+    asked: list[tuple[Query, int, bool]] = field(default_factory=list)
+
+    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+        assert timeout_seconds > 0
+        self.asked.append((query, minimum, critical))
+        if self.gate is not None:
+            await self.gate.pass_through()
+        if self.fault is not None:
+            raise self.fault
+        return Fetched(encode_object(self.version, USER, b""), 1, "source")
+
+
+@dataclass
+class FakeDatabases:
+    down: bool = False
+
+    def is_mastered_here(self, shard: int) -> bool:
+        return shard == 0
+
+    def local_is_down(self, shard: int) -> bool:
+        return self.down
+
+
+class Rig:
+    def __init__(self, leader_fault: TaoError | None = None, *, max_under_way: int = 4) -> None:
+        self.leaders, self.database, self.master_region = Source(3, leader_fault), Source(1), Source(2)
+        self.databases = FakeDatabases()
+        self.leader_is_down = False
+        self.told = True
+        self.path = MissPath(
+            self.leaders,
+            self.database,
+            self.master_region,
+            cast(Databases, self.databases),
+            lambda _: self.leader_is_down,
+            lambda _: self.told,
+            DirectReadSettings(max_under_way=max_under_way),
+        )
+
+    async def fetch(self, object_id: int = HERE, minimum: int = 0, *, critical: bool = False) -> Fetched:
+        return await self.path.fetch(ObjectQuery(object_id), minimum, critical=critical, timeout_seconds=1)
+
+
+async def test_a_leader_that_answers_is_the_only_one_asked() -> None:
+    rig = Rig()
+    assert (await rig.fetch(minimum=7)).keep
+    assert rig.leaders.asked == [(ObjectQuery(HERE), 7, False)]
+    assert rig.database.asked == rig.master_region.asked == []
+
+
+@pytest.mark.parametrize("fault", [Unavailable("away"), NotMine("moving"), DeadlineExceeded("slow")])
+async def test_a_leader_that_cannot_serve_is_gone_past_with_the_same_minimum(fault: TaoError) -> None:
+    rig = Rig(fault)
+    assert (await rig.fetch(minimum=7)).value == encode_object(1, USER, b"")
+    assert rig.database.asked == [(ObjectQuery(HERE), 7, False)]
+    assert rig.path.direct_reads == 1
+
+
+async def test_a_leader_known_to_be_down_is_not_asked() -> None:
+    rig = Rig()
+    rig.leader_is_down = True
+    await rig.fetch()
+    assert rig.leaders.asked == []
+    assert len(rig.database.asked) == 1
+
+
+@pytest.mark.parametrize("fault", [Overloaded("too much"), StaleRead("nobody has it")])
+async def test_what_a_leader_refuses_for_its_own_reasons_is_refused(fault: TaoError) -> None:
+    rig = Rig(fault)
+    with pytest.raises(type(fault)):
+        await rig.fetch()
+    assert rig.database.asked == []
+
+
+async def test_critical_reads_never_go_to_the_database() -> None:
+    rig = Rig(Unavailable("away"))
+    rig.leader_is_down = True
+    with pytest.raises(Unavailable):
+        await rig.fetch(critical=True)
+    assert rig.leaders.asked == [(ObjectQuery(HERE), 0, True)]
+    assert rig.database.asked == rig.master_region.asked == []
+
+
+@pytest.mark.parametrize(("told", "down", "kept"), [(True, False, True), (False, False, False), (True, True, False)])
+async def test_an_answer_may_be_cached_only_while_a_leader_tells_of_changes(told: bool, down: bool, kept: bool) -> None:
+    rig = Rig(NotMine("moving"))
+    rig.told, rig.leader_is_down = told, down
+    assert (await rig.fetch()).keep is kept
+
+
+@pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away"), DeadlineExceeded("hangs")])
+async def test_what_the_replica_cannot_tell_the_master_regions_leader_is_asked(fault: TaoError) -> None:
+    rig = Rig(Unavailable("away"))
+    rig.database.fault = fault
+    fetched = await rig.fetch(ELSEWHERE, 2)
+    assert fetched.value == encode_object(2, USER, b"")
+    assert not fetched.keep
+    assert rig.master_region.asked == [(ObjectQuery(ELSEWHERE), 2, False)]
+
+
+async def test_a_replica_that_is_marked_down_is_not_asked() -> None:
+    rig = Rig(Unavailable("away"))
+    rig.databases.down = True
+    await rig.fetch(ELSEWHERE)
+    assert rig.database.asked == []
+    assert len(rig.master_region.asked) == 1
+
+
+async def test_what_the_master_database_lacks_is_refused_as_stale_and_can_be_tried_again() -> None:
+    rig = Rig(Unavailable("away"))
+    rig.database.fault = StaleRead("version 9 is not there yet")
+    with pytest.raises(StaleRead) as caught:
+        await rig.fetch(minimum=9)
+    assert caught.value.retryable
+    assert rig.master_region.asked == []
+
+
+@pytest.mark.parametrize("marked", [False, True])
+async def test_without_leader_and_database_the_error_says_why_neither_can_serve(marked: bool) -> None:
+    rig = Rig(Unavailable("leader-1: connection refused"))
+    rig.databases.down = marked
+    rig.database.fault = Unavailable("db-1: gone away")
+    with pytest.raises(Unavailable, match="connection refused.*" + ("marked down" if marked else "gone away")):
+        await rig.fetch()
+
+
+async def test_direct_reads_are_bounded() -> None:
+    rig = Rig(Unavailable("away"), max_under_way=2)
+    rig.leader_is_down = True
+    gate = rig.database.gate = Gate()
+    reading = [asyncio.ensure_future(rig.fetch()) for _ in range(2)]
+    await gate.arrived.wait()
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="2 queries are at the databases"):
+        await rig.fetch()
+    gate.open()
+    await asyncio.gather(*reading)
+    assert (await rig.fetch()).version_epoch == 1

@@ -1,0 +1,70 @@
+"""Asking the server above: repeated while that may help, and all of it within the time given."""
+
+from __future__ import annotations
+
+import pytest
+
+from tao.model.errors import NotMine, TaoError, Unavailable
+from tao.model.graph import encode_object
+from tao.model.queries import ObjectQuery
+from tao.model.topology import CacheServer
+from tao.observability.logs import logger
+from tao.serving.configuration import Configuration
+from tao.serving.remote_source import RemoteSettings, RemoteSource
+from tao.wire.session import AnswerHandler, failure
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import SCHEMA, USER, make_id, make_topology
+
+A = make_id(64)
+VALUE = encode_object(1, USER, b"")
+SETTINGS = RemoteSettings(max_attempts=4, first_pause_seconds=0.001)
+
+
+class Links:
+    """Fails as often as told, then answers; remembers what time was left each time."""
+
+    def __init__(self, *faults: TaoError) -> None:
+        self.faults = list(faults)
+        self.times: list[float] = []
+
+    def to(self, _: CacheServer) -> Links:
+        return self
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        self.times.append(timeout_seconds)
+        if self.faults:
+            on_answer(failure(self.faults.pop(0)))
+        else:
+            on_answer(pb.Answer(read=pb.ReadAnswer(values=[VALUE])))
+
+
+def source(links: Links, settings: RemoteSettings = SETTINGS, *, gives_up: bool = False) -> RemoteSource:
+    configuration = Configuration(make_topology(), SCHEMA, logger("test"))
+    leaders = configuration.routes.leaders("east")
+    return RemoteSource(configuration, leaders.home, links, settings, lambda _: gives_up)
+
+
+async def fetch(found: RemoteSource, timeout_seconds: float = 5.0) -> bytes:
+    return (await found.fetch(ObjectQuery(A), 0, critical=False, timeout_seconds=timeout_seconds)).value
+
+
+async def test_each_further_attempt_has_only_the_time_that_is_left() -> None:
+    links = Links(NotMine("not yet"), Unavailable("away"))
+    assert await fetch(source(links)) == VALUE
+    assert len(links.times) == 3
+    assert sorted(links.times, reverse=True) == links.times
+    assert links.times[0] <= 5.0
+
+
+async def test_a_pause_that_would_outlast_the_time_given_is_not_begun() -> None:
+    links = Links(*[Unavailable("away")] * 4)
+    with pytest.raises(Unavailable):
+        await fetch(source(links, RemoteSettings(max_attempts=4, first_pause_seconds=60.0)), 30.0)
+    assert len(links.times) == 1
+
+
+async def test_a_server_that_is_known_to_be_away_is_not_asked_again() -> None:
+    links = Links(Unavailable("away"))
+    with pytest.raises(Unavailable):
+        await fetch(source(links, gives_up=True))
+    assert len(links.times) == 1
