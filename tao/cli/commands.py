@@ -17,6 +17,7 @@ from tao.cli.frame import TaoGroup
 from tao.cli.load import load
 from tao.cli.look import count, get, list_
 from tao.cli.ready import ready
+from tao.cli.replicate import replicate
 from tao.cli.schema import schema
 from tao.cli.servers import follower, leader, tailer
 from tao.cli.stats import stats
@@ -51,6 +52,7 @@ for command in (
     tailer,
     accounts,
     migrate,
+    replicate,
     ready,
     dev,
     demo,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tao.storage.session import ServerAccount
 
 _ADMINISTRATOR: Final = "tao_admin"
-_topology_option = click.option(
+topology_option = click.option(
     "--topology",
     "topology_file",
     required=True,
@@ -30,11 +30,14 @@ _topology_option = click.option(
     metavar="FILE",
     help="The topology document, which names the database servers.",
 )
-_yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
+administrator_option = click.option(
+    "--as-user", default=_ADMINISTRATOR, show_default=True, help="Administrator; its password: TAO_ADMIN_PASSWORD."
+)
+yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
 
 
 @click.command()
-@_topology_option
+@topology_option
 @click.option(
     "--as-user", default="root", show_default=True, help="Who makes them; its password, if any: TAO_ROOT_PASSWORD."
 )
@@ -45,7 +48,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
     metavar="HOST",
     help="Whence they may come in, as the database writes it: 10.0.%. Several times for several.  [default: loopback]",
 )
-@_yes_option
+@yes_option
 @json_option
 def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: bool, as_json: bool) -> None:
     """Make the four accounts on every database server, or set their passwords.
@@ -57,10 +60,10 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: boo
     from tao.storage.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts
 
     wanted = ServiceAccounts(
-        administrator=Account(_ADMINISTRATOR, _password("TAO_ADMIN_PASSWORD")),
-        leader=Account("tao_leader", _password("TAO_LEADER_PASSWORD")),
-        reader=Account("tao_reader", _password("TAO_READER_PASSWORD")),
-        replicator=Account("tao_replicator", _password("TAO_REPLICATOR_PASSWORD")),
+        administrator=Account(_ADMINISTRATOR, password_of("TAO_ADMIN_PASSWORD")),
+        leader=Account("tao_leader", password_of("TAO_LEADER_PASSWORD")),
+        reader=Account("tao_reader", password_of("TAO_READER_PASSWORD")),
+        replicator=Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
     )
     password = os.environ.get("TAO_ROOT_PASSWORD", "")  # through a socket root often needs none
     hosts = hosts or LOOPBACK_HOSTS
@@ -85,12 +88,10 @@ async def _make_accounts(
 
 
 @click.command()
-@_topology_option
+@topology_option
 @click.option("--schema", "schema_file", required=True, type=click.Path(path_type=Path), help="For its custom tables.")
-@click.option(
-    "--as-user", default=_ADMINISTRATOR, show_default=True, help="Administrator; its password: TAO_ADMIN_PASSWORD."
-)
-@_yes_option
+@administrator_option
+@yes_option
 @json_option
 def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_json: bool) -> None:
     """Make the tables of every shard, or bring them up to date.
@@ -103,7 +104,7 @@ def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_
 
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
-    password = _password("TAO_ADMIN_PASSWORD")
+    password = password_of("TAO_ADMIN_PASSWORD")
     names = ", ".join(_master(database).name for database in topology.databases)
     ask(f"Bring {counted(topology.shards, 'shard')} on {names} up to date?", yes)
     changed = {
@@ -141,7 +142,8 @@ def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
     return ServerAccount(server.host, server.port, user, password, server.socket)
 
 
-def _password(variable: str) -> str:
+def password_of(variable: str) -> str:
+    """What the environment holds. Raises `OperatorError` when it is not set."""
     from tao.model.errors import OperatorError
 
     found = os.environ.get(variable, "")

@@ -1,8 +1,8 @@
-"""The replication sets of a development cluster: replicas attached to their masters, waited for and asked.
+"""The replication sets of a topology: replicas attached to their masters, waited for and asked.
 
-Replicas reach masters through the delay line, at the address that the topology gives for their region. Attaching again
-is harmless, so every start does it: ports may have changed, and mastership too. A server never takes part in deciding
-who is master; the topology says it.
+Replicas reach masters at the address that the topology gives for their region: in a development cluster through the
+delay line. Attaching again is harmless, so every start of one does it: ports may have changed, and mastership too.
+A server never takes part in deciding who is master; the topology says it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import DatabaseServer, Topology
 from tao.storage.accounts import Account
 from tao.storage.dialect import SessionSetup
+from tao.storage.promotion import MemberState, member_state
 from tao.storage.replication import (
     ReplicationSource,
     attach,
@@ -65,6 +66,12 @@ def replicas(topology: Topology) -> list[Replica]:
         for region, server in database.servers.items()
         if region != database.master_region
     ]
+
+
+async def member(server: DatabaseServer, administrator: Account) -> MemberState:
+    """What a server has and whom it follows. Raises a `TaoError`."""
+    async with _session(server, administrator) as session:
+        return await member_state(session, deadline=_soon())
 
 
 async def lead(master: DatabaseServer, administrator: Account) -> None:

@@ -22,6 +22,7 @@ from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.replication_sets import follow, hold, replicas
+from tao.devcluster.server_binary import Flavour
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SHARD_SHIFT
@@ -118,6 +119,14 @@ class Regions:
                     await cursor.execute(statement)
         finally:
             connection.close()
+
+    async def sql_astray(self, server: str, statement: str, shard: int) -> None:
+        """A change by hand that no other server of the set hears of, on a replica too: MySQL's are closed even to
+        administrators."""
+        database = self.cluster.database(server)
+        mysql = database.binary.flavour is Flavour.MYSQL
+        opening, closing = (("SET GLOBAL read_only = 0",), ("SET GLOBAL super_read_only = 1",)) if mysql else ((), ())
+        await self.sql(server, *opening, "SET SESSION sql_log_bin = 0", statement, *closing, shard=shard)
 
     @asynccontextmanager
     async def replication_held(self) -> AsyncIterator[None]:

@@ -315,11 +315,8 @@ async def test_verify_of_all_regions_finds_a_row_that_only_one_region_has(region
     assert [line["region"] for line in found["replicas"]["servers"]] == ["west"]
     assert all(line["rows"] > 0 for line in found["replicas"]["servers"])
     shard = a >> SHARD_SHIFT
-    astray = (
-        "SET SESSION sql_log_bin = 0",
-        "INSERT INTO assoc_lists (id1, atype, count, version) VALUES (1, 1, 0, 1)",
-    )
-    await regions.sql("west-db-1", *astray, shard=shard)
+    astray = "INSERT INTO assoc_lists (id1, atype, count, version) VALUES (1, 1, 0, 1)"
+    await regions.sql_astray("west-db-1", astray, shard)
     try:
         code, out, _ = await command(regions, "verify", "--all-regions", "--json")
         assert code == 1
@@ -330,9 +327,7 @@ async def test_verify_of_all_regions_finds_a_row_that_only_one_region_has(region
         assert code == 1
         assert f"west-db-1: assoc_lists (1, 1) of shard {shard} is missing at the master" in out
     finally:
-        await regions.sql(
-            "west-db-1", "SET SESSION sql_log_bin = 0", "DELETE FROM assoc_lists WHERE id1 = 1", shard=shard
-        )
+        await regions.sql_astray("west-db-1", "DELETE FROM assoc_lists WHERE id1 = 1", shard)
 
 
 async def test_at_the_end_every_cache_equals_its_database_and_the_regions_databases_each_other(
