@@ -286,7 +286,7 @@ class FollowerServer:
             "peer",
             self._links.failures,
         )
-        metrics.gauge("direct_reads_total", "Queries that went past a leader that could not serve.", self._direct_reads)
+        metrics.gauge("direct_read_queries", "Queries that went past a leader that could not serve.", self._direct_reads)
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 
