@@ -242,6 +242,13 @@ class MySqlWriteStore:
             found.update((row.shard, row) for row in map(shard_row, rows))
         return found
 
+    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+        """See the port. Raises `MasterReadOnly`, `Unavailable`, `DeadlineExceeded`, `OutcomeUnknown`."""
+        deadline = asyncio.get_running_loop().time() + timeout_seconds
+        async with self._pools.of(self._master_of(shard)).session(deadline=deadline) as session:
+            upsert = session.dialect.upsert(f"{schema_name(shard)}.heartbeat", ("writer",), ("written_unix_ms",), 1)
+            await session.run(f"START TRANSACTION; {upsert}; COMMIT", [writer.encode(), unix_ms], deadline=deadline)
+
     async def old_intents(
         self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0
     ) -> list[IntentRow]:

@@ -11,7 +11,19 @@ from tao.model.errors import RetryableError, ShardBlocked
 from tao.model.graph import Edge, EdgeKey, ListKey, decode_count
 from tao.model.queries import CountQuery, Query, RangeQuery
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, WriteKeys
-from tests.conformance.store.stores import LIKES, LONG, SERVER, SHARDS, Stores, list_of, new_id, version, write
+from tao.storage.names import schema_name
+from tests.conformance.store.stores import (
+    LIKES,
+    LONG,
+    SERVER,
+    SHARDS,
+    MakePools,
+    Stores,
+    list_of,
+    new_id,
+    version,
+    write,
+)
 
 pytestmark = pytest.mark.database
 
@@ -207,6 +219,21 @@ async def test_old_intents_are_found_the_oldest_first_and_in_bounds(stores: Stor
     assert [intent for intent in found if intent in intents] == intents[:2]
     assert len(await stores.write.old_intents(SHARDS, before_unix_ms=53, limit=1)) == 1
     await write(stores, RowChanges(delete_intents=[IntentKey(low, high) for low, high in pairs]))
+
+
+async def test_a_heartbeat_is_one_row_a_writer_and_waits_for_no_lock(stores: Stores, make_pools: MakePools) -> None:
+    shard = SHARDS[0]
+    async with stores.write.transaction(SERVER, timeout_seconds=10) as transaction:
+        await transaction.lock_and_read([shard], WriteKeys())
+        for written in (1_700_000_000_000, 1_700_000_001_000):
+            await stores.write.write_heartbeat(shard, "leader-1", written, timeout_seconds=10)
+        await stores.write.write_heartbeat(shard, "leader-2", 1_700_000_000_500, timeout_seconds=10)
+    deadline = asyncio.get_running_loop().time() + 10
+    async with make_pools(writes=False).of(SERVER).session(deadline=deadline) as session:
+        (rows,) = await session.run(
+            f"SELECT writer, written_unix_ms FROM {schema_name(shard)}.heartbeat", deadline=deadline
+        )
+    assert dict(rows) == {b"leader-1": 1_700_000_001_000, b"leader-2": 1_700_000_000_500}
 
 
 async def test_more_data_than_a_packet_holds_is_one_transaction_all_the_same(stores: Stores) -> None:

@@ -1,0 +1,110 @@
+"""Heartbeat rows: one per database, in the lowest shard owned there, and no database waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+
+from tao.leader.heartbeats import Heartbeats, HeartbeatSettings
+from tao.model.errors import MasterReadOnly
+from tao.observability.logs import logger
+from tests.rigs.memory_store import MemoryStore
+from tests.rigs.pacing import ManualClock, until
+
+
+def database_of(shard: int) -> str:
+    return f"db-{shard // 2}"
+
+
+class Rig:
+    """Shards 0 and 1 are of ``db-0``, 2 and 3 of ``db-1``."""
+
+    def __init__(self) -> None:
+        self.store = MemoryStore(4, database_of)
+        self.owned = {0, 1, 2, 3}
+        self.clock = ManualClock()
+        self.beats = Heartbeats(
+            "leader-1",
+            self.store,
+            lambda: self.owned,
+            database_of,
+            self.clock,
+            HeartbeatSettings(interval_seconds=0.001),
+            logger("test"),
+        )
+
+    def start(self) -> None:
+        self.running = asyncio.create_task(self.beats.run())
+
+    def shards(self) -> set[int]:
+        return {shard for shard, _, _ in self.store.heartbeats}
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    made.running.cancel()
+    await asyncio.wait((made.running,))
+
+
+async def test_each_database_has_a_row_in_the_lowest_shard_owned_there(rig: Rig) -> None:
+    rig.owned = {1, 2, 3}
+    rig.start()
+    await until(lambda: len(rig.store.heartbeats) >= 6)
+    assert rig.shards() == {1, 2}
+    assert set(rig.store.heartbeats) == {(shard, "leader-1", rig.clock.unix_ms()) for shard in (1, 2)}
+
+
+async def test_a_row_has_the_time_before_its_transaction_began(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = rig.store.write_heartbeat
+    began = rig.clock.unix_ms()
+
+    async def slow(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+        rig.clock.now += 10
+        await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(rig.store, "write_heartbeat", slow)
+    rig.start()
+    await until(lambda: rig.store.heartbeats)
+    assert rig.store.heartbeats[0][2] == began
+
+
+async def test_a_read_only_database_disturbs_no_other_and_has_its_row_when_it_takes_one(rig: Rig) -> None:
+    rig.store.ownership_faults["db-0"] = MasterReadOnly("db-0 is read-only")
+    rig.start()
+    await until(lambda: len(rig.store.heartbeats) >= 3)
+    assert rig.shards() == {2}
+    assert rig.beats.beats["db-0"].trouble == "db-0 is read-only"
+    assert rig.beats.beats["db-1"].trouble == ""
+    rig.store.ownership_faults.clear()
+    await until(lambda: 0 in rig.shards())
+    assert rig.beats.beats["db-0"].trouble == ""
+
+
+async def test_a_database_that_hangs_has_one_row_under_way_and_keeps_no_other_waiting(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    inner: Callable[..., Awaitable[None]] = rig.store.write_heartbeat
+
+    async def hang(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+        if shard == 0:
+            asked.append(shard)
+            await asyncio.Event().wait()
+        await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
+
+    monkeypatch.setattr(rig.store, "write_heartbeat", hang)
+    rig.start()
+    await until(lambda: len(rig.store.heartbeats) >= 5)
+    assert rig.shards() == {2}
+    assert asked == [0]
+
+
+async def test_a_leader_writes_no_row_for_a_database_of_which_it_owns_nothing_any_more(rig: Rig) -> None:
+    rig.start()
+    await until(lambda: len(rig.beats.beats) == 2)
+    rig.owned = {2, 3}
+    await until(lambda: list(rig.beats.beats) == ["db-1"])
