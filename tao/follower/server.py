@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -24,7 +26,7 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
-from tao.serving.applying import apply_messages
+from tao.serving.applying import TopologyEpochs, apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
@@ -37,6 +39,7 @@ from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
+from tao.serving.stall_guard import StallGuard
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore
@@ -111,12 +114,15 @@ class FollowerServer:
             cache, reads, writes, configuration, place.region, links, clock, self._spawn("request")
         )
 
+        guard = StallGuard(service, frozenset({"read"}), self._look_after_pause, clock, settings.stalls, self._log)
+
         def use_schema(changed: Schema) -> None:
             self._types = SchemaArenas(changed, arenas)
             cache.set_types(self._types)
             reads.use_schema(changed)
 
         configuration.on_schema(use_schema)
+        configuration.on_routes(TopologyEpochs(cache).follow_routes)
         configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
         metrics = Metrics(role="follower", server=name)
         figures = ServingFigures(metrics, cache, reads, fills, clock)
@@ -124,12 +130,12 @@ class FollowerServer:
         server = configuration.routes.server(name)
         self._faces = Faces(
             server,
-            service,
+            guard,
             ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
             lambda: configuration.routes.version,
             lambda: random.randrange(configuration.routes.shards),
             UnaryPath(
-                service,
+                guard,
                 where,
                 configuration,
                 links,
@@ -168,11 +174,19 @@ class FollowerServer:
         await self._admin.start()
         self._subscriptions.follow_routes(configuration.routes)
         self._stop_watching = self._topology_file.watch(configuration.use_topology)
+        self._tasks.keep(guard.keep, "signs of life")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
         self._tasks.keep(subscriptions.keep_following, "following leaders")
         self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(subscriptions.hosted))
         return self
+
+    async def _look_after_pause(self, seconds: float) -> None:
+        """What may have changed while this process did not run: who leads its shards, and what they contain."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds / 2):
+                await self._configuration.refresh()
+        await self._subscriptions.renew(seconds / 2)
 
     def _miss_path(self, region: str, configuration: Configuration) -> FillSource:
         """To the leaders, and past them where this follower has an account at the databases."""
@@ -286,7 +300,9 @@ class FollowerServer:
             "peer",
             self._links.failures,
         )
-        metrics.gauge("direct_read_queries", "Queries that went past a leader that could not serve.", self._direct_reads)
+        metrics.gauge(
+            "direct_read_queries", "Queries that went past a leader that could not serve.", self._direct_reads
+        )
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 

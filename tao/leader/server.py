@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -33,7 +35,7 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
-from tao.serving.applying import apply_messages
+from tao.serving.applying import TopologyEpochs, apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
@@ -46,6 +48,7 @@ from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
+from tao.serving.stall_guard import StallGuard
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
@@ -60,6 +63,9 @@ MAX_TASKS: Final = 100_000
 DRAIN_SECONDS: Final = 6.0
 """Longest wait for requests under way when the server is told to stop: above a request's deadline of 5 s."""
 
+BELIEVED: Final = frozenset({"read", "subscribe", "relay"})
+"""What a leader answers by what it believes of its shards. Its writes are fenced by their generation in any case."""
+
 
 class LeaderServer:
     """One leader process' parts. `start` serves; then the `tao.runtime.process.RunningServer` protocol."""
@@ -72,6 +78,7 @@ class LeaderServer:
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._schema_file: Final = SchemaFile(settings.schema_file)
+        self._followed_version = 0
 
     async def start(self) -> LeaderServer:
         """Take the shards, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
@@ -193,8 +200,10 @@ class LeaderServer:
             cache.set_types(self._types)
             reads.use_schema(changed)
 
+        guard = StallGuard(service, BELIEVED, self._look_after_pause, clock, settings.stalls, self._log)
         configuration.on_schema(use_schema)
         configuration.on_routes(self._follow_routes)
+        configuration.on_routes(TopologyEpochs(cache).follow_routes)
         configuration.on_routes(lambda routes: self._links.keep_only(routes.server_names()))
         metrics = Metrics(role="leader", server=name)
         source.read_seconds = replica.read_seconds = metrics.histogram(
@@ -208,7 +217,7 @@ class LeaderServer:
         server = configuration.routes.server(name)
         self._faces = Faces(
             server,
-            service,
+            guard,
             ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
             lambda: configuration.routes.version,
             lambda: min(ownership.owned, default=0),
@@ -248,6 +257,7 @@ class LeaderServer:
         await self._faces.start()
         await self._admin.start()
         self._follow_routes(configuration.routes)
+        self._tasks.keep(guard.keep, "signs of life")
         self._tasks.keep(ownership.take, "taking shards")
         self._tasks.keep(ownership.check, "ownership check")
         self._tasks.keep(inverses.repair, "repair")
@@ -276,7 +286,19 @@ class LeaderServer:
         self._configuration.use_topology(await self._topology_file.load())
         await self._schema_file.look(self._configuration.use_schema_text)
 
+    async def _look_after_pause(self, seconds: float) -> None:
+        """What may have changed while this process did not run: the topology, owners, what is told of hosted shards."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds / 2):
+                await self._configuration.refresh()
+        self._hosting.begin_anew()
+        await self._ownership.confirm(seconds / 2)
+
     def _follow_routes(self, routes: Routes) -> None:
+        if routes.version > self._followed_version + 1:
+            # By documents in between others may have had the hosted shards, and been told of their changes.
+            self._hosting.begin_anew()
+        self._followed_version = routes.version
         # By tier: a server that was taken out of the document while it runs has no shards, and must let go of its own.
         shards = routes.tier(self._region, self._tier).shards_of(self._settings.name)
         mastered_here = {shard for shard in shards if routes.master_region(shard) == self._region}

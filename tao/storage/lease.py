@@ -26,9 +26,9 @@ _NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
 _EVENT: Final = "tao.close_without_lease"
 
 
-async def install_lease(session: Session, *, deadline: float) -> None:
+async def install_lease(session: Session, lasts_seconds: float, *, deadline: float) -> None:
     """Prepare the server: schema, row (of a lease that has run out) and event. It is as open or closed afterwards as
-    before, for at most a second. Idempotent."""
+    before, for at most a second. ``lasts_seconds``: of each lease from now on. Idempotent."""
     closed = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
     (((read_only, super_closed),),) = await session.run(
         f"SELECT @@GLOBAL.read_only, @@GLOBAL.{closed}", deadline=deadline
@@ -40,8 +40,9 @@ async def install_lease(session: Session, *, deadline: float) -> None:
         await session.run(
             "CREATE SCHEMA IF NOT EXISTS tao; "
             "CREATE TABLE IF NOT EXISTS tao.lease (only_row TINYINT UNSIGNED NOT NULL PRIMARY KEY, "
-            "ends_unix_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
-            "INSERT IGNORE INTO tao.lease VALUES (1, 0); COMMIT; "
+            "ends_unix_ms BIGINT UNSIGNED NOT NULL, lasts_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
+            "INSERT IGNORE INTO tao.lease VALUES (1, 0, 0); "
+            f"UPDATE tao.lease SET lasts_ms = {int(lasts_seconds * 1000)}; COMMIT; "
             f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO "
             "BEGIN IF @@GLOBAL.read_only = 0 AND NOT EXISTS "
             f"(SELECT 1 FROM tao.lease WHERE ends_unix_ms > {_NOW}) THEN SET GLOBAL {closed} = 1; END IF; END",
@@ -56,13 +57,16 @@ async def install_lease(session: Session, *, deadline: float) -> None:
         await set_read_only(session, True, deadline=deadline)
 
 
-async def lease_installed(session: Session, *, deadline: float) -> bool:
-    """Whether the server closes itself when its lease ends."""
-    (rows,) = await session.run(
+async def lease_seconds(session: Session, *, deadline: float) -> float:
+    """How long the server's leases last; 0 when it keeps none, so that it closes itself never."""
+    (events,) = await session.run(
         "SELECT 1 FROM information_schema.events WHERE event_schema = 'tao' AND event_name = 'close_without_lease'",
         deadline=deadline,
     )
-    return bool(rows)
+    if not events:
+        return 0.0
+    ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
+    return int(lasts_ms or 0) / 1000
 
 
 async def server_unix_ms(session: Session, *, deadline: float) -> int:
@@ -71,32 +75,34 @@ async def server_unix_ms(session: Session, *, deadline: float) -> int:
     return int(now)
 
 
-async def grant_lease(session: Session, until_unix_ms: int, *, deadline: float) -> None:
+async def grant_lease(session: Session, from_unix_ms: int, *, deadline: float) -> None:
     """Begin a lease, whatever was before. The server has to be opened besides. Raises `OperatorError` where
     `install_lease` was never called."""
     if session.dialect is Dialect.MYSQL:
         await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)  # leaders are kept out still
-    if not await _write(session, until_unix_ms, "", deadline):
+    if not await _write(session, f"{from_unix_ms:d} + lasts_ms", "", deadline):
         raise OperatorError("the server keeps no lease: it was not prepared for one")
 
 
-async def renew_lease(session: Session, until_unix_ms: int, *, deadline: float) -> bool:
+async def renew_lease(session: Session, from_unix_ms: int, *, deadline: float) -> bool:
     """Prolong a lease that has not run out; False when it has, or was taken away."""
-    return await _write(session, until_unix_ms, f" AND ends_unix_ms > {_NOW}", deadline)
+    return await _write(session, f"{from_unix_ms:d} + lasts_ms", f" AND ends_unix_ms > {_NOW}", deadline)
 
 
 async def revoke_lease(session: Session, *, deadline: float) -> None:
-    """Take the lease away; the server has to be closed besides. Nothing happens where none is kept."""
-    if await lease_installed(session, deadline=deadline):
-        await _write(session, 0, " AND ends_unix_ms > 0", deadline)
+    """Take the lease away from a server that is open; it has to be closed besides. Nothing happens where none is kept,
+    and at a server that is closed, which a lease does not open."""
+    (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
+    if not read_only and await lease_seconds(session, deadline=deadline):
+        await _write(session, "0", " AND ends_unix_ms > 0", deadline)
 
 
-async def _write(session: Session, until_unix_ms: int, condition: str, deadline: float) -> bool:
-    await session.run("ROLLBACK; SET SESSION sql_log_bin = 0", deadline=deadline)
+async def _write(session: Session, ends: str, condition: str, deadline: float) -> bool:
     results = await session.run(
-        f"UPDATE tao.lease SET ends_unix_ms = %s WHERE only_row = 1{condition}; SELECT ROW_COUNT(); COMMIT; "
-        "SET SESSION sql_log_bin = 1",
-        (until_unix_ms,),
+        "ROLLBACK; SET SESSION sql_log_bin = 0; "
+        # Never the same value twice, or a renewal within a millisecond would count as none.
+        f"UPDATE tao.lease SET ends_unix_ms = GREATEST({ends}, ends_unix_ms + 1) * ({ends} > 0) "
+        f"WHERE only_row = 1{condition}; SELECT ROW_COUNT(); COMMIT; SET SESSION sql_log_bin = 1",
         deadline=deadline,
     )
-    return bool(results[1][0][0])
+    return bool(results[3][0][0])

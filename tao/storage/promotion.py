@@ -108,20 +108,6 @@ async def apply_received(session: Session, *, deadline: float) -> None:
     await wait_for_position(session, status.received, deadline=deadline)
 
 
-async def shards_not_under(session: Session, shards: Sequence[int], master: str, *, deadline: float) -> list[int]:
-    """Those of the shards whose row names another master server."""
-    found: list[int] = []
-    for some in _some(shards):
-        union = " UNION ALL ".join(
-            f"(SELECT {shard:d} FROM {schema_name(shard)}.shard WHERE only_row = 1 AND master_server <> %s)"
-            for shard in some
-        )
-        (rows,) = await session.run(union, [master] * len(some), deadline=deadline)
-        await session.run("COMMIT", deadline=deadline)  # no snapshot is kept
-        found.extend(int(row[0]) for row in rows)
-    return found
-
-
 async def highest_epoch(session: Session, shards: Sequence[int], *, deadline: float) -> int:
     """The highest version epoch in the shards' rows."""
     highest = 0
@@ -138,7 +124,8 @@ async def raise_epoch(
     session: Session, shards: Sequence[int], master: str, version_epoch: int, *, deadline: float
 ) -> None:
     """Write master, version epoch and a new generation into the rows of the shards, some at a time: whoever owned them
-    is fenced off, and later versions are above all that were ever given out. Rows that have them are left alone. The server stays closed to leaders."""
+    is fenced off, and later versions are above all that were ever given out. Rows that have them are left alone. The
+    server stays closed to leaders."""
     if session.dialect is Dialect.MYSQL:
         await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
     for some in _some(shards):

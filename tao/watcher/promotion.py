@@ -1,0 +1,377 @@
+"""A promotion, step by step (DESIGN.md §9).
+
+Every step may be repeated, and the process may end after any: who is master is decided by one compare-and-set of the
+topology, before which everything can be undone (`restore`) and after which only the new master is still to be opened,
+which `restore` does too. The one thing that cannot be undone is a new version epoch in shard rows of a server that is
+not master yet: such a promotion is finished by the next run.
+
+Writes fail with `MASTER_READ_ONLY` from the first step to the last; reads go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
+from tao.model.ports import TopologyStore
+from tao.model.topology import Database
+from tao.storage.lease import EVENT_SECONDS, grant_lease, server_unix_ms
+from tao.storage.promotion import (
+    acknowledging_replicas,
+    apply_received,
+    highest_epoch,
+    member_state,
+    open_to_writes,
+    raise_epoch,
+    receive_again,
+    set_semi_sync,
+    stop_receiving,
+)
+from tao.storage.replication import detach, executed_position, wait_for_position
+from tao.topology import edits
+from tao.watcher.locks import Locks, mastership_lock
+from tao.watcher.promotion_plan import (
+    Member,
+    PromotionRefused,
+    Wish,
+    check_before,
+    check_rejoin,
+    choose,
+    unfinished,
+)
+from tao.watcher.replication_set import ReplicationSet, SetAccounts, find_database
+from tao.watcher.settings import PromotionSettings
+
+_PAUSE_SECONDS: Final = 0.05
+
+
+class Step(StrEnum):
+    """In their order."""
+
+    FENCE = "closing the old master to writes"
+    CATCH_UP = "waiting until the new master has everything of the old one"
+    STOP_RECEIVING = "stopping all replicas from receiving"
+    COMPARE = "comparing what the servers have received"
+    APPLY = "applying what the new master has received"
+    DETACH = "having the new master follow nobody"
+    RAISE_EPOCH = "raising the version epoch of its shards"
+    TOPOLOGY = "changing the topology"
+    REPOINT = "having the others follow the new master"
+    SETTLE = "giving the servers time to see it"
+    OPEN = "opening the new master to writes"
+
+
+class Promoted(msgspec.Struct, frozen=True, kw_only=True):
+    """What a promotion has done. ``following``: servers that follow the master now; ``left``: name → why it does not.
+    ``waits_for_replica``: each commit is with a replica before it is acknowledged."""
+
+    database: str
+    master: str
+    region: str
+    version_epoch: int
+    topology_version: int
+    following: list[str]
+    left: dict[str, str]
+    waits_for_replica: bool
+
+
+OnStep = Callable[[Step], Awaitable[None]]
+
+
+class Promoter:
+    """Changes of mastership, each under the lock of its database."""
+
+    def __init__(
+        self,
+        store: TopologyStore,
+        locks: Locks,
+        accounts: SetAccounts,
+        settings: PromotionSettings,
+        *,
+        seen_from: str = "",
+        on_step: OnStep | None = None,
+    ) -> None:
+        """``on_step`` is called before each step, for whoever shows progress."""
+        self._store: Final = store
+        self._locks: Final = locks
+        self._accounts: Final = accounts
+        self._settings: Final = settings
+        self._seen_from: Final = seen_from
+        self._on_step: Final = on_step
+
+    async def look(self, database: str) -> list[Member]:
+        """The servers of a database as they are. Raises `TopologyError` when there is no such database."""
+        return await (await self._set(database)).members()
+
+    async def promote(self, database: str, wish: Wish, *, silent_since: float | None = None) -> Promoted:
+        """Make another server master. ``silent_since``: when, on the loop's clock, the old master's lease was renewed
+        last; None: it may be a moment ago.
+
+        Raises `PromotionRefused` with everything as before; another `TaoError` when a step failed: whatever had been
+        done then is finished or undone by the next run. `LockTaken` when another run is under way.
+        """
+        with self._locks.held(mastership_lock(database), alone=True):
+            replicas = await self._set(database)
+            if wish.region == replicas.database.master_region:
+                return await self._restore(replicas)
+            members = await replicas.members()
+            check_before(members, wish)
+            try:
+                chosen = await self._choose(replicas, members, wish, silent_since)
+            except TaoError:
+                # Nothing irrevocable has happened: let a master that is in reach go on.
+                if next(member for member in members if member.is_master).state is not None:
+                    await self._restore(replicas)
+                raise
+            return await self._enthrone(replicas, chosen)
+
+    async def restore(self, database: str) -> Promoted:
+        """Bring the database into the state that the topology states: finish or undo a promotion that was interrupted,
+        open a master that restarted. Raises as `promote`."""
+        with self._locks.held(mastership_lock(database), alone=True):
+            return await self._restore(await self._set(database))
+
+    async def rejoin(self, database: str, server: str) -> None:
+        """Have a server follow the master of its set again, and wait until it has caught up. Raises `ServerDiverged`
+        when it cannot, with nothing changed but that it is closed to writes."""
+        with self._locks.held(mastership_lock(database), alone=True):
+            replicas = await self._set(database)
+            region = replicas.region_of(server)
+            if region == replicas.database.master_region:
+                raise PromotionRefused(f"{server} is the master of {database} by the topology: it follows nobody")
+            # Closed first, so that what is compared is all that it will ever have had.
+            await replicas.close(region)
+            members = {member.region: member for member in await replicas.members()}
+            master = members[replicas.database.master_region]
+            check_rejoin(members[region], master)
+            if replicas.database.semi_sync:
+                async with replicas.session(master.region) as session:
+                    await set_semi_sync(session, waits=True, deadline=replicas.soon())
+            await replicas.follow(region, master.region)
+            await self._caught_up(replicas, region)
+            await self._wait_for_replicas_again(replicas)
+            topology = await self._store.load()
+            if find_database(topology, database).servers[region].down:
+                await self._store.change(topology.version, edits.mark_database_server(topology, server, down=False))
+
+    # ---- until one is chosen: everything here can be undone ----------------------------------------------------------
+
+    async def _choose(
+        self, replicas: ReplicationSet, members: list[Member], wish: Wish, silent_since: float | None
+    ) -> Member:
+        master = next(member for member in members if member.is_master)
+        await self._begin(Step.FENCE)
+        fenced = master.state is not None
+        if fenced:
+            try:
+                await replicas.close(master.region)
+            except TaoError:
+                if not wish.master_lost:
+                    raise
+                fenced = False  # it went away just now
+        others = [member for member in members if not member.is_master and member.state is not None]
+        if not fenced:
+            await self._wait_for_lease(replicas, others, silent_since)
+        else:
+            await self._begin(Step.CATCH_UP)
+            try:
+                await self._catch_up(replicas, master, choose_target(others, wish))
+            except TaoError:
+                if not wish.master_lost:
+                    raise
+        await self._begin(Step.STOP_RECEIVING)
+        await asyncio.gather(*(self._stop_receiving(replicas, member) for member in others))
+        await self._begin(Step.COMPARE)
+        return choose(await replicas.members(), wish)
+
+    async def _wait_for_lease(self, replicas: ReplicationSet, others: list[Member], silent_since: float | None) -> None:
+        """Until a master that cannot be told has closed itself. All servers of a set keep leases, or none does."""
+        lasts = max([await replicas.lease_seconds(member.region) for member in others])
+        if lasts:
+            loop = asyncio.get_running_loop()
+            over = (loop.time() if silent_since is None else silent_since) + lasts + 2 * EVENT_SECONDS
+            await asyncio.sleep(max(0.0, over - loop.time()))
+
+    async def _catch_up(self, replicas: ReplicationSet, master: Member, target: Member) -> None:
+        async with replicas.session(master.region) as session:
+            executed = (await member_state(session, deadline=replicas.soon())).executed
+            position = await executed_position(session, deadline=replicas.soon())
+        async with replicas.session(target.region) as session:
+            state = await member_state(session, deadline=replicas.soon())
+            if state.received >= executed:
+                return  # and it may follow nobody any more, after a run that was interrupted
+            if not replicas.follows(target, master.region):
+                raise PromotionRefused(f"{target.name} does not follow {master.name}: tao rejoin {target.name} first")
+            await receive_again(session, deadline=replicas.soon())
+            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+            await wait_for_position(session, position, deadline=deadline)
+
+    async def _stop_receiving(self, replicas: ReplicationSet, member: Member) -> None:
+        async with replicas.session(member.region) as session:
+            await stop_receiving(session, deadline=replicas.soon())
+
+    # ---- from here on it can only be finished ------------------------------------------------------------------------
+
+    async def _enthrone(self, replicas: ReplicationSet, chosen: Member) -> Promoted:
+        region, shards = chosen.region, replicas.shards
+        async with replicas.session(region) as session:
+            await self._begin(Step.APPLY)
+            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+            await apply_received(session, deadline=deadline)
+            await self._begin(Step.DETACH)
+            await detach(session, deadline=replicas.soon())
+            await self._begin(Step.RAISE_EPOCH)
+            # Above the document's, under which the old master may have given out versions nobody here has heard of.
+            # Rows above it are of a run that was interrupted, and whoever they were for was never opened.
+            known = await highest_epoch(session, shards, deadline=replicas.soon())
+            epoch = max(replicas.database.version_epoch + 1, known)
+            await raise_epoch(session, shards, chosen.name, epoch, deadline=deadline)
+        await self._begin(Step.TOPOLOGY)
+        members = await replicas.members()
+        lost = next((member.name for member in members if member.is_master and member.state is None), "")
+        await self._change_topology(replicas.database, region, epoch, lost)
+        changed = await self._set(replicas.database.name)
+        return await self._open(changed, settle=True)
+
+    async def _change_topology(self, database: Database, region: str, epoch: int, lost: str) -> None:
+        topology = await self._store.load()
+        found = find_database(topology, database.name)
+        if found.master_region != database.master_region:
+            raise OperatorError(f"the master region of {database.name} was changed by somebody else meanwhile")
+        await self._store.change(topology.version, edits.promote(topology, database.name, region, epoch, lost))
+
+    # ---- the state that the topology states --------------------------------------------------------------------------
+
+    async def _restore(self, replicas: ReplicationSet) -> Promoted:
+        members = await replicas.members()
+        master = next(member for member in members if member.is_master)
+        others = [member for member in members if not member.is_master and member.state is not None]
+        epochs = {member.name: await replicas.highest_epoch(member.region) for member in members if member.state}
+        region = unfinished(members, epochs, replicas.database.version_epoch)
+        if region is not None:
+            if master.state is not None:
+                await replicas.close(master.region)
+            return await self._enthrone(replicas, next(member for member in others if member.region == region))
+        if master.state is None:
+            raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
+        if master.state.following is not None:
+            raise PromotionRefused(
+                f"{master.name} is the master by the topology, and follows {master.state.following.source}: somebody "
+                "has made it a replica by hand. Promote the right one by `tao promote`"
+            )
+        return await self._open(replicas, settle=False)
+
+    async def _open(self, replicas: ReplicationSet, *, settle: bool) -> Promoted:
+        """Others follow the master of the topology, and it takes writes."""
+        loop = asyncio.get_running_loop()
+        opened_at = loop.time() + (self._settings.settle_seconds if settle else 0.0)
+        database = replicas.database
+        await self._begin(Step.REPOINT)
+        following, left = await self._repoint(replicas)
+        await self._begin(Step.SETTLE)
+        await asyncio.sleep(max(0.0, opened_at - loop.time()))
+        await self._begin(Step.OPEN)
+        async with replicas.session(database.master_region) as session:
+            await raise_epoch(
+                session, replicas.shards, replicas.master.name, database.version_epoch, deadline=replicas.soon()
+            )
+            waits = database.semi_sync and await self._acknowledged(replicas, bool(following))
+            now = await server_unix_ms(session, deadline=replicas.soon())
+            if await replicas.lease_seconds(database.master_region):
+                await grant_lease(session, now, deadline=replicas.soon())
+            await open_to_writes(session, semi_sync=waits, deadline=replicas.soon())
+        version = (await self._store.load()).version
+        return Promoted(
+            database=database.name,
+            master=replicas.master.name,
+            region=database.master_region,
+            version_epoch=database.version_epoch,
+            topology_version=version,
+            following=following,
+            left=left,
+            waits_for_replica=waits,
+        )
+
+    async def _repoint(self, replicas: ReplicationSet) -> tuple[list[str], dict[str, str]]:
+        database = replicas.database
+        if database.semi_sync:
+            # Before they connect: replicas are counted when they do.
+            async with replicas.session(database.master_region) as session:
+                await set_semi_sync(session, waits=True, deadline=replicas.soon())
+        members = await replicas.members()
+        master = next(member for member in members if member.is_master)
+        following: list[str] = []
+        left: dict[str, str] = {}
+        for member in members:
+            if member.is_master:
+                continue
+            try:
+                await self._bring_in_line(replicas, member, master)
+                following.append(member.name)
+            except TaoError as error:
+                left[member.name] = error.message
+        return following, left
+
+    async def _bring_in_line(self, replicas: ReplicationSet, member: Member, master: Member) -> None:
+        """Have a server that answers follow the master. Raises `ServerDiverged` when it must not."""
+        if replicas.follows(member, master.region) and member.receives and not replicas.database.semi_sync:
+            return
+        if member.state is not None and member.state.following is None:
+            # Perhaps an old master, open still: closed first, so that what is compared is all it will ever have had.
+            await replicas.close(member.region)
+            member = next(each for each in await replicas.members() if each.name == member.name)
+        check_rejoin(member, master)
+        await replicas.follow(member.region, master.region)
+
+    async def _acknowledged(self, replicas: ReplicationSet, expected: bool) -> bool:
+        """Whether a replica acknowledges what the master tells it, by now or in a moment."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._settings.acknowledging_seconds if expected else 0.0)
+        async with replicas.session(replicas.database.master_region) as session:
+            while not await acknowledging_replicas(session, deadline=replicas.soon()):
+                if loop.time() >= deadline:
+                    return False
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return True
+
+    async def _wait_for_replicas_again(self, replicas: ReplicationSet) -> None:
+        """A master that was alone waits for its replicas again, now that one is back."""
+        if not replicas.database.semi_sync:
+            return
+        if not await self._acknowledged(replicas, True):
+            async with replicas.session(replicas.database.master_region) as session:
+                await set_semi_sync(session, waits=False, deadline=replicas.soon())
+            raise OperatorError(f"{replicas.master.name} has no replica that acknowledges; it waits for none")
+
+    async def _caught_up(self, replicas: ReplicationSet, region: str) -> None:
+        async with replicas.session(replicas.database.master_region) as session:
+            executed = (await member_state(session, deadline=replicas.soon())).executed
+        async with replicas.session(region) as session:
+            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+            while not (await member_state(session, deadline=replicas.soon())).executed >= executed:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise DeadlineExceeded("it follows, and has not caught up yet: `tao status` shows how far it is")
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _set(self, database: str) -> ReplicationSet:
+        topology = await self._store.load()
+        return ReplicationSet(
+            find_database(topology, database),
+            self._accounts,
+            seen_from=self._seen_from,
+            statement_seconds=self._settings.statement_seconds,
+        )
+
+    async def _begin(self, step: Step) -> None:
+        if self._on_step is not None:
+            await self._on_step(step)
+
+
+def choose_target(others: list[Member], wish: Wish) -> Member:
+    """Who is waited for in a planned switch: the one wished for, else the first by name."""
+    return min(others, key=lambda member: (member.region != wish.region, member.name))

@@ -1,0 +1,126 @@
+"""The servers of one database, as an administrator reaches them: asked, closed, attached (DESIGN.md §9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.errors import TaoError, TopologyError
+from tao.model.topology import Database, DatabaseServer, Topology
+from tao.storage.accounts import Account
+from tao.storage.dialect import SessionSetup
+from tao.storage.lease import lease_seconds, revoke_lease
+from tao.storage.promotion import acknowledge_as_replica, fence, highest_epoch, member_state
+from tao.storage.replication import ReplicationSource, attach
+from tao.storage.session import ServerAccount, Session, open_session
+from tao.watcher.promotion_plan import Member
+
+
+@dataclass(frozen=True, slots=True)
+class SetAccounts:
+    """As whom a promotion comes in, and as whom replicas do at their master."""
+
+    administrator: Account
+    replicator: Account
+
+
+class ReplicationSet:
+    """The servers of one database under one topology document."""
+
+    def __init__(self, database: Database, accounts: SetAccounts, *, seen_from: str, statement_seconds: float) -> None:
+        """``seen_from``: the region whose addresses are used; empty for the usual ones. ``statement_seconds``: bound on
+        each statement, and on a connection."""
+        self.database: Final = database
+        self._accounts: Final = accounts
+        self._seen_from: Final = seen_from
+        self._statement_seconds: Final = statement_seconds
+
+    @property
+    def master(self) -> DatabaseServer:
+        """By the topology."""
+        return self.database.servers[self.database.master_region]
+
+    @property
+    def shards(self) -> list[int]:
+        """All that lie on the database."""
+        return [shard for first, last in self.database.shards for shard in range(first, last + 1)]
+
+    def soon(self) -> float:
+        """A deadline for one statement."""
+        return asyncio.get_running_loop().time() + self._statement_seconds
+
+    def region_of(self, name: str) -> str:
+        """The region of one of the servers."""
+        return next(region for region, server in self.database.servers.items() if server.name == name)
+
+    @asynccontextmanager
+    async def session(self, region: str) -> AsyncIterator[Session]:
+        """An administrator's, at the server of a region. Raises `TaoError`."""
+        server = self.database.servers[region].seen_from(self._seen_from)
+        administrator = self._accounts.administrator
+        account = ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
+        session = await open_session(account, server.name, SessionSetup(writes=True), deadline=self.soon())
+        try:
+            yield session
+        finally:
+            # Without a word of good-bye, for which a server that hangs would have to be waited.
+            session.abort()
+
+    async def members(self) -> list[Member]:
+        """All servers as they are now, asked side by side."""
+
+        async def one(region: str, server: DatabaseServer) -> Member:
+            is_master = region == self.database.master_region
+            try:
+                async with self.session(region) as session:
+                    state = await member_state(session, deadline=self.soon())
+            except TaoError as error:
+                return Member(server.name, region, None, error.message, is_master=is_master)
+            return Member(server.name, region, state, is_master=is_master)
+
+        return list(await asyncio.gather(*(one(region, server) for region, server in self.database.servers.items())))
+
+    def follows(self, member: Member, master_region: str) -> bool:
+        """Whether the member follows the server of that region, as its own region reaches it."""
+        master = self.database.servers[master_region].seen_from(member.region)
+        following = None if member.state is None else member.state.following
+        return following is not None and following.source == f"{master.host}:{master.port}"
+
+    async def close(self, region: str) -> None:
+        """Take the lease and close the server to writes, for good. Raises `TaoError`."""
+        async with self.session(region) as session:
+            await revoke_lease(session, deadline=self.soon())
+            await fence(session, deadline=self.soon())
+
+    async def lease_seconds(self, region: str) -> float:
+        """How long a lease of the server lasts; 0: it keeps none. Raises `TaoError`."""
+        async with self.session(region) as session:
+            return await lease_seconds(session, deadline=self.soon())
+
+    async def follow(self, region: str, master_region: str) -> None:
+        """Make a server a replica of another, whatever it was. Raises `TaoError`."""
+        master = self.database.servers[master_region].seen_from(region)
+        replicator = self._accounts.replicator
+        source = ReplicationSource(master.host, master.port, replicator.user, replicator.password)
+        async with self.session(region) as session:
+            if self.database.semi_sync:
+                await acknowledge_as_replica(session, deadline=self.soon())
+            await revoke_lease(session, deadline=self.soon())
+            await attach(session, source, deadline=self.soon())
+
+    async def highest_epoch(self, region: str) -> int:
+        """The highest version epoch in the shard rows of a server. Raises `TaoError`."""
+        async with self.session(region) as session:
+            return await highest_epoch(session, self.shards, deadline=self.soon())
+
+
+def find_database(topology: Topology, name: str) -> Database:
+    """Raises `TopologyError` when there is none of that name."""
+    for database in topology.databases:
+        if database.name == name:
+            return database
+    known = [database.name for database in topology.databases]
+    raise TopologyError(f"there is no database {name!r}; there are {', '.join(known)}")
