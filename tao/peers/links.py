@@ -1,21 +1,24 @@
 """Links to other cache servers: one session each, made when first needed and made anew when lost.
 
 A link answers two questions for the layers above: how to reach that server now, and how it has been doing lately. What
-arrives while it connects waits, bounded in number and by its own deadline; when the attempt fails, those requests fail
-at once, and so do all others until the next attempt is due (after a growing, jittered pause). Whoever has another
-server to ask should not spend its time here.
+arrives while it connects waits, bounded in number and by its own deadline. Every answer, time-out and refusal goes to
+the link's failure detector; while that holds the server down, requests fail at once, and the link alone asks (by
+connecting, or by a read of nothing) until the server has answered well a few times. Whoever has another server to ask
+should not spend its time here.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from dataclasses import dataclass, field
 from typing import Literal
 
 from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, TaoError, Unavailable
 from tao.model.topology import CacheServer
+from tao.routing.failure_detector import DetectorSettings, FailureDetector, FailureDetectors, Standing
 from tao.wire.client_session import Waiter
 from tao.wire.deadlines import DeadlineWheel
 from tao.wire.frames_client import connect_frames
@@ -42,14 +45,11 @@ class LinkSettings:
     max_waiting: int = 1_000
     """Requests that may wait for a connection being made: some milliseconds of a busy process' traffic."""
 
-    backoff_first_seconds: float = 0.05
-    """Pause after the first failed attempt: a restarted server is found again quickly."""
+    telling_timeout_seconds: float = 0.2
+    """A request that had less time than this and was not answered says nothing of the server."""
 
-    backoff_max_seconds: float = 2.0
-    """Longest pause: thousands of clients that each try every two seconds do no harm to a server that comes back."""
-
-    down_after_failures: int = 3
-    """Consecutive failures that mark a server down: one lost connection or one slow answer is no outage."""
+    detector: DetectorSettings = field(default_factory=DetectorSettings)
+    """When a server is down or in a brown-out, and how it is probed."""
 
 
 class Links:
@@ -65,6 +65,7 @@ class Links:
         self._region = region
         self._settings = settings
         self._connector = _Connector(settings, credentials, tls)
+        self._detectors: FailureDetectors[str] = FailureDetectors(settings.detector, random.random)
         self._links: dict[str, Link] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -76,23 +77,36 @@ class Links:
             return link
         if link is not None:
             self._retire(link)
-        link = self._links[server.name] = Link(server, self._settings, self._connector)
+            self._detectors.forget(server.name)
+        detector = self._detectors.of(server.name, asyncio.get_running_loop().time())
+        link = self._links[server.name] = Link(server, self._settings, self._connector, detector)
         return link
 
     def keep_only(self, names: set[str]) -> None:
         """Close the links to servers that the topology does not name any more."""
         for name in [name for name in self._links if name not in names]:
             self._retire(self._links.pop(name))
+            self._detectors.forget(name)
+
+    def is_down(self, server: CacheServer) -> bool:
+        """Whether requests to that server fail fast; a server that was never asked is taken for well."""
+        link = self._links.get(server.name)
+        return link is not None and link.is_down
+
+    def standings(self) -> dict[str, Standing]:
+        """What is held of each server, for metrics and people."""
+        return self._detectors.standings()
 
     def failures(self) -> dict[str, float]:
         """`Link.consecutive_failures` by server, for a gauge: 0 for those that answer."""
         return {name: link.consecutive_failures for name, link in self._links.items()}
 
     def figures(self) -> dict[str, dict[str, object]]:
-        """For ``/stats``, by server: is it connected, and how often has it failed in a row."""
+        """For ``/stats``, by server: is it connected, and what is held of it, since how many seconds and why."""
+        now = asyncio.get_running_loop().time()
         return {
-            name: {"up": link.is_up, "consecutive_failures": link.consecutive_failures}
-            for name, link in self._links.items()
+            name: {"up": self._links[name].is_up, **figures_of(standing, now)}
+            for name, standing in self.standings().items()
         }
 
     async def close(self) -> None:
@@ -109,16 +123,20 @@ class Links:
 class Link:
     """The way to one server. Made by `Links.to`; belongs to the running loop."""
 
-    def __init__(self, server: CacheServer, settings: LinkSettings, connector: _Connector) -> None:
+    def __init__(
+        self, server: CacheServer, settings: LinkSettings, connector: _Connector, detector: FailureDetector
+    ) -> None:
         self.server = server
         self._settings = settings
         self._connector = connector
+        self._detector = detector
         self._loop = asyncio.get_running_loop()
         self._session: Session | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._failures = 0
-        self._refused = Unavailable(f"{server.name} has not been tried yet")
-        self._next_attempt_at = 0.0
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._ping = 0  # the number of the probe that is under way on the session; 0 when there is none
+        self._probe_began = 0.0
+        self._connects_to_probe = False
         self._closed = False
         # What waits for the connection: number -> request, who asks, when its time is up, the tick of that
         self._waiting: dict[int, tuple[pb.Request, AnswerHandler, float, int]] = {}
@@ -132,14 +150,19 @@ class Link:
 
     @property
     def consecutive_failures(self) -> int:
-        """Failed attempts to connect since the last that succeeded, and requests whose deadline has passed since the
-        last answer: 0 for a server that answers."""
-        return self._failures + (self._session.consecutive_timeouts if self._session is not None else 0)
+        """Failed attempts to connect, and requests and probes whose time was up, since the last answer."""
+        return self._detector.consecutive_failures
 
     @property
     def is_down(self) -> bool:
-        """Several attempts or requests in a row went unanswered: what can go another way should (DESIGN.md §9)."""
-        return self.consecutive_failures >= self._settings.down_after_failures
+        """The detector holds the server down: requests fail fast with `Unavailable` (DESIGN.md §9)."""
+        return self._detector.is_down
+
+    @property
+    def is_impaired(self) -> bool:
+        """Down, out of reach or in a brown-out: another server should be asked where there is one."""
+        detector = self._detector
+        return detector.is_impaired or (detector.is_troubled and not self.is_up)
 
     def address_is_that_of(self, server: CacheServer) -> bool:
         """Whether this link leads to where the topology says that the server is."""
@@ -149,7 +172,7 @@ class Link:
         """As `Session.send`. An Acknowledge goes to the session that is up, or nowhere: its series ended with the
         session before."""
         session = self._session
-        if session is not None and session.is_open:
+        if session is not None and session.is_open and not self._detector.is_down:
             session.send(request, timeout_seconds, on_answer)
             return
         if request.WhichOneof("body") in UNANSWERED_KINDS:
@@ -170,7 +193,7 @@ class Link:
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         """As `Session.ask`."""
         session = self._session
-        if session is not None and session.is_open:
+        if session is not None and session.is_open and not self._detector.is_down:
             return await session.ask(request, timeout_seconds)
         waiter = Waiter(self._loop)
         self.send(request, timeout_seconds, waiter.take)
@@ -180,9 +203,23 @@ class Link:
             self._forget_waiting(waiter.take)
             raise
 
+    def answered(self, seconds: float) -> None:
+        """As `tao.wire.session.Observer`."""
+        was_troubled = self._detector.is_troubled
+        self._detector.answered(seconds, self._loop.time())
+        if self._detector.is_troubled is not was_troubled:
+            self._follow_detector()
+
+    def timed_out(self, seconds: float) -> None:
+        """As `tao.wire.session.Observer`."""
+        if seconds >= self._settings.telling_timeout_seconds:
+            self._detector.failed(self._loop.time(), f"no answer within {seconds:.1f} s")
+            self._follow_detector()
+
     async def close(self) -> None:
         """Close; whatever waits or is unanswered fails."""
         self._closed = True
+        self._follow_detector()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
@@ -195,15 +232,16 @@ class Link:
             return Unavailable(f"the link to {self.server.name} was closed here")
         if timeout_seconds <= 0:
             return DeadlineExceeded("no time was left to send the request")
-        if self._connecting is None and self._loop.time() < self._next_attempt_at:
-            return self._refused
+        if self._detector.is_down or (self._detector.is_troubled and self._connecting is None):
+            standing = self._detector.standing()
+            return Unavailable(f"{self.server.name} is {standing.health}: {standing.reason}")
         if len(self._waiting) >= self._settings.max_waiting:
             return Overloaded(f"{len(self._waiting)} requests wait for a connection to {self.server.name} already")
         return None
 
     async def _connect(self) -> None:
         try:
-            self._session = await self._connector.connect(self.server)
+            session = await self._connector.connect(self.server)
         except TaoError as error:
             self._attempt_failed(error)
         except Exception:
@@ -211,21 +249,76 @@ class Link:
             _logger.exception("connecting to %s failed", self.server.name)
             self._attempt_failed(InternalError("connecting failed; the log of this process says why"))
         else:
-            self._failures = 0
+            self._session = session
+            session.observer = self
             self._connecting = None
-            self._send_waiting(self._session)
+            if self._connects_to_probe:
+                self._probe_answered()
+            self._send_waiting(session)
 
     def _attempt_failed(self, error: TaoError) -> None:
-        settings = self._settings
-        pause = min(settings.backoff_first_seconds * 2 ** min(self._failures, 30), settings.backoff_max_seconds)
-        self._next_attempt_at = self._loop.time() + pause * random.uniform(0.5, 1.0)
-        if not self._failures:
+        now = self._loop.time()
+        if not self._detector.is_troubled:
             _logger.warning("%s cannot be reached: %s", self.server.name, error.message)
-        self._failures += 1
-        self._refused = Unavailable(f"{self.server.name}: {error.message}")
+        if self._connects_to_probe:
+            self._connects_to_probe = False
+            self._detector.probe_failed(now, error.message)
+        else:
+            self._detector.failed(now, error.message)
         self._connecting = None
         # A refused greeting is the operator's to mend and says so; everything else is a server that is not there.
-        self._fail_waiting(error if not error.retryable else self._refused)
+        refused = Unavailable(f"{self.server.name}: {error.message}")
+        self._fail_waiting(error if not error.retryable else refused)
+        self._follow_detector()
+
+    def _follow_detector(self) -> None:
+        """Have a probe sent when the detector wants one."""
+        if self._probe_timer is not None:
+            self._probe_timer.cancel()
+            self._probe_timer = None
+        if self._detector.is_troubled and not self._closed:
+            self._probe_timer = self._loop.call_at(self._detector.probe_at, self._probe)
+
+    def _probe(self) -> None:
+        """One at a time: by connecting, or by a read of nothing, which every server answers at once."""
+        self._probe_timer = None
+        now = self._loop.time()
+        session = self._session
+        if self._detector.begin_probe(now):
+            self._probe_began = now
+            if session is not None and session.is_open:
+                self._forget_ping(session)
+                # Without a deadline of its own: what has become of it the detector asks, and not the observer.
+                self._ping = session.send(pb.Request(read=pb.ReadBatch()), math.inf, self._ping_answered)
+            else:
+                self._connects_to_probe = True
+                if self._connecting is None:
+                    self._connecting = self._loop.create_task(self._connect())
+        self._follow_detector()
+
+    def _forget_ping(self, session: Session) -> None:
+        if self._ping:
+            session.forget(self._ping)
+            self._ping = 0
+
+    def _ping_answered(self, answer: pb.Answer) -> None:
+        if answer.number != self._ping:
+            return
+        self._ping = 0
+        if answer.error.reason in (Unavailable.reason, Overloaded.reason):
+            self._detector.probe_failed(self._loop.time(), answer.error.message)
+            self._follow_detector()
+        else:
+            self._probe_answered()
+
+    def _probe_answered(self) -> None:
+        now = self._loop.time()
+        self._connects_to_probe = False
+        was_down = self._detector.is_down
+        self._detector.probe_answered(now - self._probe_began, now)
+        if was_down and not self._detector.is_down:
+            _logger.warning("%s is asked again", self.server.name)
+        self._follow_detector()
 
     def _send_waiting(self, session: Session) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -253,6 +346,17 @@ class Link:
     def _tell(self, on_answer: AnswerHandler, error: TaoError) -> None:
         # Through the loop, which logs what a handler raises and goes on with the others.
         self._loop.call_soon(on_answer, failure(error))
+
+
+def figures_of(standing: Standing, now: float) -> dict[str, object]:
+    """A detector's state for ``/stats``."""
+    return {
+        "health": standing.health.value,
+        "for_seconds": round(now - standing.since, 1),
+        "reason": standing.reason,
+        "consecutive_failures": standing.consecutive_failures,
+        "transitions": standing.transitions,
+    }
 
 
 class _Connector:

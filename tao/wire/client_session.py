@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, TaoError, TooLarge, Unavailable
 from tao.wire.convert import error_in, join_answers
 from tao.wire.deadlines import DeadlineWheel
-from tao.wire.session import NO_DEADLINE_MS, UNANSWERED_KINDS, AnswerHandler, failure
+from tao.wire.session import NO_DEADLINE_MS, UNANSWERED_KINDS, AnswerHandler, Observer, failure
 from tao.wire.settings import SessionSettings
 from tao.wire.v1 import session_pb2 as pb
 
@@ -31,12 +31,12 @@ class NumberedSession(ABC):
         self._address = address
         self._settings = settings
         self._wheel = DeadlineWheel(loop, settings.deadline_tick_seconds, self._expire)
-        # number -> who waits, the tick of its deadline, whether a failure leaves the outcome unknown
-        self._pending: dict[int, tuple[AnswerHandler, int, bool]] = {}
+        # number -> who waits, the tick of its deadline, whether a failure leaves the outcome unknown, when it was sent
+        self._pending: dict[int, tuple[AnswerHandler, int, bool, float]] = {}
         self._last_number = 0
         self._connected = False
         self._draining = False
-        self.consecutive_timeouts = 0
+        self.observer: Observer | None = None
         self.server_name = ""
 
     @property
@@ -58,11 +58,11 @@ class NumberedSession(ABC):
         message = request.SerializeToString()
         refusal = self._refusal(len(message), timeout_seconds)
         if refusal is not None:
-            self._pending[number] = (on_answer, _NO_TICK, False)
+            self._pending[number] = (on_answer, _NO_TICK, False, math.inf)
             self._loop.call_soon(self._settle, failure(refusal), number)
             return number
         tick = _NO_TICK if endless else self._wheel.add(number, timeout_seconds)
-        self._pending[number] = (on_answer, tick, kind == "write")
+        self._pending[number] = (on_answer, tick, kind == "write", self._loop.time())
         self._transmit(message)
         return number
 
@@ -126,19 +126,26 @@ class NumberedSession(ABC):
         if number == 0:
             self._server_drains()
             return
-        self.consecutive_timeouts = 0
-        if answer.more:
-            entry = self._pending.get(number)
-            if entry is not None:
-                self._tell(entry[0], answer)
+        entry = self._pending.get(number)
+        if entry is None:  # forgotten, or its deadline has passed: late, but it shows that the server lives
+            if self.observer is not None:
+                self.observer.answered(-math.inf)
             return
-        self._settle(answer, number)
+        if self.observer is not None and entry[1] != _NO_TICK:
+            self.observer.answered(self._loop.time() - entry[3])
+        if not answer.more:
+            self._settle(answer, number)
+            return
+        if entry[3] != math.inf:
+            # The first part tells how quick the server is; what follows may wait for others.
+            self._pending[number] = (*entry[:3], math.inf)
+        self._tell(entry[0], answer)
 
     def _settle(self, answer: pb.Answer, number: int) -> None:
         entry = self._pending.pop(number, None)
         if entry is None:  # forgotten, or its deadline has passed
             return
-        on_answer, tick, _ = entry
+        on_answer, tick = entry[:2]
         if tick != _NO_TICK:
             self._wheel.discard(number, tick)
         answer.number = number
@@ -153,8 +160,9 @@ class NumberedSession(ABC):
             _logger.exception("an answer handler failed; session with %s goes on", self._address)
 
     def _expire(self, number: int) -> None:
-        self.consecutive_timeouts += 1
-        _, _, is_write = self._pending[number]
+        _, _, is_write, sent_at = self._pending[number]
+        if self.observer is not None and sent_at != math.inf:
+            self.observer.timed_out(self._loop.time() - sent_at)
         error: TaoError
         if is_write:
             error = OutcomeUnknown(f"{self._address} has not answered the write in time; it may have been committed")
@@ -175,7 +183,7 @@ class NumberedSession(ABC):
         self._connected = False
         self._wheel.stop()
         pending, self._pending = self._pending, {}
-        for number, (on_answer, _, is_write) in pending.items():
+        for number, (on_answer, _, is_write, _) in pending.items():
             told = error
             if is_write:
                 told = OutcomeUnknown(f"the connection to {self._address} was lost; the write may have been committed")

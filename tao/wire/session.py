@@ -26,16 +26,26 @@ AnswerHandler = Callable[[pb.Answer], None]
 ``error``: of the server, or of the way there."""
 
 
+class Observer(Protocol):
+    """Who wants to know how a server does. Told of every request with a deadline, cheaply: once per message."""
+
+    def answered(self, seconds: float) -> None:
+        """The first part of an answer came so long after its request was sent; minus infinity for further parts,
+        and for what comes too late."""
+
+    def timed_out(self, seconds: float) -> None:
+        """Nothing of an answer came in all the time that its request had."""
+
+
 class Session(Protocol):
     """The client's side of one connection."""
+
+    observer: Observer | None
+    """Told how requests fare; nobody at first."""
 
     @property
     def is_open(self) -> bool:
         """New requests may be sent. False also while the server drains: what was sent before is still answered."""
-
-    @property
-    def consecutive_timeouts(self) -> int:
-        """Requests whose deadline has passed since the last answer to anything."""
 
     @property
     def server_name(self) -> str:

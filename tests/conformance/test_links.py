@@ -9,6 +9,7 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.peers.links import Links, LinkSettings
+from tao.routing.failure_detector import DetectorSettings
 from tao.wire.settings import SessionSettings
 from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Rig, echo, read, until
 
@@ -23,7 +24,7 @@ async def test_nobody_listens_where_a_session_is_wanted(rig: Rig) -> None:
 
 async def test_a_link_connects_when_first_used_and_again_after_a_restart(rig: Rig) -> None:
     server = await rig.serve()
-    links = Links(LinkSettings(backoff_first_seconds=0.001, backoff_max_seconds=0.01), ME)
+    links = Links(LinkSettings(detector=DetectorSettings(first_probe_seconds=0.001, max_probe_seconds=0.01)), ME)
     link = links.to(rig.server_as_topology())
     assert links.to(rig.server_as_topology()) is link
     assert not link.is_up

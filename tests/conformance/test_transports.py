@@ -115,18 +115,35 @@ async def test_an_acknowledgement_has_no_answer(rig: Rig) -> None:
     assert taken == []
 
 
+class Observed:
+    """An `Observer` that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.answered_after: list[float] = []
+        self.timed_out_after: list[float] = []
+
+    def answered(self, seconds: float) -> None:
+        self.answered_after.append(seconds)
+
+    def timed_out(self, seconds: float) -> None:
+        self.timed_out_after.append(seconds)
+
+
 async def test_a_read_unanswered_in_time_fails_and_a_late_answer_is_dropped(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect()
+    session.observer = observed = Observed()
     taken = Taken()
     session.send(read(1, critical=True), 0.05, taken.append)
     assert (await taken.last()).error.reason == "DEADLINE_EXCEEDED"
-    assert session.consecutive_timeouts == 1
+    assert (len(observed.timed_out_after), observed.answered_after) == (1, [])
     await until(lambda: bool(rig.handler.held))
     echo(1, rig.handler.held[0])
     await session.ask(read(1), PATIENT_SECONDS)
     assert len(taken) == 1
-    assert session.consecutive_timeouts == 0
+    late, in_time = observed.answered_after
+    assert late == -math.inf
+    assert in_time >= 0
 
 
 async def test_a_request_without_time_left_is_not_sent(rig: Rig) -> None:

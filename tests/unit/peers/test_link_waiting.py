@@ -100,17 +100,3 @@ async def test_frames_are_not_to_be_had_where_none_are_advertised() -> None:
     with pytest.raises(Unavailable, match="advertises no frames"):
         await links.to(CacheServer(name="a", grpc="127.0.0.1:1")).ask(anything(), 1.0)
     await links.close()
-
-
-async def test_links_tell_who_is_up_and_who_has_failed_how_often() -> None:
-    links = Links(LinkSettings(backoff_first_seconds=1e-6, backoff_max_seconds=1e-6), ME)
-    nobody = CacheServer(name="nobody", grpc="127.0.0.1:1", frames="127.0.0.1:1")
-    assert (links.figures(), links.failures()) == ({}, {})
-    for times in (1, 2):
-        with pytest.raises(Unavailable):
-            await links.to(nobody).ask(anything(), 10.0)
-        assert links.failures() == {"nobody": times}
-    assert links.figures() == {"nobody": {"up": False, "consecutive_failures": 2}}
-    links.keep_only(set())
-    assert links.figures() == {}
-    await links.close()

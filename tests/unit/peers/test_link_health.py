@@ -1,0 +1,120 @@
+"""A link's server that refuses, hangs, or comes back: who is told, who asks, and when it is used again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from tao.model.errors import DeadlineExceeded, Unavailable
+from tao.model.topology import CacheServer
+from tao.peers.links import Link, Links, LinkSettings
+from tao.routing.failure_detector import DetectorSettings, Health
+from tao.wire.frames_server import FrameServer
+from tao.wire.identity import Credentials
+from tao.wire.session import Reply
+from tao.wire.settings import ServingSettings
+from tao.wire.v1 import session_pb2 as pb
+
+ME = Credentials("test", "client")
+QUICK = LinkSettings(
+    telling_timeout_seconds=0.01, detector=DetectorSettings(first_probe_seconds=0.005, max_probe_seconds=0.02)
+)
+PATIENT_SECONDS = 20.0
+
+
+class Server:
+    """Answers reads with nothing, or holds its tongue."""
+
+    def __init__(self) -> None:
+        self.mute = False
+        self.seen: list[pb.Request] = []
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        self.seen.append(request)
+        if not self.mute:
+            reply.send(pb.Answer(read=pb.ReadAnswer()))
+
+    @property
+    def real(self) -> int:
+        """Requests that were no probes."""
+        return sum(bool(each.read.obj_ids) for each in self.seen)
+
+
+@pytest.fixture
+async def links() -> AsyncIterator[Links]:
+    links = Links(QUICK, ME)
+    yield links
+    await links.close()
+
+
+def anything() -> pb.Request:
+    return pb.Request(read=pb.ReadBatch(obj_ids=[1]))
+
+
+def at(address: str) -> CacheServer:
+    return CacheServer(name="a", grpc="127.0.0.1:1", frames=address)
+
+
+async def until_down(link: Link) -> None:
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while not link.is_down:
+            with suppress(Unavailable, DeadlineExceeded):
+                await link.ask(anything(), 0.03)
+            await asyncio.sleep(0.001)
+
+
+async def until_answered(link: Link) -> None:
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while True:
+            with suppress(Unavailable):
+                await link.ask(anything(), PATIENT_SECONDS)
+                return
+            await asyncio.sleep(0.001)
+
+
+async def test_a_server_that_refuses_is_down_and_requests_to_it_fail_fast(links: Links) -> None:
+    link = links.to(at("127.0.0.1:1"))
+    assert not links.is_down(link.server)
+    with pytest.raises(Unavailable):
+        await link.ask(anything(), PATIENT_SECONDS)
+    assert link.is_impaired, "one refusal is enough to prefer another"
+    await until_down(link)
+    assert links.is_down(link.server)
+    with pytest.raises(Unavailable, match=r"is (down|probing)"):
+        await link.ask(anything(), PATIENT_SECONDS)
+    figures = links.figures()["a"]
+    assert (figures["up"], figures["transitions"]) == (False, 1)
+    assert "cannot connect" in str(figures["reason"])
+
+
+async def test_a_server_that_hangs_is_down_until_probes_alone_have_found_it_well(links: Links) -> None:
+    server = Server()
+    serving = FrameServer(server, ServingSettings(), name="a", topology_version=lambda: 0)
+    address = await serving.start("127.0.0.1:0")
+    link = links.to(at(address))
+    await link.ask(anything(), PATIENT_SECONDS)
+    server.mute = True
+    await until_down(link)
+    asked = server.real
+    with pytest.raises(Unavailable):
+        await link.ask(anything(), PATIENT_SECONDS)
+    assert server.real == asked, "it is not asked while it is down"
+    server.mute = False
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while link.is_impaired:  # noqa: ASYNC110 - the state is the condition
+            await asyncio.sleep(0.001)
+    assert server.real == asked
+    assert links.standings()["a"].health is Health.UP
+    await link.ask(anything(), PATIENT_SECONDS)
+    await serving.close()
+
+
+async def test_a_link_that_is_gone_probes_no_more(links: Links) -> None:
+    link = links.to(at("127.0.0.1:1"))
+    await until_down(link)
+    links.keep_only(set())
+    assert links.standings() == {}
+    await links.close()
