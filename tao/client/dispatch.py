@@ -30,7 +30,6 @@ from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
     NotMine,
-    OutcomeUnknown,
     Overloaded,
     ProtocolError,
     StaleRead,
@@ -38,9 +37,8 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.topology import CacheServer, Topology
+from tao.routing.retry_budget import RetryBudget
 from tao.wire.v1 import session_pb2 as pb
-
-_BUDGET_PER_ANSWER: Final = 0.1
 
 _READ_AGAIN: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead, AnswerFull)
 # Not DeadlineExceeded: a write has had all the time there was. No other Overloaded, for both: more of the same is no
@@ -78,10 +76,10 @@ class Dispatcher:
         self._refresh = refresh
         self._loop = asyncio.get_running_loop()
         self._lanes = Lanes(link_to, self, settings)
-        self.router: Final = Router(region, tier, self._lanes.to, self._loop.time)
+        self.router: Final = Router(region, tier, self._lanes.to)
         self._open: set[AnyCall] = set()
         self._waiting = 0
-        self._budget = float(settings.retry_budget)
+        self._budget = RetryBudget(settings.retries, self._loop.time())
         self._repeats: set[asyncio.Task[None]] = set()
         self._sweep_scheduled = False
         self._closed = False
@@ -119,10 +117,9 @@ class Dispatcher:
             try:
                 return await lane.link.ask(request, deadline - self._loop.time())
             except _READ_AGAIN as error:
-                if len(tried) >= self._settings.max_attempts or self._budget < 1 or self._loop.time() >= deadline:
+                now = self._loop.time()
+                if len(tried) >= self._settings.max_attempts or now >= deadline or not self._may_repeat(now):
                     raise
-                self._budget -= 1
-                self._note_trouble(lane, error)
                 if isinstance(error, NotMine):
                     await self._refresh(error.topology_version, lane)
                 following = self.router.next(shard, tried)
@@ -186,12 +183,8 @@ class Dispatcher:
     def _failures_in(self, call: AnyCall, answer: pb.Answer) -> list[Failure]:
         """Settle what was answered; what was not, and never will be. Raises `ProtocolError`."""
         if answer.HasField("error"):
-            failures = call.unsettled(answer.error)
-            if failures:
-                self._note_trouble(call.lane, failures[0].error)
-            return failures
-        call.lane.unanswered = 0
-        self._budget = min(self._budget + _BUDGET_PER_ANSWER, self._settings.retry_budget)
+            return call.unsettled(answer.error)
+        self._budget.earn()
         failures = call.take(answer)
         if self.trace is not None and isinstance(call, ReadCall):
             self.trace.note(call, answer.read)
@@ -216,16 +209,10 @@ class Dispatcher:
         self.stats.errors += 1
         fail(waiter, error)
 
-    def _note_trouble(self, lane: Lane, error: TaoError) -> None:
-        bound = self._settings.timeouts_until_avoided
-        if isinstance(error, Unavailable):
-            lane.unanswered = bound
-        elif isinstance(error, (OutcomeUnknown, DeadlineExceeded)):
-            lane.unanswered += 1
-        else:
-            return  # it answered: refusing is not failing
-        if lane.unanswered >= bound:
-            lane.avoid_until = max(lane.avoid_until, self._loop.time() + self._settings.avoid_seconds)
+    def _may_repeat(self, now: float) -> bool:
+        allowed = self._budget.spend(now)
+        self.stats.retries_refused += not allowed
+        return allowed
 
     def _after_failures(self, call: AnyCall, failures: list[Failure]) -> None:
         if not failures:
@@ -248,8 +235,8 @@ class Dispatcher:
             self._send_rest(call, rest)
         if not again:
             return
-        if len(call.attempt.tried) < self._settings.max_attempts and self._budget >= 1 and not self._closed:
-            self._budget -= 1
+        may_repeat = len(call.attempt.tried) < self._settings.max_attempts and not self._closed
+        if may_repeat and self._may_repeat(self._loop.time()):
             task = self._loop.create_task(self._repeat(call, again))
             self._repeats.add(task)
             task.add_done_callback(self._repeats.discard)

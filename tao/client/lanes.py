@@ -25,6 +25,14 @@ WriteRow = tuple[int, pb.Write]
 class ServerLink(Protocol):
     """What a lane needs of `tao.peers.links.Link`."""
 
+    @property
+    def is_down(self) -> bool:
+        """As `tao.peers.links.Link.is_down`: what is sent fails at once."""
+
+    @property
+    def is_impaired(self) -> bool:
+        """As `tao.peers.links.Link.is_impaired`: another server is better."""
+
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
         """As `tao.wire.session.Session.send`; connects when it must."""
 
@@ -179,10 +187,9 @@ class WriteQueue:
 
 
 class Lane:
-    """One server of one tier. ``avoid_until`` (loop time, 0 when it is well) and ``unanswered`` (messages in a row) are
-    for routing; a server marked down in the topology is always avoided."""
+    """One server of one tier. How it fares is its link's to say; one that the topology marks down is avoided too."""
 
-    __slots__ = ("avoid_until", "critical_reads", "link", "reads", "server", "tier", "unanswered", "writes")
+    __slots__ = ("_marked_down", "critical_reads", "link", "reads", "server", "tier", "writes")
 
     def __init__(
         self, server: CacheServer, tier: str, link: ServerLink, outlet: Outlet, settings: ClientSettings
@@ -190,11 +197,15 @@ class Lane:
         self.server = server
         self.tier = tier
         self.link = link
-        self.avoid_until = float("inf") if server.down else 0.0
-        self.unanswered = 0
+        self._marked_down = server.down
         self.reads = ReadQueue(self, outlet, settings, critical=False)
         self.critical_reads = ReadQueue(self, outlet, settings, critical=True)
         self.writes = WriteQueue(self, outlet, settings)
+
+    @property
+    def is_avoided(self) -> bool:
+        """Another lane is better, where there is one."""
+        return self._marked_down or self.link.is_impaired
 
 
 class Lanes:

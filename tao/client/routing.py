@@ -1,7 +1,8 @@
 """Which server is asked: the shard's servers in the nearest tier, then those of the tiers behind it (DESIGN.md §5, §9).
 
-Reads spread over home and clones, writes go to the home. A server that could not be reached is passed over for a
-moment while another has the shard. All of it follows from the topology document; this module opens nothing itself.
+Reads spread over home and clones, writes go to the home. A server that is down or in a brown-out is passed over while
+another has the shard; its link probes it, and it is used again when it is well. Where to go follows from the topology
+document alone; this module opens nothing itself.
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ class _Choice:
 class Router:
     """Lanes by shard, under one topology at a time."""
 
-    def __init__(self, region: str, tier: str | None, lane_of: LaneOf, now: Callable[[], float]) -> None:
+    def __init__(self, region: str, tier: str | None, lane_of: LaneOf) -> None:
         """``tier``: the tier to ask first, None for the region's first."""
         self._region = region
         self._tier = tier
         self._lane_of = lane_of
-        self._now = now
         self._routes: Routes | None = None
         self._tiers: list[TierRoutes] = []
         self._choices: list[_Choice | None] = []
@@ -74,13 +74,13 @@ class Router:
         else:
             self._turn += 1
             lane = nearest[self._turn % len(nearest)]
-        return lane if not lane.avoid_until else self._standing(lane, choice.all)
+        return lane if not lane.is_avoided else self._standing(lane, choice.all)
 
     def writer(self, shard: int) -> Lane:
         """Who is asked to write. Raises as `reader`."""
         choice = self._choice(shard)
         lane = choice.nearest[0]
-        return lane if not lane.avoid_until else self._standing(lane, choice.all)
+        return lane if not lane.is_avoided else self._standing(lane, choice.all)
 
     def next(self, shard: int, tried: tuple[Lane, ...]) -> Lane:
         """Who is asked when those tried could not answer: another, else the last again. Raises as `reader`."""
@@ -90,11 +90,12 @@ class Router:
         return self._standing(others[0], tuple(others))
 
     def _standing(self, preferred: Lane, lanes: tuple[Lane, ...]) -> Lane:
-        """The preferred lane, or the first other that is well, or the preferred one all the same."""
-        now = self._now()
+        """The first lane that is well, or that at least is not down, or the preferred one all the same."""
         for lane in (preferred, *lanes):
-            if lane.avoid_until <= now:
-                lane.avoid_until = 0.0
+            if not lane.is_avoided:
+                return lane
+        for lane in (preferred, *lanes):
+            if not lane.link.is_down:
                 return lane
         return preferred
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 
 from tao.model.errors import InvalidArgument
 from tao.peers.links import LinkSettings
+from tao.routing.retry_budget import RetrySettings
 from tao.wire.tls import TlsFiles
 
 
@@ -47,20 +48,13 @@ class ClientSettings:
     """Before the same server is asked again, doubled each time, with jitter. A leader takes a shard over, or a server
     learns the new topology, in tens of milliseconds."""
 
-    retry_budget: int = 200
-    """Messages that may be repeated in a burst: all that a busy process has under way when a server dies. The budget
-    fills up again by one for every ten messages answered, so that repeats add at most a tenth to a lasting overload."""
+    retries: RetrySettings = field(default_factory=lambda: RetrySettings(burst=1_000))
+    """Messages that may be repeated: a tenth of what is answered, and in a burst all that a busy process has sent while
+    it finds out that a server hangs."""
 
     watch_retry_seconds: float = 1.0
     """Before topology and schema are watched through another server when the one asked has gone, with jitter. What
     changed meanwhile is told at once; and a request that goes astray refreshes the topology by itself."""
-
-    avoid_seconds: float = 1.0
-    """How long a server that could not be reached is passed over while another has the shard: long enough that it
-    costs no query of most pages, short enough to come back to it soon."""
-
-    timeouts_until_avoided: int = 3
-    """Messages in a row that a server left unanswered before it is passed over. One may be a slow miss."""
 
     attach_own_writes: bool = True
     """Ask, in reads of what this graph has written of late, for nothing older than that. It costs a look-up in a
@@ -78,7 +72,7 @@ class ClientSettings:
     the system; certificate and key are for servers that demand them."""
 
     links: LinkSettings = field(default_factory=LinkSettings)
-    """Connections: transport, reconnecting, bounds of a session."""
+    """Connections: transport, when a server is down and how it is probed, bounds of a session."""
 
     def __post_init__(self) -> None:
         for each in fields(self):

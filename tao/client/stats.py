@@ -19,6 +19,8 @@ class ClientStats:
     """Messages that repeated what another server, or the same one, could not answer."""
     failovers: int = 0
     """Of those, messages that went to another server than the first."""
+    retries_refused: int = 0
+    """Repeats that there was no budget for: too much has failed of late."""
     errors: int = 0
     """Queries and writes that failed in the end."""
     inverse_pending: int = 0

@@ -104,6 +104,8 @@ class FakeLink:
         self.timeouts: list[float] = []
         self.behaviour: Behaviour | None = None
         self.watchers: list[AnswerHandler] = []
+        self.is_down = False
+        self.is_impaired = False
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
         self.sent.append(request)

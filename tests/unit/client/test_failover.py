@@ -19,6 +19,7 @@ from tao.client import (
 )
 from tao.model.errors import AnswerFull
 from tao.model.graph import encode_object
+from tao.routing.retry_budget import RetrySettings
 from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
@@ -26,6 +27,7 @@ from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import Behaviour, FakeCluster, FakeLink, failing, make_id, make_topology
 
 QUICK = ClientSettings(retry_backoff_seconds=0.001)
+BUDGET_OF_TWO = ClientSettings(retries=RetrySettings(burst=2, per_second=0), retry_backoff_seconds=0.001)
 
 
 @pytest.mark.parametrize("error", [Unavailable("away"), DeadlineExceeded("late"), Fenced("lost")])
@@ -58,28 +60,27 @@ async def test_only_the_slots_that_failed_are_asked_again(cluster: FakeCluster) 
         assert (list(again.obj_ids), list(again.range_id1s), list(again.get_id1s)) == ([], [7], [])
 
 
-async def test_a_server_out_of_reach_is_passed_over_for_a_while(cluster: FakeCluster) -> None:
+async def test_an_impaired_server_is_passed_over_until_it_is_well(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
-        cluster.link("near-1").behaviour = failing(Unavailable("away"))
-        for _ in range(3):
-            await graph.obj_get(1)
-        assert (len(cluster.batches("near-1")), len(cluster.batches("far-1"))) == (1, 3)
-
-
-async def test_a_server_is_asked_again_when_its_time_is_over(cluster: FakeCluster) -> None:
-    async with await cluster.connect(ClientSettings(avoid_seconds=1e-9)) as graph:
-        cluster.link("near-1").behaviour = failing(Unavailable("away"), times=1)
+        cluster.link("near-1").is_impaired = True
         await graph.obj_get(1)
+        await graph.assoc_add(1, "follows", 2)
+        assert (len(cluster.batches("near-1")), len(cluster.batches("far-1"))) == (0, 2)
+        cluster.link("near-1").is_impaired = False
         await graph.obj_get(1)
-        assert len(cluster.batches("near-1")) == 2
+        assert len(cluster.batches("near-1")) == 1
 
 
-async def test_one_slow_answer_does_not_make_a_server_be_passed_over(cluster: FakeCluster) -> None:
+async def test_where_all_are_impaired_one_that_is_not_down_is_asked(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
-        cluster.link("near-1").behaviour = failing(DeadlineExceeded("slow"), times=1)
+        near, far = cluster.link("near-1"), cluster.link("far-1")
+        near.is_impaired = far.is_impaired = True
         await graph.obj_get(1)
+        near.is_down = True
         await graph.obj_get(1)
-        assert len(cluster.batches("near-1")) == 2
+        far.is_down = True
+        await graph.obj_get(1)
+        assert (len(cluster.batches("near-1")), len(cluster.batches("far-1"))) == (2, 1)
 
 
 async def test_a_server_that_is_marked_down_is_not_asked_first() -> None:
@@ -100,13 +101,14 @@ async def test_attempts_are_bounded_and_the_last_error_is_told(cluster: FakeClus
 
 
 async def test_repeats_have_a_budget_of_their_own(cluster: FakeCluster) -> None:
-    async with await cluster.connect(ClientSettings(retry_budget=2, retry_backoff_seconds=0.001)) as graph:
+    async with await cluster.connect(BUDGET_OF_TWO) as graph:
         for name in ("near-1", "far-1"):
             cluster.link(name).behaviour = failing(Unavailable("away"))
         for _ in range(10):
             with pytest.raises(Unavailable):
                 await graph.obj_get(1)
         assert len(cluster.batches()) == 10 + 2
+        assert (graph.stats.retries, graph.stats.retries_refused) == (2, 9)
 
 
 async def test_an_overloaded_server_is_not_asked_again(cluster: FakeCluster) -> None:

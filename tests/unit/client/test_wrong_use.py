@@ -93,7 +93,7 @@ async def test_an_int_enum_is_an_int(graph: Graph) -> None:
     assert list(await graph.assoc_range(1, "friend", 0, Limit(5))) == []
 
 
-@pytest.mark.parametrize("field", ["timeout_seconds", "max_attempts", "max_batch_queries", "avoid_seconds"])
+@pytest.mark.parametrize("field", ["timeout_seconds", "max_attempts", "max_batch_queries", "watch_retry_seconds"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
 def test_settings_are_above_zero_and_finite(field: str, value: float) -> None:
     with pytest.raises(InvalidArgument, match=f"{field} is .* above 0"):
