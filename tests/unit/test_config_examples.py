@@ -13,13 +13,19 @@ import yaml
 
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
+from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.runtime.settings import load_settings, parse_settings
 from tao.schema.registry import load_schema
+from tao.tailer.settings import TailerSettings
 from tao.topology.document import dump_topology, parse_topology
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 ROLES = [("follower", FollowerSettings), ("leader", LeaderSettings)]
+
+
+def example_topology() -> Topology:
+    return parse_topology((CONFIG / "topology.example.json").read_bytes(), "topology.example.json")
 
 
 def commented_out(text: str) -> Iterator[str]:
@@ -37,8 +43,17 @@ def test_the_schema_and_the_topology_load() -> None:
 @pytest.mark.parametrize(("role", "model"), ROLES)
 def test_the_settings_load_and_name_a_server_of_the_example_topology(role: str, model: type[Any]) -> None:
     settings = load_settings(CONFIG / f"{role}.yaml", model)
-    routes = Routes(parse_topology((CONFIG / "topology.example.json").read_bytes(), "topology.example.json"))
-    assert routes.locate(settings.name).role == role
+    assert Routes(example_topology()).locate(settings.name).role == role
+
+
+def test_the_tailer_s_settings_are_those_of_a_tailer_of_the_example_topology() -> None:
+    settings = load_settings(CONFIG / "tailer.yaml", TailerSettings)
+    topology = example_topology()
+    (region,) = (region for region in topology.regions if region.name == settings.region)
+    (told,) = (tailer for tailer in region.tailers if tailer.name == settings.name)
+    (database,) = (database for database in topology.databases if database.name == told.database)
+    assert database.servers[region.name].name == settings.database_server
+    assert settings.admin == told.admin
 
 
 @pytest.mark.parametrize(("role", "model"), ROLES)

@@ -13,9 +13,11 @@ import yaml
 from tao.cli.commands import tao
 from tao.follower.settings import FollowerSettings
 from tao.leader.settings import LeaderSettings
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import CacheServer, TailerProcess, Topology
 from tao.routing.routes import Routes
+from tao.runtime.process import ProcessSettings
 from tao.runtime.settings import parse_settings
+from tao.tailer.settings import TailerSettings
 from tao.topology.document import parse_topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,6 +25,7 @@ DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == "tao-graph"}
+DATABASES = {name: service for name, service in SERVICES.items() if name not in OURS}
 
 
 def secrets() -> dict[str, str]:
@@ -89,37 +92,122 @@ def test_the_health_check_and_every_service_name_commands_that_exist() -> None:
             assert_command(service["command"])
 
 
+def tailers_of(topology: Topology) -> dict[str, TailerProcess]:
+    return {tailer.name: tailer for region in topology.regions for tailer in region.tailers}
+
+
+def master_servers(topology: Topology) -> set[str]:
+    return {database.servers[database.master_region].name for database in topology.databases}
+
+
 def test_the_services_are_the_servers_of_the_example_topology() -> None:
     topology = example_topology()
-    roles = ("leader", "follower")
+    roles = ("leader", "follower", "tailer")
     ours = {name for name, service in OURS.items() if service.get("command", [""])[0] in roles}
-    assert ours == {server.name for server in servers_of(topology)}
-    databases = {server.host for database in topology.databases for server in database.servers.values()}
-    assert databases <= set(SERVICES)
+    assert ours == {server.name for server in servers_of(topology)} | set(tailers_of(topology))
+    found = {server.name: server for database in topology.databases for server in database.servers.values()}
+    assert {server.host for server in found.values()} == set(DATABASES) == set(found)
+    assert {server.port for server in found.values()} == {3306}
     ports = {
         address.rsplit(":")[1] for each in servers_of(topology) for address in (each.grpc, each.frames, each.admin)
     }
     assert ports == set(instructions("EXPOSE")[0].split())
 
 
-@pytest.mark.parametrize("name", [server.name for server in servers_of(example_topology())])
-def test_a_server_gets_its_settings_and_its_own_admin_port_to_be_asked_at(name: str) -> None:
+def test_there_are_two_regions_each_with_leaders_two_tiers_and_a_tailer_for_each_database() -> None:
+    topology = example_topology()
+    assert len(topology.regions) == 2
+    for region in topology.regions:
+        assert len(region.leaders.servers) >= 2
+        assert len(region.followers) >= 2
+        assert {tailer.database for tailer in region.tailers} == {database.name for database in topology.databases}
+
+
+def test_database_servers_have_ids_of_their_own_sets_have_domains_and_only_replicas_are_closed() -> None:
+    options = {name: dict(word[2:].split("=") for word in each["command"]) for name, each in DATABASES.items()}
+    assert len({each["server-id"] for each in options.values()}) == len(DATABASES)
+    topology = example_topology()
+    domains = [{options[each.name]["gtid-domain-id"] for each in db.servers.values()} for db in topology.databases]
+    assert [len(each) for each in domains] == [1] * len(domains)
+    assert len(set.union(*domains)) == len(domains)
+    assert {name for name in options if options[name].get("read-only") == "1"} == set(DATABASES) - master_servers(
+        topology
+    )
+    for name, each in DATABASES.items():
+        assert each["volumes"] == ["../config/mariadb.cnf:/etc/mysql/conf.d/tao.cnf:ro", f"{name}:/var/lib/mysql"]
+
+
+def test_accounts_come_before_tables_before_replication_before_servers() -> None:
+    def waits_for(name: str) -> dict[str, str]:
+        return {each: how["condition"] for each, how in SERVICES[name]["depends_on"].items()}
+
+    assert waits_for("accounts") == dict.fromkeys(DATABASES, "service_healthy")
+    assert waits_for("migrate") == {"accounts": "service_completed_successfully"}
+    assert waits_for("replicate") == {"migrate": "service_completed_successfully"}
+    topology = example_topology()
+    for region in topology.regions:
+        leaders = [server.name for server in region.leaders.servers]
+        for name in (*leaders, *(tailer.name for tailer in region.tailers)):
+            assert waits_for(name) == {"replicate": "service_completed_successfully"}
+        for server in (server for tier in region.followers for server in tier.servers):
+            assert waits_for(server.name) == dict.fromkeys(leaders, "service_healthy")
+
+
+def test_a_container_has_more_time_to_stop_than_its_server_takes() -> None:
+    bounds = ProcessSettings()
+    for name in [*(server.name for server in servers_of(example_topology())), *tailers_of(example_topology())]:
+        assert int(SERVICES[name]["stop_grace_period"].removesuffix("s")) > bounds.drain_seconds + bounds.close_seconds
+
+
+def settings_of(name: str, model: type[Any]) -> Any:
+    """The settings that a service gets, as its process would read them."""
     service = SERVICES[name]
-    role = service["command"][0]
-    settings = yaml.safe_load(filled_in(COMPOSE["configs"][name]["content"]))
-    model: type[LeaderSettings | FollowerSettings] = LeaderSettings if role == "leader" else FollowerSettings
-    parsed = parse_settings(settings, model, name)
-    routes = Routes(example_topology())
-    assert parsed.name == name
-    assert routes.locate(name).role == role
-    assert service["environment"]["TAO_ADMIN"] == routes.server(name).admin
     assert service["configs"] == [{"source": name, "target": service["command"][-1]}]
-    mounted = dict(volume.split(":")[:2] for volume in service["volumes"])
+    parsed = parse_settings(yaml.safe_load(filled_in(COMPOSE["configs"][name]["content"])), model, name)
+    assert parsed.name == name
+    assert "../config:/etc/tao:ro" in service["volumes"]
     for path in (parsed.topology_file, parsed.schema_file):
         assert (ROOT / "config" / path.relative_to("/etc/tao")).is_file()
-    assert mounted == {"../config": "/etc/tao"}
+    return parsed
 
 
-def test_every_secret_has_an_example() -> None:
-    asked = set(re.findall(r"\$\{(\w+):\?", (ROOT / "docker" / "compose.yaml").read_text()))
-    assert asked == set(secrets())
+@pytest.mark.parametrize("name", [server.name for server in servers_of(example_topology())])
+def test_a_server_gets_its_settings_and_its_own_admin_port_to_be_asked_at(name: str) -> None:
+    role = SERVICES[name]["command"][0]
+    settings_of(name, LeaderSettings if role == "leader" else FollowerSettings)
+    routes = Routes(example_topology())
+    assert routes.locate(name).role == role
+    assert SERVICES[name]["environment"]["TAO_ADMIN"] == routes.server(name).admin
+
+
+@pytest.mark.parametrize("name", tailers_of(example_topology()))
+def test_a_tailer_reads_its_region_s_server_and_keeps_its_position_on_a_volume_of_its_own(name: str) -> None:
+    topology = example_topology()
+    parsed = settings_of(name, TailerSettings)
+    told = tailers_of(topology)[name]
+    assert parsed.admin == told.admin == SERVICES[name]["environment"]["TAO_ADMIN"]
+    (database,) = (database for database in topology.databases if database.name == told.database)
+    assert database.servers[parsed.region].name == parsed.database_server
+    volumes = dict(volume.split(":")[:2] for volume in SERVICES[name]["volumes"])
+    assert parsed.state_folder.is_relative_to(volumes[name])
+    # A new volume takes its owner from the image: the account without which the tailer could not write there.
+    (made,) = (line for line in instructions("RUN") if volumes[name] in line)
+    assert "--owner=tao" in made
+
+
+def test_every_volume_is_declared_and_used() -> None:
+    used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", ())}
+    assert {name for name in used if not name.startswith("..")} == set(COMPOSE["volumes"])
+
+
+def test_images_are_named_by_arguments() -> None:
+    assert COMPOSE["x-tao"]["build"]["args"]["BASE_IMAGE"].startswith("${TAO_BASE_IMAGE:-")
+    assert {service["image"].split(":-")[0] for service in DATABASES.values()} == {"${TAO_DATABASE_IMAGE"}
+
+
+def test_every_secret_has_an_example_and_none_stands_in_a_file() -> None:
+    text = (ROOT / "docker" / "compose.yaml").read_text()
+    assert set(re.findall(r"\$\{(\w+):\?", text)) == set(secrets())
+    given = re.findall(r"(?im)^\s*\S*(?:password|token):\s*(.+)$", text)
+    assert given
+    assert [value for value in given if not re.fullmatch(r'"?\$\{\w+:\?see docker/example.env\}"?', value)] == []
