@@ -14,6 +14,7 @@ from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.remote_source import RemoteSettings
+from tao.serving.stall_guard import StallSettings
 from tao.wire.tls import TlsFiles
 
 
@@ -65,4 +66,5 @@ class FollowerSettings:
 
     forwarding: ForwardSettings = ForwardSettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
+    stalls: StallSettings = StallSettings()
     unary: UnarySettings = UnarySettings()

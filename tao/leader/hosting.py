@@ -64,6 +64,13 @@ class Hosting:
             self._due.update(dict.fromkeys(added, order))
             asyncio.get_running_loop().call_later(self._settings.settle_seconds, self._open, added, order)
 
+    def begin_anew(self) -> None:
+        """Drop all that is cached of them, and cache again when that is known to be kept fresh: the region's tailer may
+        have told another leader of changes meanwhile."""
+        hosted = self._hosted
+        self.host(())
+        self.host(hosted)
+
     def _open(self, shards: frozenset[int], order: object) -> None:
         opening = [shard for shard in sorted(shards & self._hosted) if self._due.get(shard) is order]
         for shard in opening:

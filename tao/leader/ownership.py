@@ -64,6 +64,7 @@ class Ownership:
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
         self._being_taken: set[int] = set()
+        self._pauses = 0
         self._changed = asyncio.Event()
 
     @property
@@ -100,12 +101,25 @@ class Ownership:
         if shard in self._owned:
             self._give_up(shard, "owned by another, or under another generation")
 
-    def retake(self, shard: int) -> None:
-        """The outcome of a commit is unknown: serve nothing of the shard until its row has been locked exclusively on
-        another connection, when that commit has happened or never will."""
+    def retake(self, shard: int, why: str = "the outcome of a commit is unknown") -> None:
+        """Serve nothing of the shard until its row has been locked exclusively on another connection, when that commit
+        has happened or never will."""
         if shard in self._owned:
-            self._give_up(shard, "the outcome of a commit is unknown")
+            self._give_up(shard, why)
             self._changed.set()
+
+    async def confirm(self, timeout_seconds: float) -> None:
+        """After a pause: keep what the database says to be this leader's still, and take the rest anew, what it does
+        not tell in time among it."""
+        self._pauses += 1
+        by_server = self._by_server()
+        told = await asyncio.gather(
+            *(self._check_server(server, shards, timeout_seconds) for server, shards in by_server.items())
+        )
+        for shards, was_told in zip(by_server.values(), told, strict=True):
+            if not was_told:
+                for shard in shards:
+                    self.retake(shard, "it is not known whether another has taken it")
 
     async def take(self) -> None:
         """Take what is wanted, until cancelled."""
@@ -129,6 +143,7 @@ class Ownership:
 
         async def take(shard: int) -> bool:
             async with limit:
+                pauses = self._pauses
                 try:
                     row = await self._store.take_ownership(
                         shard, self._name, timeout_seconds=self._settings.take_timeout_seconds
@@ -140,7 +155,8 @@ class Ownership:
                 finally:
                     # Each by itself: one that hangs must not keep another from being taken again.
                     self._being_taken.discard(shard)
-            if shard in self._wanted:
+            # Taken before a pause and told after it, it may be somebody else's again: it is taken once more.
+            if shard in self._wanted and pauses == self._pauses:
                 self._owned[shard] = row
                 self._opened(row)
             return True
@@ -160,22 +176,28 @@ class Ownership:
 
     async def _check(self) -> None:
         """Give up what another leader has taken meanwhile."""
+        seconds = self._settings.take_timeout_seconds
+        # Each database by itself: one that is away must not hide what another has to say.
+        await asyncio.gather(*(self._check_server(*each, seconds) for each in self._by_server().items()))
+
+    def _by_server(self) -> dict[str, list[int]]:
         by_server: dict[str, list[int]] = {}
         for shard, row in self._owned.items():
             by_server.setdefault(row.master_server, []).append(shard)
-        # Each database by itself: one that is away must not hide what another has to say.
-        await asyncio.gather(*(self._check_server(server, shards) for server, shards in by_server.items()))
+        return by_server
 
-    async def _check_server(self, server: str, shards: list[int]) -> None:
+    async def _check_server(self, server: str, shards: list[int], timeout_seconds: float) -> bool:
+        """Whether the database has told."""
         try:
-            rows = await self._store.read_ownership(shards, timeout_seconds=self._settings.take_timeout_seconds)
+            rows = await self._store.read_ownership(shards, timeout_seconds=timeout_seconds)
         except TaoError as error:
             self._log.warning("ownership_unchecked", database_server=server, reason=error.message)
-            return
+            return False
         for shard, row in rows.items():
             mine = self._owned.get(shard)
             if mine is not None and row.generation > mine.generation:
                 self.lost(shard)
+        return True
 
     def _give_up(self, shard: int, why: str) -> None:
         del self._owned[shard]

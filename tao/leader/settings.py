@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tao.delivery.settings import DeliverySettings
+from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
@@ -17,6 +18,7 @@ from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.remote_source import RemoteSettings
+from tao.serving.stall_guard import StallSettings
 from tao.wire.tls import TlsFiles
 
 
@@ -72,7 +74,9 @@ class LeaderSettings:
     writes: WriteSettings = WriteSettings()
     inverses: InverseSettings = InverseSettings()
     hosting: HostingSettings = HostingSettings()
+    stalls: StallSettings = StallSettings()
     relays: RelaySettings = RelaySettings()
+    heartbeats: HeartbeatSettings = HeartbeatSettings()
     forwarding: ForwardSettings = ForwardSettings()
     master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()

@@ -107,3 +107,18 @@ async def test_the_same_shards_again_change_nothing() -> None:
     assert rig.hosting.opened == 1
     await asyncio.sleep(0)
     assert rig.told == []
+
+
+async def test_after_a_pause_all_is_dropped_and_subscribers_start_anew() -> None:
+    rig = Rig(SOON)
+    rig.hosting.host([0])
+    await until(lambda: rig.hosting.opened)
+    rig.subscribe(Position(0))
+    stream = rig.told[-1].shards[0].position.stream
+    rig.hosting.begin_anew()
+    assert rig.hosting.hosted == {0}, "served all the while, from the replica"
+    assert not rig.cache.open_shards()
+    assert rig.told[-1].refused == (0,)
+    await until(lambda: rig.hosting.opened)
+    rig.subscribe(Position(0, stream, 0))
+    assert rig.told[-1].shards[0].reset
