@@ -68,6 +68,7 @@ class Subscriptions:
         self._hosted: frozenset[int] = frozenset()
         self._following: dict[str, asyncio.Event] = {}
         self._behind: set[int] = set()
+        self._caught_up: Final = asyncio.Event()
         self.messages = 0
         self.resets = 0
         self.gaps = 0
@@ -100,6 +101,16 @@ class Subscriptions:
         for changed in self._following.values():
             changed.set()
         self._follow_missing()
+
+    async def renew(self, timeout_seconds: float) -> None:
+        """After a pause: subscribe everything again, and return when the leaders have confirmed it, hence told what was
+        missed, or after ``timeout_seconds``: without leaders what is known is served on."""
+        self._behind |= self._hosted
+        self._caught_up.clear()
+        for changed in self._following.values():
+            changed.set()
+        if self._behind:
+            await _set_within(self._caught_up, timeout_seconds)
 
     async def keep_following(self) -> None:
         """Follow again whom nothing follows: a task that could not be had, or has failed. Until cancelled."""
@@ -198,6 +209,8 @@ class Subscriptions:
                 self._cache.apply_message(message, messages.version_epoch, now)
         missing = {shard for shard in (*received.refused, *received.gaps) if shard in self._hosted}
         self._behind |= missing
+        if not self._behind:
+            self._caught_up.set()
         return missing
 
 
