@@ -56,10 +56,16 @@ for _command in (partition, heal, rtt):
 @click.option("--cache-mb", type=click.IntRange(8), default=256, show_default=True, help="Of each follower and leader.")
 @click.option(
     "--durability",
-    type=click.Choice(["full", "relaxed"]),
+    type=click.Choice(["full", "relaxed", "semi_sync"]),
     default="full",
     show_default=True,
-    help="relaxed: faster commits, of which a crash of the machine may lose the last second.",
+    help="semi_sync: commits wait for another region's replica, too. relaxed: a crash of the machine may lose the last "
+    "second.",
+)
+@click.option(
+    "--watcher/--no-watcher",
+    default=None,
+    help="A watcher in each region: marks servers, replaces a lost master.  [default: with several regions]",
 )
 @click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="Schema file; it is copied.")
 @click.option("--client-port", type=click.IntRange(1, 65535), help="gRPC port of the first follower.")
@@ -80,6 +86,7 @@ def up(
     buffer_pool_mb: int,
     cache_mb: int,
     durability: str,
+    watcher: bool | None,
     schema_file: Path | None,
     client_port: int | None,
     log_level: str,
@@ -102,6 +109,8 @@ def up(
         "databases": databases,
         "shards": shards,
     }
+    if watcher is not None or (record is None and (regions or 1) > 1):
+        asked["watchers"] = 0 if watcher is False else 1
     if mixed_mastership:
         asked["mixed_mastership"] = True
         if record is None and databases is None:
@@ -113,7 +122,8 @@ def up(
         rtt_ms=rtt_ms,
         schema_file=schema_file,
         buffer_pool_mb=buffer_pool_mb,
-        durability=Durability(durability),
+        durability=Durability.FULL if durability == "semi_sync" else Durability(durability),
+        semi_sync=durability == "semi_sync",
         cache_mb=cache_mb,
         client_port=client_port or 0,
         log_level=log_level,

@@ -25,7 +25,15 @@ from tao.devcluster.inspection import ClusterStatus, client_address, cluster_sta
 from tao.devcluster.layout import DEFAULT_RTT_MS, STOPPING_ORDER, ClusterSettings, Member, Role, Shape
 from tao.devcluster.ports import PortReservation, reserve_port
 from tao.devcluster.process_settings import instance_settings, lifetime_of, settings_text
-from tao.devcluster.replication_sets import catch_up, follow, lead, masters, replicas
+from tao.devcluster.replication_sets import (
+    catch_up,
+    follow,
+    lead,
+    masters,
+    replicas,
+    resume,
+    wait_for_replicas,
+)
 from tao.devcluster.schema_copy import place_schema
 from tao.devcluster.server_binary import ServerBinary, find_server_binary
 from tao.devcluster.server_process import ServerProcess, release, reserve_again, reserve_ports
@@ -35,7 +43,7 @@ from tao.model.topology import DatabaseServer
 from tao.schema.registry import Schema
 from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
-from tao.topology.document import dump_topology
+from tao.topology.document import dump_topology, parse_topology
 
 
 class DevCluster:
@@ -156,10 +164,10 @@ class DevCluster:
         process = self._process(name)
         await process.stop()
         await process.start()
-        for replica in replicas(self._topology):
-            if replica.server.name == name:
-                accounts = service_accounts(self._record.passwords)
-                await follow(replica, accounts.administrator, accounts.replicator)
+        if isinstance(process, DatabaseInstance) and self._record.shape.is_distributed:
+            topology = parse_topology(await asyncio.to_thread(self._folder.topology.read_bytes), "topology")
+            watched = self._record.shape.watchers > 0
+            await resume(topology, name, service_accounts(self._record.passwords), watched=watched)
 
     def _process(self, name: str) -> DatabaseInstance | ServerProcess:
         found = self._databases.get(name) or self._servers.get(name)
@@ -222,7 +230,7 @@ class DevCluster:
             await self._migrate(schema)
             if shape.is_distributed:
                 await self._catch_up()
-            for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER):
+            for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER):
                 await self._start_role(role, reservations)
         finally:
             for held in reservations.values():
@@ -239,7 +247,8 @@ class DevCluster:
     def _reserve_ports(self) -> dict[str, list[PortReservation]]:
         """Give every process of the roles asked for its ports. The databases reserve theirs themselves."""
         record, shape = self._record, self._record.shape
-        ports, tailers, line = dict(record.ports), dict(record.tailer_ports), dict(record.line_ports)
+        ports, line = dict(record.ports), dict(record.line_ports)
+        tailers, watchers = dict(record.tailer_ports), dict(record.watcher_ports)
         first_follower = shape.followers_in(shape.region_names[0], shape.tier_names[0])[0]
         reservations: dict[str, list[PortReservation]] = {}
         try:
@@ -251,9 +260,10 @@ class DevCluster:
                     keys = [crossing.key for crossing in crossings(shape)]
                     reservations[name] = [reserve_again(line.get(key, 0)) for key in keys]
                     line = {key: held.port for key, held in zip(keys, reservations[name], strict=True)}
-                elif member.role is Role.TAILER:
-                    reservations[name] = [reserve_again(tailers.get(name, 0))]
-                    admin_port = tailers[name] = reservations[name][0].port
+                elif member.role in (Role.TAILER, Role.WATCHER):
+                    admins = tailers if member.role is Role.TAILER else watchers
+                    reservations[name] = [reserve_again(admins.get(name, 0))]
+                    admin_port = admins[name] = reservations[name][0].port
                 else:
                     fixed = self._settings.client_port if name == first_follower else 0
                     ports[name], reservations[name] = reserve_ports(ports.get(name), fixed)
@@ -264,7 +274,9 @@ class DevCluster:
             for held in reservations.values():
                 release(held)
             raise
-        self._record = msgspec.structs.replace(record, ports=ports, tailer_ports=tailers, line_ports=line)
+        self._record = msgspec.structs.replace(
+            record, ports=ports, tailer_ports=tailers, watcher_ports=watchers, line_ports=line
+        )
         return reservations
 
     def _server(self, member: Member, admin_port: int) -> ServerProcess:
@@ -282,12 +294,10 @@ class DevCluster:
 
     def _prepare_databases(self, binary: ServerBinary) -> None:
         record, folder = self._record, self._folder
-        masters_in = folder.master_regions(record.shape)
         for member in record.shape.members:
             if member.role is Role.DATABASE:
-                is_master = masters_in[member.database] == member.region
                 port = _still_free(record.database_ports.get(member.name, 0))
-                settings = instance_settings(member, record, folder, self._settings, port=port, is_master=is_master)
+                settings = instance_settings(member, record, folder, self._settings, port=port)
                 self._databases[member.name] = DatabaseInstance(binary, settings)
 
     def _write_documents(self, schema: Schema) -> None:
@@ -300,7 +310,12 @@ class DevCluster:
         self._record = record
         self._folder.write(record)
         self._topology = build_topology(
-            record.shape, record.topology_version, record.addresses, self._folder.master_regions(record.shape)
+            record.shape,
+            record.topology_version,
+            record.addresses,
+            self._folder.master_regions(record.shape),
+            version_epochs=self._folder.version_epochs(),
+            semi_sync=self._settings.semi_sync,
         )
         self._folder.write_file(self._folder.topology, dump_topology(self._topology).encode())
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
@@ -316,7 +331,8 @@ class DevCluster:
     async def _replicate(self) -> None:
         accounts = service_accounts(self._record.passwords)
         self._tell("attaching replicas")
-        await _together(lead(master, accounts.administrator) for master in masters(self._topology))
+        watched = self._record.shape.watchers > 0 and Role.WATCHER in self._settings.roles
+        await _together(lead(master, accounts.administrator, keeps_lease=watched) for master in masters(self._topology))
         await _together(
             follow(replica, accounts.administrator, accounts.replicator) for replica in replicas(self._topology)
         )
@@ -327,6 +343,8 @@ class DevCluster:
         await _together(
             catch_up(replica, administrator, self._settings.start_seconds) for replica in replicas(self._topology)
         )
+        if self._settings.semi_sync:
+            await _together(wait_for_replicas(master, administrator) for master in masters(self._topology))
 
     async def _migrate(self, schema: Schema) -> None:
         administrator = service_accounts(self._record.passwords).administrator

@@ -25,6 +25,7 @@ from tao.model.topology import (
     Tier,
     Topology,
 )
+from tao.model.versions import FIRST_EPOCH
 
 
 class Addresses(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,8 +92,16 @@ def line_routes(shape: Shape, addresses: Addresses) -> list[Route]:
     ]
 
 
-def build_topology(shape: Shape, version: int, addresses: Addresses, master_regions: Mapping[str, str]) -> Topology:
-    """The topology document. ``master_regions``: database → region."""
+def build_topology(
+    shape: Shape,
+    version: int,
+    addresses: Addresses,
+    master_regions: Mapping[str, str],
+    *,
+    version_epochs: Mapping[str, int] | None = None,
+    semi_sync: bool = False,
+) -> Topology:
+    """The topology document. ``master_regions``: database → region; ``version_epochs``: those above the first."""
     regions = shape.region_names
 
     def others(region: str) -> list[str]:
@@ -152,6 +161,8 @@ def build_topology(shape: Shape, version: int, addresses: Addresses, master_regi
                 master_region=master_regions[name],
                 servers={region: database_server(region, name) for region in regions},
                 shards=(shards,),
+                version_epoch=(version_epochs or {}).get(name, FIRST_EPOCH),
+                semi_sync=semi_sync,
             )
             for name, shards in shape.shard_ranges.items()
         ),

@@ -23,6 +23,7 @@ from tao.model.errors import TaoError
 from tao.topology.document import parse_topology
 
 _STOP_SECONDS = {
+    Role.WATCHER: 10.0,
     Role.FOLLOWER: 20.0,
     Role.TAILER: 20.0,
     Role.LEADER: 20.0,
@@ -117,8 +118,9 @@ def _ports_of(member: Member, record: ClusterRecord) -> tuple[dict[str, int], st
         return ({"mysql": port} if port else {}), ""
     if member.role is Role.LINE:
         return {}, ""  # dozens, of which only the topology makes sense
-    if member.role is Role.TAILER:
-        port = record.tailer_ports.get(member.name, 0)
+    if member.role in (Role.TAILER, Role.WATCHER):
+        admins = record.tailer_ports if member.role is Role.TAILER else record.watcher_ports
+        port = admins.get(member.name, 0)
         return ({"admin": port}, f"{LOOPBACK}:{port}") if port else ({}, "")
     taken = record.ports.get(member.name)
     return (msgspec.structs.asdict(taken), f"{LOOPBACK}:{taken.admin}") if taken else ({}, "")

@@ -33,11 +33,13 @@ class Role(StrEnum):
     LEADER = "leader"
     TAILER = "tailer"
     FOLLOWER = "follower"
+    WATCHER = "watcher"
 
 
 STARTING_ORDER = tuple(Role)
-STOPPING_ORDER = (Role.FOLLOWER, Role.TAILER, Role.LEADER, Role.DATABASE, Role.LINE)
-"""The line last: a replica that loses its master while it stops would complain about it."""
+STOPPING_ORDER = (Role.WATCHER, Role.FOLLOWER, Role.TAILER, Role.LEADER, Role.DATABASE, Role.LINE)
+"""Watchers first, which would take the rest for an outage. The line last: a replica that loses its master while it
+stops would complain about it."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """Followers of each tier: two, so that the ring has something to decide."""
     leaders: int = 2
     """Leaders of each region's leader tier: two, so that shards move when one is lost."""
+    watchers: int = 0
+    """Of each region: one active, the others ready. None: nobody marks servers down, renews leases or promotes."""
     databases: int = 1
     """Databases; each is a server in every region, some 90 MB resident."""
     shards: int = 16
@@ -86,6 +90,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(f"--databases {self.databases}: more than the {self.shards} shards to put on them")
         if self.regions > len(REGIONS):
             raise SettingsError(f"--regions {self.regions}: there are names for {len(REGIONS)}: {', '.join(REGIONS)}")
+        if self.watchers and not self.is_distributed:
+            raise SettingsError("--watcher: a cluster of one region has nobody to promote; use --regions 2")
         if self.mixed_mastership and not 2 <= self.regions <= self.databases:
             raise SettingsError(
                 f"--mixed-mastership: {self.databases} databases cannot have masters in {self.regions} regions; use at "
@@ -168,6 +174,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         for region, tier in [(region, tier) for region in regions for tier in self.tier_names]:
             for name in self.followers_in(region, tier):
                 found.append(Member(name=name, role=Role.FOLLOWER, region=region, tier=tier))
+        for region in regions:
+            for number in range(1, self.watchers + 1):
+                name = self._named(region, f"watcher-{number}")
+                found.append(Member(name=name, role=Role.WATCHER, region=region))
         return found
 
     @property
@@ -210,6 +220,8 @@ class ClusterSettings:
     """Of each database server; benchmarks of writes want 512."""
     durability: Durability = Durability.FULL
     """Relaxed is for tests only: it does not sync at commit."""
+    semi_sync: bool = False
+    """Each commit waits for a replica that has received it; between two regions that is a round trip."""
     rtt_ms: float | None = None
     """Round trip between regions. None: as the folder has it, or the paper's for a new one."""
     roles: frozenset[Role] = frozenset(Role)

@@ -30,7 +30,7 @@ def lifetime_of(settings: ClusterSettings) -> Lifetime:
 
 
 def instance_settings(
-    member: Member, record: ClusterRecord, folder: StateFolder, settings: ClusterSettings, *, port: int, is_master: bool
+    member: Member, record: ClusterRecord, folder: StateFolder, settings: ClusterSettings, *, port: int
 ) -> InstanceSettings:
     """How a database server of the cluster runs, on ``port`` (0: any)."""
     shape = record.shape
@@ -44,7 +44,9 @@ def instance_settings(
             server_id=number + _SERVER_IDS_PER_REGION * shape.region_names.index(member.region),
             gtid_domain=number,
             replicated=shape.is_distributed,
-            read_only=not is_master,
+            semi_sync=settings.semi_sync,
+            # Of several servers none is master by itself: whoever starts them opens the one that the topology names.
+            read_only=shape.is_distributed,
             durability=settings.durability,
             buffer_pool_mb=settings.buffer_pool_mb,
         ),
@@ -63,6 +65,17 @@ def settings_text(
     if member.role is Role.LINE:
         return line_settings_text(record, folder)
     accounts = service_accounts(record.passwords)
+    if member.role is Role.WATCHER:
+        watcher = {
+            "name": member.name,
+            "region": member.region,
+            "topology_file": str(folder.topology),
+            "administrator_password": accounts.administrator.password,
+            "replicator_password": accounts.replicator.password,
+            "admin": f"{LOOPBACK}:{record.watcher_ports[member.name]}",
+            "log_level": settings.log_level,
+        }
+        return yaml.safe_dump(watcher, sort_keys=False).encode()
     found: dict[str, object] = {
         "name": member.name,
         "topology_file": str(folder.topology),

@@ -16,9 +16,10 @@ import msgspec
 
 from tao.model.errors import OperatorError, TaoError
 from tao.model.topology import DatabaseServer, Topology
-from tao.storage.accounts import Account
+from tao.storage.accounts import Account, ServiceAccounts
 from tao.storage.dialect import SessionSetup
-from tao.storage.promotion import MemberState, member_state
+from tao.storage.lease import grant_lease, lease_seconds, remove_lease, server_unix_ms
+from tao.storage.promotion import MemberState, acknowledging_replicas, member_state, set_semi_sync
 from tao.storage.replication import (
     ReplicationSource,
     attach,
@@ -31,6 +32,8 @@ from tao.storage.replication import (
 from tao.storage.session import ServerAccount, Session, open_session
 
 _STATEMENT_SECONDS = 10.0
+_WATCHER_START_SECONDS = 60.0
+_PAUSE_SECONDS = 0.05
 
 
 class ReplicaState(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,11 +77,39 @@ async def member(server: DatabaseServer, administrator: Account) -> MemberState:
         return await member_state(session, deadline=_soon())
 
 
-async def lead(master: DatabaseServer, administrator: Account) -> None:
-    """Make a server the master of its set: it follows nobody and is open to writes. Raises a `TaoError`."""
+async def lead(master: DatabaseServer, administrator: Account, *, keeps_lease: bool = True) -> None:
+    """Make a server the master of its set: it follows nobody and is open to writes. ``keeps_lease``: where it was made
+    to keep a lease it does so still, with one that is long enough for a watcher to start. Raises a `TaoError`."""
     async with _session(master, administrator) as session:
         await detach(session, deadline=_soon())
+        if not keeps_lease:
+            await remove_lease(session, deadline=_soon())
+        elif await lease_seconds(session, deadline=_soon()):
+            start = await server_unix_ms(session, deadline=_soon()) + int(1_000 * _WATCHER_START_SECONDS)
+            await grant_lease(session, start, deadline=_soon())
         await set_read_only(session, False, deadline=_soon())
+
+
+async def resume(topology: Topology, name: str, accounts: ServiceAccounts, *, watched: bool) -> None:
+    """A server of a set has been started again: it is closed to writes. A watcher opens a master, where there is one; a
+    server that was master once follows nobody until it is told to rejoin. Raises a `TaoError`."""
+    for master in masters(topology):
+        if master.name == name and not watched:
+            await lead(master, accounts.administrator)
+    for replica in replicas(topology):
+        if replica.server.name == name and (await member(replica.server, accounts.administrator)).following:
+            await follow(replica, accounts.administrator, accounts.replicator)
+
+
+async def wait_for_replicas(master: DatabaseServer, administrator: Account) -> None:
+    """Have each commit of the master wait for a replica. Raises `OperatorError` when none acknowledges."""
+    deadline = _soon()
+    async with _session(master, administrator) as session:
+        await set_semi_sync(session, waits=True, deadline=deadline)
+        while not await acknowledging_replicas(session, deadline=deadline):
+            if asyncio.get_running_loop().time() > deadline - 1.0:
+                raise OperatorError(f"no replica of {master.name} acknowledges what it receives")
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def follow(replica: Replica, administrator: Account, replicator: Account) -> None:

@@ -40,6 +40,9 @@ class ServerOptions:
     """One of several servers of a replication set, as master or replica: what a replica needs is ready."""
     read_only: bool = False
     """Closed to writes from the start: a replica must not be open for even the moment before somebody closes it."""
+    semi_sync: bool = False
+    """It can wait for replicas that acknowledge, and acknowledges as a replica. Whether it waits, as a master, is set
+    when it is opened."""
     replica_threads: int = 4
     """Apply threads of a replica. Commits stay in the master's order, and several at once share a sync to disk."""
     replica_net_timeout_seconds: int = 5
@@ -148,6 +151,8 @@ def server_argv(
         f"--binlog-expire-logs-seconds={options.binlog_kept_seconds}",
         "--performance-schema=0",
         "--key-buffer-size=1M",
+        # A master without a lease is closed by an event.
+        "--event-scheduler=ON",
     ]
     if as_root:
         argv.append("--user=root")
@@ -172,6 +177,15 @@ def server_argv(
         ]
     if options.replicated:
         argv += _replica_argv(binary, options)
+    if options.semi_sync:
+        if binary.flavour is Flavour.MARIADB:
+            argv.append("--rpl-semi-sync-slave-enabled=1")
+        else:
+            argv += [
+                "--plugin-load-add=semisync_source.so",
+                "--plugin-load-add=semisync_replica.so",
+                "--loose-rpl-semi-sync-replica-enabled=1",
+            ]
     if options.read_only:
         argv.append("--read-only=1")
     return argv

@@ -18,6 +18,7 @@ from tao.devcluster.cluster_topology import Addresses
 from tao.devcluster.identity import ProcessIdentity, read_record, write_record
 from tao.devcluster.layout import DEFAULT_RTT_MS, CachePorts, Role, Shape
 from tao.model.errors import OperatorError
+from tao.model.versions import FIRST_EPOCH
 from tao.storage.accounts import Account, ServiceAccounts
 
 _FORMAT = 1
@@ -32,6 +33,7 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     ports: dict[str, CachePorts] = {}
     database_ports: dict[str, int] = {}
     tailer_ports: dict[str, int] = {}
+    watcher_ports: dict[str, int] = {}
     line_ports: dict[str, int] = {}
     rtt_ms: float = DEFAULT_RTT_MS
     passwords: dict[str, str] = {}
@@ -66,6 +68,7 @@ def service_accounts(passwords: dict[str, str]) -> ServiceAccounts:
 class _DatabaseOutline(msgspec.Struct, frozen=True):
     name: str
     master_region: str
+    version_epoch: int = FIRST_EPOCH
 
 
 class _TopologyOutline(msgspec.Struct, frozen=True):
@@ -189,6 +192,10 @@ class StateFolder:
         found = {database.name: database.master_region for database in self._topology_as_it_is().databases}
         regions = shape.region_names
         return {name: found[name] if found.get(name) in regions else at for name, at in shape.master_regions.items()}
+
+    def version_epochs(self) -> dict[str, int]:
+        """Database → version epoch, of those that the topology file names."""
+        return {database.name: database.version_epoch for database in self._topology_as_it_is().databases}
 
     def _topology_as_it_is(self) -> _TopologyOutline:
         try:

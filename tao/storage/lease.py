@@ -43,6 +43,9 @@ async def install_lease(session: Session, lasts_seconds: float, *, deadline: flo
             "ends_unix_ms BIGINT UNSIGNED NOT NULL, lasts_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
             "INSERT IGNORE INTO tao.lease VALUES (1, 0, 0); "
             f"UPDATE tao.lease SET lasts_ms = {int(lasts_seconds * 1000)}; COMMIT; "
+            # A master that is open stays so until somebody renews what it has from here on.
+            f"UPDATE tao.lease SET ends_unix_ms = {_NOW} + lasts_ms WHERE ends_unix_ms = 0 AND @@GLOBAL.read_only = 0; "
+            "COMMIT; "
             f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO "
             "BEGIN IF @@GLOBAL.read_only = 0 AND NOT EXISTS "
             f"(SELECT 1 FROM tao.lease WHERE ends_unix_ms > {_NOW}) THEN SET GLOBAL {closed} = 1; END IF; END",
@@ -55,6 +58,17 @@ async def install_lease(session: Session, lasts_seconds: float, *, deadline: flo
     await session.run("SET GLOBAL event_scheduler = 1", deadline=deadline)
     if read_only:
         await set_read_only(session, True, deadline=deadline)
+
+
+async def remove_lease(session: Session, *, deadline: float) -> None:
+    """Undo `install_lease` at a server that is closed: it keeps no lease from now on, so it stays open once it is
+    opened."""
+    if session.dialect is Dialect.MYSQL:
+        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
+    await session.run(
+        f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; SET SESSION sql_log_bin = 1",
+        deadline=deadline,
+    )
 
 
 async def lease_seconds(session: Session, *, deadline: float) -> float:
