@@ -1,0 +1,1 @@
+"""Published workloads: what production systems said of their requests and their graphs, and generators that obey it."""

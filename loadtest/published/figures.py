@@ -1,0 +1,94 @@
+"""The published figures as data, each with its source, and what of them a generator obeys.
+
+The files beside this module hold what was published and nothing else. What nobody published and a generator needs all
+the same stands in `loadtest.published.workload`, under the name of an assumption.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+_FOLDER: Final = Path(__file__).parent
+
+
+class Atc13(msgspec.Struct, frozen=True):
+    """TAO's production workload: shares are of all requests of their group."""
+
+    source: str
+    requests: dict[str, float]
+    reads: dict[str, float]
+    writes: dict[str, float]
+    non_empty: dict[str, float]
+    """Of the reads of an operation, those that find something."""
+    assoc_count: dict[str, float]
+    range_limit: dict[str, float]
+    range_result_size: dict[str, float]
+    data_bytes: dict[str, float]
+
+
+class Multiget(msgspec.Struct, frozen=True):
+    """How many ids one get_link names: geometric, cut at ``max``."""
+
+    distribution: str
+    p: float
+    min: int
+    max: int
+
+
+class LinkBench(msgspec.Struct, frozen=True):
+    """LinkBench's default workload, as the database below the cache saw it."""
+
+    source: str
+    operations_percent: dict[str, float]
+    zipf_shape: dict[str, float]
+    multiget: Multiget
+    payload_median_bytes: dict[str, int]
+    outdegree_cdf_percent: dict[str, float]
+    links_per_node_loaded: float
+
+
+class TaoBenchMix(msgspec.Struct, frozen=True):
+    """One of TAOBench's two workloads; percents of all operations, of the reads, of the writes."""
+
+    operations_percent: dict[str, float]
+    reads_percent: dict[str, float]
+    writes_percent: dict[str, float]
+
+
+class TransactionSize(msgspec.Struct, frozen=True):
+    """Operations in one transaction."""
+
+    mean: float
+    max: int
+
+
+class TaoBench(msgspec.Struct, frozen=True):
+    """TAOBench's workloads A (application) and O (overall)."""
+
+    source: str
+    workload_a: TaoBenchMix
+    workload_o: TaoBenchMix
+    read_txn_size: TransactionSize
+    write_txn_size: TransactionSize
+    value_bytes: int
+    shard_skew_percent: tuple[float, ...]
+    """What the busiest shards take of all requests, the busiest first."""
+    shards: int
+
+
+def atc13() -> Atc13:
+    """Figures 3 to 6 of the paper."""
+    return msgspec.json.decode((_FOLDER / "tao_atc13.json").read_bytes(), type=Atc13)
+
+
+def linkbench() -> LinkBench:
+    """The default configuration."""
+    return msgspec.json.decode((_FOLDER / "linkbench.json").read_bytes(), type=LinkBench)
+
+
+def taobench() -> TaoBench:
+    """Both workloads."""
+    return msgspec.json.decode((_FOLDER / "taobench.json").read_bytes(), type=TaoBench)

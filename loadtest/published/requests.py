@@ -1,0 +1,221 @@
+"""The endless stream of requests that a workload asks of its graph. Pure: same seed, same requests.
+
+Emptiness is decided first, as the publications state it, and then a key is chosen by popularity among those that fit.
+Streams of one run share the graph and the ranks of popularity and differ in everything else.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from random import Random
+from typing import Final, NamedTuple
+
+from loadtest.published.figures import TransactionSize
+from loadtest.published.graph_plan import FIRST_TIME, GraphPlan
+from loadtest.published.shapes import Popularity, geometric
+from loadtest.published.workload import Kind, Workload
+from tao.model.graph import MAX_TIME
+
+ADDED_BEFORE: Final = -1
+"""The node of a request to delete an object: one that this stream has added, the oldest first."""
+
+SMALL_LIMIT: Final = 50
+LARGE_LIMIT: Final = 1000
+_REMEMBERED_EDGES: Final = 10_000
+"""Edges added and not deleted yet; beyond it the oldest stay for good."""
+_KINDS_AT_A_TIME: Final = 1024
+_BEYOND_EVERY_EDGE: Final = FIRST_TIME + 1_000_000_000
+_ADDED_FROM: Final = FIRST_TIME + 100_000_000
+"""Edges that are added are newer than the planned ones, which have at most so many seconds."""
+
+
+class Request(NamedTuple):
+    """One request. ``others``: the second ends of an edge or of an assoc_get, the nodes of a read of many.
+
+    ``time`` of an edge that is written; ``size`` of its payload or the object's in bytes; ``parts`` of a write of many.
+    What a kind has no use for is 0 or empty."""
+
+    kind: Kind
+    node: int = 0
+    others: tuple[int, ...] = ()
+    limit: int = 0
+    high: int = 0
+    low: int = 0
+    time: int = 0
+    size: int = 0
+    parts: tuple[Request, ...] = ()
+
+
+class RequestStream(Iterator[Request]):
+    """Requests of one stream out of several. ``stream`` sets it apart from the others of the run."""
+
+    def __init__(self, workload: Workload, plan: GraphPlan, seed: int, stream: int, shards: int = 1) -> None:
+        """``shards``: node ``n`` lies on shard ``n % shards``; matters to workloads that skew shards. Raises
+        `ValueError` when the graph is too small for the workload."""
+        self._workload: Final = workload
+        self._plan: Final = plan
+        self._chance: Final = Random(f"requests {seed} {stream}")
+        self._shards: Final = shards
+        self._kinds: Iterator[Kind] = iter(())
+        self._all: Final = self._reads_of(plan.shuffled)
+        non_empty = [node for node in plan.shuffled if plan.degree(node)]
+        empty = [node for node in plan.shuffled if not plan.degree(node)]
+        self._single: Final = self._reads_of([node for node in non_empty if plan.degree(node) == 1])
+        self._longer: Final = self._reads_of([node for node in non_empty if plan.degree(node) > 1])
+        self._empty: Final = self._reads_of(empty)
+        self._written: Final = self._chooser(plan.shuffled, workload.assumed.write_skew, 0.0)
+        self._overwritten: Final = self._chooser(non_empty, workload.assumed.write_skew, 0.0)
+        self._added: Final[deque[Request]] = deque(maxlen=_REMEMBERED_EDGES)
+        self._time = _ADDED_FROM + stream
+        self._make: Final[dict[Kind, Callable[[], Request]]] = {
+            Kind.OBJ_GET: self._obj_get,
+            Kind.ASSOC_COUNT: self._assoc_count,
+            Kind.ASSOC_RANGE: self._assoc_range,
+            Kind.ASSOC_TIME_RANGE: self._assoc_time_range,
+            Kind.ASSOC_GET: self._assoc_get,
+            Kind.READ_MANY: self._read_many,
+            Kind.OBJ_ADD: self._obj_add,
+            Kind.OBJ_UPDATE: self._obj_update,
+            Kind.OBJ_DELETE: lambda: Request(Kind.OBJ_DELETE, ADDED_BEFORE),
+            Kind.ASSOC_ADD: self._assoc_add,
+            Kind.ASSOC_OVERWRITE: self._assoc_overwrite,
+            Kind.ASSOC_DELETE: self._assoc_delete,
+            Kind.ASSOC_CHANGE_TYPE: self._assoc_change_type,
+            Kind.WRITE_MANY: self._write_many,
+        }
+
+    def __next__(self) -> Request:
+        kind = next(self._kinds, None)
+        if kind is None:
+            mix = self._workload.mix
+            self._kinds = iter(self._chance.choices(list(mix), list(mix.values()), k=_KINDS_AT_A_TIME))
+            kind = next(self._kinds)
+        return self._make[kind]()
+
+    def take(self, count: int) -> list[Request]:
+        """The next ``count``."""
+        return list(islice(self, count))
+
+    def _reads_of(self, nodes: Sequence[int]) -> Callable[[], int]:
+        return self._chooser(nodes, self._workload.assumed.read_skew, self._workload.assumed.again)
+
+    def _chooser(self, nodes: Sequence[int], exponent: float, again: float) -> Callable[[], int]:
+        skew = self._workload.shard_skew[: self._shards]
+        if not skew or self._shards <= len(skew):
+            return Popularity(nodes, exponent, self._chance, again=again).draw
+        by_shard: list[list[int]] = [[] for _ in range(self._shards)]
+        for node in nodes:
+            by_shard[node % self._shards].append(node)
+        rest = (1 - sum(skew)) / (self._shards - len(skew))
+        shares = [skew[shard] if shard < len(skew) else rest for shard in range(self._shards)]
+        popular = [Popularity(each, exponent, self._chance, again=again).draw if each else None for each in by_shard]
+        draws = [(draw, share) for draw, share in zip(popular, shares, strict=True) if draw is not None]
+        functions, weights = [draw for draw, _ in draws], [share for _, share in draws]
+        chance = self._chance
+
+        def draw() -> int:
+            return chance.choices(functions, weights)[0]()
+
+        return draw
+
+    def _non_empty(self) -> int:
+        # Chosen among lists of a length first: a few lists take much of all requests, and of those few the shares of
+        # lengths would be chance.
+        return self._single() if self._chance.random() < self._workload.degrees.single_share else self._longer()
+
+    def _list_for(self, kind: Kind) -> tuple[int, bool]:
+        """A node by the popularity of its list, and whether the request is to find something there."""
+        share = self._workload.non_empty.get(kind)
+        if share is None:
+            node = self._all()
+            return node, self._plan.degree(node) > 0
+        finds = self._chance.random() < share
+        return (self._non_empty() if finds else self._empty()), finds
+
+    def _limit(self) -> int:
+        chance, workload = self._chance, self._workload
+        if chance.random() < workload.limit_one:
+            return 1
+        return LARGE_LIMIT if chance.random() < workload.large_limit else SMALL_LIMIT
+
+    def _obj_get(self) -> Request:
+        return Request(Kind.OBJ_GET, self._all())
+
+    def _assoc_count(self) -> Request:
+        return Request(Kind.ASSOC_COUNT, self._list_for(Kind.ASSOC_COUNT)[0])
+
+    def _assoc_range(self) -> Request:
+        return Request(Kind.ASSOC_RANGE, self._list_for(Kind.ASSOC_RANGE)[0], limit=self._limit())
+
+    def _assoc_time_range(self) -> Request:
+        share = self._workload.non_empty.get(Kind.ASSOC_TIME_RANGE, 1.0)
+        if self._chance.random() < share:
+            return Request(Kind.ASSOC_TIME_RANGE, self._non_empty(), limit=self._limit(), high=MAX_TIME)
+        # "Anything new?" is what such a query is for: on any list, and mostly there is nothing.
+        node = self._all()
+        return Request(Kind.ASSOC_TIME_RANGE, node, limit=self._limit(), high=MAX_TIME, low=_BEYOND_EVERY_EDGE)
+
+    def _assoc_get(self) -> Request:
+        plan, chance, workload = self._plan, self._chance, self._workload
+        count = 1 if workload.ids_of_a_get is None else geometric(chance, workload.ids_of_a_get[0], 1, 128)
+        share = workload.non_empty.get(Kind.ASSOC_GET, 1.0)
+        if chance.random() < share:
+            node = self._non_empty()
+            degree = plan.degree(node)
+            return Request(Kind.ASSOC_GET, node, tuple(self._neighbours(node, 0, degree, count)))
+        node = self._all()
+        return Request(Kind.ASSOC_GET, node, tuple(self._neighbours(node, plan.degree(node), plan.nodes - 1, count)))
+
+    def _neighbours(self, node: int, first: int, end: int, count: int) -> list[int]:
+        indexes = {first + int(self._chance.random() * (end - first)) for _ in range(count)}
+        return [self._plan.neighbour(node, index) for index in sorted(indexes)]
+
+    def _read_many(self) -> Request:
+        return Request(
+            Kind.READ_MANY, others=tuple({self._all(): None for _ in range(self._many(self._workload.read_many))})
+        )
+
+    def _many(self, size: TransactionSize | None) -> int:
+        return 1 if size is None else geometric(self._chance, 1 / size.mean, 1, size.max)
+
+    def _obj_add(self) -> Request:
+        return Request(Kind.OBJ_ADD, size=self._plan.object_size(int(self._chance.random() * self._plan.nodes)))
+
+    def _obj_update(self) -> Request:
+        node = self._written()
+        return Request(Kind.OBJ_UPDATE, node, size=self._plan.object_size(node + 1))
+
+    def _assoc_add(self) -> Request:
+        plan, node = self._plan, self._written()
+        self._time += 1
+        (other,) = self._neighbours(node, plan.degree(node), plan.nodes - 1, 1)
+        added = Request(Kind.ASSOC_ADD, node, (other,), time=self._time, size=plan.edge_size(node, self._time))
+        self._added.append(added)
+        return added
+
+    def _assoc_overwrite(self) -> Request:
+        plan, node = self._plan, self._overwritten()
+        edge = plan.edge(node, int(self._chance.random() * plan.degree(node)))
+        return Request(Kind.ASSOC_OVERWRITE, node, (edge.other,), time=edge.time, size=edge.size)
+
+    def _added_before(self) -> Request:
+        """An edge that this stream added; before it has added any, one that nobody has."""
+        if self._added:
+            return self._added.popleft()
+        node = self._written()
+        return Request(Kind.ASSOC_ADD, node, (self._plan.neighbour(node, self._plan.nodes - 2),))
+
+    def _assoc_delete(self) -> Request:
+        return self._added_before()._replace(kind=Kind.ASSOC_DELETE)
+
+    def _assoc_change_type(self) -> Request:
+        return self._added_before()._replace(kind=Kind.ASSOC_CHANGE_TYPE)
+
+    def _write_many(self) -> Request:
+        parts = {(each.node, each.others): each for each in (self._assoc_add() for _ in range(self._many_writes()))}
+        return Request(Kind.WRITE_MANY, parts=tuple(parts.values()))
+
+    def _many_writes(self) -> int:
+        return self._many(self._workload.write_many)

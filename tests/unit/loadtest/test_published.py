@@ -1,0 +1,188 @@
+"""The published workloads: what is generated is what was published."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from random import Random
+
+import pytest
+
+from loadtest.published.conformity import Tally, compare, reads_of
+from loadtest.published.graph_plan import GraphPlan
+from loadtest.published.requests import Request, RequestStream
+from loadtest.published.shapes import CutExponential, Degrees, LogNormal, Popularity, geometric, log_uniform
+from loadtest.published.workload import Kind, Workload, workload_named, workload_names
+from tao.model.errors import OperatorError
+
+NODES = 20_000
+REQUESTS = 25_000
+
+
+def found_by(plan: GraphPlan, request: Request) -> int:
+    """What the planned graph answers, before anything is written."""
+    degree = plan.degree(request.node) if request.node >= 0 else 0
+    match request.kind:
+        case Kind.OBJ_GET:
+            return 1
+        case Kind.ASSOC_COUNT:
+            return degree
+        case Kind.ASSOC_RANGE:
+            return min(degree, request.limit)
+        case Kind.ASSOC_TIME_RANGE:
+            newest = plan.newest_time(request.node)
+            return min(request.limit, max(0, min(degree, newest - request.low + 1)))
+        case Kind.ASSOC_GET:
+            return len({edge.other for edge in plan.list_of(request.node)} & set(request.others))
+        case _:
+            return 0
+
+
+def generated(workload: Workload, count: int = REQUESTS, seed: int = 1) -> tuple[GraphPlan, Tally]:
+    plan = GraphPlan(workload, NODES, seed)
+    tally = Tally()
+    for request in islice(RequestStream(workload, plan, seed, 0, shards=50), count):
+        tally.note(request, found_by(plan, request))
+    return plan, tally
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_every_property_of_a_generated_workload_is_within_a_tenth_and_two_percentage_points_of_the_published_one(
+    name: str,
+) -> None:
+    workload = workload_named(name)
+    plan, tally = generated(workload)
+    lines = list(compare(workload, plan, tally))
+    assert len(lines) > 10
+    off = [
+        line for line in lines
+        if line.generated is None or abs(line.generated - line.asked) > 0.1 * line.asked + 0.02
+    ]  # fmt: skip
+    assert off == []
+
+
+@pytest.mark.parametrize("name", workload_names())
+def test_the_same_seed_gives_the_same_requests_and_another_stream_gives_others(name: str) -> None:
+    workload = workload_named(name)
+    plan = GraphPlan(workload, 500, 3)
+    first, again, other = (
+        RequestStream(workload, GraphPlan(workload, 500, 3), 3, stream).take(500) for stream in (0, 0, 1)
+    )
+    assert first == again
+    assert first != other
+    assert all(request.node < plan.nodes for request in first)
+
+
+def test_few_ranges_with_room_are_answered_with_as_many_edges_as_they_wanted() -> None:
+    _, tally = generated(workload_named("tao_atc13"))
+    assert tally.full <= 0.01 * tally.roomy
+    assert reads_of(tally) > 0.99 * tally.requests.total()
+
+
+def test_a_planned_list_holds_distinct_neighbours_newest_first_and_knows_who_is_not_in_it() -> None:
+    plan = GraphPlan(workload_named("linkbench"), 301, 5)
+    for node in range(plan.nodes):
+        edges = list(plan.list_of(node))
+        assert len({edge.other for edge in edges} | {node}) == plan.degree(node) + 1
+        assert [edge.time for edge in edges] == sorted({edge.time for edge in edges}, reverse=True)
+        strangers = {plan.neighbour(node, index) for index in range(plan.degree(node), plan.nodes - 1)}
+        assert not strangers & {edge.other for edge in edges}
+    assert plan.edges == sum(plan.degree(node) for node in range(plan.nodes))
+
+
+def test_a_workload_that_skews_shards_sends_most_requests_to_the_busiest() -> None:
+    workload = workload_named("taobench_o")
+    plan = GraphPlan(workload, NODES, 1)
+    nodes = [
+        request.node
+        for request in RequestStream(workload, plan, 1, 0, shards=50).take(8_000)
+        if request.kind is Kind.OBJ_GET
+    ]
+    shares = [sum(node % 50 == shard for node in nodes) / len(nodes) for shard in range(3)]
+    assert shares == pytest.approx([0.578, 0.223, 0.022], abs=0.02)
+
+
+def test_deletions_take_back_what_the_same_stream_has_added() -> None:
+    workload = workload_named("linkbench")
+    plan = GraphPlan(workload, 5_000, 1)
+    added: set[tuple[int, tuple[int, ...]]] = set()
+    taken_back = deleted = 0
+    for request in RequestStream(workload, plan, 1, 0).take(20_000):
+        key = (request.node, request.others)
+        if request.kind is Kind.ASSOC_ADD:
+            added.add(key)
+        elif request.kind is Kind.ASSOC_DELETE:
+            deleted += 1
+            taken_back += key in added
+    assert deleted > 400
+    assert taken_back > 0.95 * deleted
+
+
+@pytest.mark.parametrize(("mean", "most"), [(97.8, 249), (8, 240), (75, 240)])
+def test_cut_sizes_have_their_mean(mean: float, most: int) -> None:
+    sizes = list(islice(CutExponential(mean, most).drawer(Random(1)), 20_000))
+    assert sum(sizes) / len(sizes) == pytest.approx(mean, rel=0.08)
+    assert min(sizes) >= 1
+    assert max(sizes) <= most
+
+
+def test_lognormal_sizes_have_their_mean_and_stay_below_their_bound() -> None:
+    sizes = list(islice(LogNormal(673, 1.0, 64 << 10).drawer(Random(1)), 20_000))
+    assert sum(sizes) / len(sizes) == pytest.approx(673, rel=0.05)
+    assert max(sizes) <= 64 << 10
+
+
+def test_drawn_degrees_have_the_mean_that_is_computed() -> None:
+    degrees = Degrees(((0, 0.4), (1, 0.7), (10, 0.95), (100, 1.0)))
+    chance = Random(1)
+    drawn = degrees.drawn(50_000, chance)
+    assert sum(drawn) / len(drawn) == pytest.approx(degrees.mean(), rel=0.02)
+    assert max(drawn) == 100
+    assert degrees.with_single_share(0.64).single_share == pytest.approx(0.64)
+
+
+def test_popularity_follows_its_exponent_and_repeats_what_was_drawn_lately() -> None:
+    def draws(**options: float) -> Iterator[int]:
+        chooser = Popularity(range(1000), 1.0, Random(2), **options)  # type: ignore[arg-type]
+        return (chooser.draw() for _ in range(30_000))
+
+    drawn = list(draws())
+    assert drawn.count(0) / drawn.count(9) == pytest.approx(10, rel=0.3)
+    assert max(drawn) > 900
+    repeating = list(draws(again=0.9))
+    assert repeating[1:].count(repeating[0]) > 10
+
+
+def test_nothing_to_choose_from_is_refused() -> None:
+    with pytest.raises(ValueError, match="more objects"):
+        Popularity([], 1.0, Random(1))
+    with pytest.raises(ValueError, match="at least 3 nodes"):
+        GraphPlan(workload_named("linkbench"), 2, 1)
+
+
+def test_small_draws_stay_within_their_bounds() -> None:
+    chance = Random(4)
+    assert {log_uniform(chance, 2, 5) for _ in range(500)} == {2, 3, 4, 5}
+    assert {log_uniform(chance, 7, 7) for _ in range(10)} == {7}
+    numbers = [geometric(chance, 0.382, 1, 6) for _ in range(2000)]
+    assert set(numbers) == {1, 2, 3, 4, 5, 6}
+    assert numbers.count(1) / len(numbers) == pytest.approx(0.382, abs=0.04)
+
+
+def test_an_unknown_workload_is_refused_with_the_names_that_there_are() -> None:
+    with pytest.raises(OperatorError, match="tao_atc13, linkbench, taobench_a, taobench_o"):
+        workload_named("tao")
+
+
+def test_tallies_of_several_processes_add_up() -> None:
+    workload = workload_named("tao_atc13")
+    plan, first = generated(workload, 3_000)
+    _, second = generated(workload, 3_000, seed=2)
+    both = Tally()
+    both.add(first)
+    both.add(second)
+    assert both.requests.total() == 6_000
+    assert both.limit_one == first.limit_one + second.limit_one
+    assert {line.name for line in compare(workload, plan, both)} == {
+        line.name for line in compare(workload, plan, first)
+    }
