@@ -1,4 +1,4 @@
-"""config/mariadb.cnf and mysql.cnf: a real server accepts them, and they are what servers of tests and `tao dev` run with."""
+"""config/mariadb.cnf and mysql.cnf: a real server accepts them, and private servers run with the same."""
 
 from __future__ import annotations
 
