@@ -17,6 +17,7 @@ import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.inbox import Inbox
+from tao.follower.freshness import Freshness
 from tao.follower.series import Series
 from tao.model.delivery import Delivery
 from tao.model.errors import TaoError
@@ -69,6 +70,8 @@ class Subscriptions:
         self._following: dict[str, asyncio.Event] = {}
         self._behind: set[int] = set()
         self._caught_up: Final = asyncio.Event()
+        self.freshness: Final = Freshness(clock.unix_ms, lambda shard: configuration.routes.database_of(shard).name)
+        """Of the hosted shards."""
         self.messages = 0
         self.resets = 0
         self.gaps = 0
@@ -97,6 +100,8 @@ class Subscriptions:
             self._behind.discard(shard)
         self._behind |= hosted - self._hosted
         self._hosted = hosted
+        leaders = routes.leaders(self._region)
+        self.freshness.follow(lambda shard: leaders.home(shard).name, hosted)
         # Also those that are named no more, so that they end.
         for changed in self._following.values():
             changed.set()
@@ -211,6 +216,9 @@ class Subscriptions:
         self._behind |= missing
         if not self._behind:
             self._caught_up.set()
+        # Last: what a delivery proves is true once its messages are applied.
+        self.freshness.confirmed(leader, received.confirmed)
+        self.freshness.heard(leader, delivery.proven, self.is_told)
         return missing
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Coroutine
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
@@ -85,7 +86,15 @@ class FollowerServer:
         source = self._source = self._miss_path(place.region, configuration)
         self._types = SchemaArenas(schema, arenas)
         fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
-        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
+        reads = ReadService(
+            cache,
+            fills,
+            schema,
+            self._admit,
+            cache.version_epoch,
+            self._spawn("read"),
+            staleness_ms=self._staleness_ms,
+        )
         where = (place.region, place.tier)
         writes = ForwardPath(
             name,
@@ -161,6 +170,9 @@ class FollowerServer:
                 "messages": subscriptions.messages,
                 "resets": subscriptions.resets,
                 "unsubscribed_shards": subscriptions.unsubscribed,
+                "staleness_seconds": {
+                    database: None if seconds == inf else seconds for database, seconds in self._staleness().items()
+                },
                 "direct_reads": self._direct_reads(),
                 "links": links.figures(),
             },
@@ -268,8 +280,20 @@ class FollowerServer:
     def _direct_reads(self) -> int:
         return self._source.direct_reads if isinstance(self._source, MissPath) else 0
 
+    def _staleness_ms(self, shard: int) -> float:
+        return self._subscriptions.freshness.staleness_ms(shard)
+
+    def _staleness(self) -> dict[str, float]:
+        return self._subscriptions.freshness.by_database(self._subscriptions.hosted)
+
     def _register(self, metrics: Metrics, writes: ForwardPath) -> None:
         subscriptions = self._subscriptions
+        metrics.gauge_family(
+            "staleness_seconds",
+            "How far behind its master the stalest shard of a database is here at most; infinite while not known.",
+            "database",
+            self._staleness,
+        )
         for outcome, counter in (("acknowledged", writes.acknowledged), ("failed", writes.failed)):
             metrics.gauge_family(
                 "writes_total",

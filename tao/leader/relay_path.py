@@ -52,8 +52,6 @@ class RelayPath:
         self._settings: Final = settings
         self.messages = 0
         self.voided = 0
-        self.fresh_as_of_unix_ms: dict[str, int] = {}
-        """Database → every commit up to then has been relayed."""
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Apply, forward, and acknowledge. Raises `NotMine`, with nothing applied, for a shard that is not served."""
@@ -69,8 +67,9 @@ class RelayPath:
         if void:
             self.void(void)
             asyncio.get_running_loop().call_later(self._settings.visible_after_seconds, self.void, void)
-        if relay.source_unix_ms:
-            self.fresh_as_of_unix_ms[relay.source] = relay.source_unix_ms
+        # Of another topology the tailer may have told another leader what it says here that all have been told.
+        if relay.source_unix_ms and request.topology_version == self._topology_version():
+            self._publisher.prove(relay.source, relay.source_unix_ms)
         reply.send(pb.Answer(relayed=pb.Relayed()))
 
     def void(self, shards: Iterable[int]) -> int:

@@ -15,6 +15,8 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.elsewhere import Elsewhere
 from tao.leader.figures import register_figures
+from tao.leader.freshness_figures import FreshnessFigures
+from tao.leader.heartbeats import Heartbeats
 from tao.leader.hosting import Hosting
 from tao.leader.inverse_path import InversePath
 from tao.leader.miss_path import RegionSource
@@ -128,6 +130,15 @@ class LeaderServer:
             self._log,
         )
         others = SettlingLeaders(configuration, self._links, ownership, clock)
+        heartbeats = Heartbeats(
+            name,
+            write_store,
+            lambda: ownership.owned,
+            lambda shard: configuration.routes.database_of(shard).name,
+            clock,
+            settings.heartbeats,
+            self._log,
+        )
         inverses = self._inverses = InversePath(
             writes,
             ownership,
@@ -202,6 +213,7 @@ class LeaderServer:
 
         guard = StallGuard(service, BELIEVED, self._look_after_pause, clock, settings.stalls, self._log)
         configuration.on_schema(use_schema)
+        configuration.on_routes(lambda _: self._publisher.forget_proofs())  # before there are other shards
         configuration.on_routes(self._follow_routes)
         configuration.on_routes(TopologyEpochs(cache).follow_routes)
         configuration.on_routes(lambda routes: self._links.keep_only(routes.server_names()))
@@ -213,6 +225,13 @@ class LeaderServer:
             "database_transaction_seconds", "Write transactions, from the first lock to the commit."
         ).observe
         figures = ServingFigures(metrics, cache, reads, fills, clock)
+        freshness = FreshnessFigures(
+            metrics,
+            self._publisher,
+            heartbeats,
+            lambda: [database.name for database in configuration.routes.topology.databases],
+            clock,
+        )
         register_figures(metrics, ownership, writes, inverses, self._publisher, self._links, lambda: len(self._tasks))
         server = configuration.routes.server(name)
         self._faces = Faces(
@@ -237,6 +256,7 @@ class LeaderServer:
                 "hosted_shards": len(hosting.hosted),
                 "relayed_messages": relays.messages,
                 "voided_shards": relays.voided,
+                **freshness.summary(),
                 "reads_sent_to_master_region": self._source.sent_away,
                 "writes": {
                     "committed": writes.committed_writes,
@@ -261,6 +281,7 @@ class LeaderServer:
         self._tasks.keep(ownership.take, "taking shards")
         self._tasks.keep(ownership.check, "ownership check")
         self._tasks.keep(inverses.repair, "repair")
+        self._tasks.keep(heartbeats.run, "heartbeats")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
         self._stop_watching = self._topology_file.watch(configuration.use_topology)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tao.delivery.settings import DeliverySettings
 from tao.leader.heartbeats import HeartbeatSettings
+from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
@@ -76,6 +77,7 @@ class LeaderSettings:
     hosting: HostingSettings = HostingSettings()
     stalls: StallSettings = StallSettings()
     relays: RelaySettings = RelaySettings()
+    heartbeats: HeartbeatSettings = HeartbeatSettings()
     heartbeats: HeartbeatSettings = HeartbeatSettings()
     forwarding: ForwardSettings = ForwardSettings()
     master_region: RemoteSettings = RemoteSettings()

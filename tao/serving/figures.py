@@ -43,6 +43,11 @@ class ServingFigures:
             "operation",
             lambda: dict(zip(OPERATIONS, counters.failures, strict=True)),
         )
+        metrics.gauge(
+            "stale_reads_total",
+            "Queries whose max_staleness_ms this server could not meet: read from the master database.",
+            lambda: reads.too_stale,
+        )
         metrics.gauge_family(
             "fills_total",
             "Fetches from the tier below: started, joined by a second miss, done again because below a floor.",
@@ -103,6 +108,7 @@ class ServingFigures:
             "hits": hits,
             "misses": misses,
             "failures": sum(counters.failures),
+            "stale_reads": self._reads.too_stale,
             "hit_rate": hits / (hits + misses) if hits + misses else None,
             "entries": self.entries(),
             "bytes": sum(arena.bytes for arena in arenas),

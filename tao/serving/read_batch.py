@@ -7,7 +7,7 @@ carry is looked for once per column; such a query counts as missed, so that it i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -218,6 +218,14 @@ def _unanswer(values: list[bytes | None], first: int, wrong: Sequence[bool]) -> 
     for slot, is_wrong in zip(range(first, len(values)), wrong, strict=False):
         if is_wrong:
             values[slot] = None
+
+
+def leave_out(batch: pb.ReadBatch, values: list[bytes | None], shards: Collection[int]) -> None:
+    """Take the answers of these shards back: others must be had."""
+    columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
+    id1s = (id1 for column in columns for id1 in column[:])
+    # Values may end early.
+    _unanswer(values, 0, [id1 >> SHARD_SHIFT in shards for id1 in id1s])
 
 
 def shards_in(batch: pb.ReadBatch) -> set[int]:

@@ -17,7 +17,15 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
-from tao.model.errors import AnswerFull, DeadlineExceeded, InternalError, TaoError, TooLarge
+from tao.model.errors import (
+    AnswerFull,
+    DeadlineExceeded,
+    InternalError,
+    StaleRead,
+    TaoError,
+    TooLarge,
+    Unavailable,
+)
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.schema.registry import Schema
@@ -26,6 +34,7 @@ from tao.serving.read_batch import (
     OPERATIONS,
     BatchQueries,
     answer_hits,
+    leave_out,
     mark_cut,
     operation_sizes,
     runs_within,
@@ -58,6 +67,10 @@ class BatchSettings:
     message, so that its misses are all under way at once and those of a wild client are not."""
 
 
+def _unknown_staleness(_: int) -> float:
+    return inf
+
+
 class ReadCounters:
     """Plain counters by operation, in slot order; collected when metrics are scraped."""
 
@@ -81,14 +94,19 @@ class ReadService:
         version_epoch: Callable[[int], int],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: BatchSettings | None = None,
+        staleness_ms: Callable[[int], float] = _unknown_staleness,
     ) -> None:
-        """``admit``: shard → why this server does not serve it, or None. ``version_epoch``: that of a shard."""
+        """``admit``: shard → why this server does not serve it, or None. ``version_epoch``: that of a shard.
+        ``staleness_ms``: how far behind its master the shard is here at most."""
         self._cache: Final = cache
         self._fills: Final = fills
         self._admit: Final = admit
         self._version_epoch: Final = version_epoch
         self._spawn: Final = spawn
         self._settings: Final = settings or BatchSettings()
+        self._staleness_ms: Final = staleness_ms
+        self.too_stale = 0
+        """Queries that asked for fresher data than there were known to be here."""
         self.counters: Final = ReadCounters()
         self.use_schema(schema)
 
@@ -112,6 +130,8 @@ class ReadService:
             values = [None] * queries
         else:
             values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes)
+            if batch.max_staleness_ms:
+                self._leave_out_stale(batch, values)
             if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
                 # No slots: the values answer 0, 1, 2, … in order.
                 answer = pb.Answer()
@@ -122,6 +142,11 @@ class ReadService:
                 self._count(self.counters.hits, sizes)
                 return
         self._answer_in_parts(request, sizes, values, reply)
+
+    def _leave_out_stale(self, batch: pb.ReadBatch, values: list[bytes | None]) -> None:
+        stale = {shard for shard in shards_in(batch) if self._staleness_ms(shard) > batch.max_staleness_ms}
+        if stale:
+            leave_out(batch, values, stale)
 
     def _answer_in_parts(
         self, request: pb.Request, sizes: tuple[int, int, int, int, int], values: list[bytes | None], reply: Reply
@@ -175,7 +200,7 @@ class ReadService:
                 if answers.is_full:
                     raise AnswerFull(_TOO_MANY_BYTES)
                 query = queries.query(slot)
-                value = await self._answer_one(query, queries.minimums.get(slot, 0), critical=batch.critical)
+                value = await self._answer_one(query, queries.minimums.get(slot, 0), batch)
                 answers.value(slot, query, value)
             except TaoError as error:
                 counters.failures[_operation_at(sizes, slot)] += 1
@@ -205,11 +230,25 @@ class ReadService:
             for task in tasks:
                 task.cancel()
 
-    async def _answer_one(self, query: Query, minimum: int, *, critical: bool) -> Fetched:
-        id1 = query.id if isinstance(query, ObjectQuery) else query.id1
-        refusal = self._admit(id1 >> SHARD_SHIFT)
+    async def _answer_one(self, query: Query, minimum: int, batch: pb.ReadBatch) -> Fetched:
+        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+        refusal = self._admit(shard)
         if refusal is not None:
             raise refusal
+        bound_ms = batch.max_staleness_ms
+        if batch.critical or not bound_ms or (behind_ms := self._staleness_ms(shard)) <= bound_ms:
+            return await self._fetch(query, minimum, critical=batch.critical)
+        self.too_stale += 1
+        try:
+            return await self._fetch(query, minimum, critical=True)
+        except (Unavailable, DeadlineExceeded) as error:
+            behind = "an unknown time" if behind_ms == inf else f"up to {behind_ms / 1000:.1f} s"
+            raise StaleRead(
+                f"shard {shard} is behind its master by {behind} here, max_staleness_ms is {bound_ms}, and the master "
+                f"could not be read: {error.message}"
+            ) from error
+
+    async def _fetch(self, query: Query, minimum: int, *, critical: bool) -> Fetched:
         if isinstance(query, ObjectQuery):
             return await self._fills.answer(query, minimum, critical=critical)
         if isinstance(query, EdgesQuery) and not query.id2s:

@@ -19,6 +19,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from tao.model.errors import (
     InternalError,
     InvalidArgument,
@@ -230,7 +232,10 @@ class DeliveryPath:
         parts = head_of(queue, self._settings)
         lane.sending, lane.sending_count = queue, len(parts)
         try:
-            await self._send(lane.leader, relay_of(parts, self._database))
+            relay = relay_of(parts, self._database)
+            if relay.source_unix_ms and self._others_owe(lane):
+                relay = msgspec.structs.replace(relay, source_unix_ms=0)
+            await self._send(lane.leader, relay)
         except (RequestError, NotMine, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
             if not shards:
@@ -247,6 +252,16 @@ class DeliveryPath:
             self._done(queue.popleft())
         self._settle()
         return True
+
+    def _others_owe(self, lane: Lane) -> bool:
+        """Whether a shard that is this leader's by now has something left in the lane of its former one: then no time
+        is proved yet, and the next heartbeat may."""
+        leaders = self._routes().leaders(self._region)
+        for shard, (other, _) in self._lane_of.items():
+            with suppress(InvalidArgument):
+                if other is not lane and leaders.home(shard).name == lane.leader:
+                    return True
+        return False
 
     def _not_accepted(self, lane: Lane, parts: list[Part], shards: set[int], error: TaoError) -> None:
         """Of one shard or all: which one the leader means is found by trying each alone."""

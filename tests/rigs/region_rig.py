@@ -47,7 +47,15 @@ class FollowerRig:
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), arenas)
         self.source = RemoteSource(self.configuration, self._leader, links, RemoteSettings(first_pause_seconds=0.001))
         self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings())
-        self.reads = ReadService(self.cache, self.fills, SCHEMA, self._admit, self.cache.version_epoch, self.tasks)
+        self.reads = ReadService(
+            self.cache,
+            self.fills,
+            SCHEMA,
+            self._admit,
+            self.cache.version_epoch,
+            self.tasks,
+            staleness_ms=self._staleness_ms,
+        )
         place = ("east", "near")
         self.writes = ForwardPath(
             name,
@@ -115,6 +123,9 @@ class FollowerRig:
                 raise error_from_pb(result.error)
         slots = answer.slots or range(len(writes))
         return [result for _, result in sorted(zip(slots, answer.results, strict=True), key=lambda each: each[0])]
+
+    def _staleness_ms(self, shard: int) -> float:
+        return self.subscriptions.freshness.staleness_ms(shard)
 
     def _admit(self, shard: int) -> TaoError | None:
         if shard in self.subscriptions.hosted:

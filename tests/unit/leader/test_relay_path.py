@@ -54,9 +54,10 @@ class Rig:
             settings,
         )
 
-    def relay(self, relay: Relay) -> list[pb.Answer]:
+    def relay(self, relay: Relay, topology_version: int = 7) -> list[pb.Answer]:
         answers: list[pb.Answer] = []
-        self.path.handle(pb.Request(relay=relay_to_pb(relay)), MemoryReply(answers.append, peer="tailer"))
+        request = pb.Request(relay=relay_to_pb(relay), topology_version=topology_version)
+        self.path.handle(request, MemoryReply(answers.append, peer="tailer"))
         return answers
 
     def hold(self, object_id: int) -> None:
@@ -150,15 +151,30 @@ async def test_of_a_relay_with_a_shard_that_is_not_served_nothing_is_applied(mak
             rig.relay(foreign)
     assert rig.story == []
     assert rig.cache.object(A) == encode_object(V1, USER, b"old")
-    assert rig.path.fresh_as_of_unix_ms == {}
+    assert rig.publisher.proven == {}
 
 
-async def test_how_fresh_each_database_is_is_remembered(make_rig: Callable[[], Rig]) -> None:
+async def test_how_fresh_each_database_is_is_told_behind_the_messages_of_the_same_relay(
+    make_rig: Callable[[], Rig],
+) -> None:
     rig = make_rig()
-    rig.relay(Relay(source="db-1", source_unix_ms=5_000))
+    rig.relay(Relay(changes=(MESSAGES,), source="db-1", source_unix_ms=5_000))
     rig.relay(Relay(source="db-2", source_unix_ms=6_000))
     rig.relay(Relay(source="db-1"))
-    assert rig.path.fresh_as_of_unix_ms == {"db-1": 5_000, "db-2": 6_000}
+    assert [bool(delivery.shards) for delivery in rig.told] == [True, False, False]
+    assert [delivery.proven for delivery in rig.told] == [
+        (),
+        (("db-1", 5_000),),
+        (("db-1", 5_000), ("db-2", 6_000)),
+    ]
+
+
+@pytest.mark.parametrize("version", [6, 8])
+async def test_a_tailer_that_goes_by_another_topology_proves_nothing(make_rig: Callable[[], Rig], version: int) -> None:
+    rig = make_rig()
+    (answer,) = rig.relay(Relay(source="db-1", source_unix_ms=5_000), topology_version=version)
+    assert answer.HasField("relayed")
+    assert rig.publisher.proven == {}
 
 
 async def test_an_operator_s_bulk_invalidation_counts_the_shards_that_are_served(make_rig: Callable[[], Rig]) -> None:

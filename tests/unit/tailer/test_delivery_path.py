@@ -233,6 +233,22 @@ async def test_every_leader_hears_up_to_when_all_is_told_and_only_after_it(rig: 
     assert [each for each in proofs if each[0] == "leader-2"] == [("leader-2", 5_000)]
 
 
+async def test_no_time_is_proved_to_the_new_leader_of_a_shard_before_its_former_one_has_what_is_left(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda _: Unavailable("away") if not rig.leaders.versions(1) else None
+    await rig.path.submit("t1", about(change(0, 1)))
+    rig.routes = Routes(make_topology(2, leaders=BOTH | {0: ("leader-2",)}))
+    await rig.path.submit("t2", about(), 5_000)
+    await turns(3)
+    proofs = [relay.source_unix_ms for leader, relay in rig.leaders.attempts if leader == "leader-2"]
+    assert not any(proofs)
+    await rig.path.submit("t3", about(change(1, 1)))  # after which leader-1 is there
+    await rig.path.drained()
+    await rig.path.submit("t4", about(), 6_000)
+    await rig.path.drained()
+    assert rig.leaders.told[-1][1].source_unix_ms == 6_000
+    assert rig.leaders.versions(0) == [1]
+
+
 async def test_touches_go_to_the_leader_of_the_shard(rig: Rig) -> None:
     touch = Touch(make_id(1, 0), 4, 9)
     await rig.path.submit("t1", Translated(touches=(touch,), bulk_shards=(1,)))

@@ -1,0 +1,168 @@
+"""What a follower knows of its age: only of what it is told of, only behind the messages, growing without news."""
+
+from __future__ import annotations
+
+from math import inf
+
+import pytest
+
+from tao.follower.freshness import Freshness
+from tao.model.errors import StaleRead, Unavailable
+from tao.model.writes import AssocAdd
+from tao.runtime.clock import LoopClock
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import COMMENT, make_id
+from tests.rigs.pacing import ManualClock, until
+from tests.rigs.region_rig import FollowerRig, RegionRig
+
+A, B = make_id(64), make_id(128)
+HOSTED = frozenset(range(4))
+
+
+class Known:
+    """Shards 0 and 1 are of ``db-0``, 2 and 3 of ``db-1``; ``lost`` are told no more."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.lost: set[int] = set()
+        self.freshness = Freshness(self.clock.unix_ms, lambda shard: f"db-{shard // 2}")
+        self.freshness.confirmed("leader-1", (0, 2))
+        self.freshness.confirmed("leader-2", (1, 3))
+
+    def heard(self, leader: str, *databases: str) -> None:
+        """As of now."""
+        proven = [(database, self.clock.unix_ms()) for database in databases]
+        self.freshness.heard(leader, proven, lambda shard: shard not in self.lost)
+
+    def ages(self) -> list[float]:
+        return [self.freshness.staleness_ms(shard) for shard in range(4)]
+
+
+def test_a_leader_speaks_for_the_shards_that_it_tells_of_and_each_database_for_itself() -> None:
+    known = Known()
+    assert known.ages() == [inf] * 4
+    known.heard("leader-1", "db-0", "db-1")
+    known.clock.now += 2
+    known.heard("leader-2", "db-1")
+    assert known.ages() == [2_000, inf, 2_000, 0]
+    assert known.freshness.by_database(HOSTED) == {"db-0": inf, "db-1": 2.0}
+
+
+def test_without_news_the_bound_grows_and_older_news_do_not_raise_it() -> None:
+    known = Known()
+    known.heard("leader-1", "db-0")
+    proven = known.clock.unix_ms()
+    known.clock.now += 30
+    assert known.ages()[0] == 30_000
+    known.freshness.heard("leader-1", [("db-0", proven - 1)], lambda _: True)
+    assert known.ages()[0] == 30_000
+
+
+def test_a_shard_that_its_leader_tells_of_no_more_keeps_its_time() -> None:
+    known = Known()
+    known.heard("leader-1", "db-0")
+    known.lost.add(0)
+    known.clock.now += 1
+    known.heard("leader-1", "db-0")
+    assert known.ages()[0] == 1_000
+    known.lost.clear()
+    known.heard("leader-1", "db-0")
+    assert known.ages()[0] == 0
+
+
+def test_of_a_shard_that_moved_neither_its_old_nor_its_new_leader_is_believed_before_the_new_one_tells_of_it() -> None:
+    known = Known()
+    known.heard("leader-1", "db-0")
+    known.heard("leader-2", "db-0")
+    known.freshness.follow(lambda _: "leader-2", HOSTED)
+    known.clock.now += 1
+    known.heard("leader-1", "db-0")
+    known.heard("leader-2", "db-0")
+    assert known.ages()[:2] == [1_000, 0]
+    known.freshness.confirmed("leader-2", [0])
+    known.heard("leader-2", "db-0")
+    assert known.ages()[0] == 0
+
+
+def test_what_is_not_hosted_any_more_is_forgotten() -> None:
+    known = Known()
+    known.heard("leader-1", "db-0", "db-1")
+    known.freshness.follow(lambda shard: f"leader-{1 + shard % 2}", frozenset({2}))
+    assert known.ages() == [inf, inf, 0, inf]
+
+
+def prove(region: RegionRig, seconds_ago: float = 0) -> None:
+    region.leader.publisher.prove("db", LoopClock().unix_ms() - int(1000 * seconds_ago))
+
+
+def staleness_ms(follower: FollowerRig) -> float:
+    return follower.subscriptions.freshness.staleness_ms(0)
+
+
+async def read(follower: FollowerRig, max_staleness_ms: int) -> bytes:
+    return await follower.read(obj_ids=[A], max_staleness_ms=max_staleness_ms)
+
+
+async def test_a_proof_does_not_overtake_the_messages_that_wait_before_it(region: RegionRig) -> None:
+    near, link = region.near, region.near.links["leader-1"]
+    link.hold_answers.add("subscribe")
+    await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
+    prove(region)
+    await until(lambda: len(link.held) == 2)
+    assert staleness_ms(near) == inf
+    link.let_go()
+    await until(lambda: staleness_ms(near) < inf)
+    assert near.subscriptions.messages == 1
+
+
+async def test_while_its_leader_is_away_a_follower_grows_older_and_says_so(region: RegionRig) -> None:
+    near = region.near
+    prove(region, seconds_ago=60)
+    await until(lambda: staleness_ms(near) < inf)
+    near.links["leader-1"].break_off()
+    await until(lambda: near.subscriptions.unsubscribed)
+    assert staleness_ms(near) >= 60_000
+
+
+async def test_a_read_that_asks_for_fresher_data_than_are_known_here_goes_to_the_master(region: RegionRig) -> None:
+    near, store = region.near, region.store
+    await near.read(obj_ids=[A])
+    before = len(store.reads)
+    await read(near, 1_000)  # nothing is known yet
+    assert [critical for _, critical in store.reads[before:]] == [True]
+    prove(region, seconds_ago=60)
+    await until(lambda: staleness_ms(near) < inf)
+    await read(near, 3_600_000)
+    assert len(store.reads) == before + 1
+    await read(near, 1_000)
+    assert [critical for _, critical in store.reads[before:]] == [True, True]
+    await near.read(obj_ids=[A])
+    assert len(store.reads) == before + 2
+    assert near.reads.too_stale == 2
+
+
+async def test_a_batch_is_read_from_the_master_only_where_it_is_too_old(region: RegionRig) -> None:
+    near, store = region.near, region.store
+    prove(region)  # of all shards that leader-1 leads, on the one database
+    await until(lambda: staleness_ms(near) < inf)
+    other = make_id(64, 2)
+    await near.read(obj_ids=[A])
+    await near.read(obj_ids=[other])
+    near.subscriptions.freshness.follow(lambda _: "leader-1", frozenset({0}))
+    before = len(store.reads)
+    batch = pb.ReadBatch(obj_ids=[A, other], max_staleness_ms=3_600_000)
+    answer = (await near.ask(pb.Request(read=batch))).read
+    assert sorted(answer.slots) == [0, 1]
+    assert list(answer.missed_slots) == [1]
+    assert len(store.reads) == before + 1
+
+
+async def test_when_the_master_cannot_be_read_either_the_error_says_how_old_the_answer_would_be(
+    region: RegionRig,
+) -> None:
+    near = region.near
+    prove(region, seconds_ago=60)
+    await until(lambda: staleness_ms(near) < inf)
+    region.store.read_faults = [Unavailable("the sea is rough")] * 20
+    with pytest.raises(StaleRead, match=r"up to 60\.\d s here, max_staleness_ms is 1000.*the sea is rough"):
+        await read(near, 1_000)
