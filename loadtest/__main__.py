@@ -1,4 +1,6 @@
-"""`python -m loadtest bench` runs scenarios and prints a table; `python -m loadtest list` says which there are."""
+"""`python -m loadtest bench` runs scenarios and prints a table; `python -m loadtest list` says which there are.
+
+`geo` and `converge` run one scenario with options of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +9,9 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -17,10 +21,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from loadtest import converge, geo
 from loadtest.catalogue import all_scenarios
+from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
+from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
 from loadtest.results import Report, ScenarioResult, this_machine
-from loadtest.scenario import BenchSettings, Scenario
+from loadtest.scenario import BenchSettings, Registry, Scenario
 from loadtest.table import print_report
+from tao.devcluster.layout import DEFAULT_RTT_MS
 from tao.model.errors import OperatorError, TaoError
 
 _TOY_SECONDS: Final = 0.3
@@ -78,13 +86,17 @@ def list_scenarios() -> None:
         print(f"{scenario.name:<14}{scenario.summary}")
 
 
-@main.command()
-@click.option(
-    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the report here, too."
+_json_option = click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here, too."
 )
+_toy_option = click.option("--toy", is_flag=True, help="Little data, short rounds: does everything still work?")
+
+
+@main.command()
+@_json_option
 @click.option("--only", "names", multiple=True, metavar="NAME", help="Run this scenario; may be repeated.")
 @click.option("--seconds", type=float, help="Measured time of one contestant in one shape, all rounds together.")
-@click.option("--toy", is_flag=True, help="Little data, short rounds: does everything still work?")
+@_toy_option
 @click.option("--objects", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Objects for `load`.")
 @click.option("--edges", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Edges for `load`.")
 def bench(
@@ -97,31 +109,102 @@ def bench(
 ) -> None:
     """Run scenarios, print a table. Ctrl-C stops the servers and prints what has been measured.
 
-    The exit status is 1 when a scenario failed, 130 when interrupted, and never says how fast anything was."""
+    The exit status is 1 when a scenario failed or found something wrong, 130 when interrupted, and never says how
+    fast anything was."""
+    report = _run(all_scenarios(), names, seconds=seconds, toy=toy, objects=objects, edges=edges)
+    _write_json(json_file, report)
+    _finish(report)
+
+
+@main.command("converge")
+@click.option("--writes", type=int, default=DEFAULT_WRITES, show_default=True, help="Random writes.")
+@click.option("--tailer-kills", type=int, default=0, show_default=True, help="Tailers killed and started again.")
+@click.option("--link-cuts", type=int, default=0, show_default=True, help="Times that the line is cut and healed.")
+@click.option("--rtt-ms", type=float, default=DEFAULT_RTT_MS, show_default=True, help="Between the regions.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of writes, faults and their moments.")
+@_toy_option
+@_json_option
+def converge_command(
+    writes: int, tailer_kills: int, link_cuts: int, rtt_ms: float, seed: int, toy: bool, json_file: Path | None
+) -> None:
+    """Random writes in two regions at once, with faults; afterwards nothing may differ from anything.
+
+    The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine. The exit status is 1
+    when anything differs."""
+    with _mistakes_told():
+        wanted = ConvergeSettings(writes, tailer_kills, link_cuts, rtt_ms, seed)
+    _run_alone(Scenario("converge", converge.SUMMARY, partial(converge.run, converge=wanted)), toy, json_file)
+
+
+@main.command("geo")
+@click.option("--rtt-ms", type=float, default=DEFAULT_RTT_MS, show_default=True, help="Between the regions.")
+@click.option("--seconds", type=float, default=DEFAULT_PHASE_SECONDS, show_default=True, help="Of each phase.")
+@_toy_option
+@_json_option
+def geo_command(rtt_ms: float, seconds: float, toy: bool, json_file: Path | None) -> None:
+    """Latencies of two regions that lie a round trip apart.
+
+    The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
+    with _mistakes_told():
+        wanted = GeoSettings(rtt_ms, seconds)
+    _run_alone(Scenario("geo", geo.SUMMARY, partial(geo.run, geo=wanted)), toy, json_file)
+
+
+def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None) -> None:
+    report = _run(Registry([scenario]), (), toy=toy)
+    if scenario.name in report.scenarios:
+        _write_json(json_file, {**report.scenarios[scenario.name].measured, "machine": report.machine})
+    _finish(report)
+
+
+def _run(
+    registry: Registry,
+    names: Sequence[str],
+    *,
+    seconds: float | None = None,
+    toy: bool = False,
+    objects: Path | None = None,
+    edges: Path | None = None,
+) -> Report:
     work_dir = Path(tempfile.mkdtemp(prefix="tao-bench-"))
     try:
-        defaults = BenchSettings(work_dir)
-        settings = BenchSettings(
-            work_dir,
-            seconds=seconds if seconds is not None else _TOY_SECONDS if toy else defaults.seconds,
-            rounds=_TOY_ROUNDS if toy else defaults.rounds,
-            toy=toy,
-            objects_file=objects,
-            edges_file=edges,
-        )
-        report = asyncio.run(_bench(all_scenarios().choose(names), settings))
+        with _mistakes_told():
+            defaults = BenchSettings(work_dir)
+            settings = BenchSettings(
+                work_dir,
+                seconds=seconds if seconds is not None else _TOY_SECONDS if toy else defaults.seconds,
+                rounds=_TOY_ROUNDS if toy else defaults.rounds,
+                toy=toy,
+                objects_file=objects,
+                edges_file=edges,
+            )
+            return asyncio.run(_bench(registry.choose(names), settings))
+    finally:
+        shutil.rmtree(work_dir, ignore_errors=True)
+
+
+@contextmanager
+def _mistakes_told() -> Iterator[None]:
+    try:
+        yield
     except OperatorError as error:
         print(f"loadtest: {error.message}", file=sys.stderr)
         sys.exit(2)
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
+
+
+def _write_json(json_file: Path | None, found: object) -> None:
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+
+
+def _finish(report: Report) -> None:
     console = Console() if sys.stdout.isatty() else Console(width=_WIDTH_WITHOUT_TERMINAL)
     print_report(report, console)
-    if report.interrupted or report.failures:
-        sys.exit(_INTERRUPTED_STATUS if report.interrupted else 1)
+    if report.interrupted:
+        sys.exit(_INTERRUPTED_STATUS)
+    if report.failures or any(result.faults for result in report.scenarios.values()):
+        sys.exit(1)
 
 
 async def _bench(scenarios: Sequence[Scenario], settings: BenchSettings) -> Report:

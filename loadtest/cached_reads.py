@@ -14,7 +14,7 @@ from loadtest.client_process import run_job
 from loadtest.dataset import TOY, DatasetSize
 from loadtest.jobs import Pace, ReadsJob
 from loadtest.redis_server import find_redis_server, private_redis
-from loadtest.results import ScenarioResult
+from loadtest.results import Figure, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
@@ -58,7 +58,7 @@ async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
             awaiters=awaiters,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
-        figures = await run_job(job, progress, settings.work_dir / "cached_reads.log")
+        figures = await run_job(job, progress, settings.work_dir / "cached_reads.log", list[Figure])
     conditions: dict[str, str | int | float] = {
         "objects": size.objects,
         "value_bytes": 100,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, load, tailing, writes
+from loadtest import cached_reads, converge, geo, load, tailing, writes
 from loadtest.scenario import Registry, Scenario
 
 
@@ -13,6 +13,8 @@ def all_scenarios() -> Registry:
             Scenario("cached_reads", cached_reads.SUMMARY, cached_reads.run),
             Scenario("writes", writes.SUMMARY, writes.run),
             Scenario("tailing", tailing.SUMMARY, tailing.run),
+            Scenario("geo", geo.SUMMARY, geo.run),
+            Scenario("converge", converge.SUMMARY, converge.run),
             Scenario("load", load.SUMMARY, load.run),
         ]
     )

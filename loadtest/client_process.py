@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import uvloop
 
-from loadtest.jobs import Job, ReadsJob
-from loadtest.results import Figure
+from loadtest.jobs import GeoJob, Job, ReadsJob
 from loadtest.scenario import Progress
 from tao.model.errors import OperatorError
 
@@ -25,17 +25,19 @@ _MAX_LINE_BYTES = 4 << 20
 _LOG_TAIL_BYTES = 2000
 _STOP_SECONDS = 5.0
 _ROOT = Path(__file__).resolve().parent.parent
+_NOTHING = msgspec.Raw(b"null")
+Result = TypeVar("Result")
 
 
 class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of standard output: a step, or the figures at the end."""
+    """One line of standard output: a step, or the result at the end, which the job's kind gives its form."""
 
     step: str = ""
     done: float = 0.0
-    figures: list[Figure] | None = None
+    result: msgspec.Raw = _NOTHING
 
 
-async def run_job(job: Job, progress: Progress, log: Path) -> list[Figure]:
+async def run_job(job: Job, progress: Progress, log: Path, result: type[Result]) -> Result:
     """Run the job in a process of its own; ended with it when this is cancelled. Raises `OperatorError` with the end
     of its standard error when it fails."""
     with log.open("wb") as errors:
@@ -44,7 +46,7 @@ async def run_job(job: Job, progress: Progress, log: Path) -> list[Figure]:
             cwd=_ROOT,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=_MAX_LINE_BYTES,
         )  # fmt: skip
-    figures: list[Figure] | None = None
+    found: Result | None = None
     try:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -53,16 +55,16 @@ async def run_job(job: Job, progress: Progress, log: Path) -> list[Figure]:
         await process.stdin.drain()
         async for text in process.stdout:
             line = msgspec.json.decode(text, type=Line)
-            if line.figures is not None:
-                figures = line.figures
+            if bytes(line.result) != bytes(_NOTHING):
+                found = msgspec.json.decode(line.result, type=result)
             else:
                 progress.step(line.step, line.done)
         status = await process.wait()
     finally:
         await _end(process)
-    if figures is None:
+    if found is None:
         raise OperatorError(f"the load process ended with status {status} and no result:\n{_tail(log)}")
-    return figures
+    return found
 
 
 def _tail(log: Path) -> str:
@@ -85,11 +87,15 @@ def _write(line: Line) -> None:
     sys.stdout.buffer.flush()
 
 
-async def _work(job: Job, tell: Callable[[str, float], None]) -> list[Figure]:
+async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
     if isinstance(job, ReadsJob):
         from loadtest.reads_client import run_reads
 
         return await run_reads(job, tell)
+    if isinstance(job, GeoJob):
+        from loadtest.geo_client import run_geo
+
+        return await run_geo(job, tell)
     from loadtest.writes_client import run_writes
 
     return await run_writes(job, tell)
@@ -102,7 +108,7 @@ async def _main() -> None:
     loop.add_signal_handler(signal.SIGTERM, work.cancel)
     loop.add_reader(sys.stdin.fileno(), work.cancel)  # readable now means closed: the runner sends one line
     with suppress(asyncio.CancelledError):
-        _write(Line(figures=await work))
+        _write(Line(result=msgspec.Raw(msgspec.json.encode(await work))))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from loadtest.dataset import DatasetSize
@@ -47,4 +49,21 @@ class WritesJob(msgspec.Struct, frozen=True, kw_only=True, tag="writes"):
     pace: Pace
 
 
-Job = ReadsJob | WritesJob
+GeoPhase = Literal["writes", "visible", "reads"]
+
+
+class GeoJob(msgspec.Struct, frozen=True, kw_only=True, tag="geo"):
+    """One phase of `geo`, at constant rates. ``phase``: writes in both regions, visibility of the master region's
+    writes in the other, or reads in the other."""
+
+    topology_file: str
+    phase: GeoPhase
+    master_region: str
+    remote_region: str
+    shards: int
+    seconds: float
+    rtt_ms: float
+    seed: int
+
+
+Job = ReadsJob | WritesJob | GeoJob

@@ -11,6 +11,7 @@ from importlib import metadata
 from os import cpu_count, uname
 from pathlib import Path
 from platform import python_implementation, python_version
+from typing import Any
 
 import msgspec
 
@@ -91,6 +92,11 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     figures: list[Figure] = []
     quantities: list[Quantity] = []
     notes: list[str] = []
+    measured: dict[str, Any] = {}
+    """The scenario's own figures, nested, for programs; `Any`: each scenario has its form. The quantities are drawn
+    from it."""
+    faults: list[str] = []
+    """What is wrong, however fast it was: the run's exit status is 1."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ def print_report(report: Report, console: Console) -> None:
         console.print(_result(result))
         for note in result.notes:
             console.print(note, style="dim", highlight=False)
+        for fault in result.faults:
+            console.print(Text(fault, style="red"))
     for name, message in report.failures.items():
         console.print()
         console.print(Text(f"{name} failed: {message}", style="red"))

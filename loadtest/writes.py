@@ -74,4 +74,4 @@ async def _with_shards(shards: int, settings: BenchSettings, progress: Progress)
             ids_per_shard=(_TOY_IDS if settings.toy else _IDS) // shards,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
-        return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log")
+        return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log", list[Figure])

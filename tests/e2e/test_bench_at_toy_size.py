@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.converge import Converged
+from loadtest.geo import Measured
 from loadtest.results import Report, ScenarioResult
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,9 +21,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 
 def bench(tmp_path: Path, *arguments: str) -> Report:
+    return msgspec.json.decode(run(tmp_path, "bench", *arguments), type=Report)
+
+
+def run(tmp_path: Path, *arguments: str) -> bytes:
     json_file = tmp_path / "bench.json"
     outcome = subprocess.run(
-        [sys.executable, "-m", "loadtest", "bench", "--toy", "--json", str(json_file), *arguments],
+        [sys.executable, "-m", "loadtest", *arguments, "--toy", "--json", str(json_file)],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
@@ -31,7 +37,7 @@ def bench(tmp_path: Path, *arguments: str) -> Report:
     )
     assert outcome.returncode == 0, outcome.stderr
     assert list(tmp_path.glob("tao-bench-*")) == []
-    return msgspec.json.decode(json_file.read_bytes(), type=Report)
+    return json_file.read_bytes()
 
 
 def check_figures(result: ScenarioResult) -> None:
@@ -73,6 +79,25 @@ def test_a_tailers_catching_up_is_measured(tmp_path: Path) -> None:
     by_name = {quantity.name: quantity for quantity in result.quantities}
     assert by_name["writes, 64 a transaction"].value > 0
     assert by_name["writes, 1 a transaction, of CPU time"].value > 0
+
+
+def test_two_regions_are_measured_a_round_trip_apart(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "geo", "--rtt-ms", "10"), type=Measured)
+    latencies = [*found.write_ms.values(), found.visible_ms, *found.read_ms.values()]
+    assert all(0 < each.p50 <= each.p99 <= each.max for each in latencies)
+    assert all(each.count > 0 for each in latencies)
+    assert found.failed == {}
+    # Whatever the machine: what comes sooner has not crossed the line.
+    assert found.write_ms["remote_region"].p50 >= found.rtt_ms == 10
+    assert {aim.figure for aim in found.aims} >= {"write_ms.remote_region.avg", "visible_ms.p99"}
+
+
+def test_writes_in_two_regions_with_a_crash_and_a_cut_leave_no_difference(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "converge", "--tailer-kills", "1", "--link-cuts", "1"), type=Converged)
+    assert found.writes["issued"] == found.writes["acknowledged"] + sum(found.failed.values()) > 0
+    assert (found.tailer_kills, found.link_cuts) == (1, 1)
+    assert found.compared["cached entries"] > 0
+    assert (found.differences, found.missing_objects) == ({}, 0)
 
 
 def test_a_graph_is_loaded_and_its_memory_told(tmp_path: Path) -> None:

@@ -1,0 +1,220 @@
+"""Scenario `geo`: what two regions that lie a round trip apart make of writes, of their visibility, and of reads.
+
+One database whose master is in the first region, full local durability, asynchronous between the regions, a delay line
+that adds half of the round trip each way. Rates are constant and low: latencies are measured, not capacity. Reads take
+turns with and without the round trip on one cluster, so that nothing else differs between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from loadtest.cached_reads import SCHEMA
+from loadtest.client_process import run_job
+from loadtest.geo_client import (
+    MISSES_PER_SECOND,
+    POLL_SECONDS,
+    READS_PER_SECOND,
+    VISIBLE_WRITES_PER_SECOND,
+    WRITES_PER_SECOND,
+)
+from loadtest.jobs import GeoJob, GeoPhase
+from loadtest.open_loop import Latencies, Samples
+from loadtest.results import Quantity, ScenarioResult
+from loadtest.scenario import BenchSettings, Progress
+from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
+from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
+from tao.devcluster.line_control import SetRoundTrip, ask_line
+from tao.devcluster.server_options import Durability
+from tao.model.errors import OperatorError
+
+SUMMARY: Final = "two regions: latency of writes in either, visibility in the other, reads with and without round trip"
+_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=8)
+DEFAULT_PHASE_SECONDS: Final = 20.0
+_TURNS: Final = 3
+_TOY_PHASE_SECONDS: Final = 0.5
+_SAME_REGION_MS: Final = 5.0
+_REMOTE_MS: Final = 6.0
+_VISIBLE_P50_MS: Final = 15.0
+_VISIBLE_P99_MS: Final = 100.0
+_NOTES: Final = [
+    "Latencies count from the intended start of an operation, at a constant rate.",
+    (
+        "Visibility: of every tenth write, from its acknowledgement to the answer of a follower in the other region "
+        f"with the new value; asked for every {1000 * POLL_SECONDS:g} ms, so a figure is late by that and a read."
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class GeoSettings:
+    """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
+
+    rtt_ms: float = DEFAULT_RTT_MS
+    phase_seconds: float = DEFAULT_PHASE_SECONDS
+    """At 50 writes a second ten samples lie above the 99th percentile."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rtt_ms <= 1_000:
+            raise OperatorError(f"--rtt-ms {self.rtt_ms:g}: give a number above 0, up to 1000")
+        if not 0 < self.phase_seconds <= 100:
+            raise OperatorError(f"--seconds {self.phase_seconds:g}: give a number above 0, up to 100")
+
+
+class AimOfGeo(msgspec.Struct, frozen=True, kw_only=True):
+    """A bound on one of the figures, in milliseconds."""
+
+    figure: str
+    bound: float
+    value: float
+    met: bool
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run found, as the JSON has it; latencies in milliseconds."""
+
+    rtt_ms: float
+    write_ms: dict[str, Latencies]
+    """same_region, remote_region; 50 writes a second in each at once."""
+    visible_ms: Latencies
+    visible_resolution_ms: float
+    visible_writes_ms: Latencies
+    """The writes during which that was measured."""
+    read_ms: dict[str, Latencies]
+    """remote_region, of cached objects, and remote_region_misses, filled from the region's replica; the same with
+    ``_no_round_trip``."""
+    failed: dict[str, int]
+    aims: list[AimOfGeo]
+
+
+async def run(settings: BenchSettings, progress: Progress, geo: GeoSettings | None = None) -> ScenarioResult:
+    """See `SUMMARY`. Raises `OperatorError`."""
+    wanted = geo or GeoSettings()
+    seconds = min(wanted.phase_seconds, _TOY_PHASE_SECONDS) if settings.toy else wanted.phase_seconds
+    cluster_settings = ClusterSettings(
+        state_dir=settings.work_dir / "geo",
+        shape=_SHAPE,
+        schema_file=SCHEMA,
+        rtt_ms=wanted.rtt_ms,
+        durability=Durability.FULL,
+        log_level="warning",
+    )
+    async with two_regions(cluster_settings, progress.step) as regions:
+        database = regions.cluster.database(_SHAPE.database_server(MASTER, _SHAPE.database_names[0]))
+        settings.versions[database.binary.flavour] = database.binary.version_text
+        measured = await _Phases(regions, settings, progress, seconds, wanted.rtt_ms).measure()
+    return ScenarioResult(
+        summary=SUMMARY,
+        conditions={
+            "rtt_ms": wanted.rtt_ms,
+            "writes_per_second_and_region": WRITES_PER_SECOND,
+            "visible_writes_per_second": VISIBLE_WRITES_PER_SECOND,
+            "reads_per_second": READS_PER_SECOND,
+            "misses_per_second": MISSES_PER_SECOND,
+            "phase_seconds": seconds,
+            "durability": "full, asynchronous between regions",
+        },
+        quantities=_quantities(measured),
+        notes=[*_NOTES, *map(_told, measured.aims)],
+        measured=msgspec.to_builtins(measured),
+    )
+
+
+class _Phases:
+    def __init__(
+        self, regions: TwoRegions, settings: BenchSettings, progress: Progress, seconds: float, rtt_ms: float
+    ) -> None:
+        self._regions: Final = regions
+        self._settings: Final = settings
+        self._progress: Final = progress
+        self._seconds: Final = seconds
+        self._rtt_ms: Final = rtt_ms
+        self._jobs = 0
+
+    async def measure(self) -> Measured:
+        writes = await self._job("writes", self._rtt_ms)
+        visible = await self._job("visible", self._rtt_ms)
+        reads: dict[str, Samples] = {}
+        turns = 1 if self._settings.toy else _TURNS
+        for _ in range(turns):
+            for suffix, rtt_ms in (("", self._rtt_ms), ("_no_round_trip", 0.0)):
+                await ask_line(self._regions.cluster.line_control, SetRoundTrip(rtt_ms))
+                found = await self._job("reads", rtt_ms, 1 / turns)
+                for name, part in (("remote_region", "reads"), ("remote_region_misses", "misses")):
+                    _add(reads.setdefault(f"{name}{suffix}", Samples()), found[part])
+        failed = {name: samples.failed for name, samples in {**writes, **visible, **reads}.items() if samples.failed}
+        write_ms = {name: samples.latencies() for name, samples in writes.items()}
+        visible_ms = visible["visible"].latencies()
+        return Measured(
+            rtt_ms=self._rtt_ms,
+            write_ms=write_ms,
+            visible_ms=visible_ms,
+            visible_resolution_ms=1000 * POLL_SECONDS,
+            visible_writes_ms=visible["visible_writes"].latencies(),
+            read_ms={name: samples.latencies() for name, samples in reads.items()},
+            failed=failed,
+            aims=[
+                _aim("write_ms.same_region.avg", _SAME_REGION_MS, write_ms["same_region"].avg),
+                _aim("write_ms.remote_region.avg", self._rtt_ms + _REMOTE_MS, write_ms["remote_region"].avg),
+                _aim("visible_ms.p50", self._rtt_ms / 2 + _VISIBLE_P50_MS, visible_ms.p50),
+                _aim("visible_ms.p99", self._rtt_ms / 2 + _VISIBLE_P99_MS, visible_ms.p99),
+            ],
+        )
+
+    async def _job(self, phase: GeoPhase, rtt_ms: float, share: float = 1.0) -> dict[str, Samples]:
+        self._jobs += 1
+        job = GeoJob(
+            topology_file=str(self._regions.cluster.topology_path),
+            phase=phase,
+            master_region=MASTER,
+            remote_region=REMOTE,
+            shards=_SHAPE.shards,
+            seconds=self._seconds * share,
+            rtt_ms=rtt_ms,
+            seed=self._jobs,
+        )
+        log = self._settings.work_dir / f"geo-{self._jobs}.log"
+        return await run_job(job, self._progress, log, dict[str, Samples])
+
+
+def _add(all_of: Samples, more: Samples) -> None:
+    all_of.seconds += more.seconds
+    all_of.elapsed += more.elapsed
+    all_of.failed += more.failed
+
+
+def _aim(figure: str, bound: float, value: float) -> AimOfGeo:
+    return AimOfGeo(figure=figure, bound=round(bound, 3), value=value, met=value <= bound)
+
+
+def _told(aim: AimOfGeo) -> str:
+    return f"{aim.figure}: {aim.value:,.1f} ms, aim ≤ {aim.bound:,.1f} ms: {'met' if aim.met else 'not met'}"
+
+
+def _quantities(measured: Measured) -> list[Quantity]:
+    named = {
+        "writes of the master region": measured.write_ms["same_region"],
+        "writes of the other region": measured.write_ms["remote_region"],
+        "visible in the other region": measured.visible_ms,
+        "reads of the other region": measured.read_ms["remote_region"],
+        "reads of the other region, no round trip": measured.read_ms["remote_region_no_round_trip"],
+        "misses of the other region": measured.read_ms["remote_region_misses"],
+        "misses of the other region, no round trip": measured.read_ms["remote_region_misses_no_round_trip"],
+    }
+    parts: dict[str, Callable[[Latencies], float]] = {
+        "average": lambda found: found.avg,
+        "p50": lambda found: found.p50,
+        "p99": lambda found: found.p99,
+    }
+    return [
+        *(
+            Quantity(name=f"{name}, {part}", value=value(found), unit="ms")
+            for name, found in named.items()
+            for part, value in parts.items()
+        ),
+        *(Quantity(name=f"{name}, failed", value=count, unit="times") for name, count in measured.failed.items()),
+    ]

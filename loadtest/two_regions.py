@@ -1,0 +1,191 @@
+"""A development cluster of two regions for scenarios: graphs of either region, quiescence, and the final comparison."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from loadtest.waiting import until, within
+from tao.cli.checking.access import Access, access_of
+from tao.cli.checking.caches import verify_caches
+from tao.cli.checking.inverses import find_broken_pairs
+from tao.cli.checking.replicas import compare_replicas
+from tao.cli.export_scan import ReaderLogin
+from tao.client import ClientSettings, Graph, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Role
+from tao.devcluster.readiness import server_stats
+from tao.devcluster.replication_sets import catch_up, replicas, replication_states
+from tao.devcluster.state_folder import service_accounts
+from tao.model.errors import OperatorError, Unavailable
+from tao.model.topology import Topology
+from tao.routing.routes import Routes
+from tao.schema.registry import Schema, load_schema
+from tao.storage.names import edge_tables_of
+from tao.storage.pools import Pools
+from tao.storage.session import ServerAccount
+from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.topology.document import parse_topology
+
+MASTER: Final = "east"
+REMOTE: Final = "west"
+_LOOK_SECONDS: Final = 0.1
+_BEGIN_SECONDS: Final = 60.0
+_ANY_TIME_MS: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Differences:
+    """What the comparison of caches, databases and inverses found. ``kinds``: how often what was wrong where; anything
+    in it is a fault, a server that could not be asked included. ``compared``: how much was looked at, by kind."""
+
+    kinds: dict[str, int]
+    compared: dict[str, int]
+    examples: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class TwoRegions:
+    """A running cluster."""
+
+    cluster: DevCluster
+    topology: Topology
+    routes: Routes
+    schema: Schema
+
+    @property
+    def tailers(self) -> list[str]:
+        """Names of all regions' tailers."""
+        return [name for name, role in self.cluster.processes.items() if role is Role.TAILER]
+
+    async def graph(self, region: str, tier: str, stack: AsyncExitStack, timeout_seconds: float) -> Graph:
+        """As of an application's process in that region; closed with the stack."""
+        settings = ClientSettings(timeout_seconds=timeout_seconds)
+        target = str(self.cluster.topology_path)
+        return await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))
+
+    async def quiet(self, timeout_seconds: float) -> None:
+        """Return when nobody writes and everything written has arrived: replicas have what their masters have, tailers
+        were acknowledged all that is in their binlogs, and no half of a pair of edges waits for the other.
+
+        Raises `OperatorError` with what is still missing."""
+        accounts = service_accounts(self.cluster.record.passwords)
+        try:
+            async with asyncio.timeout(timeout_seconds), self._intents() as intents:
+
+                async def settled() -> bool:
+                    shards = range(self.routes.shards)
+                    return not await intents.old_intents(shards, before_unix_ms=_ANY_TIME_MS, limit=1)
+
+                async def told() -> bool:
+                    return not await self._behind()
+
+                await until(settled, _LOOK_SECONDS)
+                for replica in replicas(self.topology):
+                    await catch_up(replica, accounts.administrator, timeout_seconds)
+                await until(told, _LOOK_SECONDS)
+        except TimeoutError:
+            behind = await self._behind()
+            raise OperatorError(
+                f"not quiet {timeout_seconds:g} s after the last write; {'; '.join(behind) or 'edges wait for repair'}"
+            ) from None
+
+    async def differences(self, on_progress: Callable[[str, int], None]) -> Differences:
+        """What `tao verify --all-regions` and `tao repair --dry-run` find."""
+        async with self._access() as access:
+            caches = await verify_caches(access.routes, access.links, access.store, on_progress=on_progress)
+            databases = await compare_replicas(
+                access.routes, self.schema, access.scans, access.scans_in, on_progress=on_progress
+            )
+            pairs = await find_broken_pairs(access.routes, self.schema, access.scans, access.store)
+        kinds = Counter[str]()
+        for fault in caches.findings:
+            kinds[f"cached {fault.kind}: {fault.verdict}"] += 1
+        kinds["cached entries beyond those described"] += caches.wrong - len(caches.findings)
+        for row in databases.findings:
+            kinds[f"replica: {row.table}"] += 1
+        kinds["rows beyond those described"] += databases.wrong - len(databases.findings)
+        kinds["edge without its inverse"] += len(pairs)
+        kinds["unchecked server"] += caches.unchecked + databases.unchecked
+        errors = [f"{line.server}: {line.error}" for line in caches.servers if line.error]
+        errors += [f"{line.server}: {line.error}" for line in databases.servers if line.error]
+        return Differences(
+            kinds={kind: count for kind, count in kinds.items() if count},
+            compared={
+                "cached entries": sum(line.entries for line in caches.servers),
+                "replicated rows": sum(line.rows for line in databases.servers),
+            },
+            examples=[*errors, *map(str, [*caches.findings[:3], *databases.findings[:3], *pairs[:3]])],
+        )
+
+    async def tailers_have_begun(self) -> bool:
+        """A tailer without a position makes its region void, and once more when all rows are visible."""
+        for region in self.topology.regions:
+            stats = [await server_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]
+            if sum(each["voided_shards"] for each in stats) < 2 * self.topology.shards:
+                return False
+        return True
+
+    async def _behind(self) -> list[str]:
+        """The tailers that have not told everything, and how far they are. An idle binlog moves with the heartbeats,
+        so what is compared is a moment between two of them."""
+        accounts = service_accounts(self.cluster.record.passwords)
+        ends = await replication_states(self.topology, accounts.administrator)
+        found: list[str] = []
+        for name in self.tailers:
+            try:
+                stats = await server_stats(self.cluster.admin(name))
+            except Unavailable as error:
+                found.append(error.message)
+                continue
+            end = ends[stats["database_server"]].position
+            if _parts(stats["position"]) != _parts(end) or stats["unacknowledged_bytes"] or stats["trouble"]:
+                told = f"{stats['position']} of {end}, {stats['unacknowledged_bytes']} bytes unacknowledged"
+                found.append(f"{name} has told {told} {stats['trouble']}".rstrip())
+        return found
+
+    @asynccontextmanager
+    async def _intents(self) -> AsyncIterator[MySqlWriteStore]:
+        leader = service_accounts(self.cluster.record.passwords).leader
+        servers = {server.name: server for each in self.topology.databases for server in each.servers.values()}
+
+        def master(shard: int) -> str:
+            return self.routes.database_server(shard, self.routes.master_region(shard)).name
+
+        def account(name: str) -> ServerAccount:
+            server = servers[name]
+            return ServerAccount(server.host, server.port, leader.user, leader.password, server.socket)
+
+        pools = Pools(account, WRITE_SETUP)
+        try:
+            yield MySqlWriteStore(master, pools, edge_tables_of(lambda: self.schema))
+        finally:
+            await pools.close()
+
+    @asynccontextmanager
+    async def _access(self) -> AsyncIterator[Access]:
+        reader = service_accounts(self.cluster.record.passwords).reader
+        login = ReaderLogin(self.topology, self.schema, reader.user, reader.password)
+        async with access_of(login, "") as access:
+            yield access
+
+
+@asynccontextmanager
+async def two_regions(settings: ClusterSettings, on_progress: Callable[[str], None]) -> AsyncIterator[TwoRegions]:
+    """Started, with tailers that have begun; stopped at the end, however that comes about. Raises `OperatorError`."""
+    async with DevCluster(settings, on_progress) as cluster:
+        topology = parse_topology(cluster.topology_path.read_bytes(), str(cluster.topology_path))
+        schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
+        regions = TwoRegions(cluster, topology, Routes(topology), schema)
+        on_progress("waiting for the tailers to begin")
+        await within(_BEGIN_SECONDS, regions.tailers_have_begun, _LOOK_SECONDS, "the tailers have not begun")
+        yield regions
+
+
+def _parts(position: str) -> set[str]:
+    """Of a GTID position, in whatever order it was written."""
+    return {part.strip().lower() for part in position.split(",") if part.strip()}
