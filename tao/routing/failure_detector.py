@@ -165,6 +165,10 @@ class FailureDetector:
         self._judge(now)
         self._failed_again(now, reason)
 
+    def suspect(self, now: float, reason: str) -> None:
+        """Something looks wrong, though nothing has failed: have it probed."""
+        self._trouble(now, reason)
+
     def begin_probe(self, now: float) -> bool:
         """Whether to send a probe now; then `probe_answered` or `probe_failed` is to be called. One that is never heard
         of again has failed when its time is up."""

@@ -1,7 +1,8 @@
 """Connections to the database servers, pooled per (server, role), bounded in number and in who may wait.
 
 aiomysql's own pool has no bound on waiting and gives back connections whose query was cancelled; this one lends a
-session for the length of a ``with``, and takes back only one that ended well.
+session for the length of a ``with``, and takes back only one that ended well. Nobody stands in a line that is longer
+than his time, and nobody is sent to a server that is down (`tao.storage.server_health`): both are refused at once.
 """
 
 from __future__ import annotations
@@ -9,11 +10,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
-from tao.model.errors import Overloaded, SettingsError, Unavailable
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, SettingsError, TaoError, Unavailable
+from tao.routing.failure_detector import Standing
 from tao.storage.dialect import SessionSetup
+from tao.storage.failures import ConnectionLost
+from tao.storage.server_health import HealthSettings, ServerHealth
 from tao.storage.session import ServerAccount, Session, open_session
+
+_NEWEST_WEIGHT: Final = 0.1
+"""Of the last loan in the average length of loans."""
+
+_NO_ANSWER: Final = (Unavailable, DeadlineExceeded, OutcomeUnknown)
+"""What a server that does not answer makes a loan end with; any other error of ours is an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,8 @@ class PoolSettings:
     """A server in reach greets within a round trip; one that does not is better given up early."""
     idle_seconds: float = 300.0
     """A connection unused for so long is closed rather than trusted: firewalls and servers forget silently."""
+    health: HealthSettings = field(default_factory=HealthSettings)
+    """When the server is down, and how it is probed."""
 
     def __post_init__(self) -> None:
         if self.max_connections < 1 or self.max_waiting < 0 or min(self.connect_seconds, self.idle_seconds) <= 0:
@@ -48,6 +61,13 @@ class Pool:
         self._idle: list[Session] = []  # the last used first, so that what is superfluous ages
         self._lent: set[Session] = set()
         self._is_closed = False
+        self._loan_seconds = 0.0  # the average of late
+        self._health = ServerHealth(server, settings.health, self._probe, self._went_down)
+
+    @property
+    def standing(self) -> Standing:
+        """What is held of the server."""
+        return self._health.standing
 
     @property
     def waiting(self) -> int:
@@ -64,19 +84,29 @@ class Pool:
         """Lend a session until the block ends; with an exception out of the block its connection is closed.
 
         ``fresh``: a new connection, the idle ones are dropped; for a second try after one was found dead.
-        Raises `Overloaded` when the line is full or none came free by ``deadline`` (in the loop's time),
-        `Unavailable` when the server cannot be reached.
+        Raises `Overloaded` when the line is full, or too long for ``deadline`` (in the loop's time), `Unavailable` when
+        the server is down or cannot be reached.
         """
+        self._health.check()
         await self._take_slot(deadline)
         try:
+            self._health.check()  # it may have gone down while this one stood in line
             session = await self._open(deadline, fresh)
             self._lent.add(session)
+            lent_at = self._health.began()
             try:
                 yield session
-            except BaseException:
+            except BaseException as error:
                 session.abort()
+                if isinstance(error, TaoError) and not isinstance(error, _NO_ANSWER):
+                    self._health.answered()
                 raise
+            else:
+                self._health.answered()
+                loan_seconds = asyncio.get_running_loop().time() - lent_at
+                self._loan_seconds += _NEWEST_WEIGHT * (loan_seconds - self._loan_seconds)
             finally:
+                self._health.ended()
                 self._lent.discard(session)
                 self._put_back(session)
         finally:
@@ -85,6 +115,7 @@ class Pool:
     async def close(self) -> None:
         """Close all connections; what is still under way on one fails. Idempotent."""
         self._is_closed = True
+        await self._health.close()
         for session in tuple(self._lent):
             session.abort()
         idle, self._idle = self._idle, []
@@ -94,6 +125,12 @@ class Pool:
     async def _take_slot(self, deadline: float) -> None:
         if self._slots.locked() and self._waiting >= self._settings.max_waiting:
             raise Overloaded(f"{self._waiting} askers wait for a connection to database server {self._server}")
+        if self._slots.locked():
+            left = deadline - asyncio.get_running_loop().time()
+            expected = self._loan_seconds * (self._waiting + 1) / self._settings.max_connections
+            if expected > left:
+                line = f"the line for database server {self._server}"
+                raise Overloaded(f"{line} takes some {expected:.2f} s, and {left:.2f} s are left; try again later")
         self._waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
@@ -112,10 +149,26 @@ class Pool:
             if not fresh and session.is_open and loop.time() - session.idle_since < self._settings.idle_seconds:
                 return session
             session.abort()
-        connect_by = min(deadline, loop.time() + self._settings.connect_seconds)
-        session = await open_session(self._account, self._server, self._setup, deadline=connect_by)
-        self._lent.add(session)
-        return session
+        began = loop.time()
+        connect_by = min(deadline, began + self._settings.connect_seconds)
+        try:
+            return await open_session(self._account, self._server, self._setup, deadline=connect_by)
+        except ConnectionLost as error:
+            # Refused, or not answered although there was time: not so when the caller had hardly any.
+            if loop.time() < connect_by or connect_by < deadline:
+                self._health.failed(error.message)
+            raise
+
+    async def _probe(self, deadline: float) -> None:
+        """Ask for next to nothing on a connection of its own. Raises `ConnectionLost` when there is no answer."""
+        session = await open_session(self._account, self._server, self._setup, deadline=deadline)
+        await session.quit()
+
+    def _went_down(self) -> None:
+        """What is under way will not be answered: whoever waits for it, or for its connection, learns it now."""
+        for session in (*self._lent, *self._idle):
+            session.abort()
+        self._idle.clear()
 
     def _put_back(self, session: Session) -> None:
         if self._is_closed:
@@ -154,6 +207,10 @@ class Pools:
     def each(self) -> dict[str, Pool]:
         """All pools by server name, for metrics."""
         return {name: pool for name, (_, pool) in self._pools.items()}
+
+    def standings(self) -> dict[str, Standing]:
+        """What is held of each server, for metrics and people."""
+        return {name: pool.standing for name, (_, pool) in self._pools.items()}
 
     async def close(self) -> None:
         """Close every pool."""

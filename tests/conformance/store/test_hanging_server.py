@@ -1,0 +1,107 @@
+"""A database server from which nothing comes: everybody learns it early, and few ask it until it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tao.devcluster.database import DatabaseInstance
+from tao.model.errors import Overloaded, Unavailable
+from tao.routing.failure_detector import DetectorSettings, Health
+from tao.storage.failures import ConnectionLost
+from tao.storage.pools import PoolSettings
+from tao.storage.server_health import HealthSettings
+from tests.conformance.store.stores import SERVER, MakePools
+
+pytestmark = pytest.mark.database
+
+
+class Stall:
+    """A proxy to the server through which nothing passes while ``is_open`` is cleared."""
+
+    def __init__(self) -> None:
+        self.is_open = asyncio.Event()
+        self.is_open.set()
+        self.connections = 0
+
+    @asynccontextmanager
+    async def proxy(self, server_port: int) -> AsyncIterator[int]:
+        tasks: set[asyncio.Task[None]] = set()
+
+        async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while chunk := await reader.read(65_536):
+                    await self.is_open.wait()
+                    writer.write(chunk)
+            except OSError:
+                return  # the other direction has closed
+            finally:
+                writer.close()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self.connections += 1
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", server_port)
+            for one in (pump(reader, to_writer), pump(to_reader, writer)):
+                tasks.add(asyncio.create_task(one))
+
+        proxy = await asyncio.start_server(serve, "127.0.0.1", 0)
+        try:
+            yield proxy.sockets[0].getsockname()[1]
+        finally:
+            proxy.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_of_a_server_that_hangs_everybody_learns_early_and_few_ask_it_until_it_is_back(
+    migrated: DatabaseInstance, make_pools: MakePools
+) -> None:
+    """SIGSTOP and a cut line look alike: nothing comes. Deadlines are far away; nobody waits for them."""
+    stall = Stall()
+    health = HealthSettings(
+        silence_seconds=0.05,
+        detector=DetectorSettings(failures_until_down=1, first_probe_seconds=0.01, probe_timeout_seconds=0.2),
+    )
+    settings = PoolSettings(max_connections=4, max_waiting=50, health=health)
+    async with stall.proxy(migrated.port) as port:
+        pools = make_pools(writes=False, port=port, settings=settings)
+        pool = pools.of(SERVER)
+        loop = asyncio.get_running_loop()
+
+        async def ask() -> object:
+            deadline = loop.time() + 600
+            async with pool.session(deadline=deadline) as session:
+                return await session.run("SELECT 1", deadline=deadline)
+
+        await asyncio.gather(*(ask() for _ in range(20)))
+        stall.is_open.clear()
+        failures = await asyncio.gather(*(ask() for _ in range(100)), return_exceptions=True)
+        assert {type(failure) for failure in failures} <= {Unavailable, Overloaded, ConnectionLost}
+        assert (pool.waiting, pool.lent) == (0, 0)
+        asked = stall.connections
+        for _ in range(100):
+            with pytest.raises(Unavailable, match="is down"):
+                await ask()
+        assert stall.connections <= asked + 1, "probes alone, one at a time"
+        stall.is_open.set()
+        async with asyncio.timeout(30):
+            while pool.standing.health is not Health.UP:  # noqa: ASYNC110 - the state is the condition
+                await asyncio.sleep(0.01)
+        assert await ask() == [[(1,)]]
+        assert {name: standing.transitions for name, standing in pools.standings().items()} == {SERVER: 2}
+
+
+async def test_nobody_stands_in_a_line_that_is_longer_than_his_time(make_pools: MakePools) -> None:
+    pool = make_pools(writes=False, settings=PoolSettings(max_connections=1)).of(SERVER)
+    loop = asyncio.get_running_loop()
+    for _ in range(20):
+        async with pool.session(deadline=loop.time() + 30):
+            await asyncio.sleep(0.05)
+    async with pool.session(deadline=loop.time() + 30):
+        with pytest.raises(Overloaded, match="the line for database server"):
+            async with pool.session(deadline=loop.time() + 0.01):
+                pass

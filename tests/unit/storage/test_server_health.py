@@ -1,0 +1,102 @@
+"""A database server that refuses, or is silent: when nobody is sent to it any more, and when it is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from tao.model.errors import OperatorError, Unavailable
+from tao.routing.failure_detector import DetectorSettings, Health
+from tao.storage.failures import ConnectionLost
+from tao.storage.server_health import HealthSettings, ServerHealth
+
+QUICK = HealthSettings(
+    silence_seconds=0.01,
+    detector=DetectorSettings(failures_until_down=1, first_probe_seconds=0.002, max_probe_seconds=0.01),
+)
+
+
+class Server:
+    """What a probe finds; ``answer`` is raised, None is a good answer."""
+
+    def __init__(self) -> None:
+        self.answer: Exception | None = None
+        self.probes = 0
+        self.at_once = 0
+        self.downs = 0
+        self.health = ServerHealth("db-1", QUICK, self.probe, self.went_down)
+
+    async def probe(self, deadline: float) -> None:
+        self.probes += 1
+        self.at_once += 1
+        assert self.at_once == 1
+        await asyncio.sleep(0)
+        self.at_once -= 1
+        if self.answer is not None:
+            raise self.answer
+
+    def went_down(self) -> None:
+        self.downs += 1
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    yield server
+    await server.health.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - the state is the condition
+            await asyncio.sleep(0.001)
+
+
+def state(server: Server) -> Health:
+    return server.health.standing.health
+
+
+async def test_a_refused_connection_closes_the_way_and_probes_open_it_again(server: Server) -> None:
+    server.answer = ConnectionLost("refused")
+    server.health.failed("refused")
+    with pytest.raises(Unavailable, match="db-1 is down: refused"):
+        server.health.check()
+    await until(lambda: server.probes > 3)
+    assert server.downs == 1
+    server.answer = None
+    await until(lambda: state(server) is Health.UP)
+    server.health.check()
+
+
+async def test_silence_is_no_outage_while_probes_are_answered(server: Server) -> None:
+    server.health.began()
+    await until(lambda: server.probes >= 4)
+    server.health.check()
+    server.health.answered()
+    server.health.ended()
+    assert (server.downs, state(server)) == (0, Health.UP)
+
+
+async def test_silence_with_a_silent_probe_is_an_outage(server: Server) -> None:
+    server.answer = ConnectionLost("did not answer in time")
+    server.health.began()
+    await until(lambda: server.downs == 1)
+    server.health.ended()
+    server.answer = None
+    await until(lambda: state(server) is Health.UP)
+
+
+async def test_a_server_that_will_not_have_us_is_there(server: Server) -> None:
+    server.health.failed("refused")
+    server.answer = OperatorError("access denied")
+    await until(lambda: state(server) is Health.UP)
+
+
+async def test_a_server_without_work_is_not_probed(server: Server) -> None:
+    server.health.began()
+    server.health.answered()
+    server.health.ended()
+    await until(lambda: server.health._look_timer is None)
+    assert server.probes == 0
