@@ -13,7 +13,7 @@ import pytest
 from tao.cli.commands import tao
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", "docs/DESIGN.md", "docs/MYSQL.md", "docs/operations.md", "docs/sdk.md")
+DOCUMENTS = ("README.md", "docs/DESIGN.md", "docs/MYSQL.md", "docs/deployment.md", "docs/operations.md", "docs/sdk.md")
 INSTRUMENTS = ("counter", "gauge", "gauge_family", "histogram")
 ROLES = ("serving", "follower", "leader")
 
