@@ -44,7 +44,7 @@ class ServingFigures:
             lambda: dict(zip(OPERATIONS, counters.failures, strict=True)),
         )
         metrics.gauge(
-            "stale_reads_total",
+            "stale_read_queries",
             "Queries whose max_staleness_ms this server could not meet: read from the master database.",
             lambda: reads.too_stale,
         )
