@@ -137,6 +137,7 @@ class DevCluster:
             await self._take_over()
             await self._start(binary)
         except BaseException:
+            self._folder.discard()
             await self.stop()
             raise
 

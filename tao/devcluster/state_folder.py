@@ -7,9 +7,11 @@ with the kernel's (`tao.devcluster.identity`).
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
+import stat
 from pathlib import Path
 
 import msgspec
@@ -84,6 +86,8 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self._lock = -1
+        self._made: list[Path] = []
+        self._former_mode: int | None = None
 
     @property
     def topology(self) -> Path:
@@ -125,16 +129,33 @@ class StateFolder:
 
     def create(self) -> None:
         """Make the folder, for this user alone: it holds passwords. Raises `OperatorError`."""
+        files = [self.path / name for name in (".gitignore", "lock", self.schema.name)]
+        folders = [self.path / "servers", self.path, *self.path.parents]
+        self._made = [path for path in (*files, *folders) if not path.exists()]
         try:
+            self._former_mode = None if self.path in self._made else stat.S_IMODE(self.path.stat().st_mode)
             (self.path / "servers").mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            ignored = self.path / ".gitignore"
-            if not ignored.exists():
-                ignored.write_text("*\n")
+            if files[0] in self._made:
+                files[0].write_text("*\n")
         except OSError as error:
             raise OperatorError(
                 f"cannot use the state folder {self.path}: {error.strerror}; choose another with --state-dir"
             ) from error
+
+    def discard(self) -> None:
+        """Undo `create`, unless a cluster has been recorded: a start that was refused leaves nothing. To be called
+        while the lock is held. Raises `OperatorError`."""
+        if (self.path / "cluster.json").exists():
+            return
+        for path in self._made:
+            try:
+                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    raise OperatorError(f"cannot remove {path}: {error.strerror}") from error
+        if self._former_mode is not None:
+            self.path.chmod(self._former_mode)
 
     def lock(self) -> None:
         """Keep others from starting a cluster here until `unlock`, or the end of this process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.cli.commands import tao
+from tao.devcluster.ports import LOOPBACK, reserve_port
 from tao.devcluster.schema_copy import example_schema_file
 
 
@@ -80,13 +82,32 @@ def test_a_machine_without_a_database_server_is_told_what_to_install_or_set(monk
     assert_operator_error(call("dev", "up"), "TAO_MYSQLD")
 
 
-def test_a_shape_that_cannot_be_is_told_in_one_line() -> None:
+@pytest.mark.database
+def test_a_shape_that_cannot_be_is_told_in_one_line_and_leaves_nothing() -> None:
     assert_operator_error(call("dev", "up", "--databases", "3", "--shards", "2"), "--databases 3")
+    assert_operator_error(call("dev", "up", "--state-dir", "a/b/c", "--leaders", "0"), "--leaders 0")
+    assert list(Path().iterdir()) == []
 
 
-def test_a_schema_file_that_is_not_there_starts_nothing() -> None:
+@pytest.mark.database
+def test_a_schema_file_that_is_not_there_starts_nothing_and_leaves_nothing() -> None:
     assert_operator_error(call("dev", "up", "--schema", "missing.yaml"), "missing.yaml")
-    assert not Path(".tao-dev/owner.json").exists()
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.database
+def test_a_port_that_is_taken_leaves_a_folder_as_it_was() -> None:
+    mine = Path("mine")
+    mine.mkdir(mode=0o755)
+    (mine / "notes.txt").write_text("kept")
+    with reserve_port() as taken, socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((LOOPBACK, taken.port))
+        listener.listen()
+        result = call("dev", "up", "--state-dir", str(mine), "--client-port", str(taken.port))
+    assert_operator_error(result, str(taken.port))
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
+    assert mine.stat().st_mode & 0o777 == 0o755
 
 
 def test_an_input_file_that_is_not_there_is_named() -> None:
