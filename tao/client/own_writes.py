@@ -113,11 +113,12 @@ class OwnWrites:
 
     def _expire(self) -> None:
         self._timer = None
-        until = self._loop.time() - self._seconds
+        now = self._loop.time()
         while self._written_at:
-            written_at = next(iter(self._written_at.values()))
-            if written_at > until:
-                self._timer = self._loop.call_at(written_at + self._seconds, self._expire)
+            # The same sum as the timer's: another one may round to a moment that never comes.
+            expires_at = next(iter(self._written_at.values())) + self._seconds
+            if expires_at > now:
+                self._timer = self._loop.call_at(expires_at, self._expire)
                 break
             self._drop_oldest()
 

@@ -1,0 +1,301 @@
+"""What must hold (docs/DESIGN.md §15), looked at while it happens and when everything is calm.
+
+*At every entry into a cache*: no version falls, and what is kept is what the database had at that version. *At every
+answer*: the same, and it is as new as its reader may ask. *At every commit*: an edge has its inverse or an intent.
+*When calm*: every cache equals its database, replicas equal their masters, both sides of every pair agree, nothing is
+left to repair, every server is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from tao.cache import GraphCache
+from tao.cache.shard import CachedShard
+from tao.client.columns import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE, Row
+from tao.client.own_writes import CRITICAL
+from tao.model.edge_block import COMPLETE, decode_block, header
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode_object, version_of
+from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import IntentKey, ListRow, RowChanges
+from tao.schema.registry import Schema
+from tao.wire.v1 import session_pb2 as pb
+from tests.sim.database import DatabaseServer, Past, part_of
+from tests.sim.loop import CURRENT
+
+
+class Violation(Exception):
+    """An invariant did not hold. ``invariant``: its number in DESIGN.md §15, or a word."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"invariant {invariant}: {text}")
+        self.invariant = invariant
+
+
+class Expected(NamedTuple):
+    """What a read's answer must be."""
+
+    kind: int
+    row: Row
+    minimum: int
+    why: str
+    invariant: str
+
+
+@dataclass(slots=True)
+class Calmness:
+    """Since when nothing has gone wrong, in seconds; infinite while something does."""
+
+    since: float = 0.0
+
+
+class Checks:
+    """``found`` is told the first violation, in the middle of what was going on."""
+
+    def __init__(
+        self,
+        master_of: Callable[[int], DatabaseServer],
+        schema: Schema,
+        now: Callable[[], float],
+        found: Callable[[Violation], None],
+    ) -> None:
+        self._master_of: Final = master_of
+        self._schema: Final = schema
+        self._now: Final = now
+        self._found: Final = found
+        self._in_tier: dict[tuple[str, int, int], tuple[int, float]] = {}  # tier and key → acknowledged version, when
+        self._right: set[tuple[int, int, bytes]] = set()
+        self.calm: Final = Calmness()
+        self.looked_at: dict[str, int] = dict.fromkeys(("entries", "answers", "writes", "commits"), 0)
+
+    # contents
+
+    def _past_of(self, key: int) -> Past:
+        return self._master_of(key >> SHARD_SHIFT).past
+
+    def _wrong_object(self, key: int, value: bytes) -> str:
+        version, otype, data = decode_object(value)
+        if version == 0 and otype == ABSENT:
+            return ""
+        if (otype, data) not in self._past_of(key).objects[key].get(version, []):
+            return f"object {_name(key)} was never ({otype}, {data!r}) at version {version}"
+        return ""
+
+    def _contents(self, key: ListKey, version: int) -> list[tuple[int, tuple[Edge, ...]]]:
+        known = self._past_of(key.id1).lists[key].get(version, [])
+        return [(0, ()), *known] if version == 0 else known
+
+    def _wrong_count(self, key: ListKey, value: bytes) -> str:
+        version, count = decode_count(value)
+        if count not in [each for each, _ in self._contents(key, version)]:
+            return f"list {_name(key.id1)}/{key.atype} never had {count} edges at version {version}"
+        return ""
+
+    def _wrong_prefix(self, key: ListKey, block: bytes) -> str:
+        version, count, n, flags = header(block)
+        edges = tuple(decode_block(block))
+        if flags & COMPLETE and n != count:
+            return f"list {_name(key.id1)}/{key.atype} of {n} edges is called complete and counts {count}"
+        if (count, edges) not in [(each, all_[:n]) for each, all_ in self._contents(key, version)]:
+            return f"list {_name(key.id1)}/{key.atype} never was {count}, {_shown(edges)} at version {version}"
+        return ""
+
+    def _wrong_part(self, key: ListKey, query: Query, block: bytes) -> str:
+        version, count, _, _ = header(block)
+        edges = decode_block(block)
+        for each, all_ in self._contents(key, version):
+            if each == count and part_of(query, each, list(all_))[0] == edges:
+                return ""
+        return f"{query} was never answered by {count}, {_shown(edges)} at version {version}"
+
+    # entries
+
+    @contextmanager
+    def watching_caches(self) -> Iterator[None]:
+        """For the time of the block every entry that is put into any cache is looked at."""
+        kept = {name: getattr(CachedShard, name) for name in ("_put_object", "_put_list", "_put_count")}
+
+        def watched(name: str, held: Callable[[CachedShard, int, int], bytes]) -> Callable[..., Any]:
+            put = kept[name]
+
+            def watch(shard: CachedShard, key: int, *rest: Any) -> Any:
+                if name == "_put_object":
+                    value, atype = rest[0], 0
+                else:
+                    atype, value = rest
+                self._entry(held(shard, key, atype), key, atype, value, is_list=name == "_put_list")
+                return put(shard, key, *rest)
+
+            return watch
+
+        for name in kept:
+            setattr(CachedShard, name, watched(name, CachedShard.held))
+        try:
+            yield
+        finally:
+            for name, put in kept.items():
+                setattr(CachedShard, name, put)
+
+    def _entry(self, held: bytes, key: int, atype: int, value: bytes, *, is_list: bool) -> None:
+        process = CURRENT.get()
+        if process is None or process.state == "swept":
+            return
+        self.looked_at["entries"] += 1
+        if held and version_of(held) > version_of(value):
+            text = f"{process.name} held {_name(key)}/{atype} at {version_of(held)}, now at {version_of(value)}"
+            self._found(Violation("4", text))
+        seen = (key, atype, value)
+        if seen in self._right:
+            return
+        if not atype:
+            wrong = self._wrong_object(key, value)
+        elif is_list:
+            wrong = self._wrong_prefix(ListKey(key, atype), value)
+        else:
+            wrong = self._wrong_count(ListKey(key, atype), value)
+        if wrong:
+            self._found(Violation("5", f"in the cache of {process.name}: {wrong}"))
+        else:
+            self._right.add(seen)
+
+    # answers and writes
+
+    def expect_read(self, kind: int, row: Row, tier: str, *, critical: bool, minimum: int) -> Expected:
+        """Before a read is sent. ``minimum``: what the SDK knows, or a token says."""
+        key, atype = row[0], 0 if kind == OBJECT else row[1]
+        if critical or minimum == CRITICAL:
+            return Expected(kind, row, self._version_now(key, atype), "the master, when it was asked", "critical")
+        told, at = self._in_tier.get((tier, key, atype), (0, 0.0))
+        if at > self.calm.since + 20.0 and told > minimum:
+            return Expected(kind, row, told, f"written in {tier} in calm", "3")
+        return Expected(kind, row, minimum, "its token or own writes", "3")
+
+    def read(self, expected: Expected, value: bytes) -> None:
+        """An answer has come."""
+        self.looked_at["answers"] += 1
+        kind, row = expected.kind, expected.row
+        if version_of(value) < expected.minimum:
+            told = f"{_name(row[0])} {row[1:]} is answered at {version_of(value)}, {expected.why} has {expected.minimum}"
+            self._found(Violation(expected.invariant, told))
+        if kind == OBJECT:
+            wrong = self._wrong_object(row[0], value)
+        elif kind == COUNT:
+            wrong = self._wrong_count(ListKey(row[0], row[1]), value)
+        else:
+            wrong = self._wrong_part(ListKey(row[0], row[1]), _query(kind, row), value)
+        if wrong:
+            self._found(Violation("5", f"answered: {wrong}"))
+
+    def written(self, tier: str, result: pb.WriteResult) -> None:
+        """A write is acknowledged: everything that it says it changed is in the database."""
+        self.looked_at["writes"] += 1
+        for key, atype, version in zip(
+            result.changed_ids, result.changed_atypes, result.changed_versions, strict=False
+        ):
+            past = self._past_of(key)
+            versions = past.lists[ListKey(key, atype)] if atype else past.objects[key]
+            if version not in versions or self._version_now(key, atype) < version:
+                self._found(Violation("1", f"{_name(key)}/{atype} at {version} is acknowledged and not there"))
+            known = self._in_tier.get((tier, key, atype), (0, 0.0))
+            self._in_tier[tier, key, atype] = max(known, (version, self._now()))
+
+    def _version_now(self, key: int, atype: int) -> int:
+        rows = self._master_of(key >> SHARD_SHIFT).truth
+        if atype:
+            return rows.lists.get(ListKey(key, atype), ListRow(0, 0)).version
+        found = rows.objects.get(key)
+        return found.version if found else 0
+
+    # commits
+
+    def committed(self, _: DatabaseServer, changes: RowChanges) -> None:
+        """Every edge that changed has its inverse, or an intent says what is owed."""
+        self.looked_at["commits"] += 1
+        pairs = {IntentKey(row.low_id, row.high_id) for row in changes.put_intents} | set(changes.delete_intents)
+        edges = [*changes.put_edges, *changes.delete_edges]
+        pairs |= {IntentKey(*sorted((key.id1, key.id2))) for key in edges if self._inverse(key.atype)}
+        for pair in sorted(pairs):
+            wrong = self._half_pair(pair)
+            if wrong and pair not in self._master_of(pair.low_id >> SHARD_SHIFT).truth.intents:
+                self._found(Violation("6", f"{wrong}, and no intent says so"))
+
+    def _inverse(self, atype: int) -> int:
+        return self._schema.atype(atype).inverse or 0
+
+    def _half_pair(self, pair: IntentKey) -> str:
+        low, high = (self._master_of(each >> SHARD_SHIFT).truth for each in (pair.low_id, pair.high_id))
+        for atype in self._schema.assocs:
+            if not atype.inverse or pair.low_id == pair.high_id:
+                continue
+            near = low.edge(EdgeKey(pair.low_id, atype.number, pair.high_id))
+            far = high.edge(EdgeKey(pair.high_id, atype.inverse, pair.low_id))
+            if (near and (near.time, near.data)) != (far and (far.time, far.data)):
+                return f"{_name(pair.low_id)} {atype.name} {_name(pair.high_id)}: {near} here, {far} there"
+        return ""
+
+    # calm
+
+    def converged(self, servers: list[DatabaseServer], caches: dict[str, GraphCache]) -> None:
+        """Everything equals everything. Raises `Violation`."""
+        masters = [server for server in servers if server.replicas]
+        for master in masters:
+            for server in (master, *master.replicas):
+                for table in ("objects", "lists", "intents", "shards"):
+                    if getattr(server.rows, table) != getattr(master.truth, table):
+                        raise Violation("2", f"{server.name} and {master.name} differ in {table}")
+            if master.truth.intents:
+                raise Violation("6", f"intents are left over at {master.name}: {list(master.truth.intents)}")
+            for key, edges in master.truth.edges.items():
+                if self._inverse(key.atype):
+                    for id2 in edges:
+                        if wrong := self._half_pair(IntentKey(*sorted((key.id1, id2)))):
+                            raise Violation("6", wrong)
+            for list_key, row in master.truth.lists.items():
+                if row.count != len(master.truth.edges.get(list_key, ())):
+                    raise Violation("5", f"{list_key} counts {row.count}")
+        for name, cache in caches.items():
+            for shard in cache.open_shards():
+                self._equal(name, cache, shard)
+
+    def _equal(self, name: str, cache: GraphCache, shard: int) -> None:
+        rows = self._master_of(shard).truth
+        for entry in cache.sample_keys(shard, 1_000_000).keys:
+            if entry.kind == "object":
+                value = cache.peek_object(entry.id)
+                found = rows.objects.get(entry.id)
+                there: object = (0, ABSENT, b"")
+                if found is not None:
+                    there = (found.version, *((ABSENT, b"") if found.deleted else (found.otype, found.data)))
+                here: object = decode_object(value) if value else there
+            else:
+                key = ListKey(entry.id, entry.atype)
+                listed = rows.lists.get(key, ListRow(0, 0))
+                block = cache.peek_list(entry.id, entry.atype)
+                count = cache.peek_count(entry.id, entry.atype)
+                edges = decode_block(block) if block else []
+                there = (listed.version, listed.count, rows.sorted_edges(key)[: len(edges)])
+                here = (*decode_count(count), edges) if count else there
+            if here != there:
+                text = f"{name} holds {entry.kind} {_name(entry.id)}/{entry.atype} as {here}, the database has {there}"
+                raise Violation("2", text)
+
+
+def _query(kind: int, row: Row) -> Query:
+    if kind == RANGE:
+        return RangeQuery(*row)
+    if kind == TIME_RANGE:
+        return TimeRangeQuery(*row)
+    assert kind == EDGES
+    return EdgesQuery(row[0], row[1], tuple(row[2]), *row[3:])
+
+
+def _name(key: int) -> str:
+    return f"{key >> SHARD_SHIFT}:{key & 0xFFFFFF:x}"
+
+
+def _shown(edges: list[Edge] | tuple[Edge, ...]) -> str:
+    return "[" + ", ".join(f"{_name(edge.id2)}@{edge.time}" for edge in edges) + "]"

@@ -1,0 +1,313 @@
+"""Replication sets of databases: transactions on the master, replicas with lag, binlogs - and a memory of all that was.
+
+A commit is written to the binlog first and becomes visible a moment later, on the master as on replicas, which is what
+real servers show (docs/DESIGN.md §4, floors). Shard rows are locked as in the real store: in share mode by a
+transaction until it ends, exclusively by a takeover. ``past`` keeps every content that any version of a key ever had:
+what a cache holds or answers is compared with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from tao.model.changes import sort_edges
+from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
+from tao.planning.row_events import Row, RowEvent
+from tao.schema.registry import Schema
+from tests.sim.loop import Process, SimLoop
+
+ListContent = tuple[int, tuple[Edge, ...]]
+"""Count and edges, newest first."""
+ObjectContent = tuple[int, bytes]
+"""Type (`ABSENT`: none) and data."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """The tables of one server."""
+
+    shards: dict[int, ShardRow] = field(default_factory=dict)
+    objects: dict[int, ObjectRow] = field(default_factory=dict)
+    lists: dict[ListKey, ListRow] = field(default_factory=dict)
+    edges: dict[ListKey, dict[int, Edge]] = field(default_factory=dict)
+    intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
+
+    def write(self, changes: RowChanges) -> None:
+        self.objects.update({row.id: row for row in changes.put_objects})
+        self.lists.update(changes.put_lists)
+        for edge, value in changes.put_edges.items():
+            self.edges.setdefault(ListKey(edge.id1, edge.atype), {})[edge.id2] = value
+        for edge in changes.delete_edges:
+            self.edges.get(ListKey(edge.id1, edge.atype), {}).pop(edge.id2, None)
+        for intent in changes.delete_intents:
+            self.intents.pop(intent, None)
+        self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
+
+    def edge(self, key: EdgeKey) -> Edge | None:
+        return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)
+
+    def sorted_edges(self, key: ListKey) -> list[Edge]:
+        return sort_edges(self.edges.get(key, {}).values())
+
+    def value(self, query: Query) -> bytes:
+        """The answer now, encoded."""
+        if isinstance(query, ObjectQuery):
+            row = self.objects.get(query.id)
+            if row is None or row.deleted:
+                return encode_object(row.version if row else 0, ABSENT, b"")
+            return encode_object(row.version, row.otype, row.data)
+        key = ListKey(query.id1, query.atype)
+        listed = self.lists.get(key, ListRow(0, 0))
+        if isinstance(query, CountQuery):
+            return encode_count(listed.version, listed.count)
+        part, flags = part_of(query, listed.count, self.sorted_edges(key))
+        return encode_block(listed.version, listed.count, part, flags)
+
+
+def part_of(query: Query, count: int, edges: list[Edge]) -> tuple[list[Edge], int]:
+    """What of a list answers the query, and the flags of its block."""
+    match query:
+        case RangeQuery(pos=pos, limit=limit):
+            part = edges[pos : pos + limit]
+            return part, PREFIX | (COMPLETE if len(part) == count else 0) if pos == 0 else 0
+        case TimeRangeQuery(high=high, low=low, limit=limit):
+            return [edge for edge in edges if high >= edge.time >= low][:limit], 0
+        case CountQuery() | ObjectQuery():
+            raise TypeError("has no edges")
+        case _:
+            return [each for each in edges if each.id2 in query.id2s and query.high >= each.time >= query.low], 0
+
+
+class Past:
+    """Every version of every key, with the contents it has had: one, unless somebody wrote past the product."""
+
+    def __init__(self) -> None:
+        self.lists: Final[dict[ListKey, dict[int, list[ListContent]]]] = defaultdict(dict)
+        self.objects: Final[dict[int, dict[int, list[ObjectContent]]]] = defaultdict(dict)
+
+    def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey]) -> None:
+        for key in objects:
+            row = rows.objects[key]
+            content = (ABSENT, b"") if row.deleted else (row.otype, row.data)
+            contents = self.objects[key].setdefault(row.version, [])
+            if content not in contents:
+                contents.append(content)
+        for list_key in lists:
+            listed = rows.lists.get(list_key, ListRow(0, 0))
+            edges = (listed.count, tuple(rows.sorted_edges(list_key)))
+            known = self.lists[list_key].setdefault(listed.version, [])
+            if edges not in known:
+                known.append(edges)
+
+
+class Logged(msgspec.Struct):
+    """One transaction of a binlog."""
+
+    gtid: str
+    events: list[RowEvent]
+    changes: RowChanges
+    shards: dict[int, ShardRow]
+    unix_ms: int
+
+
+class ShardLocks:
+    """Share and exclusive locks on the shard rows of one server. Whoever waits for an exclusive lock goes first."""
+
+    def __init__(self) -> None:
+        self._shared: dict[int, int] = defaultdict(int)
+        self._exclusive: set[int] = set()
+        self._waiting: dict[int, int] = defaultdict(int)
+        self._freed: list[asyncio.Future[None]] = []
+
+    async def share(self, shard: int) -> None:
+        while shard in self._exclusive or self._waiting[shard]:
+            await self._next()
+        self._shared[shard] += 1
+
+    async def exclude(self, shard: int) -> None:
+        self._waiting[shard] += 1
+        try:
+            while shard in self._exclusive or self._shared[shard]:
+                await self._next()
+            self._exclusive.add(shard)
+        finally:
+            self._waiting[shard] -= 1
+            self._wake()
+
+    def free(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            self._shared[shard] -= 1
+        self._wake()
+
+    def free_exclusive(self, shard: int) -> None:
+        self._exclusive.discard(shard)
+        self._wake()
+
+    async def _next(self) -> None:
+        waiting = asyncio.get_running_loop().create_future()
+        self._freed.append(waiting)
+        await waiting
+
+    def _wake(self) -> None:
+        freed, self._freed = self._freed, []
+        for each in freed:
+            if not each.done():
+                each.set_result(None)
+
+
+class DatabaseServer:
+    """One server: master or replica of its set. ``process`` stands for it on the network."""
+
+    def __init__(self, name: str, region: str, loop: SimLoop, rng: random.Random, server_id: int) -> None:
+        self.process: Final = Process(name, region)
+        self.name: Final = name
+        self.region: Final = region
+        self.rows: Final = Rows()
+        """What a reader sees."""
+        self.truth: Final = Rows()
+        """What is committed; of a master."""
+        self.binlog: Final[list[Logged]] = []
+        self.locks: Final = ShardLocks()
+        self.replicas: Final[list[DatabaseServer]] = []
+        self.past: Past = Past()
+        self.transactions: Final[dict[object, Process]] = {}
+        """Open ones, with whose they are."""
+        self.commit_faults: Final[list[str]] = []
+        """What happens to the next commits: ``aborted``, ``lost before`` or ``lost after`` (the commit happens)."""
+        self.down = False
+        self.lag_seconds = 0.02
+        """Longest delay of a transaction on its way to this replica."""
+        self.stopped_until = 0.0
+        """Replication stands still until then."""
+        self.purged_before = 0
+        """Transactions of the binlog that are no more."""
+        self.listeners: Final[dict[object, Callable[[], None]]] = {}
+        """Readers of the binlog, woken when there is more."""
+        self.on_commit: Callable[[DatabaseServer, RowChanges], None] = lambda _, __: None
+        self._loop: Final = loop
+        self._random: Final = rng
+        self._server_id: Final = server_id
+        self._applies_until = 0.0
+        self._visible_until = 0.0
+
+    def host(self, shards: Iterable[int], master: str) -> None:
+        for rows in (self.rows, self.truth):
+            rows.shards.update({shard: ShardRow(shard, master, 1, "", 0) for shard in shards})
+
+    def log(
+        self,
+        changes: RowChanges,
+        schema: Schema,
+        shards: dict[int, ShardRow] | None = None,
+        heartbeat: tuple[int, str, int] | None = None,
+    ) -> float:
+        """Commit, on a master: into the binlog now. Returns when it will be visible; call `show` then."""
+        logged = Logged(
+            f"0-{self._server_id}-{self.purged_before + len(self.binlog) + 1}",
+            [_beat(*heartbeat)] if heartbeat else row_events(self.truth, changes, schema),
+            changes,
+            shards or {},
+            unix_ms(self._loop.now),
+        )
+        self.truth.write(changes)
+        self.truth.shards.update(logged.shards)
+        edges = (*changes.put_edges, *changes.delete_edges)
+        lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
+        self.past.keep(self.truth, [row.id for row in changes.put_objects], lists)
+        self.on_commit(self, changes)
+        self._append(logged)
+        for replica in self.replicas:
+            replica._receive(logged)
+        return self._until_visible()
+
+    def show(self, changes: RowChanges, shards: dict[int, ShardRow] | None = None) -> None:
+        """What was logged becomes visible."""
+        self.rows.write(changes)
+        self.rows.shards.update(shards or {})
+
+    def _append(self, logged: Logged) -> None:
+        self.binlog.append(logged)
+        for wake in list(self.listeners.values()):
+            wake()
+
+    def _receive(self, logged: Logged) -> None:
+        """As a replica: in the master's order, after some time."""
+        at = self._loop.now + 0.001 + self._random.random() * self.lag_seconds
+        self._applies_until = max(self._applies_until, at, self.stopped_until)
+        self._loop.call_at(self._applies_until, self._apply, logged, context=self.process.context.copy())
+
+    def _apply(self, logged: Logged) -> None:
+        if self._loop.now < self.stopped_until:
+            self._loop.call_at(self.stopped_until, self._apply, logged, context=self.process.context.copy())
+            return
+        self._append(logged)
+        self._visible_until = max(self._visible_until, self._loop.now + self._until_visible())
+        context = self.process.context.copy()
+        self._loop.call_at(self._visible_until, self.show, logged.changes, logged.shards, context=context)
+
+    def _until_visible(self) -> float:
+        return self._random.random() * 0.01 if self._random.random() < 0.1 else 0.0
+
+
+UNIX_MS_AT_START: Final = 1_750_000_000_000
+
+
+def unix_ms(now: float) -> int:
+    """The simulation's wall clock."""
+    return UNIX_MS_AT_START + int(now * 1000)
+
+
+def _beat(shard: int, writer: str, unix_ms: int) -> RowEvent:
+    return RowEvent(shard, "heartbeat", None, {"writer": writer, "written_unix_ms": unix_ms})
+
+
+def object_image(row: ObjectRow) -> Row:
+    return {"id": row.id, "otype": row.otype, "version": row.version, "deleted": int(row.deleted), "data": row.data}
+
+
+def list_image(key: ListKey, row: ListRow) -> Row:
+    return {"id1": key.id1, "atype": key.atype, "count": row.count, "version": row.version}
+
+
+def edge_image(key: EdgeKey, edge: Edge) -> Row:
+    return {"id1": key.id1, "atype": key.atype, "id2": key.id2, "time": edge.time, "version": 0, "data": edge.data}
+
+
+def row_events(before: Rows, changes: RowChanges, schema: Schema) -> list[RowEvent]:
+    """The binlog's row images of a transaction; in the order of a leader's statements."""
+    events: list[RowEvent] = []
+
+    def add(key: int, table: str, old: Row | None, new: Row | None) -> None:
+        events.append(RowEvent(key >> SHARD_SHIFT, table, old, new))
+
+    for row in changes.put_objects:
+        old = before.objects.get(row.id)
+        add(row.id, "objects", None if old is None else object_image(old), object_image(row))
+    for key, edge in changes.put_edges.items():
+        had = before.edge(key)
+        table = schema.atype(key.atype).table or "assocs"
+        add(key.id1, table, None if had is None else edge_image(key, had), edge_image(key, edge))
+    for key in changes.delete_edges:
+        gone = before.edge(key)
+        if gone is not None:
+            add(key.id1, schema.atype(key.atype).table or "assocs", edge_image(key, gone), None)
+    for list_key, list_row in changes.put_lists.items():
+        was = before.lists.get(list_key)
+        add(
+            list_key.id1,
+            "assoc_lists",
+            None if was is None else list_image(list_key, was),
+            list_image(list_key, list_row),
+        )
+    return events

@@ -1,0 +1,198 @@
+"""An event loop with virtual time, and processes that can be stopped and killed.
+
+When nothing is ready the clock jumps to the next timer, so a minute of waiting costs nothing. Everything that a
+simulated process starts carries the process in its context; that is how a killed process is silenced in the middle of
+whatever it did, with no chance to clean up, and how a paused one finds later everything that came meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Final, Literal, TypeVar
+
+Result = TypeVar("Result")
+State = Literal["runs", "paused", "killed", "swept"]
+_MOTIONLESS: Final = ("paused", "killed")
+_MOST_AT_ONCE: Final = 100_000
+"""Callbacks in one moment: more, and somebody goes round in circles."""
+
+
+class SimulationStuck(RuntimeError):
+    """Time goes on no more: everybody waits for what can never come, or somebody goes round in circles."""
+
+
+class Process:
+    """One simulated operating-system process: what runs in its context is it."""
+
+    def __init__(self, name: str, region: str) -> None:
+        self.name: Final = name
+        self.region: Final = region
+        self.state: State = "runs"
+        self.context: Final = copy_context()
+        self.context.run(CURRENT.set, self)
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._kept_tasks = 64
+        self.held: deque[SimHandle] = deque()
+
+    def __repr__(self) -> str:
+        return f"<{self.name} {self.state}>"
+
+    def add(self, task: asyncio.Task[Any]) -> None:
+        """Keep the task: a killed process' tasks must live, motionless, until the simulation ends."""
+        self.tasks.append(task)
+        if len(self.tasks) > self._kept_tasks:
+            self.tasks = [each for each in self.tasks if not each.done()]
+            self._kept_tasks = 2 * len(self.tasks) + 64
+
+
+CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=None)
+
+
+class SimHandle(asyncio.TimerHandle):
+    """A callback, with the process that it belongs to."""
+
+    __slots__ = ("process",)
+
+    def __init__(  # not the base class's, which looks at the debug mode for each of millions
+        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context
+    ) -> None:
+        self._when = when
+        self._callback = callback
+        self._args = args
+        self._loop = loop
+        self._context = context
+        self._cancelled = False
+        self._scheduled = False
+        self._source_traceback = None
+        self._repr = None
+        self.process = context.get(CURRENT)
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """See the head of the module. ``steps`` counts the callbacks that ran."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.steps = 0
+        self.errors: list[str] = []
+        self._queue: deque[SimHandle] = deque()
+        self._timers: list[tuple[float, int, SimHandle]] = []
+        self._timers_set = 0
+        self._moment = 0.0
+        self._still = 0
+        self.set_exception_handler(self._note_error)
+
+    def time(self) -> float:
+        return self.now
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
+        handle = SimHandle(0.0, callback, args, self, context or copy_context())
+        self._queue.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override]
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        handle = SimHandle(when, callback, args, self, context or copy_context())
+        # Numbered, so that timers of one moment fire in the order in which they were set.
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, handle))
+        return handle
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> SimHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def create_task(  # type: ignore[override]
+        self, coro: Coroutine[Any, Any, Result], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Result]:
+        context = context or copy_context()
+        task: asyncio.Task[Result] = asyncio.Task(coro, loop=self, name=name, context=context)
+        process = context.get(CURRENT)
+        if process is not None:
+            process.add(task)
+        return task
+
+    async def run_in_executor(  # type: ignore[override]
+        self, executor: object, func: Callable[..., Result], *args: Any
+    ) -> Result:
+        """A thread's work takes a moment and no thread."""
+        await asyncio.sleep(0.0005)
+        return func(*args)
+
+    def pause(self, process: Process) -> None:
+        """What is due of the process waits from now on, as after SIGSTOP."""
+        if process.state == "runs":
+            process.state = "paused"
+
+    def resume(self, process: Process) -> None:
+        """Everything that waited is due now, in its order."""
+        if process.state == "paused":
+            process.state = "runs"
+            self._queue.extend(process.held)
+            process.held.clear()
+
+    def kill(self, process: Process) -> None:
+        """Nothing of the process runs any more, until it is swept."""
+        process.state = "killed"
+
+    def sweep(self, process: Process) -> None:
+        """At the end: let the tasks of a process end, so that nothing is left over."""
+        process.state = "swept"
+        for task in process.tasks:
+            if not task.done():
+                task.cancel()
+        # With what was held, among it the waking of tasks whose wait was over.
+        self._queue.extend(process.held)
+        process.held.clear()
+
+    def _run_once(self) -> None:
+        queue, timers = self._queue, self._timers
+        while timers and timers[0][2]._cancelled:
+            heapq.heappop(timers)
+        if not queue and not self._stopping:  # type: ignore[attr-defined]
+            if not timers:
+                raise SimulationStuck("nothing is ready and no timer is set")
+            self.now = max(self.now, timers[0][0])
+        now = self.now
+        self._still = 0 if now > self._moment else self._still + len(queue)
+        self._moment = now
+        if self._still > _MOST_AT_ONCE:
+            raise SimulationStuck(f"{_MOST_AT_ONCE} callbacks and the time is still {now}; the next is {queue[0]!r}")
+        while timers and timers[0][0] <= now:
+            handle = heapq.heappop(timers)[2]
+            if not handle._cancelled:
+                queue.append(handle)
+        for _ in range(len(queue)):
+            handle = queue.popleft()
+            if handle._cancelled:
+                continue
+            process = handle.process
+            if process is not None and process.state in _MOTIONLESS:
+                process.held.append(handle)
+                continue
+            self.steps += 1
+            handle._run()  # type: ignore[attr-defined]
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Cancelled timers leave when their time has come."""
+
+    def _process_events(self, event_list: object) -> None:
+        """There is nothing outside."""
+
+    def _write_to_self(self) -> None:
+        """There are no threads to wake the loop."""
+
+    def _note_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")

@@ -1,0 +1,154 @@
+"""A plan: everything that will happen in a run, made from one number.
+
+A run is a row of *acts*. In each, clients work and faults come for a while; then the faults are mended, nothing is
+written, and everything must become equal again. Operations come in bursts on few keys, because that is where races are.
+Plans are plain data: they can be printed, stored, cut down (`tests.sim.shrinking`) and played again.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+BUSY_SECONDS: Final = 90.0
+CALM_SECONDS: Final = 90.0
+"""Above what mending takes: a session that waits for its silence, repair's age of an intent, and several retries."""
+ACT_SECONDS: Final = BUSY_SECONDS + CALM_SECONDS
+KEYS: Final = 12
+"""Objects that the operations are about."""
+
+READS: Final = ("obj_get", "assoc_get", "assoc_count", "assoc_range", "assoc_time_range")
+WRITES: Final = ("obj_add", "obj_put", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type")
+_WRITE_WEIGHTS: Final = (1, 2, 3, 1, 9, 4, 2)
+EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """How large the world is: two regions, two databases, two follower tiers; of each tier so many servers."""
+
+    leaders: int = 1
+    followers: int = 1
+    shards: int = 4
+    clients: int = 2
+    arena_bytes: int = 1 << 20
+
+
+class Op(msgspec.Struct, frozen=True):
+    """One operation of client number ``client``. ``one`` and ``two`` name keys; ``value`` is time, field or limit;
+    ``how`` is "", ``critical`` or ``token`` (of a write of any client)."""
+
+    at: float
+    client: int
+    kind: str
+    one: int
+    two: int
+    atype: str
+    value: int
+    how: str = ""
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One fault, from ``at`` on for ``seconds``. ``pick`` and ``other`` choose among what there is."""
+
+    at: float
+    kind: str
+    pick: int
+    other: int
+    seconds: float
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """``acts`` follow each other; times count from the start of the first."""
+
+    seed: int
+    acts: int
+    shape: Shape
+    ops: tuple[Op, ...]
+    faults: tuple[Fault, ...]
+
+    @property
+    def minutes(self) -> float:
+        return self.acts * ACT_SECONDS / 60
+
+
+FAULT_WEIGHTS: Final = {
+    "kill": 4,
+    "pause": 3,
+    "drain": 1,
+    "cut server": 2,
+    "cut pair": 3,
+    "cut one way": 1,
+    "cut regions": 1,
+    "break": 3,
+    "slow": 2,
+    "lag": 2,
+    "replication stops": 1,
+    "commit fault": 4,
+    "database down": 1,
+    "move shard": 3,
+    "mark down": 1,
+    "foreign write": 2,
+    "kill tailer": 2,
+}
+
+
+def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: dict[str, int] | None = None) -> Plan:
+    """The plan of a seed. ``kinds``: faults and their weights, when not all."""
+    rng = random.Random(seed)
+    shape = shape or rng.choice(
+        [
+            Shape(),
+            Shape(leaders=2),
+            Shape(leaders=2, followers=2, shards=8),
+            Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
+            Shape(followers=2),
+        ]
+    )
+    weights = FAULT_WEIGHTS if kinds is None else kinds
+    ops: list[Op] = []
+    faults: list[Fault] = []
+    for act in range(acts):
+        begin = act * ACT_SECONDS
+        for _ in range(rng.randint(6, 10)):
+            ops += _burst(rng, begin + rng.uniform(1.0, BUSY_SECONDS - 5.0), shape)
+        for _ in range(rng.randint(0, 5) if weights else 0):
+            kind = rng.choices(list(weights), list(weights.values()))[0]
+            # Most hit in the middle of something.
+            near = rng.choice(ops).at if rng.random() < 0.7 else begin + rng.uniform(0.0, BUSY_SECONDS)
+            at = max(begin, near + rng.uniform(-0.05, 0.3))
+            if at < begin + BUSY_SECONDS:
+                faults.append(Fault(at, kind, rng.randrange(1000), rng.randrange(1000), _seconds(rng)))
+    return Plan(
+        seed, acts, shape, tuple(sorted(ops, key=lambda op: op.at)), tuple(sorted(faults, key=lambda each: each.at))
+    )
+
+
+def _seconds(rng: random.Random) -> float:
+    return rng.choice([rng.uniform(0.05, 0.5), rng.uniform(0.5, 5.0), rng.uniform(5.0, 40.0)])
+
+
+def _burst(rng: random.Random, at: float, shape: Shape) -> list[Op]:
+    """Some operations on two or three keys within a moment."""
+    keys = rng.sample(range(KEYS), rng.choice([2, 2, 3]))
+    atype = rng.choice(EDGE_TYPES)
+    length = rng.choice([0.02, 0.2, 2.0])
+    clients = rng.sample(range(2 * shape.clients), rng.randint(1, 2 * shape.clients))
+    return [_op(rng, at + rng.random() * length, rng.choice(clients), keys, atype) for _ in range(rng.randint(3, 9))]
+
+
+def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str) -> Op:
+    one, two = rng.sample(keys, 2)
+    if rng.random() < 0.15:
+        atype = rng.choice(EDGE_TYPES)
+    if rng.random() < 0.5:
+        kind = rng.choices(WRITES, _WRITE_WEIGHTS)[0]
+        if rng.random() < 0.5:
+            # Of a pair, often the same edge.
+            one, two = keys[0], keys[1]
+        return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
+    how = rng.choices(["", "token", "critical"], [6, 2, 2])[0]
+    return Op(at, client, rng.choice(READS), one, two, atype, rng.randrange(1, 40), how)
+
+

@@ -1,0 +1,194 @@
+"""One run: a plan played on a world, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tao.cache import GraphCache
+from tao.model.errors import TaoError
+from tao.model.tokens import WriteToken
+from tests.sim.checks import Violation
+from tests.sim.faults import Faults
+from tests.sim.loop import CURRENT, SimLoop
+from tests.sim.plans import ACT_SECONDS, BUSY_SECONDS, Op, Plan
+from tests.sim.substitutes import substituted
+from tests.sim.variants import Variant
+from tests.sim.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to. ``violation`` None: everything held."""
+
+    plan: Plan
+    violation: Violation | None
+    digest: str
+    events: int
+    simulated_seconds: float
+    real_seconds: float
+    looked_at: dict[str, int]
+    results: dict[str, int]
+    recent: list[tuple[Any, ...]]
+
+
+def run(plan: Plan, variant: Variant | None = None) -> Outcome:
+    """Play a plan to its end, or to the first violation. ``variant``: how the product is broken for this run."""
+    began = time.perf_counter()
+    kept = random.getstate()
+    random.seed(plan.seed)
+    loop = SimLoop()
+    player = _Player(loop, plan)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(substituted(player.world))
+            stack.enter_context(_caches_known(player.world))
+            stack.enter_context(player.world.checks.watching_caches())
+            stack.enter_context(_logs_heard(player.world))
+            if variant is not None:
+                stack.enter_context(variant.applied())
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(player.play())
+    finally:
+        random.setstate(kept)
+    world = player.world
+    return Outcome(
+        plan,
+        player.violation,
+        player.digest,
+        world.trace.events,
+        player.ended_at,
+        time.perf_counter() - began,
+        world.checks.looked_at,
+        player.results,
+        list(world.trace.recent),
+    )
+
+
+class _Player:
+    def __init__(self, loop: SimLoop, plan: Plan) -> None:
+        self._loop: Final = loop
+        self._plan: Final = plan
+        self.world: Final = World(loop, plan.seed, plan.shape, self._found)
+        self.violation: Violation | None = None
+        self.digest = ""
+        self.ended_at = 0.0
+        self.results: dict[str, int] = {}
+        self._stopped = asyncio.Event()
+        self._tokens: list[WriteToken] = []
+        self._doing: list[asyncio.Task[None]] = []
+
+    def _found(self, violation: Violation) -> None:
+        if self.violation is None:
+            self.violation = violation
+            self.world.trace.note("violation", str(violation))
+            self._stopped.set()
+
+    async def play(self) -> None:
+        playing = asyncio.ensure_future(self._play())
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        await asyncio.wait((playing, stopped), return_when=asyncio.FIRST_COMPLETED)
+        self.digest = self.world.trace.digest
+        self.ended_at = self._loop.now
+        failure = playing.exception() if playing.done() else None
+        if isinstance(failure, Violation):
+            self._found(failure)
+            failure = None
+        playing.cancel()
+        stopped.cancel()
+        await self.world.close()
+        if failure is not None:
+            raise failure
+        if self._loop.errors and self.violation is None:
+            self.violation = Violation("unforeseen", "; ".join(self._loop.errors))
+
+    async def _play(self) -> None:
+        world, plan = self.world, self._plan
+        await world.start()
+        faults = Faults(world)
+        origin = self._loop.now
+        for op in plan.ops:
+            self._loop.call_at(origin + op.at, self._start, op)
+        for fault in plan.faults:
+            self._loop.call_at(origin + fault.at, faults.begin, fault)
+        for act in range(plan.acts):
+            await self._until(origin + act * ACT_SECONDS + BUSY_SECONDS)
+            faults.mend()
+            await self._until(origin + (act + 1) * ACT_SECONDS)
+            await self._check_calm()
+
+    async def _until(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - self._loop.now))
+
+    def _start(self, op: Op) -> None:
+        client = self.world.clients[op.client]
+        self._loop.create_task(self._do(op), context=client.process.context.copy())
+
+    async def _do(self, op: Op) -> None:
+        client = self.world.clients[op.client]
+        result = await client.do(op, self._tokens)
+        self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
+        self.results[result] = self.results.get(result, 0) + 1
+
+    async def _check_calm(self) -> None:
+        world = self.world
+        why = world.not_ready()
+        if why:
+            raise Violation("7", f"long after the last fault: {why}")
+        world.checks.converged(list(world.databases.values()), world.caches)
+        for client in world.clients:
+            reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())
+            if error := await reading:
+                raise Violation("7", f"{client.process.name} cannot read long after the last fault: {error}")
+
+
+@contextmanager
+def _caches_known(world: World) -> Iterator[None]:
+    """The world learns of every cache that a server makes."""
+    made = GraphCache.__init__
+
+    def make(cache: GraphCache, *arguments: Any, **named: Any) -> None:
+        made(cache, *arguments, **named)
+        process = CURRENT.get()
+        if process is not None:
+            world.caches[process.name] = cache
+
+    GraphCache.__init__ = make  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        GraphCache.__init__ = made  # type: ignore[method-assign]
+
+
+class _Ear(logging.Handler):
+    """An exception in the standard library's log of `tao` is a bug."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.ERROR)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = CURRENT.get()
+        if record.exc_info and record.exc_info[1] is not None and (process is None or process.state != "swept"):
+            error = record.exc_info[1]
+            if not isinstance(error, TaoError):
+                self._world.found(Violation("unforeseen", f"{record.getMessage()}: {error!r}"))
+
+
+@contextmanager
+def _logs_heard(world: World) -> Iterator[None]:
+    log = logging.getLogger("tao")
+    ear, propagated = _Ear(world), log.propagate
+    log.addHandler(ear)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(ear)
+        log.propagate = propagated

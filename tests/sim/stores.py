@@ -1,0 +1,300 @@
+"""The store ports over the simulated databases: what a server's statements cost in time, and how they fail.
+
+Every statement travels to its database, is done there, and its answer travels back; a process that dies or is cut off
+in between learns nothing, and a commit on its way happens all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+import msgspec
+
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
+from tao.model.graph import ListKey
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import OnRead, ReadStore
+from tao.model.queries import FillRead, ObjectQuery, Query
+from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
+from tao.schema.registry import Schema
+from tests.sim.database import DatabaseServer
+from tests.sim.loop import CURRENT, Process, SimLoop
+from tests.sim.network import Network
+
+Result = TypeVar("Result")
+LOCK_WAIT_SECONDS: Final = 0.3
+"""As `tao.storage.writes` bounds it."""
+
+
+class Databases(Protocol):
+    """What the stores need of the world."""
+
+    loop: SimLoop
+    network: Network
+    schema: Schema
+    databases: dict[str, DatabaseServer]
+
+
+async def _at(
+    world: Databases, server: DatabaseServer, work: Callable[[], Awaitable[Result]], timeout_seconds: float
+) -> Result:
+    """Have the server do something. Raises what it raises, `Unavailable`, or `DeadlineExceeded`."""
+    here = CURRENT.get()
+    assert here is not None, "only simulated processes have databases"
+    loop, network, there = world.loop, world.network, server.process
+    if server.down:
+        await asyncio.sleep(network.delay(here, there))
+        raise Unavailable(f"{server.name} refuses connections")
+    answer: asyncio.Future[Result] = loop.create_future()
+
+    async def do() -> None:
+        try:
+            result = await work()
+        except TaoError as error:
+            back(lambda: answer.set_exception(error))
+        else:
+            back(lambda: answer.set_result(result))
+
+    def back(tell: Callable[[], None]) -> None:
+        if not network.is_blocked(there, here):
+            loop.call_later(network.delay(there, here), lambda: answer.done() or tell())
+
+    if not network.is_blocked(here, there):
+        loop.call_later(
+            network.delay(here, there), lambda: loop.create_task(do()), context=there.context.copy()
+        )
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            return await answer
+    except TimeoutError:
+        raise DeadlineExceeded(f"{server.name} has not answered in time") from None
+
+
+class SimReadStore(ReadStore):
+    """In the place of `tao.storage.reads.MySqlReadStore`."""
+
+    def __init__(
+        self,
+        world: Databases,
+        local_of: Callable[[int], str],
+        master_of: Callable[[int], str],
+        _pools: object,
+        _tables: object,
+    ) -> None:
+        self._world: Final = world
+        self._local_of: Final = local_of
+        self._master_of: Final = master_of
+
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
+        """See the port."""
+        server_of = self._master_of if critical else self._local_of
+        by_server: dict[str, list[int]] = {}
+        for place, query in enumerate(queries):
+            by_server.setdefault(server_of(_shard(query)), []).append(place)
+
+        async def read(name: str, places: list[int]) -> None:
+            server = self._world.databases[name]
+            asked = [queries[place] for place in places]
+
+            async def look() -> FillRead:
+                epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
+                return FillRead([server.rows.value(query) for query in asked], epochs)
+
+            try:
+                found: FillRead | TaoError = await _at(self._world, server, look, timeout_seconds)
+            except TaoError as error:
+                found = error
+            on_read(places, found)
+
+        await asyncio.gather(*(read(*each) for each in by_server.items()))
+
+
+def _shard(query: Query) -> int:
+    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+
+
+class SimWriteStore:
+    """In the place of `tao.storage.writes.MySqlWriteStore`."""
+
+    def __init__(self, world: Databases, master_of: Callable[[int], str], _pools: object, _tables: object) -> None:
+        self._world: Final = world
+        self._master_of: Final = master_of
+
+    def server_of(self, shard: int) -> str:
+        return self._master_of(shard)
+
+    def transaction(self, server: str, *, timeout_seconds: float) -> SimTransaction:
+        return SimTransaction(self._world, self._world.databases[server], timeout_seconds)
+
+    async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
+        """See the port."""
+        server = self._world.databases[self._master_of(shard)]
+
+        async def take() -> ShardRow:
+            try:
+                async with asyncio.timeout(LOCK_WAIT_SECONDS):
+                    await server.locks.exclude(shard)
+            except TimeoutError:
+                raise ShardBlocked(f"the lock of shard {shard} was not had", shard) from None
+            try:
+                row = server.truth.shards[shard]
+                row = msgspec.structs.replace(row, owner=owner, generation=row.generation + 1)
+                await asyncio.sleep(server.log(RowChanges(), self._world.schema, {shard: row}))
+                server.show(RowChanges(), {shard: row})
+            finally:
+                server.locks.free_exclusive(shard)
+            return row
+
+        return await _at(self._world, server, take, timeout_seconds)
+
+    async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
+        """See the port."""
+        found: dict[int, ShardRow] = {}
+        for name in dict.fromkeys(map(self._master_of, shards)):
+            server = self._world.databases[name]
+
+            async def look(server: DatabaseServer = server, name: str = name) -> dict[int, ShardRow]:
+                return {shard: server.rows.shards[shard] for shard in shards if self._master_of(shard) == name}
+
+            found |= await _at(self._world, server, look, timeout_seconds)
+        return found
+
+    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+        """See the port."""
+        server = self._world.databases[self._master_of(shard)]
+
+        async def write() -> None:
+            await asyncio.sleep(server.log(RowChanges(), self._world.schema, heartbeat=(shard, writer, unix_ms)))
+
+        await _at(self._world, server, write, timeout_seconds)
+
+    async def old_intents(
+        self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0
+    ) -> list[IntentRow]:
+        """See the port."""
+        found: list[IntentRow] = []
+        for name in dict.fromkeys(map(self._master_of, shards)):
+            server = self._world.databases[name]
+
+            async def look(server: DatabaseServer = server) -> list[IntentRow]:
+                rows = [row for row in server.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
+                return [row for row in rows if row.created_unix_ms < before_unix_ms]
+
+            found += await _at(self._world, server, look, timeout_seconds)
+        return sorted(found, key=lambda row: (row.created_unix_ms, row.low_id, row.high_id))[:limit]
+
+
+class SimTransaction:
+    """See `tao.model.ports.Transaction`."""
+
+    def __init__(self, world: Databases, server: DatabaseServer, timeout_seconds: float) -> None:
+        self._world: Final = world
+        self._server: Final = server
+        self._deadline: Final = world.loop.now + timeout_seconds
+        self._locked: list[int] = []
+        self._changes = RowChanges()
+        self._committing = False
+
+    async def __aenter__(self) -> Self:
+        process = CURRENT.get()
+        assert process is not None, "only simulated processes write"
+        self._server.transactions[self] = process
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._committing:
+            self.roll_back()
+
+    def roll_back(self) -> None:
+        """At the server; a commit that has begun goes on."""
+        if self._server.transactions.pop(self, None) is not None:
+            self._server.locks.free(self._locked)
+
+    async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
+        """See the port."""
+        server = self._server
+
+        async def lock() -> tuple[dict[int, ShardRow], ExistingRows]:
+            for shard in shards:
+                try:
+                    async with asyncio.timeout(LOCK_WAIT_SECONDS):
+                        await server.locks.share(shard)
+                except TimeoutError:
+                    self.roll_back()
+                    raise ShardBlocked(f"the lock of shard {shard} was not had", shard) from None
+                if self not in server.transactions:  # its process has died meanwhile
+                    server.locks.free((shard,))
+                    raise Unavailable("the transaction was rolled back")
+                self._locked.append(shard)
+            rows = server.rows
+            lists = sorted(keys.lists | {ListKey(key.id1, key.atype) for key in keys.edges})
+            edges = [(key, rows.edge(key)) for key in sorted(keys.edges)]
+            return {shard: rows.shards[shard] for shard in shards}, ExistingRows(
+                {key: rows.objects[key] for key in sorted(keys.objects) if key in rows.objects},
+                {key: rows.lists[key] for key in lists if key in rows.lists},
+                {key: edge for key, edge in edges if edge is not None},
+                {key: rows.intents[key] for key in sorted(keys.intents) if key in rows.intents},
+            )
+
+        return await self._do(lock)
+
+    async def apply(self, rows: RowChanges) -> None:
+        """See the port."""
+
+        async def apply() -> None:
+            if self not in self._server.transactions:
+                raise Unavailable("the transaction was rolled back")
+
+        self._changes = rows
+        await self._do(apply)
+
+    async def commit(self) -> None:
+        """See the port."""
+        self._committing = True
+        try:
+            await self._do(self._commit)
+        except TaoError as error:
+            raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
+        finally:
+            # Unless it has been done: the connection is closed, and the server finds that out.
+            context = self._server.process.context.copy()
+            self._world.loop.call_later(0.01, self.roll_back, context=context)
+
+    async def _commit(self) -> None:
+        server = self._server
+        if self not in server.transactions:
+            raise Unavailable("the transaction was rolled back")
+        fault = server.commit_faults.pop(0) if server.commit_faults else ""
+        if fault in ("aborted", "lost before"):
+            self.roll_back()
+        else:
+            # Once it is in the binlog nothing stops it, neither the death of its writer.
+            del server.transactions[self]
+            visible_after = server.log(self._changes, self._world.schema)
+            if visible_after:
+                await asyncio.sleep(visible_after)
+            server.show(self._changes)
+            server.locks.free(self._locked)
+        if fault == "aborted":
+            raise Unavailable("the database has rolled the transaction back")
+        if fault:
+            await asyncio.sleep(self._deadline - self._world.loop.now)
+            raise Unavailable("the connection was lost in COMMIT")
+
+    async def _do(self, work: Callable[[], Awaitable[Result]]) -> Result:
+        return await _at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))
+
+
+def roll_back_all_of(server: DatabaseServer, process: Process | None) -> None:
+    """The process is gone (None: the server was restarted): what it had open is rolled back."""
+    for transaction, owner in list(server.transactions.items()):
+        if process is None or owner is process:
+            assert isinstance(transaction, SimTransaction)
+            transaction.roll_back()

@@ -1,0 +1,312 @@
+"""What takes the place of sockets, files, clocks and MySQL under the servers' own wiring.
+
+The roles' `server` modules construct everything they need from names that they import. For the time of a run those
+names mean the classes below, wherever in `tao` they were imported to; so the simulation runs the wiring that processes
+run, and follows it when it changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import tao.follower.server
+import tao.leader.server
+import tao.tailer.server
+from tao.cache import CacheSettings, GraphCache
+from tao.model.ports import Clock
+from tao.model.topology import CacheServer, Topology
+from tao.peers.links import LinkSettings
+from tao.runtime.admin import AdminServer
+from tao.runtime.clock import LoopClock
+from tao.schema.registry import Schema
+from tao.serving.faces import Faces
+from tao.serving.housekeeping import keep_house
+from tao.serving.schema_file import SchemaFile
+from tao.storage.pools import Pools
+from tao.storage.reads import MySqlReadStore
+from tao.storage.session import ServerAccount
+from tao.storage.writes import MySqlWriteStore
+from tao.tailer.binlog import BinlogLost, BinlogTransaction
+from tao.tailer.checkpoint import Checkpoint
+from tao.storage.gtid import MariadbPosition
+from tao.tailer.reader import BinlogReader
+from tao.topology.file_store import TopologyFile
+from tao.wire.frames_client import connect_frames
+from tao.wire.session import RequestHandler
+from tao.wire.settings import ServingSettings
+from tests.sim.database import DatabaseServer, unix_ms
+from tests.sim.loop import CURRENT, Process
+from tests.sim.network import SESSION, Listener, Network
+from tests.sim.stores import Databases, SimReadStore, SimWriteStore
+
+_PACKAGES: Final = ("tao.follower", "tao.leader", "tao.tailer", "tao.serving", "tao.peers", "tao.client")
+HOUSE_SECONDS: Final = 15.0
+"""Between two rounds of housekeeping: the product's tenth of a second would be most of what happens."""
+
+
+class Outside(Databases, Protocol):
+    """What the substitutes need of the world."""
+
+    topology: Topology
+    disks: dict[str, str]
+    topology_watchers: dict[object, tuple[Process, Callable[[Topology], None]]]
+    arena_bytes: int
+    clock_skew_ms: dict[str, int]
+
+    def now_unix_ms(self) -> int: ...
+
+
+class SimClock:
+    """In the place of `tao.runtime.clock.LoopClock`; a process' wall clock may be wrong."""
+
+    def __init__(self, world: Outside) -> None:
+        self.monotonic: Final = world.loop.time
+        process = CURRENT.get()
+        skew_ms = 0 if process is None else world.clock_skew_ms.get(process.name, 0)
+        self.unix_ms: Final[Callable[[], int]] = lambda: unix_ms(world.loop.now) + skew_ms
+
+
+class SimFaces:
+    """In the place of `tao.serving.faces.Faces`."""
+
+    def __init__(
+        self,
+        network: Network,
+        server: CacheServer,
+        handler: RequestHandler,
+        settings: ServingSettings,
+        topology_version: Callable[[], int],
+        choose_shard: Callable[[], int],
+        unary_handler: RequestHandler | None = None,
+        tls: object = None,
+    ) -> None:
+        process = CURRENT.get()
+        assert process is not None, "only simulated processes serve"
+        self._network: Final = network
+        self._address: Final = server.frames
+        self._listener: Final = Listener(process, server.name, handler, settings)
+
+    async def start(self) -> None:
+        self._network.listen(self._address, self._listener)
+
+    async def drain(self, grace_seconds: float) -> None:
+        self._network.stop_listening(self._address)
+        connections = list(self._listener.connections)
+        for each in connections:
+            each.go_away()
+        try:
+            async with asyncio.timeout(grace_seconds):
+                for each in connections:
+                    await each.until_idle()
+        except TimeoutError:
+            return
+
+    async def close(self) -> None:
+        self._network.stop_listening(self._address)
+        for each in list(self._listener.connections):
+            each.close()
+
+
+class NoAdmin:
+    """In the place of `tao.runtime.admin.AdminServer`."""
+
+    def __init__(self, _: object, pages: Any, __: object) -> None:
+        self.pages: Final = pages
+
+    async def start(self) -> None:
+        """Nobody looks."""
+
+    async def close(self) -> None:
+        """Nobody looks."""
+
+
+class SimTopologyFile:
+    """In the place of `tao.topology.file_store.TopologyFile`: a change is noticed within half a second."""
+
+    def __init__(self, world: Outside, _: Path, **__: object) -> None:
+        self._world: Final = world
+
+    async def load(self) -> Topology:
+        await asyncio.sleep(0.001)
+        return self._world.topology
+
+    def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
+        process = CURRENT.get()
+        assert process is not None, "only simulated processes watch"
+        token = object()
+        self._world.topology_watchers[token] = (process, on_change)
+
+        def stop() -> None:
+            self._world.topology_watchers.pop(token, None)
+
+        return stop
+
+
+class SimSchemaFile:
+    """In the place of `tao.serving.schema_file.SchemaFile`: a schema that never changes."""
+
+    def __init__(self, world: Outside, _: Path) -> None:
+        self._world: Final = world
+
+    async def load(self) -> Schema:
+        return self._world.schema
+
+    async def watch(self, _: object) -> None:
+        await asyncio.Event().wait()
+
+    async def look(self, _: object) -> None:
+        """It is as it was."""
+
+
+class NoPools:
+    """In the place of `tao.storage.pools.Pools`."""
+
+    def __init__(self, *_: object) -> None:
+        """There are no connections to keep."""
+
+    async def close(self) -> None:
+        """There are no connections to close."""
+
+
+class SimCheckpoint:
+    """In the place of `tao.tailer.checkpoint.Checkpoint`."""
+
+    def __init__(self, world: Outside, folder: Path, server: str) -> None:
+        self._disks: Final = world.disks
+        self.path: Final = folder / f"{server}.position.json"
+
+    def load(self) -> str | None:
+        return self._disks.get(str(self.path))
+
+    def store(self, position: str, now_unix_ms: int) -> None:
+        self._disks[str(self.path)] = position
+
+
+class SimBinlogReader:
+    """In the place of `tao.tailer.reader.BinlogReader`."""
+
+    def __init__(self, world: Outside, account: ServerAccount, *_: object) -> None:
+        self._world: Final = world
+        self._server: Final[DatabaseServer] = world.databases[account.host]
+        self.connected = False
+        self.unknown_events = self.oversized = self.duplicates = self.connections = self.silences = 0
+        self.waiting_bytes = 0
+
+    async def current_position(self) -> str:
+        await self._reach()
+        binlog = self._server.binlog
+        return binlog[-1].gtid if binlog else ""
+
+    def position(self, stored: str) -> MariadbPosition:
+        return MariadbPosition(stored)
+
+    async def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
+        """See `tao.tailer.binlog.BinlogSource`."""
+        server = self._server
+        after = int(position.rpartition("-")[2]) if position else 0
+        more = asyncio.Event()
+        server.listeners[self] = more.set
+        try:
+            while True:
+                await self._reach()
+                self.connected = True
+                if after < server.purged_before:
+                    raise BinlogLost(f"transactions after {position} are purged")
+                logged = server.binlog[after - server.purged_before :]
+                if not logged:
+                    more.clear()
+                    await more.wait()
+                    continue
+                after += len(logged)
+                yield [
+                    BinlogTransaction(gtid=each.gtid, events=each.events, committed_unix_ms=each.unix_ms // 1000 * 1000)
+                    for each in logged
+                ]
+        finally:
+            self.connected = False
+            server.listeners.pop(self, None)
+
+    async def _reach(self) -> None:
+        here, network = CURRENT.get(), self._world.network
+        assert here is not None, "only simulated processes read binlogs"
+        await asyncio.sleep(network.delay(self._server.process, here))
+        while self._server.down or network.is_cut(here, self._server.process):
+            self.connected = False
+            await asyncio.sleep(1.0)
+
+
+async def keep_house_seldom(cache: GraphCache, clock: Clock) -> None:
+    """In the place of `tao.serving.housekeeping.keep_house`."""
+    while True:
+        await asyncio.sleep(HOUSE_SECONDS)
+        while cache.reclaim_step():
+            await asyncio.sleep(0)
+        cache.forget_old_floors(clock.monotonic())
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """One name of the product's, and what it means during a run."""
+
+    original: object
+    instead: object
+
+
+def substitutes_for(world: Outside) -> list[Substitution]:
+    """All of them."""
+
+    def cache_settings(**_: object) -> CacheSettings:
+        # Small tables that evict, and few marks, which every server allocates.
+        arenas = {"default": world.arena_bytes, "pages": world.arena_bytes}
+        return CacheSettings(arena_bytes=arenas, mark_slots=1009, departed_slots=4093)
+
+    return [
+        Substitution(connect_frames, world.network.connect),
+        Substitution(Faces, partial(SimFaces, world.network)),
+        Substitution(AdminServer, NoAdmin),
+        Substitution(TopologyFile, partial(SimTopologyFile, world)),
+        Substitution(SchemaFile, partial(SimSchemaFile, world)),
+        Substitution(LoopClock, partial(SimClock, world)),
+        Substitution(Pools, NoPools),
+        Substitution(MySqlReadStore, partial(SimReadStore, world)),
+        Substitution(MySqlWriteStore, partial(SimWriteStore, world)),
+        Substitution(BinlogReader, partial(SimBinlogReader, world)),
+        Substitution(Checkpoint, partial(SimCheckpoint, world)),
+        Substitution(CacheSettings, cache_settings),
+        Substitution(LinkSettings, partial(LinkSettings, session=SESSION)),
+        Substitution(keep_house, keep_house_seldom),
+    ]
+
+
+@contextmanager
+def substituted(world: Outside) -> Iterator[None]:
+    """For the time of the block the roles' names mean the substitutes."""
+    instead = {id(each.original): each.instead for each in substitutes_for(world)}
+    changed: list[tuple[Any, str, object]] = []
+    for name, module in list(sys.modules.items()):
+        if name.startswith(_PACKAGES) and module is not None:
+            for attribute, value in list(vars(module).items()):
+                if id(value) in instead:
+                    changed.append((module, attribute, value))
+                    setattr(module, attribute, instead[id(value)])
+    try:
+        yield
+    finally:
+        for module, attribute, value in changed:
+            setattr(module, attribute, value)
+
+
+SERVERS: Final = {
+    "leader": tao.leader.server.LeaderServer,
+    "follower": tao.follower.server.FollowerServer,
+    "tailer": tao.tailer.server.TailerServer,
+}
+"""The roles' wiring; its classes are looked up when a server starts."""
+

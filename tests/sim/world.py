@@ -1,0 +1,330 @@
+"""The simulated cluster: two regions, two databases mastered one in each, and all the servers and clients.
+
+Servers are the roles' own classes, wired by themselves over the substitutes; one that is killed leaves nothing but its
+files behind, and starts again as another process of the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, cast
+
+import msgspec
+
+from tao.cache import GraphCache
+from tao.follower.maintenance_path import SubscriptionSettings
+from tao.follower.settings import FollowerSettings
+from tao.leader.inverse_path import InverseSettings
+from tao.leader.ownership import OwnershipSettings
+from tao.leader.settings import LeaderSettings
+from tao.model.topology import CacheServer, Database, Region, TailerProcess, Tier, Topology
+from tao.model.topology import DatabaseServer as NamedDatabase
+from tao.observability.logs import Logger
+from tao.schema.registry import Schema, load_schema
+from tao.tailer.settings import TailerSettings, TailSettings
+from tests.sim import substitutes
+from tests.sim.checks import Checks, Violation
+from tests.sim.clients import Client
+from tests.sim.database import DatabaseServer, Past, unix_ms
+from tests.sim.loop import CURRENT, Process, SimLoop
+from tests.sim.network import Network
+from tests.sim.plans import Shape
+from tests.sim.stores import roll_back_all_of
+
+REGIONS: Final = ("east", "west")
+DATABASES: Final = ("db1", "db2")
+SCHEMA_TEXT: Final = (Path(__file__).parents[2] / "config/schema.yaml").read_text()
+_NOWHERE: Final = Path("simulated")
+_KEPT_EVENTS: Final = 3_000
+
+
+class Trace:
+    """What happened, in order. ``digest`` tells two runs apart by anything that differs."""
+
+    def __init__(self, loop: SimLoop) -> None:
+        self._loop: Final = loop
+        self._hash = hashlib.blake2b(digest_size=12)
+        self.recent: Final[deque[tuple[Any, ...]]] = deque(maxlen=_KEPT_EVENTS)
+        self.events = 0
+
+    def note(self, *event: Any) -> None:
+        entry = (self._loop.now, *event)
+        self.events += 1
+        self.recent.append(entry)
+        self._hash.update(repr(entry).encode())
+
+    @property
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+class ProcessLog:
+    """A server's log: into the trace; an error nobody foresaw is a violation."""
+
+    def __init__(self, name: str, note: Callable[..., None], unforeseen: Callable[[str], None]) -> None:
+        self._name: Final = name
+        self._note: Final = note
+        self._unforeseen: Final = unforeseen
+
+    def debug(self, event: str, **fields: object) -> None:
+        """Nobody reads it."""
+
+    def info(self, event: str, **fields: object) -> None:
+        self._note("log", self._name, event, str(fields))
+
+    warning = info
+
+    def error(self, event: str, **fields: object) -> None:
+        error = fields.pop("exc_info", None)
+        self._note("log", self._name, event, repr(error), str(fields))
+        if isinstance(error, BaseException):
+            process = CURRENT.get()
+            if process is None or process.state != "swept":
+                self._unforeseen(f"{self._name}: {event}: {error!r} {fields}")
+
+    def exception(self, event: str, **fields: object) -> None:
+        self.error(event, **fields)
+
+
+class World:
+    """See the head of the module. Implements `tests.sim.substitutes.Outside`."""
+
+    def __init__(self, loop: SimLoop, seed: int, shape: Shape, found: Callable[[Violation], None]) -> None:
+        self.loop: Final = loop
+        self.shape: Final = shape
+        self.random: Final = random.Random(seed ^ 0x5EED)
+        self.trace: Final = Trace(loop)
+        self.network: Final = Network(loop, seed ^ 0x0E7, self.trace.note)
+        self.schema: Final[Schema] = load_schema(SCHEMA_TEXT, "schema.yaml")
+        self.arena_bytes: Final = shape.arena_bytes
+        self.disks: Final[dict[str, str]] = {}
+        self.topology_watchers: Final[dict[object, tuple[Process, Callable[[Topology], None]]]] = {}
+        self.clock_skew_ms: Final[dict[str, int]] = {}
+        self.topology = make_topology(shape)
+        self.databases: Final[dict[str, DatabaseServer]] = {}
+        self.processes: Final[dict[str, Process]] = {}
+        """Cache servers and tailers by name: the incarnation that runs, or ran last."""
+        self.dead: Final[list[Process]] = []
+        self.servers: Final[dict[str, Any]] = {}
+        self.caches: Final[dict[str, GraphCache]] = {}
+        self.clients: Final[list[Client]] = []
+        self.found: Final = found
+        self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
+        self._roles: Final[dict[str, tuple[str, str]]] = {}  # name → role and region
+        self._make_databases()
+        self._place_servers()
+
+    def now_unix_ms(self) -> int:
+        return unix_ms(self.loop.now)
+
+    def master_of(self, shard: int) -> DatabaseServer:
+        """The database server where the shard's truth is."""
+        for database in self.topology.databases:
+            if any(first <= shard <= last for first, last in database.shards):
+                return self.databases[database.servers[database.master_region].name]
+        raise KeyError(shard)
+
+    @property
+    def masters(self) -> list[DatabaseServer]:
+        return [server for server in self.databases.values() if server.replicas]
+
+    def names(self, role: str) -> list[str]:
+        return [name for name, (of, _) in self._roles.items() if of == role]
+
+    # life
+
+    async def start(self) -> None:
+        """Every server, then every client."""
+        for name in self._roles:
+            self.start_server(name)
+        await asyncio.sleep(5.0)
+        for client in self.clients:
+            task = self.loop.create_task(
+                client.open(self.loop, self.topology, self.checks), context=client.process.context
+            )
+            await task
+
+    def start_server(self, name: str) -> None:
+        """A new process of that name."""
+        role, region = self._roles[name]
+        process = self.processes[name] = Process(name, region)
+        self.loop.create_task(self._serve(name, role, process), context=process.context)
+        self.trace.note("start", name)
+
+    async def _serve(self, name: str, role: str, process: Process) -> None:
+        log = cast(Logger, ProcessLog(name, self.trace.note, lambda text: self.found(Violation("unforeseen", text))))
+        server = substitutes.SERVERS[role](self._settings(name, role, process.region), log)  # type: ignore[operator]
+        try:
+            self.servers[name] = await server.start()
+        except Exception as error:  # noqa: BLE001 - a server that cannot start is a finding, whatever keeps it from it
+            self.found(Violation("unforeseen", f"{name} does not start: {error!r}"))
+
+    def kill(self, name: str) -> None:
+        """As SIGKILL does."""
+        process = self.processes[name]
+        if process.state == "killed":
+            return
+        self.trace.note("kill", name)
+        self.loop.kill(process)
+        self.dead.append(process)
+        self.network.vanish(process)
+        self.servers.pop(name, None)
+        self.caches.pop(name, None)
+        for token, (watcher, _) in list(self.topology_watchers.items()):
+            if watcher is process:
+                del self.topology_watchers[token]
+        for database in self.databases.values():
+            # Its connections are closed when the database hears of it; a commit may be there before.
+            self.loop.call_later(self.random.random() * 0.004, roll_back_all_of, database, process)
+
+    def is_up(self, name: str) -> bool:
+        return self.processes[name].state != "killed"
+
+    async def stop(self, name: str) -> None:
+        """As SIGTERM does: drain, then close."""
+        process, server = self.processes[name], self.servers.pop(name, None)
+        if server is None or process.state != "runs":
+            return
+        self.trace.note("stop", name)
+
+        async def end() -> None:
+            try:
+                async with asyncio.timeout(10.0):
+                    await server.drain()
+                async with asyncio.timeout(5.0):
+                    await server.close()
+            except TimeoutError:
+                return
+
+        await self.loop.create_task(end(), context=process.context.copy())
+        self.kill(name)
+
+    def change_topology(self, changed: Topology) -> None:
+        """The next version; whoever watches notices within half a second."""
+        self.topology = msgspec.structs.replace(changed, version=self.topology.version + 1)
+        self.trace.note("topology", self.topology.version)
+        for process, on_change in list(self.topology_watchers.values()):
+            self.loop.call_later(
+                self.random.random() * 0.5, self._tell_topology, on_change, context=process.context.copy()
+            )
+
+    def _tell_topology(self, on_change: Callable[[Topology], None]) -> None:
+        on_change(self.topology)
+
+    async def close(self) -> None:
+        """Let every task of every process end, whatever it was doing."""
+        everyone = [*self.dead, *self.processes.values(), *(client.process for client in self.clients)]
+        for process in dict.fromkeys([*everyone, *(server.process for server in self.databases.values())]):
+            self.loop.sweep(process)
+        for _ in range(50):
+            await asyncio.sleep(0.2)
+
+    def not_ready(self) -> str:
+        """The first server that is not, and why; or nothing."""
+        for name in self._roles:
+            server = self.servers.get(name)
+            if server is None:
+                return f"{name} has not started"
+            why = server._admin.pages.not_ready()
+            if why:
+                return f"{name}: {why}"
+        return ""
+
+    # making
+
+    def _make_databases(self) -> None:
+        past = {name: Past() for name in DATABASES}
+        for database in self.topology.databases:
+            servers = {}
+            for region, named in database.servers.items():
+                server_id = 1 + DATABASES.index(database.name)
+                server = DatabaseServer(named.name, region, self.loop, self.random, server_id)
+                server.past = past[database.name]
+                for first, last in database.shards:
+                    server.host(range(first, last + 1), database.servers[database.master_region].name)
+                servers[region] = self.databases[named.name] = server
+            master = servers[database.master_region]
+            master.replicas.extend(server for server in servers.values() if server is not master)
+            master.on_commit = self.checks.committed
+
+    def _place_servers(self) -> None:
+        for region in self.topology.regions:
+            for server in region.leaders.servers:
+                self._roles[server.name] = ("leader", region.name)
+            for tier in region.followers:
+                for server in tier.servers:
+                    self._roles[server.name] = ("follower", region.name)
+            for tailer in region.tailers:
+                self._roles[tailer.name] = ("tailer", region.name)
+            for number in range(self.shape.clients):
+                process = Process(f"client-{region.name}-{number}", region.name)
+                tier_name = region.followers[number % len(region.followers)].name
+                self.clients.append(Client(process, tier_name, self.shape.shards, attaches=number % 2 == 0))
+
+    def _settings(self, name: str, role: str, region: str) -> LeaderSettings | FollowerSettings | TailerSettings:
+        """Rarer periodic jobs than the product's, each of which would be most of what happens."""
+        files = {"topology_file": _NOWHERE, "schema_file": _NOWHERE}
+        match role:
+            case "leader":
+                return LeaderSettings(
+                    name=name,
+                    **files,
+                    leader_user="",
+                    leader_password="",
+                    reader_user="",
+                    reader_password="",
+                    ownership=OwnershipSettings(check_seconds=5.0, retry_seconds=3.0),
+                    inverses=InverseSettings(repair_seconds=8.0),
+                )
+            case "follower":
+                subscriptions = SubscriptionSettings(retry_seconds=2.5, answer_timeout_seconds=8.0)
+                return FollowerSettings(name=name, **files, subscriptions=subscriptions)
+            case _:
+                _, _, database = name.split("-")
+                return TailerSettings(
+                    name=name,
+                    region=region,
+                    database_server=f"{database}-{region}",
+                    **files,
+                    state_folder=Path(name),
+                    password="",
+                    tail=TailSettings(checkpoint_seconds=4.0),
+                )
+
+
+def make_topology(shape: Shape) -> Topology:
+    """Version 1: shards split evenly between the databases, the ring places them on servers."""
+    half = shape.shards // 2
+
+    def server(name: str) -> CacheServer:
+        return CacheServer(name=name, grpc=f"{name}:1", frames=f"{name}:2")
+
+    def region(name: str) -> Region:
+        leaders = tuple(server(f"leader-{name}-{number}") for number in range(1, shape.leaders + 1))
+        tiers = tuple(
+            Tier(
+                name=tier,
+                servers=tuple(server(f"follower-{name}-{tier}{number}") for number in range(1, shape.followers + 1)),
+            )
+            for tier in ("a", "b")
+        )
+        tailers = tuple(TailerProcess(name=f"tailer-{name}-{database}", database=database) for database in DATABASES)
+        return Region(name=name, leaders=Tier(name="leaders", servers=leaders), followers=tiers, tailers=tailers)
+
+    databases = tuple(
+        Database(
+            name=name,
+            master_region=master,
+            servers={each: NamedDatabase(name=f"{name}-{each}", host=f"{name}-{each}") for each in REGIONS},
+            shards=(shards,),
+        )
+        for name, master, shards in zip(
+            DATABASES, REGIONS, ((0, half - 1), (half, shape.shards - 1)), strict=True
+        )
+    )
+    return Topology(version=1, shards=shape.shards, regions=tuple(map(region, REGIONS)), databases=databases)
