@@ -222,7 +222,7 @@ async def test_what_was_committed_while_a_tailer_was_dead_is_told_when_it_is_bac
     await east.assoc_add(a, "likes", b, 5)
     await east.obj_update(a, {"home": "Lima"})
     # A region whose tailer is away may stay with what it has: a reader who must know asks critically. It need not: a
-    # shard that was changed by hand is made void once more a moment later, and what is read then comes from the replica.
+    # shard changed by hand is made void once more a moment later, and what is read then comes from the replica.
     assert plain(await west.assoc_range(a, "likes", 0, 5)) in ([], [(b, 5)])
     assert plain(await west.assoc_range(a, "likes", 0, 5, critical=True)) == [(b, 5)]
     await regions.cluster.restart(tailer)
