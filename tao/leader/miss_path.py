@@ -7,7 +7,9 @@ answer would take a value back in time. What is known decides, and the master re
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tao.model.errors import DeadlineExceeded, RetryableError, StaleRead, Unavailable
@@ -15,6 +17,19 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.database_source import DatabaseSource
 from tao.serving.remote_source import RemoteSource
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSettings:
+    """How the region's replica is read."""
+
+    patience_seconds: float = 1.0
+    """How long it may take before the master region is asked. Misses take milliseconds, and going there a round trip:
+    a replica that hangs costs this, until it is marked down."""
+
+    max_spread: int = 64
+    """Queries at a time that go to the master region because the replica was slow. A replica that has more to do than
+    it can must not take the master region with it."""
 
 
 class RegionSource:
@@ -26,13 +41,18 @@ class RegionSource:
         replica: DatabaseSource,
         master_region: RemoteSource,
         is_mastered_here: Callable[[int], bool],
+        replica_is_down: Callable[[int], bool],
+        settings: ReplicaSettings,
     ) -> None:
         """``master`` waits for rows that are about to become visible; ``replica``, which may be behind for seconds,
-        only for as long as that commonly takes."""
+        only for as long as that commonly takes. ``replica_is_down``: shard → whether the topology says so."""
         self._master: Final = master
         self._replica: Final = replica
         self._master_region: Final = master_region
         self._is_mastered_here: Final = is_mastered_here
+        self._replica_is_down: Final = replica_is_down
+        self._settings: Final = settings
+        self._spread = 0
         self.sent_away = 0
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
@@ -41,19 +61,38 @@ class RegionSource:
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         if self._is_mastered_here(shard):
             return await self._master.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
-        if not critical:
+        if critical:
+            return await self._master_region.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_seconds
+        if not self._replica_is_down(shard):
+            # Where there is another way, a replica that hangs must leave time for it.
+            seconds = min(self._settings.patience_seconds, timeout_seconds)
             try:
-                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
+                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=seconds)
             except (StaleRead, Unavailable):
-                # Behind what is known here, or away: the master region has it.
-                self.sent_away += 1
+                pass  # behind what is known here, or away: the master region has it
+            except DeadlineExceeded:
+                # It hangs, or has more to do than it can: a little of that may go elsewhere, and not all of it.
+                if self._spread >= self._settings.max_spread:
+                    raise
+                self._spread += 1
+                try:
+                    return await self._fetch_away(query, minimum, until)
+                finally:
+                    self._spread -= 1
+        return await self._fetch_away(query, minimum, until)
+
+    async def _fetch_away(self, query: Query, minimum: int, until: float) -> Fetched:
+        loop = asyncio.get_running_loop()
+        self.sent_away += 1
+        left = until - loop.time()
         try:
-            return await self._master_region.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+            return await self._master_region.fetch(query, minimum, critical=False, timeout_seconds=left)
         except (Unavailable, DeadlineExceeded) as cut:
-            if critical:
-                raise
-            # The way there is cut; by now the replica may have what it lacked a moment ago.
+            # The way there is cut; by now the replica may have what it lacked a moment ago, even one marked down.
+            seconds = max(until - loop.time(), self._settings.patience_seconds)
             try:
-                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=timeout_seconds)
+                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=seconds)
             except RetryableError:
                 raise cut from None

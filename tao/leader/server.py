@@ -187,7 +187,14 @@ class LeaderServer:
         source = DatabaseSource(read_store, databases.database_of, self._spawn("database read"), settings.misses)
         replica = DatabaseSource(read_store, databases.database_of, self._spawn("replica read"), impatient)
         master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region)
-        self._source = RegionSource(source, replica, master_region, elsewhere.is_mastered_here)
+        self._source = RegionSource(
+            source,
+            replica,
+            master_region,
+            elsewhere.is_mastered_here,
+            databases.local_is_down,
+            settings.replica,
+        )
         fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
         service = LeaderService(

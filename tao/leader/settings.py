@@ -9,9 +9,9 @@ from typing import Literal
 
 from tao.delivery.settings import DeliverySettings
 from tao.leader.heartbeats import HeartbeatSettings
-from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
+from tao.leader.miss_path import ReplicaSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.relay_path import RelaySettings
 from tao.leader.write_path import WriteSettings
@@ -71,13 +71,13 @@ class LeaderSettings:
     """A leader's source repeats a read that is behind by itself."""
 
     misses: MissSettings = MissSettings()
+    replica: ReplicaSettings = ReplicaSettings()
     ownership: OwnershipSettings = OwnershipSettings()
     writes: WriteSettings = WriteSettings()
     inverses: InverseSettings = InverseSettings()
     hosting: HostingSettings = HostingSettings()
     stalls: StallSettings = StallSettings()
     relays: RelaySettings = RelaySettings()
-    heartbeats: HeartbeatSettings = HeartbeatSettings()
     heartbeats: HeartbeatSettings = HeartbeatSettings()
     forwarding: ForwardSettings = ForwardSettings()
     master_region: RemoteSettings = RemoteSettings()

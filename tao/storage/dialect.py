@@ -55,22 +55,29 @@ class SessionSetup:
     net_seconds: int = 10
     """A peer that stalls within a packet for so long is gone; the default of 60 holds a server thread for nothing."""
 
+    idle_transaction_seconds: int = 2
+    """A leader that stands still in the middle of a transaction holds locks that its successor waits for; the server
+    ends it. Between its statements a leader is never idle for longer than a busy loop keeps it."""
+    idle_session_seconds: int = 10
+    """The same for MySQL, which knows no bound but on idle sessions: longer, since idle ones of the pool go, too."""
+
     def statements(self, dialect: Dialect) -> str:
         """One packet of SET statements. The sql_mode is fixed because escaping depends on it."""
         level = "READ COMMITTED, READ WRITE" if self.writes else "REPEATABLE READ, READ ONLY"
-        limit = ""
-        if not self.writes:
-            mariadb = dialect is Dialect.MARIADB
-            limit = (
-                f", max_statement_time = {self.statement_seconds:.3f}"
-                if mariadb
-                else (f", max_execution_time = {int(self.statement_seconds * 1000)}")
-            )
+        match dialect, self.writes:
+            case Dialect.MARIADB, False:
+                limit = f"max_statement_time = {self.statement_seconds:.3f}"
+            case Dialect.MYSQL, False:
+                limit = f"max_execution_time = {int(self.statement_seconds * 1000)}"
+            case Dialect.MARIADB, True:
+                limit = f"idle_transaction_timeout = {self.idle_transaction_seconds:d}"
+            case _:
+                limit = f"wait_timeout = {self.idle_session_seconds:d}"
         return (
             f"SET SESSION TRANSACTION ISOLATION LEVEL {level}; "
             f"SET SESSION sql_mode = '{_SQL_MODE}', autocommit = {0 if self.writes else 1}, "
             "innodb_lock_wait_timeout = 1, lock_wait_timeout = 1, "
-            f"net_read_timeout = {self.net_seconds:d}, net_write_timeout = {self.net_seconds:d}{limit}"
+            f"net_read_timeout = {self.net_seconds:d}, net_write_timeout = {self.net_seconds:d}, {limit}"
         )
 
 

@@ -208,24 +208,33 @@ class MySqlWriteStore:
         """See the port. Raises `ShardBlocked`, `Unavailable`, `OutcomeUnknown` (the caller asks again: the generation
         rises once more, which harms nobody)."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
+        pool = self._pools.of(self._master_of(shard))
+        try:
+            async with pool.session(deadline=deadline) as session:
+                return await self._take(session, shard, owner, deadline)
+        except ConnectionLost:
+            # A pooled connection that died while it was idle: before COMMIT nothing was written.
+            async with pool.session(deadline=deadline, fresh=True) as session:
+                return await self._take(session, shard, owner, deadline)
+
+    async def _take(self, session: Session, shard: int, owner: str, deadline: float) -> ShardRow:
         table = f"{schema_name(shard)}.shard"
         select = "SELECT %s, master_server, version_epoch, owner, generation FROM " + table + " WHERE only_row = 1"
         text = StatementText()
-        async with self._pools.of(self._master_of(shard)).session(deadline=deadline) as session:
-            text.add("START TRANSACTION")
-            text.add(session.dialect.locking(f"{select} FOR UPDATE", self._settings.lock_wait_milliseconds), shard)
-            text.add(f"UPDATE {table} SET generation = generation + 1, owner = %s WHERE only_row = 1", owner)
-            text.add(select, shard)
-            try:
-                results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
-            except ShardBlocked as error:
-                raise ShardBlocked(error.message, shard) from error
-            row = _only_row(results[-1], shard)
-            try:
-                await session.run("COMMIT", deadline=deadline)
-            except TaoError as error:
-                raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
-            return row
+        text.add("START TRANSACTION")
+        text.add(session.dialect.locking(f"{select} FOR UPDATE", self._settings.lock_wait_milliseconds), shard)
+        text.add(f"UPDATE {table} SET generation = generation + 1, owner = %s WHERE only_row = 1", owner)
+        text.add(select, shard)
+        try:
+            results = await session.run("; ".join(text.parts), text.values, deadline=deadline)
+        except ShardBlocked as error:
+            raise ShardBlocked(error.message, shard) from error
+        row = _only_row(results[-1], shard)
+        try:
+            await session.run("COMMIT", deadline=deadline)
+        except TaoError as error:
+            raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
+        return row
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
         """The shard rows, asked once per server."""

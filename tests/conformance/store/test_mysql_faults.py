@@ -16,6 +16,7 @@ from tao.model.errors import (
     OperatorError,
     OutcomeUnknown,
     Overloaded,
+    ShardBlocked,
     TaoError,
     TooLarge,
     Unavailable,
@@ -135,6 +136,27 @@ async def test_pooled_connections_that_died_idle_are_replaced_without_the_caller
             await kill_sessions(migrated)
         async with writer.transaction(SERVER, timeout_seconds=5) as transaction:
             await transaction.lock_and_read(SHARDS, WriteKeys())
+            await transaction.commit()
+        if kill:
+            await kill_sessions(migrated)
+        await writer.take_ownership(SHARDS[0], "leader-1", timeout_seconds=5)
+
+
+async def test_a_leader_that_is_stopped_in_a_transaction_does_not_keep_its_shards_from_its_successor(
+    make_pools: MakePools,
+) -> None:
+    """Its connection stays, and it would hold its locks for hours: the database ends the transaction."""
+    stopped, successor = (MySqlWriteStore(server_of, make_pools(writes=True), table_of) for _ in range(2))
+    async with asyncio.timeout(30), stopped.transaction(SERVER, timeout_seconds=30) as transaction:
+        before, _ = await transaction.lock_and_read(SHARDS, WriteKeys())
+        generation = 0
+        while not generation:
+            try:
+                generation = (await successor.take_ownership(SHARDS[0], "leader-2", timeout_seconds=5)).generation
+            except ShardBlocked:
+                await asyncio.sleep(0.05)
+        assert generation == before[SHARDS[0]].generation + 1
+        with pytest.raises(OutcomeUnknown):
             await transaction.commit()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
 
-from tao.leader.miss_path import RegionSource
+from tao.leader.miss_path import RegionSource, ReplicaSettings
 from tao.model.errors import DeadlineExceeded, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
@@ -16,6 +17,7 @@ from tao.serving.database_source import DatabaseSource
 from tao.serving.fills import FillSource
 from tao.serving.remote_source import RemoteSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
+from tests.rigs.pacing import Gate
 
 HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
 """An object mastered in this region, one in another."""
@@ -27,10 +29,13 @@ class Source(FillSource):
 
     answer: Fetched
     fault: TaoError | None = None
+    gate: Gate | None = None
     asked: list[tuple[Query, int, bool]] = field(default_factory=list)
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         self.asked.append((query, minimum, critical))
+        if self.gate is not None:
+            await self.gate.pass_through()
         if self.fault is not None:
             raise self.fault
         return self.answer
@@ -38,6 +43,7 @@ class Source(FillSource):
 
 class Rig:
     def __init__(self, replica_fault: TaoError | None = None) -> None:
+        self.marked_down = False
         self.local = Source(Fetched(encode_object(1, USER, b""), 1, "database"), replica_fault)
         self.master_region = Source(Fetched(encode_object(2, USER, b""), 1, "leader"))
         self.source = RegionSource(
@@ -45,6 +51,8 @@ class Rig:
             cast(DatabaseSource, self.local),
             cast(RemoteSource, self.master_region),
             lambda shard: shard == 0,
+            lambda _: self.marked_down,
+            ReplicaSettings(max_spread=1),
         )
 
     async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False) -> Fetched:
@@ -77,7 +85,7 @@ async def test_what_is_mastered_elsewhere_is_read_from_the_replica(query: Query)
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away")])
+@pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away"), DeadlineExceeded("hangs")])
 async def test_a_replica_that_is_behind_or_away_sends_the_read_to_the_master_region(
     query: Query, fault: TaoError
 ) -> None:
@@ -96,12 +104,23 @@ async def test_a_critical_read_goes_straight_to_the_master_region(query: Query) 
     assert rig.source.sent_away == 0
 
 
-@pytest.mark.parametrize("fault", [Overloaded("full"), DeadlineExceeded("late")])
-async def test_an_overloaded_replica_does_not_spread_its_load_to_the_master_region(fault: TaoError) -> None:
-    rig = Rig(fault)
-    with pytest.raises(type(fault)):
+async def test_an_overloaded_replica_does_not_spread_its_load_to_the_master_region() -> None:
+    rig = Rig(Overloaded("full"))
+    with pytest.raises(Overloaded):
         await rig.fetch(ObjectQuery(ELSEWHERE))
     assert rig.master_region.asked == []
+
+
+async def test_of_a_slow_replicas_queries_no_more_than_a_bound_are_in_the_master_region_at_a_time() -> None:
+    rig = Rig(DeadlineExceeded("late"))
+    rig.master_region.gate = gate = Gate()
+    reading = asyncio.ensure_future(rig.fetch(ObjectQuery(ELSEWHERE)))
+    await gate.arrived.wait()
+    with pytest.raises(DeadlineExceeded):
+        await rig.fetch(ObjectQuery(ELSEWHERE))
+    gate.open()
+    assert await reading == rig.master_region.answer
+    assert await rig.fetch(ObjectQuery(ELSEWHERE)) == rig.master_region.answer
 
 
 async def test_when_the_master_region_fails_too_its_error_is_what_the_reader_gets() -> None:
@@ -109,3 +128,20 @@ async def test_when_the_master_region_fails_too_its_error_is_what_the_reader_get
     rig.master_region.fault = Unavailable("cut off")
     with pytest.raises(Unavailable, match="cut off"):
         await rig.fetch(ObjectQuery(ELSEWHERE), 2)
+
+
+async def test_a_replica_that_is_marked_down_is_asked_only_when_the_master_region_cannot_be() -> None:
+    rig = Rig()
+    rig.marked_down = True
+    assert await rig.fetch(ObjectQuery(ELSEWHERE)) == rig.master_region.answer
+    assert rig.local.asked == []
+    assert rig.source.sent_away == 1
+    rig.master_region.fault = Unavailable("cut off")
+    assert await rig.fetch(ObjectQuery(ELSEWHERE)) == rig.local.answer
+
+
+async def test_a_mark_on_the_master_itself_leads_nowhere_else() -> None:
+    rig = Rig()
+    rig.marked_down = True
+    assert await rig.fetch(ObjectQuery(HERE)) == rig.local.answer
+    assert rig.master_region.asked == []

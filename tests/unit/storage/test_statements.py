@@ -59,6 +59,8 @@ def test_read_sessions_keep_no_snapshot_and_write_sessions_take_no_gap_locks(dia
     assert "READ ONLY" in reads
     assert "autocommit = 0" in writes
     assert "READ COMMITTED" in writes
+    # A leader that was stopped must not hold its locks for longer than its successor can wait.
+    assert ("idle_transaction_timeout = 2" if dialect is Dialect.MARIADB else "wait_timeout = 10") in writes
     assert "NO_BACKSLASH_ESCAPES" not in reads + writes  # the driver escapes with backslashes
 
 
