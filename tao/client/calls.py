@@ -78,7 +78,7 @@ class Call(ABC, Generic[Result]):
 class ReadCall(Call[bytes]):
     """Read queries; results are encoded values."""
 
-    __slots__ = ("critical", "groups", "minimums")
+    __slots__ = ("critical", "groups", "max_staleness_ms", "minimums")
 
     def __init__(
         self,
@@ -88,14 +88,16 @@ class ReadCall(Call[bytes]):
         *,
         critical: bool,
         minimums: Mapping[int, int],
+        max_staleness_ms: int,
     ) -> None:
         super().__init__(attempt, waiters)
         self.groups = groups
         self.critical = critical
         self.minimums = minimums
+        self.max_staleness_ms = max_staleness_ms
 
     def request(self) -> pb.Request:
-        return pb.Request(read=read_batch(self.groups, self.critical, self.minimums))
+        return pb.Request(read=read_batch(self.groups, self.critical, self.minimums, self.max_staleness_ms))
 
     def query(self, slot: int) -> tuple[int, Row]:
         """Kind and row of a slot."""
@@ -113,7 +115,14 @@ class ReadCall(Call[bytes]):
             groups[kind].append(row)
         known = self.minimums
         minimums = {place: known[slot] for place, slot in enumerate(slots) if slot in known} if known else known
-        return ReadCall(attempt, groups, waiters, critical=self.critical, minimums=minimums)
+        return ReadCall(
+            attempt,
+            groups,
+            waiters,
+            critical=self.critical,
+            minimums=minimums,
+            max_staleness_ms=self.max_staleness_ms,
+        )
 
     def take(self, answer: pb.Answer) -> list[Failure]:
         part = answer.read

@@ -29,9 +29,10 @@ Groups = Sequence[Sequence[Row]]
 """Rows by kind. A row's slot is its place when the groups are laid end to end."""
 
 
-def read_batch(groups: Groups, critical: bool, minimums: Mapping[int, int]) -> pb.ReadBatch:
-    """The message of these rows. ``minimums``: slot → the least version that may answer it."""
-    batch = pb.ReadBatch(critical=critical)
+def read_batch(groups: Groups, critical: bool, minimums: Mapping[int, int], max_staleness_ms: int = 0) -> pb.ReadBatch:
+    """The message of these rows. ``minimums``: slot → the least version that may answer it. ``max_staleness_ms``: 0
+    for no bound."""
+    batch = pb.ReadBatch(critical=critical, max_staleness_ms=max_staleness_ms)
     objects, counts, ranges, time_ranges, edges = groups
     if objects:
         # `_extend` makes an iterator per row, which shows where there is but one column to make of them.

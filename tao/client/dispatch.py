@@ -98,9 +98,19 @@ class Dispatcher:
         minimums: Mapping[int, int],
         *,
         critical: bool,
+        max_staleness_ms: int,
     ) -> None:
         self.stats.queries += len(waiters)
-        self._send(ReadCall(self._first(lane), groups, waiters, critical=critical, minimums=minimums))
+        self._send(
+            ReadCall(
+                self._first(lane),
+                groups,
+                waiters,
+                critical=critical,
+                minimums=minimums,
+                max_staleness_ms=max_staleness_ms,
+            )
+        )
 
     def send_writes(self, lane: Lane, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]) -> None:
         self.stats.writes += len(waiters)

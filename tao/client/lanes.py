@@ -51,21 +51,23 @@ class Outlet(Protocol):
         minimums: Mapping[int, int],
         *,
         critical: bool,
+        max_staleness_ms: int,
     ) -> None: ...
 
     def send_writes(self, lane: Lane, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]) -> None: ...
 
 
 class ReadQueue:
-    """Read queries of this tick for one server, all critical or none."""
+    """Read queries of this tick for one server, all critical or none, all with one bound on staleness or none."""
 
-    __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_lane", "_minimums",
-                 "_outlet", "_queries", "_rows", "_scheduled", "_waiters")  # fmt: skip
+    __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_lane", "_max_staleness_ms",
+                 "_minimums", "_outlet", "_queries", "_rows", "_scheduled", "_waiters")  # fmt: skip
 
     def __init__(self, lane: Lane, outlet: Outlet, settings: ClientSettings, critical: bool) -> None:
         self._lane = lane
         self._outlet = outlet
         self._critical = critical
+        self._max_staleness_ms = 0
         self._bound_queries = settings.max_batch_queries
         self._bound_edges = settings.max_batch_edges
         self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
@@ -78,6 +80,14 @@ class ReadQueue:
         self._minimums: list[tuple[int, int, int]] = []  # kind, place among its rows, version
         self._queries = 0
         self._edges = 0
+
+    def of(self, max_staleness_ms: int) -> ReadQueue:
+        """This queue, for queries with that bound; those of another one are sent first."""
+        if self._max_staleness_ms != max_staleness_ms:
+            if self._queries:
+                self._flush()
+            self._max_staleness_ms = max_staleness_ms
+        return self
 
     def add(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int = 0) -> None:
         """Send the query with the others of this tick. ``minimum``: the least version that may answer."""
@@ -132,7 +142,14 @@ class ReadQueue:
         if asked:
             first_slots = (0, *accumulate(map(len, rows)))
             minimums = {first_slots[kind] + place: version for kind, place, version in asked}
-        self._outlet.send_reads(self._lane, rows, waiters, minimums, critical=self._critical)
+        self._outlet.send_reads(
+            self._lane,
+            rows,
+            waiters,
+            minimums,
+            critical=self._critical,
+            max_staleness_ms=self._max_staleness_ms,
+        )
 
 
 def _edges_asked(kind: int, row: Row) -> int:
@@ -189,7 +206,7 @@ class WriteQueue:
 class Lane:
     """One server of one tier. How it fares is its link's to say; one that the topology marks down is avoided too."""
 
-    __slots__ = ("_marked_down", "critical_reads", "link", "reads", "server", "tier", "writes")
+    __slots__ = ("_marked_down", "bounded_reads", "critical_reads", "link", "reads", "server", "tier", "writes")
 
     def __init__(
         self, server: CacheServer, tier: str, link: ServerLink, outlet: Outlet, settings: ClientSettings
@@ -200,6 +217,7 @@ class Lane:
         self._marked_down = server.down
         self.reads = ReadQueue(self, outlet, settings, critical=False)
         self.critical_reads = ReadQueue(self, outlet, settings, critical=True)
+        self.bounded_reads = ReadQueue(self, outlet, settings, critical=False)
         self.writes = WriteQueue(self, outlet, settings)
 
     @property

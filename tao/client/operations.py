@@ -13,12 +13,13 @@ from tao.client.columns import Row
 from tao.client.configuration import Configuration
 from tao.client.dispatch import Dispatcher
 from tao.client.failures import SomeFailed
-from tao.client.lanes import WriteRow
+from tao.client.lanes import Lane, ReadQueue, WriteRow
 from tao.client.own_writes import CRITICAL, After, Minimums, OwnWrites, Recording
 from tao.client.requests import Requests
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.trace import Trace
+from tao.client.validation import check_staleness
 from tao.client.values import ObjectReader
 from tao.client.waiting import Gathering, Waiter
 from tao.model.errors import TaoError, UnknownType
@@ -108,7 +109,7 @@ class Operations:
         self._requests = Requests(schema, requests.shards, requests.any_shard, requests.unix_seconds)
         self._objects = ObjectReader(schema)
 
-    async def _read(self, kind: int, row: Row, critical: bool, after: After) -> bytes:
+    async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
         minimum = 0
         if after is not None:
             minimum = Minimums(after, self._attached).of(row)
@@ -118,22 +119,28 @@ class Operations:
         future: asyncio.Future[bytes] = self._create_future()
         if critical or minimum == CRITICAL:  # which is new enough for any token
             lane.critical_reads.add(kind, row, future)
-        else:
+        elif max_staleness_ms is None:
             lane.reads.add(kind, row, future, minimum)
+        else:
+            lane.bounded_reads.of(check_staleness(max_staleness_ms)).add(kind, row, future, minimum)
         try:
             return await future
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
             raise
 
-    async def _read_many(self, kind: int, rows: Sequence[Row], critical: bool, after: After) -> list[bytes | TaoError]:
+    async def _read_many(
+        self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
+    ) -> list[bytes | TaoError]:
+        if max_staleness_ms is not None:
+            check_staleness(max_staleness_ms)
         gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
         waiters = [(gathering, index) for index in range(len(rows))]
         asked = self._minimums(rows, after)
         if any(asked) and not critical:
             for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
                 if minimum:
-                    self._add_with_minimum(kind, row, waiter, minimum)
+                    self._add_with_minimum(kind, row, waiter, minimum, max_staleness_ms)
             rest = [not minimum for minimum in asked]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         # Routed once per shard and handed over once per server: a third of what each row by itself would cost.
@@ -141,7 +148,7 @@ class Operations:
         lane_of = {shard: self._router.reader(shard) for shard in dict.fromkeys(shards)}
         lanes = dict.fromkeys(lane_of.values())
         for lane in lanes:
-            queue = lane.critical_reads if critical else lane.reads
+            queue = _queue(lane, critical, max_staleness_ms)
             if len(lanes) == 1:
                 queue.add_many(kind, rows, waiters)
             else:
@@ -157,12 +164,14 @@ class Operations:
         minimum_of = Minimums(after, own).of
         return [minimum_of(row) for row in rows]
 
-    def _add_with_minimum(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int) -> None:
+    def _add_with_minimum(
+        self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int, max_staleness_ms: int | None
+    ) -> None:
         lane = self._router.reader(row[0] >> SHARD_SHIFT)
         if minimum == CRITICAL:
             lane.critical_reads.add(kind, row, waiter)
         else:
-            lane.reads.add(kind, row, waiter, minimum)
+            _queue(lane, False, max_staleness_ms).add(kind, row, waiter, minimum)
 
     async def _write(self, row: WriteRow) -> pb.WriteResult:
         future: asyncio.Future[pb.WriteResult] = self._create_future()
@@ -206,3 +215,9 @@ def all_or_raise(results: list[Result | TaoError]) -> list[Result]:
     if any(issubclass(kind, TaoError) for kind in set(map(type, results))):
         raise SomeFailed(results)
     return cast("list[Result]", results)
+
+
+def _queue(lane: Lane, critical: bool, max_staleness_ms: int | None) -> ReadQueue:
+    if critical:
+        return lane.critical_reads
+    return lane.reads if max_staleness_ms is None else lane.bounded_reads.of(max_staleness_ms)

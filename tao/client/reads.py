@@ -21,17 +21,25 @@ class ReadOperations(Operations):
     """Reads go to the nearest follower that has the shard. ``after``, a write token or its text, asks for nothing older
     than the writes it names, wherever they were made; text that is none raises `InvalidArgument`. ``critical=True``
     reads the master database instead of any cache: slower, for the few reads that must see what was written elsewhere
-    a moment ago without a token to tell of it. This graph's own recent writes need neither."""
+    a moment ago without a token to tell of it. This graph's own recent writes need neither. ``max_staleness_ms`` asks
+    for no answer that may be further behind its master than that: while the region may be, and nothing is known of it,
+    the read is critical; when the master database cannot be read then, it raises `StaleRead`."""
 
     async def obj_get(
-        self, id: int, otype: str | None = None, *, critical: bool = False, after: After = None
+        self,
+        id: int,
+        otype: str | None = None,
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> Object | None:
         """The object, or None when there is none. Raises `WrongType` when ``otype`` is given and it is of another."""
         if type(id) is not int or not 0 < id <= MAX_ID:
             self._requests.object_row(id)
         if otype is not None:
             check_otype(self._requests.schema, otype)
-        value = await self._read(OBJECT, (id,), critical, after)
+        value = await self._read(OBJECT, (id,), critical, after, max_staleness_ms)
         try:
             found = self._objects.read(id, value)
         except UnknownType:  # of a schema newer than ours
@@ -42,13 +50,13 @@ class ReadOperations(Operations):
         return found
 
     async def obj_get_many(
-        self, ids: Iterable[int], *, critical: bool = False, after: After = None
+        self, ids: Iterable[int], *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
     ) -> list[Object | None]:
         """The objects in the order of their ids, None in the place of each that is not there. Raises `SomeFailed`."""
         checked = check_ids(ids, "ids")
         if checked:
             shard_in(self._requests.shards, max(checked), "id")  # the highest id is of the highest shard
-        values = await self._read_many(OBJECT, list(zip(checked, strict=True)), critical, after)
+        values = await self._read_many(OBJECT, list(zip(checked, strict=True)), critical, after, max_staleness_ms)
         try:
             return all_or_raise(self._objects.read_all(checked, values))
         except UnknownType:
@@ -65,44 +73,74 @@ class ReadOperations(Operations):
         *,
         critical: bool = False,
         after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> AssocList:
         """Those of the edges to ``id2s`` that exist and have ``high >= time >= low``, newest first. At most 6,000
         id2s; one named twice is answered once."""
         row, found = self._requests.edges(id1, atype, id2s, high, low)
-        return AssocList(id1, found, await self._read(EDGES, row, critical, after))
+        return AssocList(id1, found, await self._read(EDGES, row, critical, after, max_staleness_ms))
 
     async def assoc_get_many(
-        self, queries: Iterable[Sequence[Any]], *, critical: bool = False, after: After = None
+        self,
+        queries: Iterable[Sequence[Any]],
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
         """`assoc_get` for each ``(id1, atype, id2s[, high[, low]])``. Raises `SomeFailed`."""
-        return await self._lists(EDGES, each_item(self._requests.edges, queries, 3, 5), critical, after)
+        return await self._lists(
+            EDGES, each_item(self._requests.edges, queries, 3, 5), critical, after, max_staleness_ms
+        )
 
-    async def assoc_count(self, id1: int, atype: str, *, critical: bool = False, after: After = None) -> int:
+    async def assoc_count(
+        self, id1: int, atype: str, *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
+    ) -> int:
         """How many edges the association list has."""
         row, _ = self._requests.count(id1, atype)
-        return _count(await self._read(COUNT, row, critical, after))
+        return _count(await self._read(COUNT, row, critical, after, max_staleness_ms))
 
     async def assoc_count_many(
-        self, lists: Iterable[tuple[int, str]], *, critical: bool = False, after: After = None
+        self,
+        lists: Iterable[tuple[int, str]],
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[int]:
         """`assoc_count` for each ``(id1, atype)``. Raises `SomeFailed`."""
         rows = [row for row, _ in each_item(self._requests.count, lists, 2, 2)]
-        values = await self._read_many(COUNT, rows, critical, after)
+        values = await self._read_many(COUNT, rows, critical, after, max_staleness_ms)
         return all_or_raise(_each_or_error(_count, values))
 
     async def assoc_range(
-        self, id1: int, atype: str, pos: int, limit: int, *, critical: bool = False, after: After = None
+        self,
+        id1: int,
+        atype: str,
+        pos: int,
+        limit: int,
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> AssocList:
         """Edges ``pos … pos + limit - 1`` of the association list, newest first. A limit above the type's is cut to
         it, and the result's ``limit_cut`` says so."""
         row, found = self._requests.range(id1, atype, pos, limit)
-        return AssocList(id1, found, await self._read(RANGE, row, critical, after))
+        return AssocList(id1, found, await self._read(RANGE, row, critical, after, max_staleness_ms))
 
     async def assoc_range_many(
-        self, queries: Iterable[tuple[int, str, int, int]], *, critical: bool = False, after: After = None
+        self,
+        queries: Iterable[tuple[int, str, int, int]],
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
         """`assoc_range` for each ``(id1, atype, pos, limit)``. Raises `SomeFailed`."""
-        return await self._lists(RANGE, each_item(self._requests.range, queries, 4, 4), critical, after)
+        return await self._lists(
+            RANGE, each_item(self._requests.range, queries, 4, 4), critical, after, max_staleness_ms
+        )
 
     async def assoc_time_range(
         self,
@@ -114,10 +152,11 @@ class ReadOperations(Operations):
         *,
         critical: bool = False,
         after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> AssocList:
         """At most ``limit`` edges with ``high >= time >= low``, newest first; a bound that is None does not bound."""
         row, found = self._requests.time_range(id1, atype, high, low, limit)
-        return AssocList(id1, found, await self._read(TIME_RANGE, row, critical, after))
+        return AssocList(id1, found, await self._read(TIME_RANGE, row, critical, after, max_staleness_ms))
 
     async def assoc_time_range_many(
         self,
@@ -125,12 +164,17 @@ class ReadOperations(Operations):
         *,
         critical: bool = False,
         after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
         """`assoc_time_range` for each ``(id1, atype, high, low, limit)``. Raises `SomeFailed`."""
-        return await self._lists(TIME_RANGE, each_item(self._requests.time_range, queries, 5, 5), critical, after)
+        return await self._lists(
+            TIME_RANGE, each_item(self._requests.time_range, queries, 5, 5), critical, after, max_staleness_ms
+        )
 
-    async def _lists(self, kind: int, queries: list[ListQuery], critical: bool, after: After) -> list[AssocList]:
-        values = await self._read_many(kind, [row for row, _ in queries], critical, after)
+    async def _lists(
+        self, kind: int, queries: list[ListQuery], critical: bool, after: After, max_staleness_ms: int | None
+    ) -> list[AssocList]:
+        values = await self._read_many(kind, [row for row, _ in queries], critical, after, max_staleness_ms)
         return all_or_raise(
             [
                 value if isinstance(value, TaoError) else AssocList(row[0], atype, value)

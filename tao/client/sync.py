@@ -176,12 +176,24 @@ class SyncGraph:
             yield recording
 
     def obj_get(
-        self, id: int, otype: str | None = None, *, critical: bool = False, after: After = None
+        self,
+        id: int,
+        otype: str | None = None,
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> Object | None:
-        return self._run(lambda graph: graph.obj_get(id, otype, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.obj_get(id, otype, critical=critical, after=after, max_staleness_ms=max_staleness_ms)
+        )
 
-    def obj_get_many(self, ids: Iterable[int], *, critical: bool = False, after: After = None) -> list[Object | None]:
-        return self._run(lambda graph: graph.obj_get_many(ids, critical=critical, after=after))
+    def obj_get_many(
+        self, ids: Iterable[int], *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
+    ) -> list[Object | None]:
+        return self._run(
+            lambda graph: graph.obj_get_many(ids, critical=critical, after=after, max_staleness_ms=max_staleness_ms)
+        )
 
     def assoc_get(
         self,
@@ -193,31 +205,81 @@ class SyncGraph:
         *,
         critical: bool = False,
         after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> AssocList:
-        return self._run(lambda graph: graph.assoc_get(id1, atype, id2s, high, low, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.assoc_get(
+                id1, atype, id2s, high, low, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
     def assoc_get_many(
-        self, queries: Iterable[Sequence[Any]], *, critical: bool = False, after: After = None
+        self,
+        queries: Iterable[Sequence[Any]],
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
-        return self._run(lambda graph: graph.assoc_get_many(queries, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.assoc_get_many(
+                queries, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
-    def assoc_count(self, id1: int, atype: str, *, critical: bool = False, after: After = None) -> int:
-        return self._run(lambda graph: graph.assoc_count(id1, atype, critical=critical, after=after))
+    def assoc_count(
+        self, id1: int, atype: str, *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
+    ) -> int:
+        return self._run(
+            lambda graph: graph.assoc_count(
+                id1, atype, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
     def assoc_count_many(
-        self, lists: Iterable[tuple[int, str]], *, critical: bool = False, after: After = None
+        self,
+        lists: Iterable[tuple[int, str]],
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[int]:
-        return self._run(lambda graph: graph.assoc_count_many(lists, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.assoc_count_many(
+                lists, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
     def assoc_range(
-        self, id1: int, atype: str, pos: int, limit: int, *, critical: bool = False, after: After = None
+        self,
+        id1: int,
+        atype: str,
+        pos: int,
+        limit: int,
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> AssocList:
-        return self._run(lambda graph: graph.assoc_range(id1, atype, pos, limit, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.assoc_range(
+                id1, atype, pos, limit, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
     def assoc_range_many(
-        self, queries: Iterable[tuple[int, str, int, int]], *, critical: bool = False, after: After = None
+        self,
+        queries: Iterable[tuple[int, str, int, int]],
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
-        return self._run(lambda graph: graph.assoc_range_many(queries, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.assoc_range_many(
+                queries, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
     def assoc_time_range(
         self,
@@ -229,9 +291,12 @@ class SyncGraph:
         *,
         critical: bool = False,
         after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> AssocList:
         return self._run(
-            lambda graph: graph.assoc_time_range(id1, atype, high, low, limit, critical=critical, after=after)
+            lambda graph: graph.assoc_time_range(
+                id1, atype, high, low, limit, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
         )
 
     def assoc_time_range_many(
@@ -240,8 +305,13 @@ class SyncGraph:
         *,
         critical: bool = False,
         after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
-        return self._run(lambda graph: graph.assoc_time_range_many(queries, critical=critical, after=after))
+        return self._run(
+            lambda graph: graph.assoc_time_range_many(
+                queries, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
 
     def obj_add(self, otype: str, fields: Fields | None = None, near: int | None = None, id: int | None = None) -> int:
         return self._run(lambda graph: graph.obj_add(otype, fields, near, id))

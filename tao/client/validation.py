@@ -16,6 +16,7 @@ from tao.schema.registry import Schema
 from tao.schema.types import AssocType, ObjectType
 
 MAX_LIMIT = (1 << 32) - 1  # what the wire carries; a type's own limit is far below, and cuts
+MAX_STALENESS_MS = (1 << 32) - 1  # what the wire carries: seven weeks
 MAX_RESERVED_IDS = 100_000  # of one call: a shard gives out 64,000 a second without running ahead of its clock
 
 
@@ -52,6 +53,11 @@ def check_id2s(values: Iterable[int]) -> tuple[int, ...]:
     if len(ids) > MAX_ID2_SET:
         raise TooLarge(f"id2s holds {len(ids)} ids; one query takes at most {MAX_ID2_SET}, so ask in several")
     return tuple(dict.fromkeys(ids))
+
+
+def check_staleness(value: object) -> int:
+    """A bound on how far behind its master an answer may be."""
+    return check_number(value, "max_staleness_ms", 1, MAX_STALENESS_MS)
 
 
 def check_time(value: object, name: str) -> int:

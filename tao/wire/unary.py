@@ -68,11 +68,20 @@ def _method(
 
 
 def _obj_get(asked: graph.ObjGetRequest) -> pb.Request:
-    return _read(pb.ReadBatch(obj_ids=[asked.id], critical=asked.critical), asked.after, asked.id)
+    return _read(
+        pb.ReadBatch(obj_ids=[asked.id], critical=asked.critical, max_staleness_ms=asked.max_staleness_ms),
+        asked.after,
+        asked.id,
+    )
 
 
 def _assoc_count(asked: graph.AssocCountRequest) -> pb.Request:
-    batch = pb.ReadBatch(count_id1s=[asked.id1], count_atypes=[asked.atype], critical=asked.critical)
+    batch = pb.ReadBatch(
+        count_id1s=[asked.id1],
+        count_atypes=[asked.atype],
+        critical=asked.critical,
+        max_staleness_ms=asked.max_staleness_ms,
+    )
     return _read(batch, asked.after, asked.id1, asked.atype)
 
 
@@ -83,6 +92,7 @@ def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
         range_positions=[asked.pos],
         range_limits=[asked.limit],
         critical=asked.critical,
+        max_staleness_ms=asked.max_staleness_ms,
     )
     return _read(batch, asked.after, asked.id1, asked.atype)
 
@@ -95,6 +105,7 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
         time_range_lows=[_checked_time(asked.low)],
         time_range_limits=[asked.limit],
         critical=asked.critical,
+        max_staleness_ms=asked.max_staleness_ms,
     )
     return _read(batch, asked.after, asked.id1, asked.atype)
 
@@ -110,6 +121,7 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
         get_highs=[_checked_time(asked.high) if asked.HasField("high") else MAX_TIME],
         get_lows=[_checked_time(asked.low)],
         critical=asked.critical,
+        max_staleness_ms=asked.max_staleness_ms,
     )
     return _read(batch, asked.after, asked.id1, asked.atype)
 

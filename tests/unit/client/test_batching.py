@@ -189,3 +189,31 @@ async def test_a_count_comes_from_a_count_value(graph: Graph, cluster: FakeClust
     answer = pb.Answer(read=pb.ReadAnswer(values=[encode_count(3, 77), encode_count(3, 78)]))
     cluster.link("near-1").behaviour = lambda link, request, on_answer: on_answer(answer)
     assert await graph.assoc_count_many([(1, "friend"), (2, "friend")]) == [77, 78]
+
+
+async def test_reads_travel_with_those_that_have_the_same_bound_on_staleness(
+    graph: Graph, cluster: FakeCluster
+) -> None:
+    await asyncio.gather(
+        graph.obj_get(1),
+        graph.obj_get(2, max_staleness_ms=5_000),
+        graph.obj_get_many([3, 4], max_staleness_ms=5_000),
+        graph.obj_get(5, max_staleness_ms=9_000),
+        graph.obj_get(6, max_staleness_ms=9_000, critical=True),
+    )
+    sent = [(each.read.max_staleness_ms, each.read.critical, list(each.read.obj_ids)) for each in cluster.batches()]
+    assert sorted(sent) == [(0, False, [1]), (0, True, [6]), (5_000, False, [2, 3, 4]), (9_000, False, [5])]
+
+
+async def test_every_read_takes_a_bound_on_staleness(graph: Graph, cluster: FakeCluster) -> None:
+    await graph.obj_get(1, max_staleness_ms=7)
+    await graph.obj_get_many([1], max_staleness_ms=7)
+    await graph.assoc_get(1, "follows", [2], max_staleness_ms=7)
+    await graph.assoc_get_many([(1, "follows", [2])], max_staleness_ms=7)
+    await graph.assoc_count(1, "follows", max_staleness_ms=7)
+    await graph.assoc_count_many([(1, "follows")], max_staleness_ms=7)
+    await graph.assoc_range(1, "follows", 0, 5, max_staleness_ms=7)
+    await graph.assoc_range_many([(1, "follows", 0, 5)], max_staleness_ms=7)
+    await graph.assoc_time_range(1, "follows", None, None, 5, max_staleness_ms=7)
+    await graph.assoc_time_range_many([(1, "follows", None, None, 5)], max_staleness_ms=7)
+    assert [each.read.max_staleness_ms for each in cluster.batches()] == [7] * 10

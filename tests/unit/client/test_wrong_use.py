@@ -37,6 +37,9 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
     (UnknownType, "unknown association type 'freind'; did you mean 'friend'", lambda g: g.assoc_count(1, "freind")),
     (UnknownType, "it is an object type", lambda g: g.assoc_count(1, "user")),
     (InvalidArgument, "atype must be the name of a type, not 1", lambda g: g.assoc_count(1, 1)),  # type: ignore[arg-type]
+    (InvalidArgument, "max_staleness_ms is 0; it must be 1 to", lambda g: g.obj_get(1, max_staleness_ms=0)),
+    (InvalidArgument, "max_staleness_ms is -1", lambda g: g.assoc_count_many([(1, "friend")], max_staleness_ms=-1)),
+    (InvalidArgument, "max_staleness_ms must be an int", lambda g: g.obj_get(1, max_staleness_ms=0.5)),  # type: ignore[arg-type]
     (InvalidArgument, r"pos is -1", lambda g: g.assoc_range(1, "friend", -1, 5)),
     (InvalidArgument, r"pos is 9223372036854775808", lambda g: g.assoc_range(1, "friend", HUGE, 5)),
     (InvalidArgument, r"limit is -5", lambda g: g.assoc_range(1, "friend", 0, -5)),
