@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e]
 SMALL = ("--nodes", "200", "--edges-count", "1000")
 SECONDS = 110.0
 INTERRUPTED = 130
+WIDTH = 100  # what a CI log shows without folding
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -52,6 +53,7 @@ def test_the_demonstration_tells_its_story_and_ends_with_ok(tmp_path: Path) -> N
     assert demo.returncode == 0, output + errors
     lines = output.splitlines()
     assert lines[-1] == "demo: ok"
+    assert [line for line in lines if len(line) > WIDTH] == []
     assert [line for line in lines if line.startswith("Chapter")] == [
         "Chapter 1: one page, two viewers",
         "Chapter 2: a whole social graph",

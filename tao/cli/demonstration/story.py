@@ -108,9 +108,10 @@ async def _chapter_page(stage: Stage) -> Cast:
     if not (bob.shows_comment and again.shows_comment) or erin.shows_comment:
         raise DemonstrationFailed("the comment is for Cathy's friends: Bob must see it and Erin must not")
     say(
-        """Each line: a question, the call that asks it, and for each of the three who had the answer, with the
+        """Its questions and the calls that ask them; then for each of the three who had the answer, with the
         milliseconds that it took. (Asked one after the other, to be timed; an application asks side by side.)"""
     )
+    table(("question", "call"), [(asked.question, asked.call) for asked in bob.asked])
     _table_of_queries({f"Bob, {_FAR}": bob, f"Erin, {_FAR}": erin, f"Bob, {_NEAR}": again})
     by_follower = sum(asked.answered_by == MEMORY for asked in erin.asked)
     say(
@@ -127,18 +128,18 @@ def _table_of_queries(viewed: Mapping[str, RenderedPage]) -> None:
     rows: list[tuple[object, ...]] = []
     # Everybody asks the same, up to the comment that not everybody may read.
     for number, asked in enumerate(pages[0].asked):
-        row: list[object] = [asked.question, asked.call]
+        row: list[object] = [asked.question]
         for each in pages:
             told = each.asked[number] if number < len(each.asked) else None
             row += ("not asked", "") if told is None else (_place(told.answered_by), f"{1000 * told.seconds:.2f}")
         rows.append(tuple(row))
-    total: list[object] = ["the whole page", ""]
+    total: list[object] = ["the whole page"]
     for each in pages:
         total += ("", f"{1000 * sum(asked.seconds for asked in each.asked):.2f}")
     # A column's name is its place in the table, so the three "ms" differ in blanks that nobody sees.
     numbers = ["ms" + " " * number for number in range(len(pages))]
     columns = [column for pair in zip(viewed, numbers, strict=True) for column in pair]
-    table(("question", "call", *columns), [*rows, total], right=numbers)
+    table(("question", *columns), [*rows, total], right=numbers)
 
 
 async def _chapter_graph(
