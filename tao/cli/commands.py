@@ -16,11 +16,13 @@ from tao.cli.export import export
 from tao.cli.frame import TaoGroup
 from tao.cli.load import load
 from tao.cli.look import count, get, list_
+from tao.cli.promote import promote, rejoin
 from tao.cli.ready import ready
 from tao.cli.replicate import replicate
 from tao.cli.schema import schema
-from tao.cli.servers import follower, leader, tailer
+from tao.cli.servers import follower, leader, tailer, watcher
 from tao.cli.stats import stats
+from tao.cli.status import status
 from tao.cli.topology import topology
 
 _pem = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -50,9 +52,12 @@ for command in (
     follower,
     leader,
     tailer,
+    watcher,
     accounts,
     migrate,
     replicate,
+    promote,
+    rejoin,
     ready,
     dev,
     demo,
@@ -64,6 +69,7 @@ for command in (
     add,
     delete,
     stats,
+    status,
     load,
     export,
     verify,

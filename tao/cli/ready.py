@@ -20,7 +20,7 @@ NOT_READY_STATUS = 1
 )
 def ready(admin: str) -> int:
     """Ask a server whether it should get traffic. Exit status 0 when it should, 1 when not yet or nobody answers."""
-    from tao.devcluster.readiness import admin_get
+    from tao.runtime.admin_client import admin_get
 
     try:
         status, body = run(admin_get(admin, "/ready"))

@@ -1,4 +1,4 @@
-"""`tao follower`, `tao leader` and `tao tailer`: run one server in the foreground, until SIGTERM or Ctrl-C."""
+"""`tao follower`, `leader`, `tailer` and `watcher`: run one server in the foreground, until SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -47,3 +47,14 @@ def tailer(settings_file: Path) -> int:
     from tao.tailer.settings import TailerSettings
 
     return run_tailer(load_settings(settings_file, TailerSettings))
+
+
+@click.command()
+@_settings_option
+def watcher(settings_file: Path) -> int:
+    """Run a watcher: it marks servers that are gone, renews the masters' leases, and replaces a lost master."""
+    from tao.runtime.settings import load_settings
+    from tao.watcher.server import run_watcher
+    from tao.watcher.settings import WatcherSettings
+
+    return run_watcher(load_settings(settings_file, WatcherSettings))

@@ -73,6 +73,11 @@ def settings_text(
             "administrator_password": accounts.administrator.password,
             "replicator_password": accounts.replicator.password,
             "admin": f"{LOOPBACK}:{record.watcher_ports[member.name]}",
+            "peers": {
+                other.region: f"{LOOPBACK}:{record.watcher_ports[other.name]}"
+                for other in record.shape.members
+                if other.role is Role.WATCHER and other.region != member.region
+            },
             "log_level": settings.log_level,
         }
         return yaml.safe_dump(watcher, sort_keys=False).encode()

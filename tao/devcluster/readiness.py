@@ -1,8 +1,4 @@
-"""Asking a server's admin port: is it ready, and what are its figures.
-
-A GET over a plain connection: the admin port speaks HTTP/1.1, one request a connection is enough here, and an HTTP
-client would be one more dependency for four lines of text.
-"""
+"""Is a server of the cluster ready, and what are its figures: asked of its admin port."""
 
 from __future__ import annotations
 
@@ -11,37 +7,10 @@ import json
 from typing import Any
 
 from tao.model.errors import OperatorError, ProtocolError, Unavailable
+from tao.runtime.admin_client import admin_get
 
-_MAX_ANSWER_BYTES = 16 << 20
 _READY_PAUSE_SECONDS = 0.03
-_PROBE_SECONDS = 2.0
 _HTTP_OK = 200
-
-
-async def admin_get(address: str, path: str, timeout_seconds: float = _PROBE_SECONDS) -> tuple[int, bytes]:
-    """Status and body of ``GET path`` at ``host:port``.
-
-    Raises `Unavailable` when nobody answers in time, `ProtocolError` when the answer is not HTTP.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            reader, writer = await asyncio.open_connection(host, int(port), limit=_MAX_ANSWER_BYTES)
-            try:
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n".encode())
-                head = await reader.readuntil(b"\r\n\r\n")
-                lines = head.decode("latin-1").split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-                length = int(headers.get("content-length", "0"))
-                if length > _MAX_ANSWER_BYTES:
-                    raise ProtocolError(f"{address}{path} answers with {length} bytes: more than any admin page has")
-                return int(lines[0].split()[1]), await reader.readexactly(length)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
-        raise Unavailable(f"{address}{path} does not answer: {str(error) or type(error).__name__}") from error
-    except (ValueError, IndexError, asyncio.LimitOverrunError) as error:
-        raise ProtocolError(f"{address}{path} does not speak HTTP: {error}") from error
 
 
 async def is_ready(address: str) -> bool:

@@ -42,6 +42,11 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     return _next(topology, databases=databases)
 
 
+def as_version(topology: Topology, version: int) -> Topology:
+    """Several edits as one change: the document under another version."""
+    return _with(topology, version=version)
+
+
 def promote(topology: Topology, database: str, region: str, version_epoch: int, lost: str = "") -> Topology:
     """Make ``region`` the master region of a database, under a version epoch that is higher than before. ``lost``: the
     former master's server, when it is out of reach: it is marked down until it follows the new one."""

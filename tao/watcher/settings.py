@@ -92,6 +92,10 @@ class WatcherSettings:
     topology_file: Path
     """The topology document, watched and changed. Its folder holds the locks."""
 
+    peers: dict[str, str] = field(default_factory=dict)
+    """Region → ``host:port`` of its watcher's admin page, for the other regions that have one. Servers there are marked
+    only when that watcher sees the same: what cannot be reached from here may be well."""
+
     administrator_user: str = "tao_admin"
     """A database account that may do everything."""
 
@@ -106,6 +110,10 @@ class WatcherSettings:
 
     auto_promote: bool = True
     """Whether a lost master is replaced without an operator."""
+
+    auto_rejoin: bool = False
+    """Whether a server that follows nobody is made a replica again without an operator, when it has nothing of its own.
+    Off, because somebody may be at work on it."""
 
     leases: bool = True
     """Whether masters are writable only under leases. Without them a master that is cut off takes writes until somebody

@@ -19,6 +19,7 @@ from tao.runtime.settings import load_settings, parse_settings
 from tao.schema.registry import load_schema
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import dump_topology, parse_topology
+from tao.watcher.settings import WatcherSettings
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 ROLES = [("follower", FollowerSettings), ("leader", LeaderSettings)]
@@ -56,7 +57,7 @@ def test_the_tailer_s_settings_are_those_of_a_tailer_of_the_example_topology() -
     assert settings.admin == told.admin
 
 
-@pytest.mark.parametrize(("role", "model"), ROLES)
+@pytest.mark.parametrize(("role", "model"), [*ROLES, ("watcher", WatcherSettings)])
 def test_the_settings_that_stand_behind_a_hash_are_all_others_with_their_defaults(role: str, model: type[Any]) -> None:
     text = (CONFIG / f"{role}.yaml").read_text()
     shown = yaml.safe_load("\n".join(commented_out(text)))

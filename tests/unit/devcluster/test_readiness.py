@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.readiness import admin_get, is_ready, server_stats, wait_until_ready
+from tao.devcluster.readiness import is_ready, server_stats, wait_until_ready
 from tao.model.errors import OperatorError, ProtocolError, Unavailable
+from tao.runtime.admin_client import admin_get
 
 
 @asynccontextmanager

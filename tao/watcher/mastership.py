@@ -1,0 +1,213 @@
+"""What the active watcher does about masters: renews their leases, opens one that restarted, replaces one that is gone
+(DESIGN.md §9). What is to be done is decided by `next_deed`, a pure function of the last look."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from tao.model.errors import TaoError
+from tao.model.ports import Clock
+from tao.observability.logs import Logger
+from tao.storage.lease import install_lease, lease_seconds, renew_lease, server_unix_ms
+from tao.watcher.locks import Locks, LockTaken, mastership_lock
+from tao.watcher.promotion import Promoted, Promoter
+from tao.watcher.promotion_plan import Member, Wish
+from tao.watcher.replication_set import ReplicationSet
+from tao.watcher.settings import WatcherSettings
+
+
+class Deed(StrEnum):
+    """What a database needs."""
+
+    NOTHING = "nothing"
+    RESTORE = "restore"
+    """The master of the topology answers and is closed: it restarted, or a promotion was interrupted."""
+    PROMOTE = "promote"
+    """It has been silent for too long."""
+    REJOIN = "rejoin"
+    """A server follows nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A database as the watcher sees it. ``silent_seconds``: of its master."""
+
+    members: Sequence[Member]
+    silent_seconds: float
+    closed_looks: int
+    """Looks in a row that found the master closed."""
+
+
+CLOSED_LOOKS: Final = 2
+"""One may fall into a promotion's moment between its fence and its lock's being seen; two are a state."""
+
+
+def next_deed(sight: Sight, *, gone_seconds: float, auto_promote: bool, auto_rejoin: bool) -> tuple[Deed, str]:
+    """What is to be done now, and for a rejoin at which server."""
+    master = next(member for member in sight.members if member.is_master)
+    if master.state is None:
+        if auto_promote and sight.silent_seconds >= gone_seconds and len(sight.members) > 1:
+            return Deed.PROMOTE, ""
+        return Deed.NOTHING, ""
+    if sight.closed_looks >= CLOSED_LOOKS:
+        return Deed.RESTORE, ""
+    if auto_rejoin:
+        for member in sight.members:
+            if not member.is_master and member.state is not None and member.state.following is None:
+                return Deed.REJOIN, member.name
+    return Deed.NOTHING, ""
+
+
+class Mastership:
+    """The masters of all databases. Deeds are done one at a time for each database."""
+
+    def __init__(
+        self,
+        settings: WatcherSettings,
+        promoter: Promoter,
+        locks: Locks,
+        silent_seconds: Callable[[str], float],
+        clock: Clock,
+        log: Logger,
+    ) -> None:
+        self._settings: Final = settings
+        self._promoter: Final = promoter
+        self._locks: Final = locks
+        self._silent_seconds: Final = silent_seconds
+        self._clock: Final = clock
+        self._log: Final = log
+        self._sets: Final[dict[str, ReplicationSet]] = {}
+        self._closed_looks: Final[dict[str, int]] = {}
+        self._renewed_at: Final[dict[str, float]] = {}
+        self._prepared: Final[set[str]] = set()
+        self._doing: Final[dict[str, asyncio.Task[None]]] = {}
+        self._refusals: Final[dict[str, str]] = {}
+        self.is_active = False
+        self.deeds: Final[dict[str, int]] = dict.fromkeys((deed.value for deed in Deed if deed is not Deed.NOTHING), 0)
+        self.failed_deeds = 0
+        self.missed_renewals = 0
+        self.last_promotion: dict[str, object] = {}
+
+    def looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
+        """After each look at a database."""
+        name = replicas.database.name
+        self._sets[name] = replicas
+        master = next(member for member in members if member.is_master)
+        closed = master.state is not None and master.state.read_only
+        self._closed_looks[name] = self._closed_looks.get(name, 0) + 1 if closed else 0
+        self._prepared.difference_update(member.name for member in members if member.state is None)
+        if not self.is_active or (name in self._doing and not self._doing[name].done()):
+            return
+        settings = self._settings
+        sight = Sight(members, self._silent_seconds(master.name), self._closed_looks[name])
+        deed, server = next_deed(
+            sight,
+            gone_seconds=settings.probes.master_gone_seconds,
+            auto_promote=settings.auto_promote and (settings.leases or replicas.database.semi_sync),
+            auto_rejoin=settings.auto_rejoin,
+        )
+        if deed is not Deed.NOTHING:
+            if settings.dry_run:
+                self._log.warning("would_act", database=name, deed=deed.value, server=server or master.name)
+                return
+            self._doing[name] = asyncio.create_task(self._do(name, deed, server, sight), name=f"{deed} {name}")
+
+    async def keep_leases(self) -> None:
+        """Renew while active, until cancelled; each database by itself."""
+        renewing: dict[str, asyncio.Task[None]] = {}
+        try:
+            while True:
+                if self.is_active and self._settings.leases and not self._settings.dry_run:
+                    for name, replicas in self._sets.items():
+                        if name not in renewing or renewing[name].done():
+                            renewing[name] = asyncio.create_task(self._keep_lease(replicas), name=f"lease of {name}")
+                await asyncio.sleep(self._settings.lease.renew_seconds)
+        finally:
+            for task in renewing.values():
+                task.cancel()
+
+    def close(self) -> None:
+        """End what is under way: whoever is active next finishes or undoes it."""
+        for task in self._doing.values():
+            task.cancel()
+
+    async def _do(self, name: str, deed: Deed, server: str, sight: Sight) -> None:
+        began = self._clock.monotonic()
+        try:
+            done: Promoted | None = None
+            if deed is Deed.PROMOTE:
+                self._log.warning("master_lost", database=name, silent_seconds=round(sight.silent_seconds, 2))
+                done = await self._promoter.promote(
+                    name, Wish(master_lost=True), silent_since=self._renewed_at.get(name)
+                )
+            elif deed is Deed.RESTORE:
+                done = await self._promoter.restore(name)
+            else:
+                await self._promoter.rejoin(name, server)
+        except LockTaken:
+            return  # an operator is at it
+        except TaoError as error:
+            self.failed_deeds += 1
+            if self._refusals.get(name) != error.message:  # once for each different reason
+                self._refusals[name] = error.message
+                self._log.error("not_done", database=name, deed=deed.value, reason=error.message)
+            return
+        self._refusals.pop(name, None)
+        self._closed_looks[name] = 0
+        self._renewed_at[name] = self._clock.monotonic()  # or the new master's lease was granted
+        self.deeds[deed.value] += 1
+        seconds = self._clock.monotonic() - began
+        if done is not None and deed is Deed.PROMOTE:
+            self.last_promotion = {
+                "database": name,
+                "master": done.master,
+                "detected_after_seconds": round(sight.silent_seconds, 3),
+                "promoted_within_seconds": round(seconds, 3),
+                "waits_for_replica": done.waits_for_replica,
+            }
+        self._log.warning(
+            "done",
+            database=name,
+            deed=deed.value,
+            seconds=round(seconds, 3),
+            master=done.master if done else "",
+            server=server,
+            left=done.left if done else {},
+            waits_for_replica=done.waits_for_replica if done else None,
+        )
+
+    async def _keep_lease(self, replicas: ReplicationSet) -> None:
+        """Prepare the servers of a set for leases, and renew that of its master."""
+        database = replicas.database
+        for region, server in database.servers.items():
+            if server.name not in self._prepared:
+                await self._prepare(replicas, region, server.name)
+        try:
+            with self._locks.held(mastership_lock(database.name), alone=False):
+                async with replicas.session(database.master_region) as session:
+                    now = await server_unix_ms(session, deadline=replicas.soon())
+                    # Whatever becomes of the renewal, the lease is over so long after this moment.
+                    self._renewed_at[database.name] = self._clock.monotonic()
+                    renewed = await renew_lease(session, now, deadline=replicas.soon())
+        except LockTaken:
+            return  # its master is being changed
+        except TaoError as error:
+            self.missed_renewals += 1
+            self._log.warning("lease_not_renewed", database=database.name, reason=error.message)
+            return
+        if not renewed:
+            self.missed_renewals += 1
+
+    async def _prepare(self, replicas: ReplicationSet, region: str, name: str) -> None:
+        lasts = self._settings.lease.seconds
+        try:
+            async with replicas.session(region) as session:
+                if await lease_seconds(session, deadline=replicas.soon()) != lasts:
+                    await install_lease(session, lasts, deadline=replicas.soon())
+            self._prepared.add(name)
+        except TaoError as error:
+            self._log.info("lease_not_installed", server=name, reason=error.message)

@@ -1,0 +1,215 @@
+"""A watcher, wired: the only place where its parts are put together (DESIGN.md §14)."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Final
+
+from tao.model.errors import TaoError, TopologyConflict
+from tao.model.topology import Topology
+from tao.observability.logs import Logger, configure_logs, logger
+from tao.observability.metrics import Metrics
+from tao.peers.links import Links, LinkSettings
+from tao.routing.failure_detector import DetectorSettings
+from tao.routing.routes import Routes
+from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
+from tao.runtime.clock import LoopClock
+from tao.runtime.process import run_server
+from tao.runtime.tasks import BackgroundTasks
+from tao.storage.accounts import Account
+from tao.topology.file_store import TopologyFile
+from tao.watcher.cache_probes import CacheProbes
+from tao.watcher.database_probes import DatabaseProbes
+from tao.watcher.locks import FileLocks, LockTaken
+from tao.watcher.marks import Verdict, View, wanted_marks, with_marks
+from tao.watcher.mastership import Mastership
+from tao.watcher.peers import PeerViews
+from tao.watcher.promotion import Promoter
+from tao.watcher.promotion_plan import Member
+from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.settings import WatcherSettings
+from tao.wire.identity import Credentials
+
+ACTIVE_LOCK: Final = "watcher"
+
+
+class WatcherServer:
+    """One watcher process' parts. `start` begins; then the `tao.runtime.process.RunningServer` protocol."""
+
+    def __init__(self, settings: WatcherSettings, log: Logger) -> None:
+        self._settings: Final = settings
+        self._log: Final = log
+        self._tasks: Final = BackgroundTasks(settings.name, log)
+        self._topology_file: Final = TopologyFile(
+            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
+        )
+        self._locks: Final = FileLocks(settings.topology_file)
+        self._marks_set = 0
+
+    async def start(self) -> WatcherServer:
+        """Begin to look. Raises `OperatorError` or `OSError` when files or the admin port cannot be had."""
+        settings, probes = self._settings, self._settings.probes
+        self._topology = await self._topology_file.load()
+        Routes(self._topology).region(settings.region)  # or it is refused here, by name
+        accounts = SetAccounts(
+            Account(settings.administrator_user, settings.administrator_password),
+            Account(settings.replicator_user, settings.replicator_password),
+        )
+        clock = LoopClock()
+        detector = DetectorSettings(
+            failures_until_down=probes.cache_failures,
+            answers_until_up=probes.answers_until_up,
+            first_probe_seconds=probes.interval_seconds,
+            max_probe_seconds=2 * probes.interval_seconds,
+            probe_timeout_seconds=probes.timeout_seconds,
+        )
+        credentials = Credentials(settings.name, "operator", settings.token)
+        links = self._links = Links(
+            LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
+        )
+        promoter = Promoter(self._topology_file, self._locks, accounts, settings.promotion, seen_from=settings.region)
+        self._caches = CacheProbes(links, self._current, probes)
+        self._databases = DatabaseProbes(
+            self._current,
+            accounts,
+            settings.region,
+            clock,
+            probes,
+            self._looked,
+        )
+        mastership = self._mastership = Mastership(
+            settings, promoter, self._locks, self._databases.silent_seconds, clock, self._log
+        )
+        self._peers = PeerViews(settings.peers, probes)
+        metrics = Metrics(role="watcher", server=settings.name)
+        self._register(metrics)
+        pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
+        host, _, port = settings.admin.rpartition(":")
+        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
+        await self._admin.start()
+        self._tasks.keep(self._caches.run, "cache servers")
+        self._tasks.keep(self._databases.run, "database servers")
+        self._tasks.keep(self._peers.run, "other watchers")
+        self._tasks.keep(mastership.keep_leases, "leases")
+        self._tasks.keep(self._be_active, "activity")
+        self._stop_watching = self._topology_file.watch(self._use_topology)
+        self._log.info("watching", region=settings.region, dry_run=settings.dry_run)
+        return self
+
+    async def drain(self) -> None:
+        """See `tao.runtime.process.RunningServer`: nobody asks a watcher anything."""
+
+    async def close(self) -> None:
+        """See `tao.runtime.process.RunningServer`. Another watcher takes over at once."""
+        self._stop_watching()
+        self._mastership.close()
+        await self._tasks.close()
+        await self._admin.close()
+        await self._links.close()
+
+    async def reload(self) -> None:
+        """See `tao.runtime.process.RunningServer`: look at the topology now."""
+        self._use_topology(await self._topology_file.load())
+
+    def _looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
+        self._mastership.looked(replicas, members)
+
+    def _current(self) -> Topology:
+        return self._topology
+
+    def _use_topology(self, topology: Topology) -> None:
+        if topology.version > self._topology.version:
+            self._topology = topology
+            names = {
+                server.name
+                for region in topology.regions
+                for tier in (region.leaders, *region.followers)
+                for server in tier.servers
+            }
+            self._links.keep_only(names)
+
+    async def _be_active(self) -> None:
+        """Wait for the turn, and be the one that acts until this process ends."""
+        interval = self._settings.probes.interval_seconds
+        while True:
+            try:
+                with self._locks.held(ACTIVE_LOCK, alone=True):
+                    await self._act(interval)
+            except LockTaken:
+                await asyncio.sleep(interval)
+
+    async def _act(self, interval: float) -> None:
+        self._log.warning("active")
+        self._mastership.is_active = True
+        try:
+            while True:
+                await asyncio.sleep(interval)
+                await self._mark()
+        finally:
+            self._mastership.is_active = False
+
+    async def _mark(self) -> None:
+        verdicts = {**self._caches.verdicts, **self._databases.verdicts}
+        marks = wanted_marks(self._topology, View(self._settings.region, verdicts), self._peers.views)
+        if not marks:
+            return
+        for mark in marks:
+            self._log.warning("mark", server=mark.server, down=mark.down, dry_run=self._settings.dry_run)
+        if self._settings.dry_run:
+            return
+        before = self._topology
+        try:
+            self._use_topology(await self._topology_file.change(before.version, with_marks(before, marks)))
+            self._marks_set += len(marks)
+        except TopologyConflict:
+            # Somebody else changed it: the next round goes by what it says then.
+            self._use_topology(await self._topology_file.load())
+        except TaoError as error:
+            self._log.error("not_marked", reason=error.message)
+
+    def _stats(self) -> dict[str, object]:
+        mastership = self._mastership
+        return {
+            "server": self._settings.name,
+            "role": "watcher",
+            "region": self._settings.region,
+            "active": mastership.is_active,
+            "topology_version": self._topology.version,
+            "verdicts": {**self._caches.verdicts, **self._databases.verdicts},
+            "peers": {region: view is not None for region, view in self._peers.views.items()},
+            "replication_lag_seconds": self._databases.lags,
+            "marks_set": self._marks_set,
+            "deeds": mastership.deeds,
+            "failed_deeds": mastership.failed_deeds,
+            "missed_renewals": mastership.missed_renewals,
+            "last_promotion": mastership.last_promotion,
+        }
+
+    def _register(self, metrics: Metrics) -> None:
+        mastership = self._mastership
+        metrics.gauge("active_watchers", "1 at the watcher that acts.", lambda: float(mastership.is_active))
+        metrics.gauge_family(
+            "deeds_total",
+            "What was done about masters: lost ones replaced, closed ones opened, servers made replicas again.",
+            "deed",
+            lambda: {**mastership.deeds, "failed": mastership.failed_deeds},
+        )
+        metrics.gauge_family(
+            "marks_total", "Down marks set and taken away.", "outcome", lambda: {"stored": self._marks_set}
+        )
+        metrics.gauge_family(
+            "lease_renewals_total", "Of masters' leases.", "outcome", lambda: {"missed": mastership.missed_renewals}
+        )
+        metrics.gauge_family("watched_servers", "Servers by how they do here.", "verdict", self._by_verdict)
+
+    def _by_verdict(self) -> dict[str, float]:
+        verdicts = [*self._caches.verdicts.values(), *self._databases.verdicts.values()]
+        return {verdict.value: float(verdicts.count(verdict)) for verdict in Verdict}
+
+
+def run_watcher(settings: WatcherSettings) -> int:
+    """Run a watcher in this process until it is told to stop; returns the exit status."""
+    configure_logs("watcher", settings.name, settings.log_level, settings.log_form, sys.stderr)
+    log = logger("watcher")
+    return run_server(lambda: WatcherServer(settings, log).start(), log=log)
