@@ -41,12 +41,12 @@ class WatchedGraph(Graph):
     watched_tier: str
     attaches: bool
 
-    async def _read(self, kind: int, row: Row, critical: bool, after: After) -> bytes:
+    async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
         known = dict(self._attached)
         expected = self.checks.expect_read(
             kind, row, self.watched_tier, critical=critical, minimum=Minimums(after, known).of(row)
         )
-        value = await super()._read(kind, row, critical, after)
+        value = await super()._read(kind, row, critical, after, max_staleness_ms)
         self.checks.read(expected, value)
         return value
 

@@ -1,19 +1,276 @@
-"""Faults, begun and ended."""
+"""Faults, begun and ended.
+
+Each is ended by itself after its time, and all that still last are ended when an act's busy part is over: then
+everything can be mended, and has to mend itself.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
+import msgspec
+
+from tao.model.graph import EdgeKey, ListKey
+from tao.model.rows import RowChanges
+from tao.model.topology import CacheServer, Tier, Topology
 from tests.sim.plans import Fault
-from tests.sim.world import World
+from tests.sim.world import REGIONS, World
+
+COMMIT_FAULTS: Final = ("aborted", "lost before", "lost after")
+_WITHOUT_INVERSE: Final = ("comment", "note")
 
 
 class Faults:
+    """Those of one world."""
+
     def __init__(self, world: World) -> None:
         self._world: Final = world
+        self._lasting: Final[dict[Fault, Callable[[], None]]] = {}
+        self._kinds: Final[dict[str, Callable[[Fault], Callable[[], None] | None]]] = {
+            "kill": self._kill,
+            "kill tailer": self._kill_tailer,
+            "pause": self._pause,
+            "drain": self._drain,
+            "cut server": self._cut_server,
+            "cut pair": self._cut_pair,
+            "cut one way": self._cut_one_way,
+            "cut regions": self._cut_regions,
+            "break": self._break,
+            "slow": self._slow,
+            "lag": self._lag,
+            "replication stops": self._stop_replication,
+            "commit fault": self._fail_commit,
+            "database down": self._stop_database,
+            "move shard": self._move_shard,
+            "mark down": self._mark_down,
+            "foreign write": self._write_past_the_product,
+        }
 
     def begin(self, fault: Fault) -> None:
-        return
+        """Do it; what ends it is done after its time, or by `mend`."""
+        world = self._world
+        world.trace.note("fault", fault.kind, fault.pick, fault.other, round(fault.seconds, 3))
+        world.checks.calm.since = float("inf")
+        end = self._kinds[fault.kind](fault)
+        if end is not None:
+            self._lasting[fault] = end
+            world.loop.call_later(fault.seconds, self._end, fault)
 
     def mend(self) -> None:
-        return
+        """End everything."""
+        for fault in list(self._lasting):
+            self._end(fault)
+        world = self._world
+        world.network.heal()
+        world.network.slow.clear()
+        for database in world.databases.values():
+            database.commit_faults.clear()
+        world.checks.calm.since = world.loop.now
+
+    def _end(self, fault: Fault) -> None:
+        end = self._lasting.pop(fault, None)
+        if end is not None:
+            self._world.trace.note("fault over", fault.kind, fault.pick)
+            end()
+
+    def _server(self, number: int, *, tailers: bool = False) -> str:
+        world = self._world
+        names = world.names("leader") + world.names("follower") + (world.names("tailer") if tailers else [])
+        return names[number % len(names)]
+
+    # servers
+
+    def _kill(self, fault: Fault) -> Callable[[], None] | None:
+        return self._kill_named(self._server(fault.pick))
+
+    def _kill_tailer(self, fault: Fault) -> Callable[[], None] | None:
+        names = self._world.names("tailer")
+        return self._kill_named(names[fault.pick % len(names)])
+
+    def _kill_named(self, name: str) -> Callable[[], None] | None:
+        world = self._world
+        if not world.is_up(name):
+            return None
+        world.kill(name)
+        return lambda: world.start_server(name)
+
+    def _pause(self, fault: Fault) -> Callable[[], None] | None:
+        world = self._world
+        process = world.processes[self._server(fault.pick, tailers=True)]
+        if process.state != "runs":
+            return None
+        world.loop.pause(process)
+        world.network.silence(process)
+        return lambda: world.loop.resume(process)
+
+    def _drain(self, fault: Fault) -> Callable[[], None] | None:
+        world, name = self._world, self._server(fault.pick, tailers=True)
+        if not world.is_up(name) or name not in world.servers:
+            return None
+
+        async def stop() -> None:
+            await world.stop(name)
+
+        world.loop.create_task(stop())
+        return lambda: self._start_again(name)
+
+    def _start_again(self, name: str) -> None:
+        world = self._world
+        if world.is_up(name):  # it drains yet
+            world.kill(name)
+        world.start_server(name)
+
+    # network
+
+    def _everyone(self) -> list[str]:
+        world = self._world
+        return [*world.processes, *world.databases, *(client.process.name for client in world.clients)]
+
+    def _cut_server(self, fault: Fault) -> Callable[[], None]:
+        name = self._server(fault.pick, tailers=True)
+        return self._cut([name], [other for other in self._everyone() if other != name])
+
+    def _cut_pair(self, fault: Fault) -> Callable[[], None]:
+        everyone = self._everyone()
+        one, other = everyone[fault.pick % len(everyone)], everyone[fault.other % len(everyone)]
+        return self._cut([one], [other])
+
+    def _cut_one_way(self, fault: Fault) -> Callable[[], None]:
+        everyone = self._everyone()
+        one, other = everyone[fault.pick % len(everyone)], everyone[fault.other % len(everyone)]
+        return self._cut([one], [other], both_ways=False)
+
+    def _cut_regions(self, _: Fault) -> Callable[[], None]:
+        east, west = ([name for name in self._everyone() if region in name] for region in REGIONS)
+        return self._cut(east, west)
+
+    def _cut(self, some: list[str], others: list[str], *, both_ways: bool = True) -> Callable[[], None]:
+        # One partition at a time: the next one's end would heal it too.
+        self._world.network.cut(some, others, both_ways=both_ways)
+        return self._world.network.heal
+
+    def _break(self, _: Fault) -> None:
+        connection = self._world.network.random_connection()
+        if connection is not None:
+            self._world.network.break_off(connection)
+
+    def _slow(self, fault: Fault) -> Callable[[], None]:
+        world, places = self._world, [*REGIONS, *self._everyone()]
+        place = places[fault.pick % len(places)]
+        world.network.slow[place] = (0.05, 0.5, 3.0)[fault.other % 3]
+        return lambda: world.network.slow.pop(place, None) and None
+
+    # databases
+
+    def _database(self, number: int) -> str:
+        return list(self._world.databases)[number % len(self._world.databases)]
+
+    def _lag(self, fault: Fault) -> Callable[[], None]:
+        database = self._world.databases[self._database(fault.pick)]
+        database.lag_seconds = (0.2, 2.0, 8.0)[fault.other % 3]
+
+        def catch_up() -> None:
+            database.lag_seconds = 0.02
+
+        return catch_up
+
+    def _stop_replication(self, fault: Fault) -> None:
+        database = self._world.databases[self._database(fault.pick)]
+        database.stopped_until = self._world.loop.now + min(fault.seconds, 20.0)
+
+    def _fail_commit(self, fault: Fault) -> None:
+        masters = self._world.masters
+        masters[fault.pick % len(masters)].commit_faults.append(COMMIT_FAULTS[fault.other % 3])
+
+    def _stop_database(self, fault: Fault) -> Callable[[], None]:
+        world = self._world
+        database = world.databases[self._database(fault.pick)]
+        world.stop_database(database)
+
+        def start() -> None:
+            database.down = False
+
+        return start
+
+    def _write_past_the_product(self, fault: Fault) -> None:
+        """Somebody's script changes rows and knows nothing of versions."""
+        world = self._world
+        masters = world.masters
+        master = masters[fault.pick % len(masters)]
+        rows = master.truth
+        atypes = [world.schema.atype(name).number for name in _WITHOUT_INVERSE]
+        edges = sorted(
+            EdgeKey(key.id1, key.atype, id2)
+            for key, of_list in rows.edges.items()
+            if key.atype in atypes
+            for id2 in of_list
+        )
+        objects = sorted(key for key, row in rows.objects.items() if not row.deleted)
+        changes = RowChanges()
+        if fault.other % 2 and objects:
+            row = rows.objects[objects[fault.other % len(objects)]]
+            changes.put_objects.append(msgspec.structs.replace(row, data=b"\x81\x01\xa3" + f"{fault.pick:03}".encode()))
+        elif edges:
+            key = edges[fault.other % len(edges)]
+            edge = rows.edges[ListKey(key.id1, key.atype)][key.id2]
+            changes.put_edges[key] = msgspec.structs.replace(edge, time=edge.time + 1)
+        if changes:
+            world.loop.create_task(world.write_past_the_product(master, changes))
+
+    # topology
+
+    def _move_shard(self, fault: Fault) -> None:
+        """Of one tier, to any of its servers."""
+        world = self._world
+        shard = fault.pick % world.shape.shards
+        tiers = _tiers_of(world.topology)
+        name = tiers[fault.other % len(tiers)]
+
+        def move(tier: Tier) -> Tier:
+            servers = [server.name for server in tier.servers]
+            target = servers[(fault.pick + fault.other) % len(servers)]
+            return msgspec.structs.replace(tier, moved={**tier.moved, shard: (target,)})
+
+        world.change_topology(_with_tier(world.topology, name, move))
+
+    def _mark_down(self, fault: Fault) -> Callable[[], None]:
+        name = self._server(fault.pick)
+        self._mark(name, down=True)
+        return lambda: self._mark(name, down=False)
+
+    def _mark(self, name: str, *, down: bool) -> None:
+        def mark(server: CacheServer) -> CacheServer:
+            return msgspec.structs.replace(server, down=down) if server.name == name else server
+
+        changed = self._world.topology
+        for place in _tiers_of(changed):
+            changed = _with_tier(
+                changed,
+                place,
+                lambda tier: msgspec.structs.replace(tier, servers=tuple(map(mark, tier.servers))),
+            )
+        self._world.change_topology(changed)
+
+
+def _tiers_of(topology: Topology) -> list[tuple[str, str]]:
+    return [
+        (region.name, tier.name) for region in topology.regions for tier in (region.leaders, *region.followers)
+    ]
+
+
+def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tier], Tier]) -> Topology:
+    def changed(region: str, tier: Tier) -> Tier:
+        return change(tier) if (region, tier.name) == place else tier
+
+    regions = tuple(
+        msgspec.structs.replace(
+            region,
+            leaders=changed(region.name, region.leaders),
+            followers=tuple(changed(region.name, tier) for tier in region.followers),
+        )
+        for region in topology.regions
+    )
+    return msgspec.structs.replace(topology, regions=regions)
+
+

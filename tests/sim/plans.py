@@ -15,6 +15,8 @@ import msgspec
 BUSY_SECONDS: Final = 90.0
 CALM_SECONDS: Final = 90.0
 """Above what mending takes: a session that waits for its silence, repair's age of an intent, and several retries."""
+LOOK_SECONDS: Final = 5.0
+"""At the beginning of an act, for looking at what the one before has left."""
 ACT_SECONDS: Final = BUSY_SECONDS + CALM_SECONDS
 KEYS: Final = 12
 """Objects that the operations are about."""
@@ -112,13 +114,13 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: dict[str,
     for act in range(acts):
         begin = act * ACT_SECONDS
         for _ in range(rng.randint(6, 10)):
-            ops += _burst(rng, begin + rng.uniform(1.0, BUSY_SECONDS - 5.0), shape)
+            ops += _burst(rng, begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS - 5.0), shape)
         for _ in range(rng.randint(0, 5) if weights else 0):
             kind = rng.choices(list(weights), list(weights.values()))[0]
             # Most hit in the middle of something.
-            near = rng.choice(ops).at if rng.random() < 0.7 else begin + rng.uniform(0.0, BUSY_SECONDS)
-            at = max(begin, near + rng.uniform(-0.05, 0.3))
-            if at < begin + BUSY_SECONDS:
+            near = rng.choice(ops).at if rng.random() < 0.7 else begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS)
+            at = near + rng.uniform(-0.05, 0.3)
+            if begin + LOOK_SECONDS <= at < begin + BUSY_SECONDS:
                 faults.append(Fault(at, kind, rng.randrange(1000), rng.randrange(1000), _seconds(rng)))
     return Plan(
         seed, acts, shape, tuple(sorted(ops, key=lambda op: op.at)), tuple(sorted(faults, key=lambda each: each.at))

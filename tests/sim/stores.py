@@ -52,15 +52,19 @@ async def _at(
 
     async def do() -> None:
         try:
-            result = await work()
+            result: Result | TaoError = await work()
         except TaoError as error:
-            back(lambda: answer.set_exception(error))
-        else:
-            back(lambda: answer.set_result(result))
-
-    def back(tell: Callable[[], None]) -> None:
+            result = error
         if not network.is_blocked(there, here):
-            loop.call_later(network.delay(there, here), lambda: answer.done() or tell())
+            loop.call_later(network.delay(there, here), take, result)
+
+    def take(result: Result | TaoError) -> None:
+        if answer.done():
+            return
+        if isinstance(result, TaoError):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
 
     if not network.is_blocked(here, there):
         loop.call_later(

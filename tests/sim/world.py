@@ -19,13 +19,17 @@ import msgspec
 from tao.cache import GraphCache
 from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.settings import FollowerSettings
+from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.settings import LeaderSettings
+from tao.model.ids import SHARD_SHIFT
+from tao.model.rows import RowChanges
 from tao.model.topology import CacheServer, Database, Region, TailerProcess, Tier, Topology
 from tao.model.topology import DatabaseServer as NamedDatabase
 from tao.observability.logs import Logger
 from tao.schema.registry import Schema, load_schema
+from tao.serving.stall_guard import StallSettings
 from tao.tailer.settings import TailerSettings, TailSettings
 from tests.sim import substitutes
 from tests.sim.checks import Checks, Violation
@@ -41,6 +45,7 @@ DATABASES: Final = ("db1", "db2")
 SCHEMA_TEXT: Final = (Path(__file__).parents[2] / "config/schema.yaml").read_text()
 _NOWHERE: Final = Path("simulated")
 _KEPT_EVENTS: Final = 3_000
+_STALLS: Final = StallSettings(tick_seconds=1.2)
 
 
 class Trace:
@@ -204,6 +209,33 @@ class World:
         await self.loop.create_task(end(), context=process.context.copy())
         self.kill(name)
 
+    def stop_database(self, database: DatabaseServer) -> None:
+        """Connections are refused, and what was open is rolled back; the disk keeps what was committed."""
+        database.down = True
+        roll_back_all_of(database, None)
+
+    async def write_past_the_product(self, master: DatabaseServer, changes: RowChanges) -> None:
+        """A transaction of somebody who waits for the locks of rows, as everybody must, and keeps no versions."""
+        objects = [row.id for row in changes.put_objects]
+        keys = [*objects, *(key.id1 for key in (*changes.put_edges, *changes.delete_edges))]
+        shard = keys[0] >> SHARD_SHIFT
+        await master.locks.exclude(shard)
+        try:
+            current = all(not master.truth.objects[key].deleted for key in objects)
+            current = current and all(
+                master.truth.edge(key) is not None for key in (*changes.put_edges, *changes.delete_edges)
+            )
+            if current:
+                versions = [
+                    msgspec.structs.replace(row, version=master.truth.objects[row.id].version)
+                    for row in changes.put_objects
+                ]
+                changes.put_objects[:] = versions
+                await asyncio.sleep(master.log(changes, self.schema))
+                master.show(changes)
+        finally:
+            master.locks.free_exclusive(shard)
+
     def change_topology(self, changed: Topology) -> None:
         """The next version; whoever watches notices within half a second."""
         self.topology = msgspec.structs.replace(changed, version=self.topology.version + 1)
@@ -280,10 +312,12 @@ class World:
                     reader_password="",
                     ownership=OwnershipSettings(check_seconds=5.0, retry_seconds=3.0),
                     inverses=InverseSettings(repair_seconds=8.0),
+                    heartbeats=HeartbeatSettings(interval_seconds=15.0),
+                    stalls=_STALLS,
                 )
             case "follower":
                 subscriptions = SubscriptionSettings(retry_seconds=2.5, answer_timeout_seconds=8.0)
-                return FollowerSettings(name=name, **files, subscriptions=subscriptions)
+                return FollowerSettings(name=name, **files, subscriptions=subscriptions, stalls=_STALLS)
             case _:
                 _, _, database = name.split("-")
                 return TailerSettings(
