@@ -48,9 +48,8 @@ class ClientSettings:
     """Before the same server is asked again, doubled each time, with jitter. A leader takes a shard over, or a server
     learns the new topology, in tens of milliseconds."""
 
-    retries: RetrySettings = field(default_factory=lambda: RetrySettings(burst=1_000))
-    """Messages that may be repeated: a tenth of what is answered, and in a burst all that a busy process has sent while
-    it finds out that a server hangs."""
+    retries: RetrySettings = field(default_factory=RetrySettings)
+    """How many messages may be repeated, as a share of those answered."""
 
     watch_retry_seconds: float = 1.0
     """Before topology and schema are watched through another server when the one asked has gone, with jitter. What

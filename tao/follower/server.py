@@ -22,6 +22,7 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.peers.links import Links, LinkSettings
+from tao.routing.retry_budget import RetryBudget
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
@@ -33,7 +34,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
 from tao.serving.databases import Databases
 from tao.serving.faces import Faces
-from tao.serving.figures import ServingFigures
+from tao.serving.figures import ServingFigures, register_retries, register_standings
 from tao.serving.fills import Fills, FillSource
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
@@ -83,6 +84,7 @@ class FollowerServer:
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas))
         tls, credentials = settings.tls.if_set, Credentials(name, "follower", settings.token)
         links = self._links = Links(LinkSettings(), credentials, tls, region=place.region)
+        self._budget = RetryBudget(settings.retries, clock.monotonic())
         source = self._source = self._miss_path(place.region, configuration)
         self._types = SchemaArenas(schema, arenas)
         fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
@@ -107,6 +109,7 @@ class FollowerServer:
             self._admit,
             self._spawn("write"),
             settings.forwarding,
+            self._budget,
         )
         self._subscriptions = Subscriptions(
             name,
@@ -175,6 +178,8 @@ class FollowerServer:
                 },
                 "direct_reads": self._direct_reads(),
                 "links": links.figures(),
+                "databases": {} if self._read_pools is None else self._read_pools.figures(),
+                "retries": self._budget.figures(),
             },
             not_ready=lambda: (
                 f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
@@ -202,7 +207,7 @@ class FollowerServer:
 
     def _miss_path(self, region: str, configuration: Configuration) -> FillSource:
         """To the leaders, and past them where this follower has an account at the databases."""
-        settings, links = self._settings, self._links
+        settings, links, budget = self._settings, self._links, self._budget
 
         def leader(shard: int) -> CacheServer:
             return configuration.routes.leaders(region).home(shard)
@@ -211,7 +216,7 @@ class FollowerServer:
             return links.to(leader(shard)).is_down
 
         if not settings.reader_user:
-            return RemoteSource(configuration, leader, links, settings.misses)
+            return RemoteSource(configuration, leader, links, settings.misses, budget)
         databases = Databases(region, configuration)
         pools = self._read_pools = Pools(
             databases.login(settings.reader_user, settings.reader_password),
@@ -221,13 +226,14 @@ class FollowerServer:
         tables = edge_tables_of(lambda: configuration.schema)
         store = MySqlReadStore(databases.local, databases.master, pools, tables)
         return MissPath(
-            RemoteSource(configuration, leader, links, settings.misses, leader_is_down),
+            RemoteSource(configuration, leader, links, settings.misses, budget, leader_is_down),
             DatabaseSource(store, databases.database_of, self._spawn("database read"), settings.database),
             RemoteSource(
                 configuration,
                 lambda shard: configuration.routes.leaders(configuration.routes.master_region(shard)).home(shard),
                 links,
                 settings.misses,
+                budget,
             ),
             databases,
             leader_is_down,
@@ -327,6 +333,10 @@ class FollowerServer:
         metrics.gauge(
             "direct_read_queries", "Queries that went past a leader that could not serve.", self._direct_reads
         )
+        register_standings(metrics, "link", "peer", self._links.standings)
+        if self._read_pools is not None:
+            register_standings(metrics, "database", "database_server", self._read_pools.standings, pool="read")
+        register_retries(metrics, self._budget)
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 

@@ -9,6 +9,7 @@ from tao.cache import GraphCache
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.ports import Clock
 from tao.peers.links import Links
+from tao.routing.deadlines import work_seconds
 from tao.serving.applying import apply_messages
 from tao.serving.authority import FOLLOWER_RULES, check_role
 from tao.serving.configuration import Configuration
@@ -81,7 +82,7 @@ class FollowerService:
         try:
             leader = routes.leaders(self._region).home(request.reserve_ids.shard)
             forwarded = pb.Request(topology_version=routes.version, reserve_ids=request.reserve_ids)
-            answer = await self._links.to(leader).ask(forwarded, request.deadline_ms / 1000)
+            answer = await self._links.to(leader).ask(forwarded, work_seconds(request.deadline_ms))
         except TaoError as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
         else:

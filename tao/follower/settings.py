@@ -10,6 +10,7 @@ from typing import Literal
 from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.miss_path import DirectReadSettings
 from tao.follower.unary_path import UnarySettings
+from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
@@ -65,6 +66,7 @@ class FollowerSettings:
     """A database that is behind has caught up within milliseconds, or the master region is asked."""
 
     forwarding: ForwardSettings = ForwardSettings()
+    retries: RetrySettings = RetrySettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     stalls: StallSettings = StallSettings()
     unary: UnarySettings = UnarySettings()

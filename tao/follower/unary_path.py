@@ -18,6 +18,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
+from tao.routing.deadlines import work_seconds
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_from_pb
 from tao.wire.session import Reply, RequestHandler, failure
@@ -89,7 +90,7 @@ class UnaryPath:
         return tuple(servers[: self._settings.max_servers_asked])
 
     async def _relay(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:
-        until = self._clock.monotonic() + request.deadline_ms / 1000
+        until = self._clock.monotonic() + work_seconds(request.deadline_ms)
         task = asyncio.current_task()
         assert task is not None, "run by the spawner, as a task"
         reply.on_close(lambda: _stop(task))

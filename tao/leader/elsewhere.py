@@ -15,6 +15,7 @@ from tao.model.changes import ShardMessages
 from tao.model.errors import ProtocolError, RequestError, TaoError
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
+from tao.routing.deadlines import work_seconds
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import ForwardPath, shards_of_write
 from tao.serving.write_results import WriteResults
@@ -98,7 +99,7 @@ class Elsewhere:
         asked = pb.Request(topology_version=self._configuration.routes.version, reserve_ids=request.reserve_ids)
         try:
             leader = self.leader(request.reserve_ids.shard)
-            answer = await self._links.to(leader).ask(asked, request.deadline_ms / 1000)
+            answer = await self._links.to(leader).ask(asked, work_seconds(request.deadline_ms))
         except TaoError as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
         else:

@@ -31,6 +31,7 @@ from tao.model.rows import ShardRow
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.peers.links import Links, LinkSettings
+from tao.routing.retry_budget import RetryBudget
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
@@ -43,7 +44,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
 from tao.serving.databases import Databases
 from tao.serving.faces import Faces
-from tao.serving.figures import ServingFigures
+from tao.serving.figures import ServingFigures, register_retries, register_standings
 from tao.serving.fills import Fills
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
@@ -162,6 +163,7 @@ class LeaderServer:
             self._links,
             self._spawn("reserve"),
         )
+        budget = RetryBudget(settings.retries, clock.monotonic())
         elsewhere.path = ForwardPath(
             name,
             configuration,
@@ -173,6 +175,7 @@ class LeaderServer:
             lambda _: None,
             self._spawn("forward"),
             settings.forwarding,
+            budget,
         )
         relays = self._relays = RelayPath(
             self._serves,
@@ -186,7 +189,7 @@ class LeaderServer:
         impatient = dataclasses.replace(settings.misses, max_rereads=3)
         source = DatabaseSource(read_store, databases.database_of, self._spawn("database read"), settings.misses)
         replica = DatabaseSource(read_store, databases.database_of, self._spawn("replica read"), impatient)
-        master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region)
+        master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region, budget)
         self._source = RegionSource(
             source,
             replica,
@@ -240,6 +243,10 @@ class LeaderServer:
             clock,
         )
         register_figures(metrics, ownership, writes, inverses, self._publisher, self._links, lambda: len(self._tasks))
+        register_standings(metrics, "link", "peer", self._links.standings)
+        for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
+            register_standings(metrics, "database", "database_server", pools.standings, pool=pool)
+        register_retries(metrics, budget)
         server = configuration.routes.server(name)
         self._faces = Faces(
             server,
@@ -276,6 +283,8 @@ class LeaderServer:
                 },
                 "delivery": self._publisher.figures(),
                 "links": self._links.figures(),
+                "databases": {"read": self._read_pools.figures(), "write": self._write_pools.figures()},
+                "retries": budget.figures(),
             },
             not_ready=lambda: "" if ownership.complete else "not every shard of this leader is taken yet",
         )

@@ -22,6 +22,7 @@ from tao.model.rows import IntentRow
 from tao.model.writes import SettleEdge, Write
 from tao.observability.logs import Logger
 from tao.planning.write_plan import shards_of
+from tao.routing.deadlines import work_seconds
 from tao.serving.authority import LEADER_RULES, check_role
 from tao.serving.configuration import Configuration
 from tao.serving.inspection import inspect
@@ -98,7 +99,7 @@ class LeaderService:
         if any(write.HasField("settle_edge") for write in batch.writes):
             check_role(LEADER_RULES, "settle_edge", reply.peer.role)
         results = WriteResults(reply, len(batch.writes), want_changes=batch.want_changes)
-        deadline = self._clock.monotonic() + request.deadline_ms / 1000
+        deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         for slot in self._elsewhere.take(batch, results, deadline):
             try:
                 self._spawn(self._write_one(slot, batch, deadline, results))

@@ -15,6 +15,7 @@ from tao.leader.miss_path import ReplicaSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.relay_path import RelaySettings
 from tao.leader.write_path import WriteSettings
+from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
@@ -80,5 +81,6 @@ class LeaderSettings:
     relays: RelaySettings = RelaySettings()
     heartbeats: HeartbeatSettings = HeartbeatSettings()
     forwarding: ForwardSettings = ForwardSettings()
+    retries: RetrySettings = RetrySettings()
     master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()

@@ -178,12 +178,19 @@ class WritePath:
         self._lanes.offer(ticket, row.master_server, lane_keys(planned, schema), shards, sub_write, _data_bytes(write))
         self._waiting[ticket] = _Waiting(planned, shards, row.master_server, deadline, done)
         self._pump_soon(row.master_server)
+        late = done.get_loop().call_later(deadline - self._clock.monotonic(), self._refuse_in_line, ticket)
         try:
             return await done
         except asyncio.CancelledError:
             if self._lanes.withdraw(ticket):
                 del self._waiting[ticket]
             raise
+        finally:
+            late.cancel()
+
+    def _refuse_in_line(self, ticket: int) -> None:
+        if self._lanes.withdraw(ticket):
+            self._resolve(ticket, DeadlineExceeded("the write waited for its turn until its deadline had passed"))
 
     def _pump_soon(self, server: str) -> None:
         # At the end of the tick: what arrives together is committed together.

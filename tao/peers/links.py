@@ -105,7 +105,7 @@ class Links:
         """For ``/stats``, by server: is it connected, and what is held of it, since how many seconds and why."""
         now = asyncio.get_running_loop().time()
         return {
-            name: {"up": self._links[name].is_up, **figures_of(standing, now)}
+            name: {"up": self._links[name].is_up, **standing.figures(now)}
             for name, standing in self.standings().items()
         }
 
@@ -346,17 +346,6 @@ class Link:
     def _tell(self, on_answer: AnswerHandler, error: TaoError) -> None:
         # Through the loop, which logs what a handler raises and goes on with the others.
         self._loop.call_soon(on_answer, failure(error))
-
-
-def figures_of(standing: Standing, now: float) -> dict[str, object]:
-    """A detector's state for ``/stats``."""
-    return {
-        "health": standing.health.value,
-        "for_seconds": round(now - standing.since, 1),
-        "reason": standing.reason,
-        "consecutive_failures": standing.consecutive_failures,
-        "transitions": standing.transitions,
-    }
 
 
 class _Connector:

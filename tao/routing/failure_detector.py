@@ -98,6 +98,16 @@ class Standing:
     transitions: int
     """How often it has become impaired or come back from it."""
 
+    def figures(self, now: float) -> dict[str, object]:
+        """For ``/stats``."""
+        return {
+            "health": self.health.value,
+            "for_seconds": round(now - self.since, 1),
+            "reason": self.reason,
+            "consecutive_failures": self.consecutive_failures,
+            "transitions": self.transitions,
+        }
+
 
 class FailureDetector:
     """One destination. Every ``now`` must be of one clock that never goes back."""

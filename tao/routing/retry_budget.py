@@ -19,8 +19,8 @@ class RetrySettings:
     share: float = 0.1
     """Repeats paid for by each answer: in a lasting overload they add at most a tenth to it."""
 
-    burst: float = 200.0
-    """Repeats saved up: all that a busy process has under way when a server dies."""
+    burst: float = 1000.0
+    """Repeats saved up: all that a busy process has asked of a server until it finds out that it hangs."""
 
     per_second: float = 5.0
     """Repeats that time alone pays for, so that a process without any answer finds out when they come again."""

@@ -6,11 +6,14 @@ Counters are plain attributes of the parts that do the work; here they get names
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tao.cache import GraphCache
 from tao.model.ports import Clock
 from tao.observability.metrics import Metrics
+from tao.routing.failure_detector import Health, Standing
+from tao.routing.retry_budget import RetryBudget
 from tao.serving.fills import Fills
 from tao.serving.read_batch import OPERATIONS
 from tao.serving.read_service import ReadService
@@ -135,3 +138,36 @@ class ServingFigures:
             "floors": floors.floors,
             "open_shards": len(self._cache.open_shards()),
         }
+
+
+_HEALTH_CODES: Final = {Health.UP: 0, Health.SUSPECT: 1, Health.DOWN: 2, Health.PROBING: 3}
+
+
+def register_standings(
+    metrics: Metrics, what: str, label: str, read: Callable[[], Mapping[str, Standing]], **labels: str
+) -> None:
+    """The state of each destination of a kind, and how often it has changed."""
+    metrics.gauge_family(
+        f"{what}_health_info",
+        "What the failure detector holds: 0 up, 1 suspect, 2 down, 3 down and being probed.",
+        label,
+        lambda: {name: _HEALTH_CODES[standing.health] for name, standing in read().items()},
+        **labels,
+    )
+    metrics.gauge_family(
+        f"{what}_health_changes_total",
+        "How often a destination became impaired or came back from it.",
+        label,
+        lambda: {name: standing.transitions for name, standing in read().items()},
+        **labels,
+    )
+
+
+def register_retries(metrics: Metrics, budget: RetryBudget) -> None:
+    """What was asked again, and what was not because the budget was used up."""
+    metrics.gauge_family(
+        "retries_total",
+        "Requests asked again, and those that were not because too many were.",
+        "outcome",
+        lambda: {"sent": budget.spent, "refused": budget.exhausted},
+    )

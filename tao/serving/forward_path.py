@@ -20,6 +20,8 @@ from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
+from tao.routing.deadlines import work_seconds
+from tao.routing.retry_budget import RetryBudget
 from tao.schema.registry import Schema
 from tao.serving.configuration import Configuration
 from tao.serving.gathering import Gathering
@@ -73,9 +75,11 @@ class ForwardPath:
         admit: Callable[[int], TaoError | None],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: ForwardSettings,
+        budget: RetryBudget,
     ) -> None:
         """``next_hop``: shard that coordinates a write → to whom it goes. ``hosts``: shard → the servers of this tier
-        that have it. ``apply`` takes changes in here. ``admit``: shard → why it is not served here, or None."""
+        that have it. ``apply`` takes changes in here. ``admit``: shard → why it is not served here, or None.
+        ``budget``: of all that this server asks again."""
         self._name: Final = name
         self._configuration: Final = configuration
         self._next_hop: Final = next_hop
@@ -86,6 +90,7 @@ class ForwardPath:
         self._admit: Final = admit
         self._spawn: Final = spawn
         self._settings: Final = settings
+        self._budget: Final = budget
         self._siblings: Gathering[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = Gathering(
             self._tell_sibling, settings.max_batch_changes
         )
@@ -101,7 +106,7 @@ class ForwardPath:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
             return
         results = WriteResults(reply, len(writes.writes), want_changes=writes.want_changes)
-        deadline = self._clock.monotonic() + request.deadline_ms / 1000
+        deadline = self._clock.monotonic() + work_seconds(request.deadline_ms)
         self.forward(writes, range(len(writes.writes)), results, deadline)
 
     def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
@@ -150,6 +155,7 @@ class ForwardPath:
             unanswered.clear()
             self._try_again(forwarded, again, attempt)
             return
+        self._budget.earn()
         changes = [shard_messages_from_pb(messages) for messages in answer.write.changes]
         elsewhere = self._apply_own(changes)
         done: list[tuple[int, pb.WriteResult]] = []
@@ -186,6 +192,11 @@ class ForwardPath:
 
     def _try_again(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
         if not slots:
+            return
+        if not self._budget.spend(self._clock.monotonic()):
+            exhausted = Unavailable("no leader took the write, and too much is being asked again already")
+            for slot in slots:
+                self._fail(forwarded, slot, exhausted)
             return
         try:
             self._spawn(self._send_later(forwarded, slots, attempt))

@@ -28,6 +28,7 @@ from tao.model.errors import (
 )
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.routing.deadlines import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.fills import Fills
 from tao.serving.read_batch import (
@@ -218,8 +219,10 @@ class ReadService:
         at_once = min(len(slots), self._settings.max_misses_at_once)
         tasks = [asyncio.ensure_future(answer_some()) for _ in range(at_once)]
         try:
-            async with asyncio.timeout(request.deadline_ms / 1000):
+            async with asyncio.timeout(work_seconds(request.deadline_ms)):
                 await asyncio.gather(*tasks)
+        except DeadlineExceeded as refused:
+            answers.error_rest(slots, refused)
         except TimeoutError:
             late = DeadlineExceeded(f"not answered within the {request.deadline_ms} ms that the request had left")
             answers.error_rest(slots, late)

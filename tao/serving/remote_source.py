@@ -12,6 +12,7 @@ from tao.model.errors import NotMine, ProtocolError, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.model.topology import CacheServer
+from tao.routing.retry_budget import RetryBudget
 from tao.serving.columns import batch_of
 from tao.serving.configuration import Configuration
 from tao.serving.gathering import Gathering
@@ -53,14 +54,17 @@ class RemoteSource:
         locate: Callable[[int], CacheServer],
         links: LinksPort,
         settings: RemoteSettings,
+        budget: RetryBudget,
         gives_up: Callable[[int], bool] = lambda _: False,
     ) -> None:
-        """``locate``: shard → whom to ask, by the configuration as it is then. ``gives_up``: whether asking for a shard
+        """``locate``: shard → whom to ask, by the configuration as it is then. ``budget``: of all that this server asks
+        again. ``gives_up``: whether asking for a shard
         that could not be had is not worth repeating."""
         self._configuration: Final = configuration
         self._locate: Final = locate
         self._links: Final = links
         self._settings: Final = settings
+        self._budget: Final = budget
         self._gives_up: Final = gives_up
         self._gathering: Gathering[tuple[CacheServer, bool], _Asked] = Gathering(
             self._ask_leader, settings.max_batch_queries
@@ -77,12 +81,15 @@ class RemoteSource:
             answer: asyncio.Future[Fetched] = loop.create_future()
             self._gathering.add((leader, critical), _Asked(query, minimum, critical, until - loop.time(), answer))
             try:
-                return await answer
+                fetched = await answer
             except (NotMine, Unavailable):
                 # Also when the leader is known to be away by now: whoever asks may have another way to go.
                 gone = self._gives_up(shard) or loop.time() + pause >= until
-                if gone or attempt == self._settings.max_attempts:
+                if gone or attempt == self._settings.max_attempts or not self._budget.spend(loop.time()):
                     raise
+            else:
+                self._budget.earn()
+                return fetched
             await asyncio.sleep(pause)
             pause *= 2
             await self._configuration.refresh()

@@ -212,6 +212,14 @@ class Pools:
         """What is held of each server, for metrics and people."""
         return {name: pool.standing for name, (_, pool) in self._pools.items()}
 
+    def figures(self) -> dict[str, dict[str, object]]:
+        """For ``/stats``, by server: what is held of it, and how many use and wait for its connections."""
+        now = asyncio.get_running_loop().time()
+        return {
+            name: {"lent": pool.lent, "waiting": pool.waiting, **pool.standing.figures(now)}
+            for name, (_, pool) in self._pools.items()
+        }
+
     async def close(self) -> None:
         """Close every pool."""
         pools, self._pools = self._pools, {}

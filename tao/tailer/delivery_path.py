@@ -27,6 +27,7 @@ from tao.model.errors import (
     NotMine,
     ProtocolError,
     RequestError,
+    ShardBlocked,
     TaoError,
     TopologyError,
 )
@@ -35,6 +36,7 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.peers.links import Links
 from tao.planning.row_events import Translated
+from tao.routing.retry_budget import RetryBudget
 from tao.routing.routes import Routes, TierRoutes
 from tao.tailer.lane import Lane, head_of
 from tao.tailer.relay_parts import Part, Receipt, contents_of, is_proof, is_void, proof, relay_of
@@ -92,6 +94,7 @@ class DeliveryPath:
         self._acknowledged: Final = acknowledged
         self._spawn: Final = spawn
         self._settings: Final = settings
+        self._budget: Final = RetryBudget(settings.retries, 0.0)
         self._log: Final = log
         self._lanes: Final[dict[str, Lane]] = {}
         self._lane_of: Final[dict[int, tuple[Lane, int]]] = {}  # of shards with parts unacknowledged, with their number
@@ -123,7 +126,7 @@ class DeliveryPath:
         for shard, content, size in contents_of(translated, self._settings):
             self._queue(Part(receipt, shard, content, size), leaders)
         if proven_unix_ms:
-            for leader in leaders.servers:
+            for leader in leaders.up:
                 self._add(self._lane(leader.name), proof(receipt, proven_unix_ms))
         if not receipt.unacknowledged:
             self._finished += 1
@@ -199,7 +202,7 @@ class DeliveryPath:
 
     async def _turn(self, lane: Lane) -> None:
         """One relay, or one try of the held shards. Raises what makes the whole lane wait."""
-        if lane.failures:
+        if lane.failures or lane.routed_by != self._routes().version:
             self._route_anew(lane)
         wait_seconds = lane.retry_at - self._time()
         if lane.held and wait_seconds <= 0:
@@ -236,7 +239,7 @@ class DeliveryPath:
             if relay.source_unix_ms and self._others_owe(lane):
                 relay = msgspec.structs.replace(relay, source_unix_ms=0)
             await self._send(lane.leader, relay)
-        except (RequestError, NotMine, InternalError, ProtocolError) as error:
+        except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
             if not shards:
                 raise
@@ -247,6 +250,7 @@ class DeliveryPath:
         finally:
             lane.sending, lane.sending_count = None, 0
         lane.failures = 0
+        self._budget.earn()
         self.relays += 1
         for _ in parts:
             self._done(queue.popleft())
@@ -336,7 +340,9 @@ class DeliveryPath:
 
     def _backoff_seconds(self, failures: int) -> float:
         settings = self._settings
-        longest = min(settings.backoff_max_seconds, settings.backoff_first_seconds * 2 ** min(failures - 1, 16))
+        longest = settings.backoff_max_seconds
+        if self._budget.spend(self._time()):
+            longest = min(longest, settings.backoff_first_seconds * 2 ** min(failures - 1, 16))
         return float(longest * random.uniform(0.5, 1.0))
 
     def _time(self) -> float:
@@ -344,10 +350,11 @@ class DeliveryPath:
 
     def _route_anew(self, lane: Lane) -> None:
         """Move the shards that are another leader's now, with all that is unacknowledged of them, in their order."""
+        lane.routed_by = self._routes().version
         leaders = self._routes().leaders(self._region)
         held, refused = set(lane.held), set(lane.refused)
         parts = lane.take_all()
-        stays = lane.leader in {server.name for server in leaders.servers}
+        stays = lane.leader in {server.name for server in leaders.up}
         for part in parts:
             home = None
             if is_proof(part):

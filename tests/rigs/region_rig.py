@@ -15,6 +15,7 @@ from tao.model.graph import decode_count
 from tao.model.topology import CacheServer, Topology
 from tao.model.writes import Write
 from tao.observability.logs import logger
+from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
@@ -45,7 +46,9 @@ class FollowerRig:
         self.configuration = Configuration(topology, SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), arenas)
-        self.source = RemoteSource(self.configuration, self._leader, links, RemoteSettings(first_pause_seconds=0.001))
+        budget = RetryBudget(RetrySettings(), 0.0)
+        settings = RemoteSettings(first_pause_seconds=0.001)
+        self.source = RemoteSource(self.configuration, self._leader, links, settings, budget)
         self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings())
         self.reads = ReadService(
             self.cache,
@@ -68,6 +71,7 @@ class FollowerRig:
             self._admit,
             self.tasks,
             forwarding or ForwardSettings(first_pause_seconds=0.001),
+            budget,
         )
         self.subscriptions = Subscriptions(
             name,

@@ -88,8 +88,24 @@ async def test_a_write_ends_with_its_deadline_while_no_leader_takes_it(region: R
     near = region.near
     near.links["leader-1"].faults["write"] = [NotMine("no", 1)] * 9
     batch = pb.WriteBatch(writes=[write_to_pb(add())])
-    answer = await near.ask(pb.Request(deadline_ms=1, write=batch))
+    answer = await near.ask(pb.Request(deadline_ms=20, write=batch))
     assert answer.write.results[0].error.reason in (DeadlineExceeded.reason, NotMine.reason)
+
+
+async def test_the_leader_gets_less_time_than_the_follower_so_that_its_answer_comes_in_time(region: RegionRig) -> None:
+    near = region.near
+    batch = pb.WriteBatch(writes=[write_to_pb(add())])
+    await near.ask(pb.Request(deadline_ms=1_000, write=batch))
+    passed_on = [sent.deadline_ms for sent in near.links["leader-1"].sent if sent.HasField("write")]
+    assert len(passed_on) == 1
+    assert 0 < passed_on[0] <= 950
+
+
+async def test_a_write_without_time_for_it_is_refused_with_nothing_sent(region: RegionRig) -> None:
+    batch = pb.WriteBatch(writes=[write_to_pb(add())])
+    with pytest.raises(DeadlineExceeded):
+        await region.near.ask(pb.Request(deadline_ms=5, write=batch))
+    assert asked(region, "leader-1") == 0
 
 
 async def test_when_no_task_can_wait_for_a_second_try_the_writer_hears_of_it(region: RegionRig) -> None:

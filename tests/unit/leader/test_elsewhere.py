@@ -18,6 +18,7 @@ from tao.model.graph import ABSENT, encode_object
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, Write
 from tao.observability.logs import logger
+from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
@@ -119,6 +120,7 @@ class Rig:
             lambda _: None,
             self.tasks,
             ForwardSettings(first_pause_seconds=0.001),
+            RetryBudget(RetrySettings(), 0.0),
         )
         self.answers: list[pb.Answer] = []
 

@@ -9,6 +9,7 @@ from tao.model.graph import encode_object
 from tao.model.queries import ObjectQuery
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
+from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
 from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.wire.session import AnswerHandler, failure
@@ -38,10 +39,13 @@ class Links:
             on_answer(pb.Answer(read=pb.ReadAnswer(values=[VALUE])))
 
 
-def source(links: Links, settings: RemoteSettings = SETTINGS, *, gives_up: bool = False) -> RemoteSource:
+def source(
+    links: Links, settings: RemoteSettings = SETTINGS, *, gives_up: bool = False, budget: RetryBudget | None = None
+) -> RemoteSource:
     configuration = Configuration(make_topology(), SCHEMA, logger("test"))
     leaders = configuration.routes.leaders("east")
-    return RemoteSource(configuration, leaders.home, links, settings, lambda _: gives_up)
+    budget = budget or RetryBudget(RetrySettings(), 0.0)
+    return RemoteSource(configuration, leaders.home, links, settings, budget, lambda _: gives_up)
 
 
 async def fetch(found: RemoteSource, timeout_seconds: float = 5.0) -> bytes:
@@ -68,3 +72,12 @@ async def test_a_server_that_is_known_to_be_away_is_not_asked_again() -> None:
     with pytest.raises(Unavailable):
         await fetch(source(links, gives_up=True))
     assert len(links.times) == 1
+
+
+async def test_repeats_end_with_their_budget() -> None:
+    links = Links(*([Unavailable("away")] * 20))
+    found = source(links, budget=RetryBudget(RetrySettings(burst=2, per_second=0), 0.0))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await fetch(found)
+    assert len(links.faults) == 20 - 3 - 2
