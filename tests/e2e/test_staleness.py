@@ -1,0 +1,148 @@
+"""How far behind its masters a region is: known while nothing happens, growing while replication stands still, heeded
+by reads that ask, and said by `tao status`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, DeadlineExceeded, Graph, SomeFailed, StaleRead, Unavailable, connect
+from tao.devcluster.layout import Shape
+from tao.devcluster.readiness import server_stats
+from tests.e2e.region_access import Regions, running_regions, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.database]
+
+SMALL_SECONDS = 4.0
+"""Three heartbeats are a second apart at most, on a machine that does other things too."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Regions]:
+    shape = Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=4)
+    async with running_regions(tmp_path_factory.mktemp("cluster"), shape) as running:
+        yield running
+
+
+@pytest.fixture
+async def east(regions: Regions) -> AsyncIterator[Graph]:
+    async with connect(regions.target, region="east") as graph:
+        yield graph
+
+
+@pytest.fixture
+async def west(regions: Regions) -> AsyncIterator[Graph]:
+    async with connect(regions.target, region="west", settings=ClientSettings(timeout_seconds=2.0)) as graph:
+        yield graph
+
+
+async def ages(regions: Regions, region: str) -> list[float | None]:
+    """What each cache server of the region says of the one database."""
+    names = [
+        server.name
+        for each in regions.topology.regions
+        if each.name == region
+        for tier in (each.leaders, *each.followers)
+        for server in tier.servers
+    ]
+    stats = [await server_stats(regions.cluster.admin(name)) for name in names]
+    return [age for each in stats for age in each["staleness_seconds"].values()]
+
+
+async def is_fresh(regions: Regions, region: str) -> bool:
+    return all(age is not None and age < SMALL_SECONDS for age in await ages(regions, region))
+
+
+async def is_older(regions: Regions, region: str, seconds: float) -> bool:
+    return all(age is not None and age > seconds for age in await ages(regions, region))
+
+
+async def status(regions: Regions, *arguments: str) -> tuple[int, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tao.cli", "status", "--connect", regions.target, *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert errors == b""
+    assert process.returncode is not None
+    return process.returncode, output.decode()
+
+
+async def nothing_is_wrong(regions: Regions) -> bool:
+    return (await status(regions))[0] == 0
+
+
+async def name_of(graph: Graph, user: int, **options: Any) -> str:
+    found = await graph.obj_get(user, **options)
+    assert found is not None
+    return str(found.fields["name"])
+
+
+async def test_an_idle_cluster_knows_that_it_is_hardly_behind(regions: Regions) -> None:
+    for region in ("east", "west"):
+        await until(partial(is_fresh, regions, region), f"{region} is never fresh")
+    await until(lambda: nothing_is_wrong(regions), "something is always wrong")
+    code, text = await status(regions, "--json")
+    found = json.loads(text)
+    assert code == 0
+    assert found["problems"] == []
+    assert {row["name"]: row["state"] for row in found["tailers"]} != {}
+    (database,) = found["databases"]
+    assert database["master_region"] == "east"
+    assert set(database["servers"].values()) == {"up"}
+
+
+async def test_while_replication_stands_still_reads_that_ask_for_fresh_data_have_them_from_the_master_region(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    user = await east.obj_add("user", {"name": "old"})
+    await until(lambda: is_known(west, user), "the object never came")
+    await until(lambda: is_fresh(regions, "west"))
+    async with regions.replication_held():
+        await east.obj_update(user, {"name": "new"})
+        await until(lambda: is_older(regions, "west", 2.0), "west does not grow older")
+        assert await name_of(west, user) == "old"
+        assert await name_of(west, user, max_staleness_ms=600_000) == "old"
+        assert await name_of(west, user, max_staleness_ms=1_500) == "new"
+        (many,) = await west.obj_get_many([user], max_staleness_ms=1_500)
+        assert many is not None
+        assert many.fields["name"] == "new"
+        code, text = await status(regions, "--max-staleness", "2")
+        assert code == 1
+        assert "west: what is served of db-1 may be up to" in text
+        assert await is_fresh(regions, "east")
+    await until(lambda: is_fresh(regions, "west"), "west never catches up")
+    await until(lambda: nothing_is_wrong(regions), "something stays wrong")
+    assert await name_of(west, user, max_staleness_ms=600_000) == "new"
+
+
+async def is_known(graph: Graph, user: int) -> bool:
+    return await graph.obj_get(user) is not None
+
+
+async def test_a_region_that_is_cut_off_serves_what_it_has_and_refuses_who_asks_for_more(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    user = await east.obj_add("user", {"name": "known"})
+    await until(lambda: is_known(west, user), "the object never came")
+    await regions.cut()
+    try:
+        await until(lambda: is_older(regions, "west", 2.0), "west does not grow older")
+        assert await name_of(west, user) == "known"
+        with pytest.raises((StaleRead, Unavailable, DeadlineExceeded, SomeFailed)):
+            await name_of(west, user, max_staleness_ms=1_500)
+        code, text = await status(regions, "--max-staleness", "2", "--json")
+        assert code == 1
+        assert [problem for problem in json.loads(text)["problems"] if problem.startswith("west: what is served")]
+    finally:
+        await regions.heal()
+    await until(lambda: is_fresh(regions, "west"), "west never catches up")
+    assert await name_of(west, user, max_staleness_ms=600_000) == "known"
