@@ -27,7 +27,6 @@ from tao.model.errors import (
     NotMine,
     ProtocolError,
     RequestError,
-    ShardBlocked,
     TaoError,
     TopologyError,
 )
@@ -126,7 +125,7 @@ class DeliveryPath:
         for shard, content, size in contents_of(translated, self._settings):
             self._queue(Part(receipt, shard, content, size), leaders)
         if proven_unix_ms:
-            for leader in leaders.up:
+            for leader in leaders.servers:
                 self._add(self._lane(leader.name), proof(receipt, proven_unix_ms))
         if not receipt.unacknowledged:
             self._finished += 1
@@ -202,7 +201,7 @@ class DeliveryPath:
 
     async def _turn(self, lane: Lane) -> None:
         """One relay, or one try of the held shards. Raises what makes the whole lane wait."""
-        if lane.failures or lane.routed_by != self._routes().version:
+        if lane.failures:
             self._route_anew(lane)
         wait_seconds = lane.retry_at - self._time()
         if lane.held and wait_seconds <= 0:
@@ -239,7 +238,7 @@ class DeliveryPath:
             if relay.source_unix_ms and self._others_owe(lane):
                 relay = msgspec.structs.replace(relay, source_unix_ms=0)
             await self._send(lane.leader, relay)
-        except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
+        except (RequestError, NotMine, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
             if not shards:
                 raise
@@ -350,11 +349,10 @@ class DeliveryPath:
 
     def _route_anew(self, lane: Lane) -> None:
         """Move the shards that are another leader's now, with all that is unacknowledged of them, in their order."""
-        lane.routed_by = self._routes().version
         leaders = self._routes().leaders(self._region)
         held, refused = set(lane.held), set(lane.refused)
         parts = lane.take_all()
-        stays = lane.leader in {server.name for server in leaders.up}
+        stays = lane.leader in {server.name for server in leaders.servers}
         for part in parts:
             home = None
             if is_proof(part):
