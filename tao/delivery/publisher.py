@@ -27,7 +27,8 @@ class Publisher:
         self._log = MessageLog(settings)
         self._streams: dict[int, Stream] = {}
         self._subscriptions: dict[str, Subscription] = {}
-        self._followed: dict[int, set[Subscription]] = {}
+        # In the order in which they came: the same requests then always have the same effects, in a simulation too.
+        self._followed: dict[int, dict[Subscription, None]] = {}
         self._resets_before = 0
         self._proven: dict[str, int] = {}
         self._proofs = 0
@@ -144,13 +145,13 @@ class Publisher:
 
     def follow(self, shard: int, subscription: Subscription) -> None:
         """Wake the subscription when the shard has news."""
-        self._followed.setdefault(shard, set()).add(subscription)
+        self._followed.setdefault(shard, {})[subscription] = None
 
     def unfollow(self, shard: int, subscription: Subscription) -> None:
         """No longer wake it for this shard."""
         followers = self._followed.get(shard)
         if followers is not None:
-            followers.discard(subscription)
+            followers.pop(subscription, None)
             if not followers:
                 del self._followed[shard]
 
