@@ -65,6 +65,11 @@ class TierRoutes:
         self._hosts: Final = hosts
         self._different: Final = tuple(shared.values())
 
+    @property
+    def up(self) -> tuple[CacheServer, ...]:
+        """The servers that are not marked down."""
+        return tuple(server for server in self.servers if not server.down)
+
     def hosts(self, shard: int) -> tuple[CacheServer, ...]:
         """Who serves the shard: its home, then its clones. Raises `InvalidArgument` for a shard that does not exist."""
         if 0 <= shard < len(self._hosts):
@@ -172,6 +177,16 @@ class Routes:
         if found is None:
             raise TopologyError(f"database {database.name!r} has no server in region {region!r}")
         return found
+
+    def binlog_server(self, database: str, region: str) -> DatabaseServer:
+        """Whose binlog tells a region of what was committed: its own server's, and while that is marked down the
+        master's, unless that is down, too. Raises `TopologyError`."""
+        found = next((each for each in self.topology.databases if each.name == database), None)
+        own = found.servers.get(region) if found is not None else None
+        if found is None or own is None:
+            raise TopologyError(f"database {database!r} has no server in region {region!r}")
+        master = found.servers[found.master_region]
+        return master if own.down and not master.down else own
 
     def master_region(self, shard: int) -> str:
         """The region whose server of the shard's database is writable. Raises `InvalidArgument`."""

@@ -43,6 +43,10 @@ class MariadbPosition:
         reached = self._reached.get(domain)
         return reached is not None and number <= reached[1]
 
+    def lacks(self, stored: str) -> bool:
+        """Whether something of that stored position is not behind us."""
+        return not all(map(self.includes, _words(stored)))
+
     def __str__(self) -> str:
         return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in sorted(self._reached.items()))
 
@@ -76,6 +80,10 @@ class MysqlPosition:
         intervals = self._intervals.get(uuid, [])
         at = bisect_right(intervals, number, key=_FIRST) - 1
         return at >= 0 and number <= intervals[at][1]
+
+    def lacks(self, stored: str) -> bool:
+        """Whether something of that stored position is not behind us."""
+        return bool(self.missing(MysqlPosition(stored)))
 
     def missing(self, other: MysqlPosition) -> list[str]:
         """The transactions of ``other`` that are not behind us, as runs ``uuid:first-last``."""

@@ -20,6 +20,12 @@ class BinlogLost(Unavailable):
     reason = "BINLOG_LOST"
 
 
+class BinlogMoved(Unavailable):
+    """Another server's binlog is to be read from now on, from the same position."""
+
+    reason = "BINLOG_MOVED"
+
+
 class BinlogUnusable(OperatorError):
     """The server's binlog is off or lacks what a tailer needs, or the account may not read it."""
 
@@ -56,6 +62,9 @@ class Position(Protocol):
     def includes(self, gtid: str) -> bool:
         """Whether the transaction was behind us already."""
 
+    def lacks(self, stored: str) -> bool:
+        """Whether something of that stored position is not behind us."""
+
 
 class BinlogSource(Protocol):
     """A database server's binlog."""
@@ -68,4 +77,5 @@ class BinlogSource(Protocol):
 
     def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
         """All transactions after ``position``, for ever, each batch being what is there. Connections that break are
-        made again. Raises `BinlogLost`, or `OperatorError` for what only a person can mend. One iteration at a time."""
+        made again. Raises `BinlogLost`, `BinlogMoved`, or `OperatorError` for what only a person can mend. One
+        iteration at a time."""

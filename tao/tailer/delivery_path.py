@@ -125,7 +125,7 @@ class DeliveryPath:
         for shard, content, size in contents_of(translated, self._settings):
             self._queue(Part(receipt, shard, content, size), leaders)
         if proven_unix_ms:
-            for leader in leaders.servers:
+            for leader in leaders.up:
                 self._add(self._lane(leader.name), proof(receipt, proven_unix_ms))
         if not receipt.unacknowledged:
             self._finished += 1
@@ -201,7 +201,7 @@ class DeliveryPath:
 
     async def _turn(self, lane: Lane) -> None:
         """One relay, or one try of the held shards. Raises what makes the whole lane wait."""
-        if lane.failures:
+        if lane.failures or lane.routed_by != self._routes().version:
             self._route_anew(lane)
         wait_seconds = lane.retry_at - self._time()
         if lane.held and wait_seconds <= 0:
@@ -349,10 +349,11 @@ class DeliveryPath:
 
     def _route_anew(self, lane: Lane) -> None:
         """Move the shards that are another leader's now, with all that is unacknowledged of them, in their order."""
+        lane.routed_by = self._routes().version
         leaders = self._routes().leaders(self._region)
         held, refused = set(lane.held), set(lane.refused)
         parts = lane.take_all()
-        stays = lane.leader in {server.name for server in leaders.servers}
+        stays = lane.leader in {server.name for server in leaders.up}
         for part in parts:
             home = None
             if is_proof(part):
@@ -372,6 +373,8 @@ class DeliveryPath:
                     lane.refused.add(part.shard)
             if not is_proof(part):
                 self._lane_of[part.shard] = (home, self._lane_of[part.shard][1])
+                if home is not lane:
+                    home.disprove()  # what waits there was no proof of what comes after it
             self._put(home, part)
         if not stays and lane.empty:
             self._lanes.pop(lane.leader, None)

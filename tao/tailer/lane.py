@@ -23,7 +23,7 @@ class Lane:
 
     __slots__ = (
         *("failures", "held", "held_tries", "leader", "parts", "proof", "refused", "retry_at", "running"),
-        *("sending", "sending_count", "woken"),
+        *("routed_by", "sending", "sending_count", "woken"),
     )
 
     def __init__(self, leader: str) -> None:
@@ -40,6 +40,8 @@ class Lane:
         self.held_tries = 0
         self.retry_at = 0.0
         """In the loop's time: when held shards are tried again."""
+        self.routed_by = 0
+        """The version of the topology by which its shards are this leader's."""
         self.running = False
         """A task sends."""
         self.sending: deque[Part] | None = None
@@ -62,6 +64,12 @@ class Lane:
             self.held.get(part.shard, self.parts).append(part)
         self.woken.set()
         return superfluous
+
+    def disprove(self) -> None:
+        """The proofs that wait prove nothing any more; a later one may."""
+        under_way = self.sending_count if self.parts is self.sending else 0
+        for part in (*islice(self.parts, under_way, None), *filter(None, (self.proof,))):
+            part.proven_unix_ms = 0
 
     def hold(self, shards: Iterable[int]) -> list[Part]:
         """Put the shards' parts aside, each shard's into a queue of its own. Returns superfluous proofs."""

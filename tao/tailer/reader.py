@@ -28,7 +28,7 @@ from tao.observability.logs import Logger
 from tao.storage.dialect import Dialect, dialect_of
 from tao.storage.gtid import GtidPosition, parse_position
 from tao.storage.session import ServerAccount
-from tao.tailer.binlog import BinlogLost, BinlogTransaction, Position
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, Position
 from tao.tailer.hand_off import HandOff
 from tao.tailer.server_state import connect, connection_settings, current_gtids, reading_error
 from tao.tailer.settings import ReaderSettings
@@ -46,13 +46,14 @@ class BinlogReader:
     """The `BinlogSource` of one database server. Counters may be read from the loop at any time."""
 
     def __init__(self, account: ServerAccount, server_id: int, settings: ReaderSettings, log: Logger) -> None:
-        self._account: Final = account
+        self._account = account
         self._server_id: Final = server_id
         self._settings: Final = settings
         self._log: Final = log
         self._dialect: Dialect | None = None
         self._transactions: Final = Transactions(settings.max_transaction_bytes)
         self._hand_off: HandOff | None = None
+        self._moved = BinlogMoved("another server's binlog is to be read")
         self.connected = False
         """The stream is open, as far as is known."""
         self.connections = 0
@@ -77,9 +78,18 @@ class BinlogReader:
         """Read and not yet taken, estimated."""
         return 0 if self._hand_off is None else self._hand_off.waiting_bytes
 
+    def read_from(self, account: ServerAccount) -> None:
+        """Another server's binlog from now on; `batches` under way end with `BinlogMoved`. Positions are as good there:
+        both are of one replication set."""
+        if account != self._account:
+            self._account = account
+            if self._hand_off is not None:
+                self._hand_off.stop()
+                self._hand_off.fail(self._moved)
+
     async def current_position(self) -> str:
         """See `BinlogSource`. Checks, too, that the binlog has what a tailer needs."""
-        return await asyncio.to_thread(self._current_position)
+        return await asyncio.to_thread(self._current_position, self._account)
 
     def position(self, stored: str) -> Position:
         """See `BinlogSource`; `current_position` must have been asked before: it tells which notation is spoken."""
@@ -89,7 +99,7 @@ class BinlogReader:
         """See `BinlogSource`."""
         hand_off = self._hand_off = HandOff(self._settings.hand_off_bytes)
         thread = threading.Thread(
-            target=self._run, args=(self._parse(position), hand_off), name="binlog reader", daemon=True
+            target=self._run, args=(self._account, self._parse(position), hand_off), name="binlog reader", daemon=True
         )
         thread.start()
         try:
@@ -104,27 +114,27 @@ class BinlogReader:
             raise InternalError("the server's kind is not known before current_position was asked")
         return parse_position(self._dialect, stored)
 
-    def _current_position(self) -> str:
+    def _current_position(self, account: ServerAccount) -> str:
         try:
-            connection = connect(self._account, self._settings)
+            connection = connect(account, self._settings)
             try:
                 self._dialect = dialect_of(connection.get_server_info())
                 return str(parse_position(self._dialect, current_gtids(connection, self._dialect)))
             finally:
                 connection.close()
         except (pymysql.err.MySQLError, OSError) as error:
-            raise reading_error(error, self._account.address, self._server_id) from error
+            raise reading_error(error, account.address, self._server_id) from error
 
     # ---- in the thread ---------------------------------------------------------------------------------------------
 
-    def _run(self, reached: GtidPosition, hand_off: HandOff) -> None:
+    def _run(self, account: ServerAccount, reached: GtidPosition, hand_off: HandOff) -> None:
         failures = 0
         while not hand_off.stopped.is_set():
             before = str(reached)
             try:
-                self._read(reached, hand_off)
+                self._read(account, reached, hand_off)
             except (pymysql.err.MySQLError, OSError) as error:
-                found = reading_error(error, self._account.address, self._server_id)
+                found = reading_error(error, account.address, self._server_id)
                 if hand_off.stopped.is_set():
                     return
                 if isinstance(found, BinlogLost | OperatorError):
@@ -146,7 +156,7 @@ class BinlogReader:
             )
             hand_off.stopped.wait(pause)
 
-    def _read(self, reached: GtidPosition, hand_off: HandOff) -> None:
+    def _read(self, account: ServerAccount, reached: GtidPosition, hand_off: HandOff) -> None:
         """One stream, until it breaks or the thread has to end."""
         opened: list[Any] = []
 
@@ -160,7 +170,7 @@ class BinlogReader:
 
         mariadb = self._dialect is Dialect.MARIADB
         stream = BinLogStreamReader(
-            connection_settings=connection_settings(self._account, self._settings),
+            connection_settings=connection_settings(account, self._settings),
             server_id=self._server_id,
             blocking=True,
             only_events=EVENTS,

@@ -12,6 +12,7 @@ from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.peers.links import Links, LinkSettings
+from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
@@ -50,12 +51,13 @@ class TailerServer:
         configuration = self._configuration = Configuration(
             await self._topology_file.load(), await self._schema_file.load(), self._log
         )
-        database, server = self._database()
+        database, server = self._database(), self._binlog_of(configuration.routes)
         credentials = Credentials(settings.name, "tailer", settings.token)
         links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
         configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
+        configuration.on_routes(lambda routes: self._reader.read_from(self._login(self._binlog_of(routes))))
         reader = self._reader = BinlogReader(
-            ServerAccount(server.host, server.port, settings.user, settings.password, server.socket),
+            self._login(server),
             settings.server_id or _UPPER_HALF | zlib.crc32(settings.name.encode()),
             settings.reader,
             self._log,
@@ -116,19 +118,27 @@ class TailerServer:
     def _spawn_lane(self, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, "lane")
 
-    def _database(self) -> tuple[Database, DatabaseServer]:
+    def _database(self) -> Database:
         settings = self._settings
         for database in self._configuration.routes.topology.databases:
             server = database.servers.get(settings.region)
             if server is not None and server.name == settings.database_server:
-                return database, server
+                return database
         raise TopologyError(
             f"{settings.topology_file} names no database server {settings.database_server!r} in region "
             f"{settings.region!r}; correct database_server or region in the tailer's settings"
         )
 
+    def _binlog_of(self, routes: Routes) -> DatabaseServer:
+        """The server whose binlog is read now, with the address that is good from this region."""
+        return routes.binlog_server(self._database().name, self._settings.region).seen_from(self._settings.region)
+
+    def _login(self, server: DatabaseServer) -> ServerAccount:
+        settings = self._settings
+        return ServerAccount(server.host, server.port, settings.user, settings.password, server.socket)
+
     def _shards(self) -> Iterable[int]:
-        for first, last in self._database()[0].shards:
+        for first, last in self._database().shards:
             yield from range(first, last + 1)
 
     def _not_ready(self) -> str:
@@ -143,6 +153,7 @@ class TailerServer:
             "role": "tailer",
             "region": self._settings.region,
             "database_server": self._settings.database_server,
+            "reads_from": self._binlog_of(self._configuration.routes).name,
             "topology_version": self._configuration.routes.version,
             "schema_hash": self._configuration.schema.version_hash,
             "trouble": tail.trouble,

@@ -78,6 +78,13 @@ class TailSettings:
     checkpoint_seconds: float = 0.2
     """Between two writes of the position. What a restart repeats is harmless, a sync of the disk is not free."""
 
+    behind_seconds: float = 10.0
+    """For a server to reach the position, after another one's binlog was read in its place. A replica is marked up when
+    it has all but caught up; after so long the region is made void instead, and goes on from where the server is."""
+
+    behind_poll_seconds: float = 0.1
+    """Between two looks at how far it is, each of which is a connection."""
+
     retry_seconds: float = 5.0
     """After a fault that a person has to mend, such as a server_id in use: soon enough to notice that it is mended."""
 

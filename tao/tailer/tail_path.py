@@ -18,7 +18,7 @@ from tao.model.errors import OperatorError, TaoError
 from tao.observability.logs import Logger
 from tao.planning.row_events import Translated, translate
 from tao.schema.registry import Schema
-from tao.tailer.binlog import BinlogLost, BinlogSource, BinlogTransaction, Position
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogSource, BinlogTransaction, Position
 from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.lag import Lag
@@ -92,6 +92,9 @@ class TailPath:
             while True:
                 try:
                     await self._follow(delivery)
+                except BinlogMoved as error:
+                    self.trouble = error.message
+                    self._log.info("binlog_moved", position=self.position)
                 except BinlogLost as error:
                     again, self._lost = self._lost, True
                     self.counts.lost_binlogs += 1
@@ -118,6 +121,7 @@ class TailPath:
             if stored is None:
                 await self._make_region_void(now, delivery)
             self._position = self._source.position(now if stored is None else stored)
+        await self._until_reached(now)
         position = self.position
         self._log.info("following_binlog", position=position)
         async with aclosing(self._source.batches(position)) as batches:
@@ -126,6 +130,18 @@ class TailPath:
                 self._lost = False
                 for transaction in batch:
                     await self._pass_on(transaction, delivery)
+
+    async def _until_reached(self, now: str) -> None:
+        """A replica whose master's binlog was read in its place may have to apply what was read already. One that does
+        not come to it has another history, or is no use: then all is void, and its present end is the position."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.behind_seconds
+        while self._source.position(now).lacks(position := self.position):
+            if loop.time() >= until:
+                raise BinlogLost(f"the server is at {now or 'nothing'}, and does not reach {position}")
+            self.trouble = f"the server is at {now or 'nothing'}, and has not reached {position} yet"
+            await asyncio.sleep(self._settings.behind_poll_seconds)
+            now = await self._source.current_position()
 
     async def _make_region_void(self, now: str, delivery: DeliveryPath) -> None:
         """No leader is waited for: until all have been told, nothing is acknowledged, hence no position stored."""

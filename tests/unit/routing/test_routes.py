@@ -103,6 +103,19 @@ def test_a_shard_is_in_one_database_with_a_server_in_each_region() -> None:
     assert routes.master_region(40) == "west"
 
 
+def test_a_regions_binlog_is_its_own_servers_and_the_masters_while_that_is_down() -> None:
+    def read_by_east(*down: str) -> str:
+        servers = {name: DatabaseServer(name=name, down=name in down) for name in ("east", "west")}
+        found = Database(name="d", master_region="west", servers=servers, shards=((0, 63),))
+        return Routes(msgspec.structs.replace(topology(), databases=(found,))).binlog_server("d", "east").name
+
+    assert read_by_east() == read_by_east("west") == "east"
+    assert read_by_east("east") == "west"
+    assert read_by_east("east", "west") == "east", "nothing is better elsewhere"
+    with pytest.raises(TopologyError, match="north"):
+        Routes(topology()).binlog_server("d1", "north")
+
+
 @pytest.mark.parametrize("shard", [-1, 64])
 def test_a_shard_that_does_not_exist_is_an_error_and_never_another_shards_answer(shard: int) -> None:
     routes = Routes(topology())

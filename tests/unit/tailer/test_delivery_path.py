@@ -16,6 +16,7 @@ from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.settings import DeliverySettings
+from tao.topology import edits
 from tests.rigs.leader_rig import make_id, make_topology
 
 QUICK = DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002)
@@ -290,3 +291,37 @@ async def test_relays_are_bounded_and_a_message_too_large_becomes_an_invalidatio
     await rig.path.drained()
     assert all(len(relay.changes[0].messages) <= 3 for _, relay in rig.leaders.told)
     await asyncio.gather(*rig.tasks)
+
+
+async def test_the_shards_of_a_leader_that_is_marked_down_are_told_to_its_stand_in_at_once(rig: Rig) -> None:
+    """Also while nothing has failed yet, and no time is proved to a leader that is down."""
+    rig.leaders.open.clear()
+    await rig.path.submit("t1", about(change(0, 1)))
+    await turns()
+    for version in (2, 3):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+    rig.routes = Routes(edits.mark_server(make_topology(2, leaders=BOTH), "leader-1", True))
+    await rig.path.submit("t4", about(), 5_000)
+    rig.leaders.open.set()
+    await rig.path.drained()
+    assert rig.leaders.versions(0, "leader-1") == [1], "under way when the mark came"
+    assert rig.leaders.versions(0, "leader-2") == [2, 3]
+    assert {leader for leader, relay in rig.leaders.told if relay.source_unix_ms} <= {"leader-2"}
+    assert rig.acknowledged == ["t1", "t2", "t3", "t4"]
+
+
+async def test_what_moves_behind_a_waiting_proof_is_not_proved_by_it(rig: Rig) -> None:
+    rig.leaders.open.clear()
+    await rig.path.submit("t1", about(change(1, 1)))
+    await rig.path.submit("t2", about(change(0, 1)))
+    await turns()  # one relay to each leader is under way
+    await rig.path.submit("t3", about(change(0, 2)))
+    await rig.path.submit("t4", about(), 5_000)
+    rig.routes = Routes(make_topology(2, leaders=BOTH | {0: ("leader-2",)}))
+    rig.leaders.open.set()
+    await rig.path.drained()
+    proofs = [relay for leader, relay in rig.leaders.told if leader == "leader-2" and relay.source_unix_ms]
+    assert not proofs
+    await rig.path.submit("t5", about(), 6_000)
+    await rig.path.drained()
+    assert rig.leaders.told[-1][1].source_unix_ms == 6_000

@@ -14,7 +14,7 @@ from tao.observability.logs import logger
 from tao.planning.row_events import RowEvent
 from tao.routing.routes import Routes
 from tao.storage.gtid import MariadbPosition
-from tao.tailer.binlog import BinlogLost, BinlogTransaction
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
 from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.lag import Lag
@@ -34,6 +34,7 @@ class Binlog:
         self.failures: list[Exception] = []
         self.more = asyncio.Event()
         self.opened_at: list[str] = []
+        self.behind = 0
 
     def commit(self, *events: RowEvent, void_all: bool = False, void: frozenset[int] = frozenset()) -> None:
         gtid = f"0-1-{len(self.held) + 1}"
@@ -47,7 +48,8 @@ class Binlog:
         self.more.set()
 
     async def current_position(self) -> str:
-        return f"0-1-{len(self.held)}" if self.held else ""
+        reached = len(self.held) - self.behind
+        return f"0-1-{reached}" if reached else ""
 
     def position(self, stored: str) -> MariadbPosition:
         return MariadbPosition(stored)
@@ -82,7 +84,9 @@ class Leaders:
 class Tailer:
     """One run of a tailer."""
 
-    def __init__(self, binlog: Binlog, folder: Path, retry_seconds: float = 0.001) -> None:
+    def __init__(
+        self, binlog: Binlog, folder: Path, retry_seconds: float = 0.001, behind_seconds: float = 60.0
+    ) -> None:
         self.leaders = Leaders()
         self.tasks: set[asyncio.Task[None]] = set()
         self.checkpoint = Checkpoint(folder, "db")
@@ -94,7 +98,12 @@ class Tailer:
             lambda: range(SHARDS),
             Lag(lambda: 2_000),
             lambda: 2_000,
-            TailSettings(checkpoint_seconds=0.001, retry_seconds=retry_seconds),
+            TailSettings(
+                checkpoint_seconds=0.001,
+                retry_seconds=retry_seconds,
+                behind_seconds=behind_seconds,
+                behind_poll_seconds=0.001,
+            ),
             logger("test"),
         )
 
@@ -277,3 +286,50 @@ async def test_a_leader_that_is_away_stops_neither_a_lost_nor_a_broken_binlog_fr
     assert tailer.void == [tuple(range(SHARDS))]
     assert tailer.versions[-1] == FIRST + 6
     await tailer.stop()
+
+
+async def test_another_servers_binlog_is_read_on_from_the_position_reached(tmp_path: Path) -> None:
+    binlog = Binlog()
+    binlog.commit(row(1))
+    tailer = Tailer(binlog, tmp_path, retry_seconds=60.0)
+    await tailer.until_stored("0-1-1")
+    binlog.fail(BinlogMoved("to the master's"))
+    binlog.commit(row(2))
+    await tailer.until_stored("0-1-2")
+    assert binlog.opened_at == ["0-1-1", "0-1-1"]
+    assert tailer.versions == [FIRST + 2]
+    assert tailer.tail.counts.lost_binlogs == 0
+    assert tailer.tail.trouble == ""
+
+
+async def test_a_server_that_has_not_applied_what_was_read_elsewhere_is_waited_for(tmp_path: Path) -> None:
+    binlog = Binlog()
+    for version in (1, 2, 3):
+        binlog.commit(row(version))
+    tailer = Tailer(binlog, tmp_path)
+    await tailer.until_stored("0-1-3")
+    binlog.behind = 2
+    binlog.fail(BinlogMoved("back to the replica's"))
+    async with asyncio.timeout(10):
+        while "has not reached 0-1-3" not in tailer.tail.trouble:  # noqa: ASYNC110 - a state of the tailer
+            await asyncio.sleep(0.001)
+    assert len(binlog.opened_at) == 1
+    binlog.behind = 0
+    binlog.commit(row(4))
+    await tailer.until_stored("0-1-4")
+    assert tailer.versions == [FIRST + 4]
+    assert tailer.void == [tuple(range(SHARDS))], "only at the first start"
+
+
+async def test_a_server_that_never_reaches_the_position_is_another_history_and_all_is_void(tmp_path: Path) -> None:
+    binlog = Binlog()
+    for version in (1, 2, 3):
+        binlog.commit(row(version))
+    tailer = Tailer(binlog, tmp_path, behind_seconds=0.01)
+    await tailer.until_stored("0-1-3")
+    binlog.behind = 2
+    binlog.fail(BinlogMoved("to the new master's"))
+    async with asyncio.timeout(10):
+        while len(tailer.void) < 2:  # noqa: ASYNC110 - a state of the tailer
+            await asyncio.sleep(0.001)
+    assert tailer.tail.counts.lost_binlogs == 1
