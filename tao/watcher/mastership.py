@@ -112,7 +112,7 @@ class Mastership:
         )
         if deed is not Deed.NOTHING:
             if settings.dry_run:
-                self._log.warning("would_act", database=name, deed=deed.value, server=server or master.name)
+                self._log.warning("would_act", database=name, deed=deed.value, target=server or master.name)
                 return
             self._doing[name] = asyncio.create_task(self._do(name, deed, server, sight), name=f"{deed} {name}")
 
@@ -175,7 +175,7 @@ class Mastership:
             deed=deed.value,
             seconds=round(seconds, 3),
             master=done.master if done else "",
-            server=server,
+            target=server,
             left=done.left if done else {},
             waits_for_replica=done.waits_for_replica if done else None,
         )
@@ -210,4 +210,6 @@ class Mastership:
                     await install_lease(session, lasts, deadline=replicas.soon())
             self._prepared.add(name)
         except TaoError as error:
-            self._log.info("lease_not_installed", server=name, reason=error.message)
+            self._log.debug(
+                "lease_not_installed", target=name, reason=error.message
+            )  # again and again while it is away

@@ -155,7 +155,7 @@ class WatcherServer:
         if not marks:
             return
         for mark in marks:
-            self._log.warning("mark", server=mark.server, down=mark.down, dry_run=self._settings.dry_run)
+            self._log.warning("mark", target=mark.server, down=mark.down, dry_run=self._settings.dry_run)
         if self._settings.dry_run:
             return
         before = self._topology
@@ -188,7 +188,7 @@ class WatcherServer:
 
     def _register(self, metrics: Metrics) -> None:
         mastership = self._mastership
-        metrics.gauge("active_watchers", "1 at the watcher that acts.", lambda: float(mastership.is_active))
+        metrics.gauge("active_info", "1 at the watcher that acts.", lambda: float(mastership.is_active))
         metrics.gauge_family(
             "deeds_total",
             "What was done about masters: lost ones replaced, closed ones opened, servers made replicas again.",

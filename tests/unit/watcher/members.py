@@ -1,0 +1,44 @@
+"""Servers of a replication set as tests state them."""
+
+from __future__ import annotations
+
+from tao.storage.dialect import Dialect
+from tao.storage.gtid import GtidSet
+from tao.storage.promotion import MemberState
+from tao.storage.replication import ReplicationStatus
+from tao.watcher.promotion_plan import Member
+
+
+def gtids(text: str) -> GtidSet:
+    return GtidSet(Dialect.MARIADB, text)
+
+
+def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationStatus:
+    return ReplicationStatus(
+        source="127.0.0.1:1",
+        receiving=receiving,
+        applying=True,
+        stopped=not receiving,
+        lag_seconds=lag,
+        received="",
+        executed="",
+        error="",
+    )
+
+
+def master(has: str | None, *, closed: bool = False, region: str = "east") -> Member:
+    """``has``: GTIDs; None when it does not answer."""
+    state = None if has is None else MemberState(closed, None, gtids(has), gtids(has))
+    return Member(f"{region}-db", region, state, "" if state else "refused", is_master=True)
+
+
+def replica(
+    region: str, has: str | None, *, received: str = "", receiving: bool = False, alone: bool = False
+) -> Member:
+    """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody."""
+    if has is None:
+        return Member(f"{region}-db", region, None, "refused")
+    status = None if alone else following(receiving=receiving)
+    return Member(
+        f"{region}-db", region, MemberState(True, status, gtids(has), GtidSet(Dialect.MARIADB, has, received))
+    )

@@ -1,0 +1,30 @@
+"""One hand at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tao.watcher.locks import FileLocks, LockTaken
+
+
+def test_a_lock_held_alone_is_nobody_else_s(tmp_path: Path) -> None:
+    one, other = (FileLocks(tmp_path / "topology.json") for _ in range(2))
+    with one.held("master-of-db", alone=True):
+        for alone in (True, False):
+            with pytest.raises(LockTaken), other.held("master-of-db", alone=alone):
+                pass
+        with other.held("master-of-another", alone=True):
+            pass
+    with other.held("master-of-db", alone=True):
+        pass
+
+
+def test_whoever_renews_a_lease_keeps_only_those_out_who_change_the_master(tmp_path: Path) -> None:
+    one, other = (FileLocks(tmp_path / "topology.json") for _ in range(2))
+    with one.held("master-of-db", alone=False):
+        with other.held("master-of-db", alone=False):
+            pass
+        with pytest.raises(LockTaken), other.held("master-of-db", alone=True):
+            pass

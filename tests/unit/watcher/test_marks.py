@@ -1,0 +1,89 @@
+"""Which marks a watcher sets: on whose word, and never the last one of a tier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.watcher.marks import Mark, Verdict, View, lag_verdict, wanted_marks, with_marks
+
+
+def server(name: str, *, down: bool = False) -> CacheServer:
+    return CacheServer(name=name, grpc="127.0.0.1:1", down=down)
+
+
+def topology(down: Iterable[str] = ()) -> Topology:
+    regions = tuple(
+        Region(
+            name=region,
+            leaders=Tier(
+                name="leaders", servers=tuple(server(f"{region}-l{n}", down=f"{region}-l{n}" in down) for n in (1, 2))
+            ),
+            followers=(
+                Tier(
+                    name="web", servers=tuple(server(f"{region}-f{n}", down=f"{region}-f{n}" in down) for n in (1, 2))
+                ),
+            ),
+        )
+        for region in ("east", "west")
+    )
+    servers = {region: DatabaseServer(name=f"{region}-db", down=f"{region}-db" in down) for region in ("east", "west")}
+    database = Database(name="db", master_region="east", servers=servers, shards=((0, 3),))
+    return Topology(version=1, shards=4, regions=regions, databases=(database,))
+
+
+def seen(**down: bool) -> View:
+    verdicts = {name.replace("_", "-"): Verdict.DOWN if is_down else Verdict.UP for name, is_down in down.items()}
+    return View("east", verdicts)
+
+
+def test_a_server_that_is_gone_is_marked_and_one_that_is_back_is_not_marked_any_more() -> None:
+    assert wanted_marks(topology(), seen(east_f1=True, east_f2=False), {}) == [Mark("east-f1", down=True)]
+    assert wanted_marks(topology(["east-f1"]), seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
+    assert wanted_marks(topology(["east-f1"]), seen(east_f1=True), {}) == []
+
+
+def test_what_a_watcher_is_not_sure_of_stays_as_it_is() -> None:
+    assert wanted_marks(topology(["east-f1"]), View("east", {"east-f1": Verdict.UNSURE}), {}) == []
+    assert wanted_marks(topology(), View("east", {}), {}) == []
+
+
+def test_the_last_server_of_a_tier_is_never_marked() -> None:
+    assert wanted_marks(topology(), seen(east_f1=True, east_f2=True), {}) == [Mark("east-f1", down=True)]
+    assert wanted_marks(topology(["east-f1"]), seen(east_f1=True, east_f2=True), {}) == []
+
+
+def test_servers_of_a_region_with_a_watcher_of_its_own_are_marked_only_on_its_word() -> None:
+    own = seen(west_f1=True, west_db=True)
+    agreeing = View("west", {"west-f1": Verdict.DOWN})
+    disagreeing = View("west", {"west-f1": Verdict.UP, "west-db": Verdict.UP})
+    assert wanted_marks(topology(), own, {}) == [Mark("west-f1", down=True), Mark("west-db", down=True)]
+    assert wanted_marks(topology(), own, {"west": agreeing}) == [Mark("west-f1", down=True)]
+    assert wanted_marks(topology(), own, {"west": disagreeing}) == []
+    assert wanted_marks(topology(), own, {"west": None}) == []
+    # It may see what cannot be seen from here.
+    assert wanted_marks(topology(), seen(), {"west": agreeing}) == [Mark("west-f1", down=True)]
+
+
+def test_a_master_is_replaced_and_not_marked() -> None:
+    assert wanted_marks(topology(), seen(east_db=True), {}) == []
+    assert wanted_marks(topology(["east-db"]), seen(east_db=False), {}) == [Mark("east-db", down=False)]
+
+
+def test_several_marks_are_one_change_of_the_topology() -> None:
+    changed = with_marks(topology(), [Mark("east-f1", down=True), Mark("west-db", down=True)])
+    assert changed.version == 2
+    assert changed.regions[0].followers[0].servers[0].down
+    assert changed.databases[0].servers["west"].down
+
+
+def test_a_replica_that_lags_is_marked_late_and_unmarked_later() -> None:
+    def verdict(lag: float | None, *, marked: bool) -> Verdict:
+        return lag_verdict(lag, marked, down_seconds=30, up_seconds=5)
+
+    assert [verdict(lag, marked=False) for lag in (0, 29, 30, None)] == [
+        *(Verdict.UP, Verdict.UP, Verdict.DOWN, Verdict.DOWN),
+    ]
+    assert [verdict(lag, marked=True) for lag in (30, 29, 6, 5)] == [
+        *(Verdict.DOWN, Verdict.UNSURE, Verdict.UNSURE, Verdict.UP),
+    ]
