@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sized
 from functools import partial
 
 from tao.delivery.publisher import Publisher
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
+from tao.leader.relay_path import RelayPath
+from tao.leader.touch_path import TouchPath
 from tao.leader.write_path import WritePath
 from tao.observability.metrics import Metrics
 from tao.peers.links import Links
@@ -18,9 +20,11 @@ def register_figures(
     ownership: Ownership,
     writes: WritePath,
     inverses: InversePath,
+    relays: RelayPath,
+    touches: TouchPath,
     publisher: Publisher,
     links: Links,
-    running_tasks: Callable[[], int],
+    tasks: Sized,
 ) -> None:
     """Have them collected with each scrape."""
     metrics.gauge_family(
@@ -45,6 +49,12 @@ def register_figures(
         "outcome",
         lambda: {"committed": writes.committed_transactions},
     )
+    metrics.gauge_family(
+        "foreign_keys_total",
+        "Keys that someone else changed: dropped from the caches, given a new version, told again for want of one.",
+        "event",
+        lambda: {"dropped": relays.dropped, "touched": touches.keys, "failed": touches.failed},
+    )
     metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: writes.waiting)
     metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(ownership.owned))
     for name, help_text in (
@@ -61,7 +71,7 @@ def register_figures(
         "peer",
         links.failures,
     )
-    metrics.gauge("running_tasks", "Tasks under way.", running_tasks)
+    metrics.gauge("running_tasks", "Tasks under way.", lambda: len(tasks))
 
 
 def _figure(publisher: Publisher, name: str) -> float:

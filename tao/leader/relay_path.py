@@ -1,21 +1,31 @@
 """What the region's tailer relays: every commit of the region's databases, whoever made it (DESIGN.md §7).
 
 The leader applies a relay before it forwards it, so that no subscriber can fill from here what the message has
-overtaken. Most of it this leader has told already, when it committed; versions make the second telling harmless. What
-was changed by someone who keeps no versions names no version to apply: the whole shard is void then.
+overtaken. Most of it this leader has told already, when it committed; versions make the second telling harmless.
+
+What was changed by someone who keeps no versions names no version to apply. Its keys are dropped at once, here and at
+the subscribers. A fill that is under way then may still bring the old value under the same version; so the owner of
+the shard *touches* them (`tao.leader.touch_path`), and the version that this gives them follows through the binlog into
+every region, in order, and makes an end of all older ones. A relay is acknowledged when its keys have been touched: one
+that the owner could not touch is told again, to the next owner if need be.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tao.delivery.publisher import Publisher
-from tao.model.changes import ShardInvalidation, ShardMessages
-from tao.model.errors import NotMine
-from tao.wire.convert import relay_from_pb
+from tao.leader.touch_path import TouchPath
+from tao.model.changes import ListInvalidation, ObjectInvalidation, ShardInvalidation, ShardMessages
+from tao.model.errors import InternalError, NotMine, TaoError
+from tao.model.ports import Clock
+from tao.model.relay import Touch, TouchKind
+from tao.model.versions import NEVER_WRITTEN
+from tao.wire.convert import error_to_pb, relay_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -28,6 +38,15 @@ class RelaySettings:
     """A binlog runs a few milliseconds ahead of what a SELECT sees. A value without a version step that is read again
     too early looks like the new one, so a shard is voided a second time after this."""
 
+    max_drops_per_shard: int = 256
+    """Keys of one shard in one relay that are dropped one by one. A relay takes along what has gathered while the one
+    before it was under way; more than this in so short a time is a bulk import, and the shard is voided as a whole. Its
+    keys are touched all the same."""
+
+    touched_keys_per_write: int = 256
+    """Keys that are given new versions, and lists counted, by one write: some ten milliseconds under lock, which writes
+    of the same keys wait for."""
+
 
 class RelayPath:
     """Relays, onto this leader's cache and its subscribers."""
@@ -35,42 +54,89 @@ class RelayPath:
     def __init__(
         self,
         serves: Callable[[int], bool],
+        hosts: Callable[[int], bool],
         apply: Callable[[ShardMessages], None],
         bump: Callable[[int], None],
+        touches: TouchPath,
         publisher: Publisher,
         version_epoch: Callable[[int], int],
         topology_version: Callable[[], int],
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: RelaySettings,
     ) -> None:
-        """``serves``: whether the shard is this leader's, owned or hosted. ``apply`` and ``bump``: of its cache."""
+        """``serves``: whether the shard is this leader's, owned or hosted; ``hosts``: whether its owner is in another
+        region. ``apply`` and ``bump``: of its cache."""
         self._serves: Final = serves
+        self._hosts: Final = hosts
         self._apply: Final = apply
         self._bump: Final = bump
+        self._touches: Final = touches
         self._publisher: Final = publisher
         self._version_epoch: Final = version_epoch
         self._topology_version: Final = topology_version
+        self._clock: Final = clock
+        self._spawn: Final = spawn
         self._settings: Final = settings
         self.messages = 0
         self.voided = 0
+        self.dropped = 0
+        """Keys dropped because someone else changed them."""
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Apply, forward, and acknowledge. Raises `NotMine`, with nothing applied, for a shard that is not served."""
+        """Apply, forward, touch, and acknowledge. Raises `NotMine`, with nothing applied, for a shard that is not
+        served."""
         relay = relay_from_pb(request.relay)
-        void = {touch.shard for touch in relay.touches} | set(relay.bulk_shards)
-        for shard in {messages.shard for messages in relay.changes} | void:
+        foreign = Counter(touch.shard for touch in relay.touches)
+        for shard in {messages.shard for messages in relay.changes} | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
                 raise NotMine(f"this leader does not serve shard {shard}", self._topology_version())
         for messages in relay.changes:
             self._apply(messages)
             self.messages += len(messages.messages)
         self._publisher.publish_all(relay.changes)
+        most = self._settings.max_drops_per_shard
+        void = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
         if void:
             self.void(void)
             asyncio.get_running_loop().call_later(self._settings.visible_after_seconds, self.void, void)
+        self._drop([touch for touch in relay.touches if touch.shard not in void])
         # Of another topology the tailer may have told another leader what it says here that all have been told.
         if relay.source_unix_ms and request.topology_version == self._topology_version():
             self._publisher.prove(relay.source, relay.source_unix_ms)
-        reply.send(pb.Answer(relayed=pb.Relayed()))
+        own = [touch for touch in relay.touches if not self._hosts(touch.shard)]
+        if own:
+            self._spawn(self._touch(own, self._clock.monotonic() + request.deadline_ms / 1000, reply))
+        else:
+            reply.send(pb.Answer(relayed=pb.Relayed()))
+
+    async def _touch(self, touches: Sequence[Touch], deadline: float, reply: Reply) -> None:
+        try:
+            await self._touches.touch(touches, deadline)
+        except TaoError as error:
+            reply.send(pb.Answer(error=error_to_pb(error)))
+        except Exception as error:
+            failure = InternalError(f"{type(error).__name__} while touching keys; see the leader's log")
+            reply.send(pb.Answer(error=error_to_pb(failure)))
+            raise
+        else:
+            reply.send(pb.Answer(relayed=pb.Relayed()))
+
+    def _drop(self, touches: Iterable[Touch]) -> None:
+        """Forget these keys, whatever their version, here and at all subscribers."""
+        by_shard: dict[int, list[ObjectInvalidation | ListInvalidation]] = {}
+        for touch in touches:
+            by_shard.setdefault(touch.shard, []).append(
+                ObjectInvalidation(touch.id, NEVER_WRITTEN)
+                if touch.kind is TouchKind.OBJECT
+                else ListInvalidation(touch.id, touch.atype, NEVER_WRITTEN)
+            )
+        for shard, dropped in by_shard.items():
+            # No version epoch: what is older than the cache's own drops its key and tells nothing.
+            messages = ShardMessages(shard, 0, tuple(dropped))
+            self._apply(messages)
+            self._publisher.publish(messages)
+            self.dropped += len(dropped)
 
     def void(self, shards: Iterable[int]) -> int:
         """Bulk invalidation, here and at all subscribers, of the served ones among these shards. Returns how many."""

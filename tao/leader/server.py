@@ -25,6 +25,7 @@ from tao.leader.relay_path import RelayPath
 from tao.leader.service import LeaderService
 from tao.leader.settings import LeaderSettings
 from tao.leader.settling import CopyFence, SettlingLeaders
+from tao.leader.touch_path import TouchPath, touched_floor
 from tao.leader.write_path import WritePath
 from tao.model.errors import InvalidArgument, TaoError, TopologyError
 from tao.model.rows import ShardRow
@@ -177,13 +178,22 @@ class LeaderServer:
             settings.forwarding,
             budget,
         )
+        self._touches = TouchPath(
+            lambda write, deadline: writes.commit(write, deadline, both_sides=True),
+            lambda touch: touched_floor(cache, touch, clock.monotonic()),
+            settings.relays.touched_keys_per_write,
+        )
         relays = self._relays = RelayPath(
             self._serves,
+            lambda shard: shard in hosting.hosted,
             lambda messages: apply_messages(cache, clock, messages, insert=False),
             cache.bump_shard,
+            self._touches,
             self._publisher,
             cache.version_epoch,
             lambda: configuration.routes.version,
+            clock,
+            self._spawn("touch"),
             settings.relays,
         )
         impatient = dataclasses.replace(settings.misses, max_rereads=3)
@@ -242,7 +252,9 @@ class LeaderServer:
             lambda: [database.name for database in configuration.routes.topology.databases],
             clock,
         )
-        register_figures(metrics, ownership, writes, inverses, self._publisher, self._links, lambda: len(self._tasks))
+        register_figures(
+            metrics, ownership, writes, inverses, relays, self._touches, self._publisher, self._links, self._tasks
+        )
         register_standings(metrics, "link", "peer", self._links.standings)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_standings(metrics, "database", "database_server", pools.standings, pool=pool)
@@ -270,6 +282,7 @@ class LeaderServer:
                 "hosted_shards": len(hosting.hosted),
                 "relayed_messages": relays.messages,
                 "voided_shards": relays.voided,
+                "foreign_keys": {"dropped": relays.dropped, "touched": self._touches.keys},
                 **freshness.summary(),
                 "reads_sent_to_master_region": self._source.sent_away,
                 "writes": {

@@ -19,7 +19,7 @@ from tao.delivery.publisher import Publisher
 from tao.leader.messages import by_shard
 from tao.leader.ownership import Ownership
 from tao.leader.transaction_ends import ShardLost, commit_or_unknown
-from tao.model.changes import Change, Message, ShardMessages
+from tao.model.changes import Message, ShardMessages
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
@@ -32,7 +32,7 @@ from tao.model.errors import (
 from tao.model.ids import SHARD_SHIFT, IdAllocator
 from tao.model.ports import Clock, WriteStore
 from tao.model.rows import IntentRow, ShardRow
-from tao.model.writes import AssocAdd, ForgetIntent, ObjAdd, ObjUpdate, SettleEdge, Write, WriteOutcome
+from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
 from tao.planning.lanes import LaneScheduler
 from tao.planning.write_plan import (
@@ -40,8 +40,10 @@ from tao.planning.write_plan import (
     Plan,
     PlannedWrite,
     coordinating_shard,
+    data_bytes_of,
     keys_of,
     lane_keys,
+    mixes_touches,
     plan,
     shards_of,
     validate,
@@ -175,7 +177,9 @@ class WritePath:
         self._last_ticket += 1
         ticket = self._last_ticket
         done: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
-        self._lanes.offer(ticket, row.master_server, lane_keys(planned, schema), shards, sub_write, _data_bytes(write))
+        self._lanes.offer(
+            ticket, row.master_server, lane_keys(planned, schema), shards, sub_write, data_bytes_of(write)
+        )
         self._waiting[ticket] = _Waiting(planned, shards, row.master_server, deadline, done)
         self._pump_soon(row.master_server)
         late = done.get_loop().call_later(deadline - self._clock.monotonic(), self._refuse_in_line, ticket)
@@ -223,6 +227,9 @@ class WritePath:
         batch = {ticket: self._waiting[ticket] for ticket in tickets if ticket in self._waiting}
         if not batch:
             self._lanes.finished(tickets)
+            return
+        if len(batch) > 1 and mixes_touches([waiting.planned for waiting in batch.values()], self._schema()):
+            await self._run_one_by_one(server, tickets, batch)
             return
         began = self._clock.monotonic()
         try:
@@ -345,7 +352,7 @@ class WritePath:
     def _carried(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:
         return next(iter(by_shard((message,), rows, self._settings.inline_object_bytes)))
 
-    def _tell_caches(self, changes: Sequence[Change], rows: dict[int, ShardRow]) -> None:
+    def _tell_caches(self, changes: Sequence[Message], rows: dict[int, ShardRow]) -> None:
         # Given up while this was committed: its next owner, which may be this leader again, begins with an empty cache
         # and a new stream after this commit, and may have gone on to later versions. There is nobody to tell.
         owned = self._ownership.owned
@@ -356,7 +363,7 @@ class WritePath:
         ]
         now = self._clock.monotonic()
         for change in told:
-            self._cache.apply(change, rows[change.shard].version_epoch, now, insert=True)
+            self._cache.apply_message(change, rows[change.shard].version_epoch, now, insert=True)
         self._publisher.publish_all(by_shard(told, rows, self._settings.inline_object_bytes))
 
     def _without(self, tickets: list[int], shard: int, error: TaoError) -> None:
@@ -385,14 +392,6 @@ class WritePath:
 
 def _nobody_observes(_: float) -> None:
     """Until the server wires a metric in."""
-
-
-def _data_bytes(write: Write) -> int:
-    match write:
-        case ObjAdd(data=data) | AssocAdd(data=data) | SettleEdge(data=data) | ObjUpdate(patch=data):
-            return len(data)
-        case _:
-            return 0
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:

@@ -59,22 +59,26 @@ class IntentRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class WriteKeys:
-    """The rows that a batch of writes has to lock and read. A list's own row is read with its edges."""
+    """The rows that a batch of writes has to lock and read. A list's own row is read with its edges. The edges of
+    ``recounts`` are counted, in the database, with the row of the list."""
 
     objects: set[int] = field(default_factory=set)
     lists: set[ListKey] = field(default_factory=set)
     edges: set[EdgeKey] = field(default_factory=set)
     intents: set[IntentKey] = field(default_factory=set)
+    recounts: set[ListKey] = field(default_factory=set)
 
 
 @dataclass(slots=True)
 class ExistingRows:
-    """The locked rows; what is missing here does not exist."""
+    """The locked rows; what is missing here does not exist. ``recounted``: how many edges a list has, and the highest
+    version that one of them was written at."""
 
     objects: dict[int, ObjectRow] = field(default_factory=dict)
     lists: dict[ListKey, ListRow] = field(default_factory=dict)
     edges: dict[EdgeKey, Edge] = field(default_factory=dict)
     intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
+    recounted: dict[ListKey, ListRow] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

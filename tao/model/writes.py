@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from tao.model.errors import TaoError
+from tao.model.relay import Touch
 
 
 class ObjAdd(msgspec.Struct, frozen=True, tag="obj_add"):
@@ -88,7 +89,17 @@ class ForgetIntent(msgspec.Struct, frozen=True, tag="forget_intent"):
     token: int
 
 
-Write = ObjAdd | ObjUpdate | ObjDelete | AssocAdd | AssocDelete | AssocChangeType | SettleEdge | ForgetIntent
+class TouchKeys(msgspec.Struct, frozen=True, tag="touch"):
+    """Someone who keeps no versions has changed these keys of ``shard``: give each a new version, and each list the
+    count that its edges have. An object whose row is gone leaves a tombstone."""
+
+    shard: int
+    touches: tuple[Touch, ...]
+
+
+Write = (
+    ObjAdd | ObjUpdate | ObjDelete | AssocAdd | AssocDelete | AssocChangeType | SettleEdge | ForgetIntent | TouchKeys
+)
 
 
 class WriteOutcome(msgspec.Struct):

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from tao.model.errors import UnknownType
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
+from tao.model.relay import Touch, TouchKind
 from tao.model.rows import IntentKey, WriteKeys
 from tao.model.writes import (
     AssocAdd,
@@ -24,9 +26,13 @@ from tao.model.writes import (
     ObjDelete,
     ObjUpdate,
     SettleEdge,
+    TouchKeys,
     Write,
 )
 from tao.schema.registry import Schema
+
+TOUCHED_KEY_BYTES: Final = 8 << 10
+"""What a touched key counts for among data: its edges are counted one by one, under lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,8 @@ def coordinating_shard(write: Write, schema: Schema) -> int:
             return home >> SHARD_SHIFT
         case AssocAdd(id1=home) | AssocDelete(id1=home) | AssocChangeType(id1=home) | SettleEdge(id1=home):
             return home >> SHARD_SHIFT
+        case TouchKeys(shard=shard):
+            return shard
 
 
 def shards_of(write: Write, schema: Schema) -> frozenset[int]:
@@ -110,12 +118,50 @@ def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
             return frozenset((home,))
         case ForgetIntent(low_id=low, high_id=high):
             return frozenset((IntentKey(low, high),))
+        case TouchKeys(touches=touches):
+            return frozenset(touched_key(touch) for touch in touches)
         case _:
             pair = coordinator_side(write, schema)
             keys: list[Hashable] = [ListKey(edge.id1, edge.atype) for edge in _edges_within(planned, pair, schema)]
             if pair is not None:
                 keys.append(IntentKey(*pair))
             return frozenset(keys)
+
+
+def touched_key(touch: Touch) -> int | ListKey:
+    """The object's id, or the list."""
+    return touch.id if touch.kind is TouchKind.OBJECT else ListKey(touch.id, touch.atype)
+
+
+def mixes_touches(writes: Sequence[PlannedWrite], schema: Schema) -> bool:
+    """Whether one of the writes changes a key that another touches. Who reads the binlog could not tell such a
+    transaction from a foreign one, and would have the key touched again."""
+    touched: set[Hashable] = set()
+    for planned in writes:
+        if isinstance(planned.write, TouchKeys):
+            touched |= lane_keys(planned, schema)
+    if not touched:
+        return False
+    for planned in writes:
+        if not isinstance(planned.write, TouchKeys):
+            try:
+                keys = lane_keys(planned, schema)
+            except UnknownType:
+                continue  # its own write fails of it
+            if not touched.isdisjoint(keys):
+                return True
+    return False
+
+
+def data_bytes_of(write: Write) -> int:
+    """How much of a transaction the write takes up, in bytes of data."""
+    match write:
+        case ObjAdd(data=data) | AssocAdd(data=data) | SettleEdge(data=data) | ObjUpdate(patch=data):
+            return len(data)
+        case TouchKeys(touches=touches):
+            return TOUCHED_KEY_BYTES * len(touches)
+        case _:
+            return 0
 
 
 def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
@@ -131,6 +177,13 @@ def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
                 keys.objects.add(home)
             case ForgetIntent(low_id=low, high_id=high):
                 keys.intents.add(IntentKey(low, high))
+            case TouchKeys(touches=touches):
+                for key in map(touched_key, touches):
+                    if isinstance(key, int):
+                        keys.objects.add(key)
+                    elif schema.knows_atype(key.atype):
+                        keys.lists.add(key)
+                        keys.recounts.add(key)
             case _:
                 try:
                     pair = coordinator_side(write, schema)

@@ -7,8 +7,9 @@ keys the current write named, and which edges were written at the coordinator's 
 
 from __future__ import annotations
 
-from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ObjectRow
+from tao.model.versions import NEVER_WRITTEN
 
 TouchedKey = int | ListKey
 """An object by its id, or a list."""
@@ -17,9 +18,10 @@ TouchedKey = int | ListKey
 class Draft:
     """``objects``, ``lists`` and ``intents`` hold what was written so far, on top of ``existing``; what is in
     ``objects`` or ``lists`` may equal the stored row. ``one_sided``: by pair, the coordinator's edges that were written
-    without their mirrors. ``touched``: the keys that the current write named."""
+    without their mirrors. ``touched``: the keys that the current write named. ``raised``: keys whose version must rise
+    above this one, whether or not their rows change."""
 
-    __slots__ = ("existing", "intents", "lists", "objects", "one_sided", "touched")
+    __slots__ = ("existing", "intents", "lists", "objects", "one_sided", "raised", "touched")
 
     def __init__(self, existing: ExistingRows) -> None:
         self.existing = existing
@@ -28,6 +30,7 @@ class Draft:
         self.intents: dict[IntentKey, IntentRow | None] = {}
         self.one_sided: dict[IntentKey, set[EdgeKey]] = {}
         self.touched: list[TouchedKey] = []
+        self.raised: dict[TouchedKey, int] = {}
 
     def object(self, object_id: int) -> ObjectRow | None:
         """The object's row as it is now. The write names it."""
@@ -58,6 +61,16 @@ class Draft:
     def name_list(self, key: EdgeKey) -> None:
         """The write names the edge's list without changing it."""
         self.touched.append(ListKey(key.id1, key.atype))
+
+    def raise_version(self, key: TouchedKey, above: int) -> None:
+        """Have the key's version rise, a list's count be what its edges are. An object without a row gets a tombstone.
+        The write names the key."""
+        self.raised[key] = max(above, self.raised.get(key, NEVER_WRITTEN))
+        if isinstance(key, int):
+            self.objects[key] = self.object(key) or ObjectRow(key, ABSENT, NEVER_WRITTEN, True, b"")
+        else:
+            self.touched.append(key)
+            self.lists.setdefault(key, {})
 
     def intent(self, key: IntentKey) -> IntentRow | None:
         """The pair's intent as it is now."""

@@ -18,6 +18,7 @@ from tao.model.writes import (
     ObjDelete,
     ObjUpdate,
     SettleEdge,
+    TouchKeys,
     Write,
 )
 from tao.schema.codec import validate_data, validate_patch
@@ -60,6 +61,8 @@ def validate(write: Write, schema: Schema) -> None:
             _check_ends(low, high)
             if low >= high or token < 0:
                 raise InvalidArgument(f"({low}, {high}, token {token}) names no intent: low_id < high_id, token ≥ 0")
+        case TouchKeys():
+            pass  # names rows that exist, whoever made them
 
 
 def _check_ends(id1: int, id2: int) -> None:

@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.changes import Change, ListChange, ListInvalidation, ObjectInvalidation
+from tao.model.changes import Change, ListInvalidation, ObjectChange, ObjectInvalidation
 from tao.model.errors import RequestError, RetryableError, UnknownType
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
-from tao.model.versions import NEVER_WRITTEN, next_version
+from tao.model.versions import NEVER_WRITTEN, epoch_of, next_version
 from tao.model.writes import (
     AssocAdd,
     AssocChangeType,
@@ -29,16 +29,20 @@ from tao.model.writes import (
     ObjDelete,
     ObjUpdate,
     SettleEdge,
+    TouchKeys,
     WriteOutcome,
 )
 from tao.planning.coordination import (
     PlannedWrite,
     coordinating_shard,
     coordinator_side,
+    data_bytes_of,
     edges_of,
     keys_of,
     lane_keys,
+    mixes_touches,
     shards_of,
+    touched_key,
 )
 from tao.planning.draft import Draft, TouchedKey
 from tao.planning.edge_writes import (
@@ -63,9 +67,11 @@ __all__ = [
     "coordinating_shard",
     "coordinator_edges_of",
     "coordinator_side",
+    "data_bytes_of",
     "edges_of",
     "keys_of",
     "lane_keys",
+    "mixes_touches",
     "plan",
     "settle_writes",
     "shards_of",
@@ -80,15 +86,15 @@ _NEW_LIST: Final = ListRow(0, NEVER_WRITTEN)
 class Plan:
     """What one transaction writes, and what to tell whom. All lists but ``changes`` have one entry per write.
 
-    ``changes``: one per key whose rows change, objects by id, then lists by key. ``changes_of``: indexes into it of
-    the keys that the write named, also when another write of the batch changed them. ``unchanged_of``: for the keys
-    it named that nobody changed, the version that the writer's caches must not fall short of. ``intents``: the intent
-    under which the write's mirror is owed, as it stands after the transaction (None: nothing is owed). ``settles``:
-    the writes that settle this intent; None when it covers edges that were not read here, so that
-    `coordinator_edges_of` it must be read first."""
+    ``changes``: one per key whose rows change, objects by id, then lists by key, then the lists that were touched.
+    ``changes_of``: indexes into it of the keys that the write named, also when another write of the batch changed
+    them. ``unchanged_of``: for the keys it named that nobody changed, the version that the writer's caches must not
+    fall short of. ``intents``: the intent under which the write's mirror is owed, as it stands after the transaction
+    (None: nothing is owed). ``settles``: the writes that settle this intent; None when it covers edges that were not
+    read here, so that `coordinator_edges_of` it must be read first."""
 
     rows: RowChanges
-    changes: tuple[Change, ...]
+    changes: tuple[Change | ListInvalidation, ...]
     outcomes: list[WriteOutcome]
     changes_of: list[tuple[int, ...]]
     unchanged_of: list[tuple[Invalidation, ...]]
@@ -127,7 +133,8 @@ def plan(
             named.append(draft.touched)
             pairs.append(pair)
     rows = RowChanges()
-    changes = net_changes(_write_objects(draft, shards, rows), _write_lists(draft, shards, rows))
+    lists, touched = _write_lists(draft, shards, rows)
+    changes = (*net_changes(_write_objects(draft, shards, rows), lists), *touched)
     _write_intents(draft, rows, now_unix_ms)
     changes_of, unchanged_of = _shares(existing, changes, named)
     intents = [None if pair is None else draft.intent(pair) for pair in pairs]
@@ -194,23 +201,35 @@ def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: 
             return set_settled_edge(draft, write)
         case ForgetIntent() as write:
             return forget_intent(draft, write)
+        case TouchKeys() as write:
+            for touch in write.touches:
+                key = touched_key(touch)
+                # Of a type that has left the schema nobody reads, and its table is not known.
+                if isinstance(key, int) or schema.knows_atype(key.atype):
+                    draft.raise_version(key, touch.version)
+            return WriteOutcome(found=True)
 
 
 def _write_objects(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges) -> list[ObjectImages]:
     images: list[ObjectImages] = []
     for object_id, row in draft.objects.items():
         before = draft.existing.objects.get(object_id)
-        if row == before:
+        raised = draft.raised.get(object_id)
+        if row == before and raised is None:
             continue
-        version = next_version(row.version, shards[object_id >> SHARD_SHIFT].version_epoch)
+        version = _above(row.version, shards[object_id >> SHARD_SHIFT].version_epoch, raised or NEVER_WRITTEN)
         after = ObjectRow(object_id, row.otype, version, row.deleted, row.data)
         rows.put_objects.append(after)
         images.append(ObjectImages(before, after))
     return images
 
 
-def _write_lists(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges) -> list[ListImages]:
+def _write_lists(
+    draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges
+) -> tuple[list[ListImages], list[ListInvalidation]]:
+    """The lists that were written, and those that were touched: what someone else did to these no change can tell."""
     images: list[ListImages] = []
+    touched: list[ListInvalidation] = []
     stored_lists, stored_edges = draft.existing.lists, draft.existing.edges
     put_edges, delete_edges = rows.put_edges, rows.delete_edges
     for key, edges in draft.lists.items():
@@ -227,15 +246,26 @@ def _write_lists(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges)
             else:
                 put_edges[edge_key] = edge
                 grown += previous is None
-        if not changed:
+        raised = draft.raised.get(key)
+        if not changed and raised is None:
             continue
-        before = stored_lists.get(key, _NEW_LIST)
-        version = next_version(before.version, shards[key.id1 >> SHARD_SHIFT].version_epoch)
-        # Rows changed by hand can leave a count too low; below zero it would fail everybody's transaction.
-        after = ListRow(max(0, before.count + grown), version)
+        before, epoch = stored_lists.get(key, _NEW_LIST), shards[key.id1 >> SHARD_SHIFT].version_epoch
+        if raised is None:
+            # Rows changed by hand can leave a count too low; below zero it would fail everybody's transaction.
+            after = ListRow(max(0, before.count + grown), next_version(before.version, epoch))
+            images.append(ListImages(key, before, after, changed))
+        else:
+            counted = draft.existing.recounted.get(key, _NEW_LIST)
+            after = ListRow(counted.count + grown, _above(before.version, epoch, raised, counted.version))
+            touched.append(ListInvalidation(key.id1, key.atype, after.version))
         rows.put_lists[key] = after
-        images.append(ListImages(key, before, after, changed))
-    return images
+    return images, touched
+
+
+def _above(before: int, epoch: int, *seen: int) -> int:
+    """The next version, above all that were seen. One of an epoch that is not the shard's yet is somebody's invention:
+    to follow it would make it everybody's."""
+    return next_version(max([before, *(version for version in seen if epoch_of(version) <= epoch)]), epoch)
 
 
 def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
@@ -258,12 +288,12 @@ def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
 
 
 def _shares(
-    existing: ExistingRows, changes: Sequence[Change], named: Sequence[Sequence[TouchedKey]]
+    existing: ExistingRows, changes: Sequence[Change | ListInvalidation], named: Sequence[Sequence[TouchedKey]]
 ) -> tuple[list[tuple[int, ...]], list[tuple[Invalidation, ...]]]:
     """For each write, of the keys it named: the changes, and the versions of those that nobody changed."""
     places: dict[TouchedKey, int] = {}
     for index, change in enumerate(changes):
-        places[ListKey(change.id1, change.atype) if isinstance(change, ListChange) else change.id] = index
+        places[change.id if isinstance(change, ObjectChange) else ListKey(change.id1, change.atype)] = index
     changes_of: list[tuple[int, ...]] = []
     unchanged_of: list[tuple[Invalidation, ...]] = []
     for keys in named:

@@ -71,6 +71,10 @@ class Schema:
             raise _unknown("association", key, self._assocs, "object", self._objects)
         return found
 
+    def knows_atype(self, number: int) -> bool:
+        """Whether an association type of this number exists."""
+        return number in self._assocs
+
     def inverse_of(self, atype: AssocType) -> AssocType | None:
         """The type of the edge the other way (maybe ``atype`` itself), or None when edges of it have no inverse."""
         return None if atype.inverse is None else self._assocs[atype.inverse]

@@ -24,6 +24,7 @@ _OBJECT: Final = 0
 _LIST: Final = 1
 _EDGE: Final = 2
 _INTENT: Final = 3
+_RECOUNT: Final = 4
 
 _PACKET_DATA_BYTES: Final = 4 << 20
 """Data in one packet: escaped, it may double, and MariaDB takes no packet above 16 MB."""
@@ -72,8 +73,12 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
         by_list = edges[edge.id1 >> SHARD_SHIFT].setdefault(edge_tables(edge.atype), defaultdict(list))
         by_list[ListKey(edge.id1, edge.atype)].append(edge.id2)
     lists: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for key in sorted(keys.lists | {ListKey(edge.id1, edge.atype) for edge in keys.edges}):
+    for key in sorted(keys.lists | keys.recounts | {ListKey(edge.id1, edge.atype) for edge in keys.edges}):
         lists[key.id1 >> SHARD_SHIFT][key.id1].append(key.atype)
+    recounts: dict[int, dict[str, dict[int, list[int]]]] = defaultdict(dict)
+    for key in sorted(keys.recounts):
+        by_id1 = recounts[key.id1 >> SHARD_SHIFT].setdefault(edge_tables(key.atype), defaultdict(list))
+        by_id1[key.id1].append(key.atype)
     intents: dict[int, list[IntentKey]] = defaultdict(list)
     for pair in sorted(keys.intents):
         intents[pair.low_id >> SHARD_SHIFT].append(pair)
@@ -104,6 +109,16 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
                 f"WHERE {' OR '.join(where.parts)} FOR UPDATE)",
                 *where.values,
             )
+        for table, recounted in sorted(recounts.get(shard, {}).items()):
+            where = StatementText()
+            for id1, atypes in recounted.items():
+                where.add("(id1 = %s AND atype IN %s)", id1, atypes)
+            # Locking: what another has written and not committed yet would else be missed, or counted too early.
+            text.add(
+                f"(SELECT {_RECOUNT}, id1, atype, COUNT(*), MAX(version), NULL FROM {schema}.{table} "
+                f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} GROUP BY id1, atype LOCK IN SHARE MODE)",
+                *where.values,
+            )
         if shard in intents:
             where = StatementText()
             for pair in intents[shard]:
@@ -132,6 +147,8 @@ def existing_rows(rows: Iterable[Row]) -> ExistingRows:
             existing.lists[ListKey(a, b)] = ListRow(c, d)
         elif kind == _EDGE:
             existing.edges[EdgeKey(a, b, c)] = Edge(c, d, e)
+        elif kind == _RECOUNT:
+            existing.recounted[ListKey(a, b)] = ListRow(c, d)
         else:
             existing.intents[IntentKey(a, b)] = intent_row((a, b, e, c, d))
     return existing

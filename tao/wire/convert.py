@@ -33,6 +33,7 @@ from tao.model.writes import (
     ObjDelete,
     ObjUpdate,
     SettleEdge,
+    TouchKeys,
     Write,
     WriteOutcome,
 )
@@ -227,7 +228,8 @@ def relay_from_pb(relay: pb.Relay) -> Relay:
 
 
 def write_to_pb(write: Write) -> pb.Write:
-    """A write on its way to (another) leader. `ForgetIntent` is a leader's own affair and never travels."""
+    """A write on its way to (another) leader. `ForgetIntent` and `TouchKeys` are a leader's own
+    affair and never travel."""
     match write:
         case ObjAdd():
             return pb.Write(obj_add=pb.ObjAdd(id=write.id, otype=write.otype, data=write.data))
@@ -250,6 +252,8 @@ def write_to_pb(write: Write) -> pb.Write:
             return pb.Write(settle_edge=settle)
         case ForgetIntent():
             raise TypeError("ForgetIntent is planned by the leader that holds the intent and is not sent")
+        case TouchKeys():
+            raise TypeError("TouchKeys is planned by the leader of the shard and is not sent")
 
 
 def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:

@@ -17,7 +17,7 @@ from tao.devcluster.database import DatabaseInstance, InstanceSettings
 from tao.devcluster.server_binary import find_server_binary
 from tao.devcluster.server_options import Durability, ServerOptions
 from tao.devcluster.template import default_cache_folder
-from tao.model.changes import Change, Message
+from tao.model.changes import Change, ListInvalidation, Message
 from tao.model.errors import TaoError
 from tao.model.rows import WriteKeys
 from tao.model.writes import Write
@@ -110,7 +110,7 @@ class BinlogRig:
         await until(lambda: following.reader.connected or following.failure is not None)
         return following
 
-    async def write(self, *writes: Write) -> Sequence[Change]:
+    async def write(self, *writes: Write) -> Sequence[Change | ListInvalidation]:
         """One transaction, as a leader does it; its changeset."""
         planned = [PlannedWrite(write, True) for write in writes]
         shards = sorted({shard for write in writes for shard in shards_of(write, SCHEMA)})

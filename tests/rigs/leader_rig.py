@@ -14,6 +14,7 @@ from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.service import LeaderService
 from tao.leader.settling import CopyFence
+from tao.leader.touch_path import TouchPath, touched_floor
 from tao.leader.write_path import WritePath, WriteSettings, Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import TaoError
@@ -182,13 +183,22 @@ class LeaderRig:
             Links(LinkSettings(), Credentials(name, "leader")),
             self.tasks,
         )
+        self.touches = TouchPath(
+            lambda write, deadline: self.writes.commit(write, deadline, both_sides=True),
+            lambda touch: touched_floor(self.cache, touch, self.clock.monotonic()),
+            RelaySettings().touched_keys_per_write,
+        )
         self.relays = RelayPath(
             self.cache.is_open,
+            lambda _: False,
             apply,
             self.cache.bump_shard,
+            self.touches,
             self.publisher,
             self.cache.version_epoch,
             lambda: 1,
+            self.clock,
+            self.tasks,
             RelaySettings(),
         )
         self.service = LeaderService(

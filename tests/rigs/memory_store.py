@@ -162,12 +162,13 @@ class MemoryTransaction:
         await store.lock(shards)
         self._locked = list(shards)
         rows = store.rows
-        lists = keys.lists | {ListKey(key.id1, key.atype) for key in keys.edges}
+        lists = keys.lists | keys.recounts | {ListKey(key.id1, key.atype) for key in keys.edges}
         existing = ExistingRows(
             {key: rows.objects[key] for key in keys.objects if key in rows.objects},
             {key: rows.lists[key] for key in lists if key in rows.lists},
             {key: rows.edges[key] for key in keys.edges if key in rows.edges},
             {key: rows.intents[key] for key in keys.intents if key in rows.intents},
+            {key: ListRow(len(edges), 0) for key in keys.recounts if (edges := store.edges(key.id1, key.atype))},
         )
         return {shard: store.shards[shard] for shard in shards}, existing
 

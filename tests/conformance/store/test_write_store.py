@@ -241,3 +241,28 @@ async def test_more_data_than_a_packet_holds_is_one_transaction_all_the_same(sto
     await write(stores, RowChanges(put_objects=[ObjectRow(id1, 3, version(1), False, b"\x00" * 2**20) for id1 in ids]))
     found = await existing(stores, WriteKeys(objects=set(ids)))
     assert {row.id: len(row.data) for row in found.objects.values()} == dict.fromkeys(ids, 2**20)
+
+
+async def test_lists_are_counted_whatever_their_rows_say(stores: Stores) -> None:
+    ids = [new_id(shard) for shard in SHARDS]
+    wrong, gone, empty = ListKey(ids[0], LIKES), ListKey(ids[0], LONG), ListKey(ids[1], LIKES)
+    edges = {EdgeKey(key.id1, key.atype, id2): Edge(id2, 1) for key in (wrong, gone) for id2 in (7, 8, 9)}
+    lists = {wrong: ListRow(1, version(4)), gone: ListRow(3, version(6)), empty: ListRow(5, version(2))}
+    await write(stores, RowChanges(put_lists=lists, put_edges=edges))
+    keys = WriteKeys(lists={wrong, empty}, recounts={wrong, gone, empty})
+    assert await existing(stores, keys) == ExistingRows(
+        lists=lists, recounted={wrong: ListRow(3, version(4)), gone: ListRow(3, version(6))}
+    )
+
+
+async def test_a_count_waits_for_edges_that_someone_has_changed_and_not_committed(stores: Stores) -> None:
+    key = ListKey(new_id(), LIKES)
+    await write(stores, list_of(key.id1, LIKES, [Edge(7, 1), Edge(8, 1)]))
+    async with stores.write.transaction(SERVER, timeout_seconds=5) as other:
+        await other.lock_and_read(SHARDS, WriteKeys())
+        await other.apply(RowChanges(delete_edges=[EdgeKey(key.id1, LIKES, 7)]))
+        with pytest.raises(ShardBlocked):
+            await existing(stores, WriteKeys(recounts={key}))
+        await other.commit()
+    counted = (await existing(stores, WriteKeys(recounts={key}))).recounted
+    assert {key: row.count for key, row in counted.items()} == {key: 1}

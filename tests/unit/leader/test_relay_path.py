@@ -10,18 +10,20 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.relay_path import RelayPath, RelaySettings
-from tao.model.changes import ObjectChange, ShardInvalidation, ShardMessages
+from tao.leader.touch_path import TouchPath, touched_floor
+from tao.model.changes import ListInvalidation, ObjectChange, ObjectInvalidation, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
-from tao.model.errors import NotMine
+from tao.model.errors import NotMine, ShardBlocked, TaoError
 from tao.model.graph import encode_object
 from tao.model.relay import Relay, Touch
+from tao.model.writes import TouchKeys
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
-from tao.wire.convert import relay_to_pb
+from tao.wire.convert import error_from_pb, relay_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, SCHEMA, USER, make_id
 from tests.rigs.links_rig import MemoryReply
-from tests.rigs.pacing import ManualClock, until
+from tests.rigs.pacing import ManualClock, Tasks, until
 from tests.rigs.versions import make_version
 
 V1, V2 = make_version(1, 1), make_version(1, 2)
@@ -44,13 +46,21 @@ class Rig:
         self.subscription = self.publisher.subscribe("near-1", [Position(0), Position(1)], self._deliver)
         self.told.clear()
         self.story.clear()
+        self.tasks = Tasks()
+        self.hosted: set[int] = set()
+        self.touched: list[TouchKeys] = []
+        self.touch_faults: list[Exception] = []
         self.path = RelayPath(
             self.cache.is_open,
+            self.hosted.__contains__,
             self._apply,
             self._bump,
+            TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch, self.clock.monotonic()), 2),
             self.publisher,
             self.cache.version_epoch,
             lambda: 7,
+            self.clock,
+            self.tasks,
             settings,
         )
 
@@ -78,6 +88,11 @@ class Rig:
         self.story.append(f"void {shard}")
         self.cache.bump_shard(shard)
 
+    async def _commit(self, write: TouchKeys, deadline: float) -> None:
+        if self.touch_faults:
+            raise self.touch_faults.pop(0)
+        self.touched.append(write)
+
     def _deliver(self, delivery: Delivery) -> None:
         self.story.append("told")
         self.told.append(delivery)
@@ -85,7 +100,7 @@ class Rig:
 
 @pytest.fixture
 def make_rig() -> Callable[[], Rig]:
-    return lambda: Rig(RelaySettings(visible_after_seconds=0.0))
+    return lambda: Rig(RelaySettings(visible_after_seconds=0.0, max_drops_per_shard=3))
 
 
 async def test_messages_are_applied_before_they_are_forwarded_and_then_acknowledged(
@@ -118,16 +133,13 @@ async def test_a_fill_that_a_message_has_overtaken_is_not_kept(make_rig: Callabl
     assert rig.cache.object(A) is None
 
 
-@pytest.mark.parametrize(
-    "relay", [Relay(touches=(Touch(A, 0, V1),)), Relay(bulk_shards=(0,))], ids=["a touch", "a void shard"]
-)
-async def test_what_names_no_version_voids_its_shard_here_and_at_subscribers_now_and_once_it_is_visible(
-    make_rig: Callable[[], Rig], relay: Relay
+async def test_a_void_shard_is_so_here_and_at_subscribers_now_and_once_all_rows_are_visible(
+    make_rig: Callable[[], Rig],
 ) -> None:
     rig = make_rig()
     rig.hold(A)
     rig.hold(B)
-    (answer,) = rig.relay(relay)
+    (answer,) = rig.relay(Relay(bulk_shards=(0,)))
     assert answer.HasField("relayed")
     assert rig.story == ["void 0", "told"]
     assert rig.cache.object(A) is None
@@ -183,3 +195,70 @@ async def test_an_operator_s_bulk_invalidation_counts_the_shards_that_are_served
     assert rig.path.void([0, 1, 2]) == 2
     assert rig.cache.object(A) is None
     assert sorted(messages.shard for messages in rig.messages) == [0, 1]
+
+
+async def test_keys_that_someone_else_changed_are_dropped_at_once_and_acknowledged_when_they_are_touched(
+    make_rig: Callable[[], Rig],
+) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    rig.hold(B)
+    answers = rig.relay(Relay(touches=(Touch(A, 0, V1), Touch(A, 4, V1))))
+    assert rig.story == ["applied", "told"]
+    assert rig.cache.object(A) is None
+    assert rig.cache.object(B) is not None
+    assert [messages.messages for messages in rig.messages] == [(ObjectInvalidation(A, 0), ListInvalidation(A, 4, 0))]
+    assert answers == []
+    await until(lambda: bool(answers))
+    assert answers[0].HasField("relayed")
+    assert rig.touched == [TouchKeys(0, (Touch(A, 0, V1), Touch(A, 4, V1)))]
+    assert (rig.path.dropped, rig.path.voided) == (2, 0)
+
+
+async def test_a_touch_goes_above_what_this_leader_has_heard_of(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.cache.raise_object_floor(A, V2, rig.clock.monotonic())
+    answers = rig.relay(Relay(touches=(Touch(A, 0, 0), Touch(A, 0, V1))))
+    await until(lambda: bool(answers))
+    assert rig.touched == [TouchKeys(0, (Touch(A, 0, V2),))]
+
+
+async def test_keys_of_a_shard_that_another_region_masters_are_dropped_and_left_to_it(
+    make_rig: Callable[[], Rig],
+) -> None:
+    rig = make_rig()
+    rig.hosted.add(0)
+    rig.hold(A)
+    (answer,) = rig.relay(Relay(touches=(Touch(A, 0, V1),)))
+    assert answer.HasField("relayed")
+    assert rig.cache.object(A) is None
+    assert rig.touched == []
+
+
+async def test_many_keys_at_once_void_their_shard_and_are_touched_a_few_at_a_time(
+    make_rig: Callable[[], Rig],
+) -> None:
+    rig = make_rig()
+    many = tuple(Touch(make_id(number, 0), 0, V1) for number in range(64, 69))
+    few = (Touch(B, 0, V1), Touch(B, 4, V1))
+    answers = rig.relay(Relay(touches=many + few))
+    await until(lambda: bool(answers) and rig.path.voided == 2)
+    assert rig.story.count("void 0") == 2
+    assert [(write.shard, len(write.touches)) for write in rig.touched] == [(0, 2), (0, 2), (0, 1), (1, 2)]
+    assert rig.path.dropped == 2
+
+
+@pytest.mark.parametrize("error", [ShardBlocked("locked", 0), NotMine("lost", 7)])
+async def test_keys_that_could_not_be_touched_are_told_again(make_rig: Callable[[], Rig], error: TaoError) -> None:
+    rig = make_rig()
+    rig.touch_faults.append(error)
+    relay = Relay(touches=(Touch(A, 0, V1), Touch(B, 0, V1)))
+    answers = rig.relay(relay)
+    await until(lambda: bool(answers))
+    told = error_from_pb(answers[0].error)
+    assert type(told) is type(error)
+    rig.touched.clear()
+    again = rig.relay(relay)
+    await until(lambda: bool(again))
+    assert again[0].HasField("relayed")
+    assert [write.shard for write in rig.touched] == [0, 1]
