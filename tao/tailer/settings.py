@@ -73,7 +73,8 @@ class TailSettings:
     """The loop between them."""
 
     max_touches_per_shard: int = MAX_TOUCHES_PER_SHARD
-    """Keys of one shard that a transaction may have changed without versions; more, and the whole shard is void."""
+    """Keys of one shard that a transaction may have changed without versions; more, and the whole shard is void, its
+    counts as they are. Each takes some hundred bytes here until the owner of the shard has given it a version."""
 
     checkpoint_seconds: float = 0.2
     """Between two writes of the position. What a restart repeats is harmless, a sync of the disk is not free."""
