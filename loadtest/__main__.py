@@ -1,6 +1,6 @@
 """`python -m loadtest bench` runs scenarios and prints a table; `python -m loadtest list` says which there are.
 
-`geo` and `converge` run one scenario with options of its own."""
+`geo`, `converge` and `run` run one scenario with options of its own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import click
 import msgspec
@@ -25,6 +25,9 @@ from loadtest import converge, geo
 from loadtest.catalogue import all_scenarios
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
+from loadtest.published.run import SUMMARY, RunSettings
+from loadtest.published.run import run as run_published
+from loadtest.published.workload import workload_names
 from loadtest.results import Report, ScenarioResult, this_machine
 from loadtest.scenario import BenchSettings, Registry, Scenario
 from loadtest.table import print_report
@@ -32,6 +35,7 @@ from tao.devcluster.layout import DEFAULT_RTT_MS
 from tao.model.errors import OperatorError, TaoError
 
 _TOY_SECONDS: Final = 0.3
+DEFAULT_RUN: Final = RunSettings()
 _TOY_ROUNDS: Final = 3
 _WIDTH_WITHOUT_TERMINAL: Final = 200
 _INTERRUPTED_STATUS: Final = 130
@@ -148,6 +152,32 @@ def geo_command(rtt_ms: float, seconds: float, toy: bool, json_file: Path | None
     with _mistakes_told():
         wanted = GeoSettings(rtt_ms, seconds)
     _run_alone(Scenario("geo", geo.SUMMARY, partial(geo.run, geo=wanted)), toy, json_file)
+
+
+@main.command("run")
+@click.option("--workload", type=click.Choice(workload_names()), default="tao_atc13", show_default=True)
+@click.option("--nodes", type=int, default=DEFAULT_RUN.nodes, show_default=True, help="Objects of the graph.")
+@click.option("--cache-share", type=float, default=DEFAULT_RUN.cache_share, show_default=True, help="Of the data.")
+@click.option("--followers", type=int, default=DEFAULT_RUN.followers, show_default=True, help="Of the tier asked.")
+@click.option("--processes", type=int, default=DEFAULT_RUN.processes, show_default=True, help="That make the load.")
+@click.option("--awaiters", type=int, default=DEFAULT_RUN.awaiters, show_default=True, help="Of each of them.")
+@click.option("--rate", type=float, default=0.0, help="Requests a second, waiting for nobody (an open loop).")
+@click.option("--warm-seconds", type=float, default=DEFAULT_RUN.warm_seconds, show_default=True)
+@click.option("--seconds", type=float, default=DEFAULT_RUN.seconds, show_default=True, help="Measured.")
+@click.option("--shards", type=int, default=DEFAULT_RUN.shards, show_default=True)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
+@_toy_option
+@_json_option
+@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this PNG.")
+def run_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: Any) -> None:
+    """A published workload: throughput, hit rate, failures, and latencies of hits and misses.
+
+    The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
+    # Any: click's values, which `RunSettings` checks.
+    with _mistakes_told():
+        run_settings = RunSettings(**wanted)
+    job = partial(run_published, wanted=run_settings, plot_file=plot_file)
+    _run_alone(Scenario("run", SUMMARY, job), toy, json_file)
 
 
 def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None) -> None:

@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 
 from loadtest.jobs import GeoJob, Job, ReadsJob
+from loadtest.published.load_process import AskJob, FillJob, ask, fill
 from loadtest.scenario import Progress
 from tao.model.errors import OperatorError
 
@@ -96,6 +97,10 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         from loadtest.geo_client import run_geo
 
         return await run_geo(job, tell)
+    if isinstance(job, FillJob):
+        return await fill(job, tell)
+    if isinstance(job, AskJob):
+        return await ask(job, tell)
     from loadtest.writes_client import run_writes
 
     return await run_writes(job, tell)

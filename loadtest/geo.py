@@ -35,6 +35,8 @@ from tao.model.errors import OperatorError
 SUMMARY: Final = "two regions: latency of writes in either, visibility in the other, reads with and without round trip"
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=8)
 DEFAULT_PHASE_SECONDS: Final = 20.0
+_OBJECTS: Final = 2_000
+_TOY_OBJECTS: Final = 50
 _TURNS: Final = 3
 _TOY_PHASE_SECONDS: Final = 0.5
 _SAME_REGION_MS: Final = 5.0
@@ -173,6 +175,7 @@ class _Phases:
             master_region=MASTER,
             remote_region=REMOTE,
             shards=_SHAPE.shards,
+            objects=_TOY_OBJECTS if self._settings.toy else _OBJECTS,
             seconds=self._seconds * share,
             rtt_ms=rtt_ms,
             seed=self._jobs,

@@ -33,7 +33,6 @@ _EARLIEST: Final = 0.4
 """Part of the round trip before which nothing can have arrived: it takes half of one."""
 _GIVE_UP_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.05
-_OBJECTS: Final = 2_000
 _TIMEOUT_SECONDS: Final = 10.0
 _WARM_UP_SECONDS: Final = 2.0
 _UNREAD_UNIX_MS: Final = 1_600_000_000_000
@@ -48,7 +47,7 @@ async def run_geo(job: GeoJob, tell: Callable[[str, float], None]) -> dict[str, 
         near = await _graph(job, job.master_region, stack)
         far = await _graph(job, job.remote_region, stack)
         tell(f"{job.phase}: preparing", 0.0)
-        ids = await _objects(near, far)
+        ids = await _objects(near, far, job.objects)
         warm_up = min(_WARM_UP_SECONDS, job.seconds)
         phase = _PHASES[job.phase](job, near, far, ids)
         tell(f"{job.phase}: warming up", 0.0)
@@ -165,9 +164,9 @@ async def _graph(job: GeoJob, region: str, stack: AsyncExitStack) -> Graph:
     return await stack.enter_async_context(connect(job.topology_file, region=region, settings=settings))
 
 
-async def _objects(near: Graph, far: Graph) -> list[int]:
+async def _objects(near: Graph, far: Graph, count: int) -> list[int]:
     """New ones, in the caches of both regions."""
-    ids = await near.obj_add_many([("item", {"value": b"0"})] * _OBJECTS)
+    ids = await near.obj_add_many([("item", {"value": b"0"})] * count)
 
     async def all_there() -> bool:
         return None not in await far.obj_get_many(ids)

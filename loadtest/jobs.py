@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.dataset import DatasetSize
+from loadtest.published.load_process import AskJob, FillJob
 
 
 class Pace(msgspec.Struct, frozen=True):
@@ -61,9 +62,10 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True, tag="geo"):
     master_region: str
     remote_region: str
     shards: int
+    objects: int
     seconds: float
     rtt_ms: float
     seed: int
 
 
-Job = ReadsJob | WritesJob | GeoJob
+Job = ReadsJob | WritesJob | GeoJob | FillJob | AskJob

@@ -84,6 +84,15 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
 
 
+class Listing(msgspec.Struct, frozen=True, kw_only=True):
+    """A table of a scenario's own; every cell stands in ``measured``, too."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    """Text; the first column is left-aligned, the others are numbers."""
+
+
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one scenario found."""
 
@@ -91,6 +100,7 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     conditions: dict[str, str | int | float]
     figures: list[Figure] = []
     quantities: list[Quantity] = []
+    listings: list[Listing] = []
     notes: list[str] = []
     measured: dict[str, Any] = {}
     """The scenario's own figures, nested, for programs; `Any`: each scenario has its form. The quantities are drawn

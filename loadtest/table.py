@@ -6,7 +6,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from loadtest.results import Figure, Machine, Measure, Report, ScenarioResult, Verdict
+from loadtest.results import Figure, Listing, Machine, Measure, Report, ScenarioResult, Verdict
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -39,6 +39,7 @@ def _result(result: ScenarioResult) -> Group:
         parts.append(_figures(result.figures))
     if result.quantities:
         parts.append(_quantities(result))
+    parts += [_listing(each) for each in result.listings]
     return Group(*parts)
 
 
@@ -76,6 +77,15 @@ def _quantities(result: ScenarioResult) -> Table:
     table.add_column("unit")
     for quantity in result.quantities:
         table.add_row(quantity.name, f"{quantity.value:,.1f}", quantity.unit.replace("_", " "))
+    return table
+
+
+def _listing(listing: Listing) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", title=listing.title, title_justify="left")
+    for number, column in enumerate(listing.columns):
+        table.add_column(column, justify="right" if number else "left")
+    for row in listing.rows:
+        table.add_row(*row)
     return table
 
 

@@ -20,8 +20,8 @@ from loadtest.published.workload import READS, Kind, Workload
 class Tally(msgspec.Struct, kw_only=True):
     """Requests and what they found. Tallies of several processes add up."""
 
-    requests: Counter[Kind] = msgspec.field(default_factory=Counter)
-    found: Counter[Kind] = msgspec.field(default_factory=Counter)
+    requests: dict[Kind, int] = {}
+    found: dict[Kind, int] = {}
     """Requests of reads whose answer was not empty."""
     limit_one: int = 0
     """Ranges that wanted one edge."""
@@ -36,9 +36,9 @@ class Tally(msgspec.Struct, kw_only=True):
     def note(self, request: Request, found: int) -> None:
         """``found``: edges, or the count, or the objects of the answer."""
         kind = request.kind
-        self.requests[kind] += 1
+        self.requests[kind] = self.requests.get(kind, 0) + 1
         if found:
-            self.found[kind] += 1
+            self.found[kind] = self.found.get(kind, 0) + 1
         if kind is Kind.ASSOC_RANGE:
             if request.limit == 1:
                 self.limit_one += 1
@@ -48,10 +48,15 @@ class Tally(msgspec.Struct, kw_only=True):
                 self.one_edge += found == 1
                 self.full += found == request.limit
 
+    @property
+    def answered(self) -> int:
+        """Requests in all."""
+        return sum(self.requests.values())
+
     def add(self, other: Tally) -> None:
         """Count another process' as well."""
-        self.requests += other.requests
-        self.found += other.found
+        self.requests = dict(Counter(self.requests) + Counter(other.requests))
+        self.found = dict(Counter(self.found) + Counter(other.found))
         self.limit_one += other.limit_one
         self.large_limits += other.large_limits
         self.one_edge += other.one_edge
@@ -70,13 +75,15 @@ class Line:
 
 def compare(workload: Workload, plan: GraphPlan, tally: Tally) -> Iterator[Line]:
     """The workload's shares beside the run's, then the graph's properties beside the published ones."""
-    total = tally.requests.total()
+    total = tally.answered
     for kind, share in workload.mix.items():
-        yield Line(f"share of {kind}", share, _share(tally.requests[kind], total))
+        yield Line(f"share of {kind}", share, _share(tally.requests.get(kind, 0), total))
     for kind, share in workload.non_empty.items():
         if workload.mix.get(kind):
-            yield Line(f"{kind} that finds something", share, _share(tally.found[kind], tally.requests[kind]))
-    ranges = tally.requests[Kind.ASSOC_RANGE]
+            yield Line(
+                f"{kind} that finds something", share, _share(tally.found.get(kind, 0), tally.requests.get(kind, 0))
+            )
+    ranges = tally.requests.get(Kind.ASSOC_RANGE, 0)
     if workload.limit_one and ranges:
         yield Line("assoc_range with limit 1", workload.limit_one, _share(tally.limit_one, ranges))
         rest = ranges - tally.limit_one
@@ -109,4 +116,4 @@ def _share(part: int, whole: int) -> float | None:
 
 def reads_of(tally: Tally) -> int:
     """How many of the requests read."""
-    return sum(tally.requests[kind] for kind in READS)
+    return sum(tally.requests.get(kind, 0) for kind in READS)

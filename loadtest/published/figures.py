@@ -7,7 +7,7 @@ the same stands in `loadtest.published.workload`, under the name of an assumptio
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -27,6 +27,8 @@ class Atc13(msgspec.Struct, frozen=True):
     range_limit: dict[str, float]
     range_result_size: dict[str, float]
     data_bytes: dict[str, float]
+    published_results: dict[str, Any]
+    """Hit rate, failures and latencies (milliseconds by operation); `Any`: numbers at several depths."""
 
 
 class Multiget(msgspec.Struct, frozen=True):

@@ -35,7 +35,7 @@ def run(tmp_path: Path, *arguments: str) -> bytes:
         timeout=110,
         check=False,
     )
-    assert outcome.returncode == 0, outcome.stderr
+    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
     assert list(tmp_path.glob("tao-bench-*")) == []
     return json_file.read_bytes()
 
