@@ -1,0 +1,163 @@
+"""What a workload is asked of: one verb, whatever answers it."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+from loadtest.published.graph_plan import GraphPlan
+from loadtest.published.requests import Request
+from loadtest.published.workload import Kind
+from tao.client import Graph
+from tao.client.trace import MEMORY
+
+NODE: Final = "node"
+LINK: Final = "link"
+MARK: Final = "mark"
+_ADDED_BOUND: Final = 10_000
+_BATCH: Final = 2000
+_RESERVED_AT_ONCE: Final = 1000
+
+
+class Contestant(Protocol):
+    """Answers the requests of a stream, over the graph that was loaded."""
+
+    async def ask(self, request: Request) -> int:
+        """Returns what a read found: edges, the count, or objects; 0 for writes. Raises what its client raises."""
+
+    async def close(self) -> None:
+        """Close what it holds open."""
+
+
+class Payloads:
+    """Bytes to write: slices of one random block, so that making them costs nothing and compressing gains nothing."""
+
+    def __init__(self, block: bytes) -> None:
+        self._block: Final = block
+        self._at = 0
+
+    def next(self, size: int) -> bytes:
+        """The next ``size`` bytes."""
+        if self._at + size > len(self._block):
+            self._at = 0
+        found = self._block[self._at : self._at + size]
+        self._at += size
+        return found
+
+
+class TaoContestant:
+    """The SDK, as an application's process would use it."""
+
+    def __init__(self, graph: Graph, ids: Sequence[int], payloads: Payloads) -> None:
+        """``ids``: by node."""
+        self._graph: Final = graph
+        self._ids: Final = ids
+        self._payloads: Final = payloads
+        self._added: Final[deque[int]] = deque(maxlen=_ADDED_BOUND)
+
+    async def ask(self, request: Request) -> int:
+        """See `Contestant`. Raises a `TaoError`."""
+        graph, ids = self._graph, self._ids
+        kind = request.kind
+        if kind is Kind.OBJ_GET:
+            return int(await graph.obj_get(ids[request.node]) is not None)
+        if kind is Kind.ASSOC_RANGE:
+            return len(await graph.assoc_range(ids[request.node], LINK, 0, request.limit))
+        if kind is Kind.ASSOC_COUNT:
+            return await graph.assoc_count(ids[request.node], LINK)
+        if kind is Kind.ASSOC_GET:
+            return len(await graph.assoc_get(ids[request.node], LINK, [ids[other] for other in request.others]))
+        if kind is Kind.ASSOC_TIME_RANGE:
+            id1 = ids[request.node]
+            return len(await graph.assoc_time_range(id1, LINK, request.high, request.low, request.limit))
+        if kind is Kind.READ_MANY:
+            found = await graph.obj_get_many([ids[other] for other in request.others])
+            return sum(each is not None for each in found)
+        await self._write(request)
+        return 0
+
+    async def traced(self, request: Request) -> tuple[int, bool]:
+        """As `ask`, of a read: and whether the follower had all of it in memory. Not for several tasks at once."""
+        with self._graph.trace() as trace:
+            found = await self.ask(request)
+        return found, all(each.answered_by == MEMORY for each in trace)
+
+    async def close(self) -> None:
+        """See `Contestant`."""
+        await self._graph.close()
+
+    async def _write(self, request: Request) -> None:
+        graph, ids = self._graph, self._ids
+        match request.kind:
+            case Kind.ASSOC_ADD | Kind.ASSOC_OVERWRITE:
+                await graph.assoc_add(*self._edge(request))
+            case Kind.ASSOC_DELETE:
+                await graph.assoc_delete(ids[request.node], LINK, ids[request.others[0]])
+            case Kind.ASSOC_CHANGE_TYPE:
+                await graph.assoc_change_type(ids[request.node], LINK, ids[request.others[0]], MARK)
+            case Kind.OBJ_UPDATE:
+                await graph.obj_update(ids[request.node], {"payload": self._payloads.next(request.size)}, NODE)
+            case Kind.OBJ_ADD:
+                self._added.append(await graph.obj_add(NODE, {"payload": self._payloads.next(request.size)}))
+            case Kind.OBJ_DELETE:
+                # Before anything was added there is nothing to delete that a read would not miss.
+                if self._added:
+                    await graph.obj_delete(self._added.popleft())
+            case Kind.WRITE_MANY:
+                await graph.assoc_add_many([self._edge(part) for part in request.parts])
+            case _:
+                raise AssertionError(f"{request.kind} is no write")
+
+    def _edge(self, request: Request) -> tuple[int, str, int, int, dict[str, bytes] | None]:
+        ids = self._ids
+        fields = {"payload": self._payloads.next(request.size)} if request.size else None
+        return ids[request.node], LINK, ids[request.others[0]], request.time, fields
+
+
+async def load_graph(
+    graph: Graph, plan: GraphPlan, payloads: Payloads, shards: int, tell: Callable[[str, float], None]
+) -> list[int]:
+    """Write the planned graph; the ids by node. Node ``n`` is put on shard ``n % shards``. Raises a `TaoError`."""
+    reserved: list[list[int]] = []
+    for shard in range(shards):
+        wanted = len(range(shard, plan.nodes, shards))
+        mine: list[int] = []
+        while len(mine) < wanted:
+            mine += await graph.reserve_ids(min(_RESERVED_AT_ONCE, wanted - len(mine)), shard=shard)
+        reserved.append(mine)
+    ids = [reserved[node % shards][node // shards] for node in range(plan.nodes)]
+    total, done = plan.nodes + plan.edges, 0
+    for start in range(0, plan.nodes, _BATCH):
+        nodes = range(start, min(plan.nodes, start + _BATCH))
+        rows = [(NODE, {"payload": payloads.next(plan.object_size(node))}, None, ids[node]) for node in nodes]
+        await graph.obj_add_many(rows)
+        done += len(rows)
+        tell("writing objects", done / total)
+    edges = []
+    for node in range(plan.nodes):
+        for edge in plan.list_of(node):
+            fields = {"payload": payloads.next(edge.size)} if edge.size else None
+            edges.append((ids[node], LINK, ids[edge.other], edge.time, fields))
+            if len(edges) == _BATCH:
+                await graph.assoc_add_many(edges)
+                done += len(edges)
+                edges.clear()
+                tell("writing edges", done / total)
+    if edges:
+        await graph.assoc_add_many(edges)
+    return ids
+
+
+def read_ids(path: Path) -> Sequence[int]:
+    """What `write_ids` wrote."""
+    ids = array("Q")
+    ids.frombytes(path.read_bytes())
+    return ids
+
+
+def write_ids(path: Path, ids: Sequence[int]) -> None:
+    """The ids by node, for the load processes of a run."""
+    path.write_bytes(array("Q", ids).tobytes())

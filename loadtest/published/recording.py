@@ -1,0 +1,136 @@
+"""Latencies of a run: HdrHistograms by operation, and how many requests were answered in each second.
+
+A histogram keeps three significant digits from a microsecond to a minute, whatever the number of samples, and those of
+several processes add up exactly; medians of medians would not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Final, Self
+
+import msgspec
+from hdrh.histogram import HdrHistogram
+
+_SHORTEST_US: Final = 1
+_LONGEST_US: Final = 60_000_000
+_DIGITS: Final = 3
+_MICRO: Final = 1_000_000
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """Milliseconds, of ``count`` requests."""
+
+    count: int
+    avg: float
+    p50: float
+    p90: float
+    p99: float
+    p999: float
+    max: float
+
+
+class Recording(msgspec.Struct, kw_only=True):
+    """What one load process measured, as it travels to the runner. Histograms are in HdrHistogram's own encoding."""
+
+    latencies: dict[str, str] = {}
+    """By operation; ``hit obj_get`` and ``miss obj_get`` for those that were traced."""
+    per_second: dict[int, int] = {}
+    """Second of the run → requests answered in it."""
+    failed: dict[str, int] = {}
+    """By the error's reason."""
+
+
+class Recorder:
+    """Takes latencies; about a microsecond each."""
+
+    def __init__(self) -> None:
+        # Any: the library has no types.
+        self._histograms: dict[str, Any] = {}
+        self._per_second: Counter[int] = Counter()
+        self._failed: Counter[str] = Counter()
+
+    def answered(self, name: str, seconds: float, at: float) -> None:
+        """A request took ``seconds`` and was answered ``at`` seconds after the run's start."""
+        histogram = self._histograms.get(name)
+        if histogram is None:
+            histogram = self._histograms[name] = _histogram()
+        histogram.record_value(min(_LONGEST_US, max(_SHORTEST_US, int(seconds * _MICRO))))
+        self._per_second[int(at)] += 1
+
+    def traced(self, name: str, seconds: float) -> None:
+        """The same, apart from the run's throughput."""
+        self._histograms.setdefault(name, _histogram()).record_value(
+            min(_LONGEST_US, max(_SHORTEST_US, int(seconds * _MICRO)))
+        )
+
+    def failed(self, reason: str) -> None:
+        """A request got no answer."""
+        self._failed[reason] += 1
+
+    def recording(self) -> Recording:
+        """Everything, to be sent."""
+        return Recording(
+            latencies={name: each.encode().decode("ascii") for name, each in self._histograms.items()},
+            per_second=dict(self._per_second),
+            failed=dict(self._failed),
+        )
+
+
+class Merged:
+    """The recordings of all load processes of a run."""
+
+    def __init__(self) -> None:
+        self._histograms: dict[str, Any] = {}
+        self.per_second: Counter[int] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def add(self, recording: Recording) -> Self:
+        """Count one more process."""
+        for name, encoded in recording.latencies.items():
+            self._histograms.setdefault(name, _histogram()).decode_and_add(encoded.encode("ascii"))
+        self.per_second += Counter(recording.per_second)
+        self.failed += Counter(recording.failed)
+        return self
+
+    def names(self) -> list[str]:
+        """Of what was measured."""
+        return sorted(self._histograms)
+
+    def summary(self, *names: str) -> Summary | None:
+        """Of these operations together; None when none was measured."""
+        whole = _histogram()
+        for name in names:
+            if name in self._histograms:
+                whole.add(self._histograms[name])
+        count = whole.get_total_count()
+        if not count:
+            return None
+
+        def at(percent: float) -> float:
+            return round(int(whole.get_value_at_percentile(percent)) / 1000, 3)
+
+        return Summary(
+            count=count,
+            avg=round(whole.get_mean_value() / 1000, 3),
+            p50=at(50),
+            p90=at(90),
+            p99=at(99),
+            p999=at(99.9),
+            max=round(whole.get_max_value() / 1000, 3),
+        )
+
+    def curve(self, *names: str) -> list[tuple[float, float]]:
+        """``(milliseconds, share that took no longer)``, for a plot."""
+        whole = _histogram()
+        for name in names:
+            if name in self._histograms:
+                whole.add(self._histograms[name])
+        if not whole.get_total_count():
+            return []
+        steps = [*range(100), *(99 + step / 100 for step in range(100))]
+        return [(whole.get_value_at_percentile(step) / 1000, step / 100) for step in steps]
+
+
+def _histogram() -> Any:
+    return HdrHistogram(_SHORTEST_US, _LONGEST_US, _DIGITS)
