@@ -190,7 +190,10 @@ def _master_trouble(
         if not trouble and age is not None and age <= max_staleness_seconds:
             return ""
         troubles.append(trouble or "no heartbeat has been written for a while")
-    return troubles[0] if troubles else "no leader has written a heartbeat"
+    if troubles:
+        return troubles[0]
+    anybody = any(answers[server.name].stats for server in region.leaders.servers)
+    return "no leader has written a heartbeat" if anybody else "no leader of its region answers"
 
 
 def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> Iterator[str]:

@@ -44,7 +44,7 @@ def test_a_cluster_that_is_down_is_shown_from_its_topology_file(topology_file: P
     assert lines[:3] == [
         "topology 7",
         "4 problems:",
-        "  east: the master of db-1 takes no writes: no leader has written a heartbeat",
+        "  east: the master of db-1 takes no writes: no leader of its region answers",
     ]
     assert lines[3] == "  east: leader leader-1 does not answer: it has no admin address in the topology"
     assert "follower web-1 does not answer" in lines[4]

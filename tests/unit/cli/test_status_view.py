@@ -163,6 +163,6 @@ def test_a_cluster_that_does_not_answer_at_all_is_a_list_of_problems_and_rows() 
     states = [[row.state for row in view.leaders], [row.state for row in view.followers]]
     assert [*states, [row.state for row in view.tailers]] == [["does not answer"] * 2] * 3
     assert view.databases[0].servers == {
-        "east-db-1": "no leader has written a heartbeat",
+        "east-db-1": "no leader of its region answers",
         "west-db-1": "not known",
     }

@@ -12,7 +12,7 @@ from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encod
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ListRow, ObjectRow
 from tao.serving.columns import batch_of
-from tao.serving.read_batch import BatchQueries, answer_hits, operation_sizes, shards_in
+from tao.serving.read_batch import BatchQueries, answer_hits, leave_out, operation_sizes, shards_in
 from tao.serving.read_service import BatchSettings, ReadService
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, NOTE, SCHEMA, LeaderRig, make_id
@@ -205,6 +205,21 @@ async def test_a_critical_read_is_never_answered_from_memory(rig: LeaderRig) -> 
     store = rig.store
     assert isinstance(store, MemoryStore)
     assert [critical for _, critical in store.reads] == [True, True]
+
+
+def test_what_is_left_out_is_found_in_every_column() -> None:
+    here, there = make_id(64), make_id(64, 1)
+    queries: list[Query] = [
+        *(ObjectQuery(here), ObjectQuery(there), CountQuery(there, NOTE), CountQuery(here, NOTE)),
+        *(RangeQuery(there, NOTE, 0, 5), TimeRangeQuery(here, NOTE, 9, 0, 5), EdgesQuery(there, NOTE, (1, 2), 9, 0)),
+    ]
+    batch, _ = batch_of([(query, 0) for query in queries])
+    values: list[bytes | None] = [b"value"] * len(queries)
+    leave_out(batch, values, {1})
+    assert [value is None for value in values] == [False, True, True, False, True, False, True]
+    early: list[bytes | None] = [b"value"] * 2
+    leave_out(batch, early, {1})
+    assert early == [b"value", None]
 
 
 async def test_when_no_task_can_be_had_misses_are_refused(rig: LeaderRig) -> None:
