@@ -32,7 +32,9 @@ from tao.peers.links import Links, LinkSettings
 from tao.routing.routes import Routes
 from tao.schema.registry import load_schema
 from tao.storage.names import schema_name
+from tao.topology import edits
 from tao.topology.document import parse_topology
+from tao.topology.file_store import TopologyFile
 from tao.wire.convert import relay_to_pb
 from tao.wire.identity import Credentials
 from tao.wire.v1 import session_pb2 as pb
@@ -100,6 +102,12 @@ class Regions:
 
     async def heal(self) -> None:
         await ask_line(self.cluster.line_control, Heal(EAST_WEST))
+
+    async def mark_database_server(self, name: str, *, down: bool) -> None:
+        """As a watcher does."""
+        store = TopologyFile(self.cluster.topology_path, on_error=lambda _: None)
+        before = await store.load()
+        await store.change(before.version, edits.mark_database_server(before, name, down))
 
     async def sql(self, server: str, *statements: str, shard: int | None = None) -> None:
         """By hand, as the administrator of one database server."""

@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.layout import Shape
+from tao.devcluster.readiness import server_stats
 from tao.model.ids import SHARD_SHIFT
 from tests.e2e.region_access import PATIENT_SECONDS, RTT_MS, Regions, plain, running_regions, until
 
@@ -228,6 +229,45 @@ async def test_what_was_committed_while_a_tailer_was_dead_is_told_when_it_is_bac
     await regions.cluster.restart(tailer)
     await shown(west, a, "likes", [(b, 5)])
     await shown(west, b, "liked_by", [(a, 5)])
+    await regions.assert_converges()
+
+
+async def test_a_region_whose_replica_is_dead_reads_in_the_master_region_and_hears_of_commits_from_there(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    a, b = await two_users(east)
+    await until(lambda: west.obj_get(b))
+    await shown(west, a, "likes", [])
+    database = regions.topology.databases[0]
+    master, replica = database.servers["east"].name, database.servers["west"].name
+    (tailer,) = regions.tailers("west")
+
+    async def follows(server: str) -> bool:
+        stats = await server_stats(regions.cluster.admin(tailer))
+        return stats["reads_from"] == server and stats["connected"] and not stats["trouble"]
+
+    lost = (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"]
+    await regions.cluster.kill(replica)
+    try:
+        # Nobody has noticed yet: what the region does not have in its caches comes over the ocean.
+        await regions.void("west", a, b)
+        assert await west.obj_get(a) is not None
+        assert plain(await west.assoc_range(a, "likes", 0, 5)) == []
+        await regions.mark_database_server(replica, down=True)
+        await until(lambda: follows(master), "the tailer does not read the master's binlog")
+        await east.assoc_add(a, "likes", b, 7)
+        await shown(west, a, "likes", [(b, 7)])
+        await shown(west, b, "liked_by", [(a, 7)])
+        await regions.void("west", a, b)
+        assert plain(await west.assoc_range(a, "likes", 0, 5)) == [(b, 7)]
+    finally:
+        await regions.cluster.restart(replica)
+        await regions.mark_database_server(replica, down=False)
+    await until(lambda: follows(replica), "the tailer does not come back to the replica's binlog")
+    await east.assoc_add(a, "likes", b, 8)
+    await shown(west, a, "likes", [(b, 8)])
+    await shown(west, b, "liked_by", [(a, 8)])
+    assert (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"] == lost, "one history, whoever tells it"
     await regions.assert_converges()
 
 
