@@ -97,7 +97,7 @@ async def run(settings: BenchSettings, progress: Progress, converge: ConvergeSet
     shape = _TOY_SHAPE if settings.toy else _SHAPE
     writers = _TOY_WRITERS_PER_REGION if settings.toy else _WRITERS_PER_REGION
     cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "converge",
+        state_dir=settings.work_dir / "two",  # short: database servers keep a Unix socket in there
         shape=shape,
         rtt_ms=wanted.rtt_ms,
         durability=Durability.RELAXED,
