@@ -57,7 +57,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """How many of everything. All but the cache servers is fixed once a folder has data.
 
     A cluster of one region has plain names (``leader-1``); with several, each name begins with its region's
-    (``east-leader-1``), a delay line stands between the regions, and each region has tailers.
+    (``east-leader-1``), and a delay line stands between the regions. Each region has a tailer of every database.
     """
 
     regions: int = 1
@@ -152,7 +152,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return [self._named(region, f"follower-{number}{chr(ord('a') + index)}") for index in range(self.followers)]
 
     def tailer(self, region: str, database: str) -> str:
-        """``east-tailer-1``: the one of ``db-1``."""
+        """``tailer-1`` or ``east-tailer-1``: the one of ``db-1``."""
         return self._named(region, f"tailer-{database.removeprefix('db-')}")
 
     @property
@@ -167,10 +167,9 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
             found.append(Member(name=LINE, role=Role.LINE, region=""))
         for region in regions:
             found += [Member(name=name, role=Role.LEADER, region=region) for name in self.leaders_in(region)]
-        if self.is_distributed:
-            for region, database in sets:
-                name = self.tailer(region, database)
-                found.append(Member(name=name, role=Role.TAILER, region=region, database=database))
+        for region, database in sets:
+            name = self.tailer(region, database)
+            found.append(Member(name=name, role=Role.TAILER, region=region, database=database))
         for region, tier in [(region, tier) for region in regions for tier in self.tier_names]:
             for name in self.followers_in(region, tier):
                 found.append(Member(name=name, role=Role.FOLLOWER, region=region, tier=tier))

@@ -112,7 +112,7 @@ async def test_a_detached_cluster_is_found_by_status_and_ended_by_down(folder: P
     code, out, _ = await tao(folder, "dev", "status", "--json", *where)
     found = json.loads(out)
     assert code == 0
-    assert [process["role"] for process in found["processes"]] == ["database", "leader", "follower"]
+    assert [process["role"] for process in found["processes"]] == ["database", "leader", "tailer", "follower"]
     assert all(process["state"] == "ready" and process["pid"] > 0 for process in found["processes"])
     async with connect(found["client"]) as graph:
         assert await graph.obj_add("user", {"name": "x"}) > 0
@@ -205,7 +205,7 @@ async def test_a_leader_that_cannot_start_takes_the_whole_start_down_with_its_re
         await cluster.start()
     status = await cluster_status(folder)
     assert not status.running
-    assert {process.role for process in status.processes} == {Role.DATABASE, Role.LEADER, Role.FOLLOWER}
+    assert {process.role for process in status.processes} == {Role.DATABASE, Role.LEADER, Role.TAILER, Role.FOLLOWER}
 
 
 async def test_logs_show_what_a_process_says(folder: Path) -> None:

@@ -31,10 +31,10 @@ def topology_of(shape: Shape) -> Topology:
     return topology
 
 
-def test_the_default_is_two_tiers_of_two_followers_two_leaders_one_database_and_16_shards() -> None:
+def test_the_default_is_two_tiers_of_two_followers_two_leaders_a_tailer_and_16_shards() -> None:
     shape = Shape().check()
     roles = list(shape.server_names.values())
-    assert roles == [Role.DATABASE] + [Role.LEADER] * 2 + [Role.FOLLOWER] * 4
+    assert roles == [Role.DATABASE] + [Role.LEADER] * 2 + [Role.TAILER] + [Role.FOLLOWER] * 4
     assert shape.tier_names == ["tier-1", "tier-2"]
     assert shape.shards == 16
 
@@ -85,7 +85,8 @@ def test_one_region_has_plain_names_and_nothing_between_regions() -> None:
     shape = Shape(databases=2)
     assert list(shape.server_names)[:4] == ["db-1", "db-2", "leader-1", "leader-2"]
     assert crossings(shape) == []
-    assert {member.role for member in shape.members} == {Role.DATABASE, Role.LEADER, Role.FOLLOWER}
+    assert {member.role for member in shape.members} == {Role.DATABASE, Role.LEADER, Role.TAILER, Role.FOLLOWER}
+    assert [name for name, role in shape.server_names.items() if role is Role.TAILER] == ["tailer-1", "tailer-2"]
 
 
 def test_each_region_has_a_full_set_and_a_tailer_for_each_of_its_database_servers() -> None:
