@@ -101,16 +101,22 @@ class RelayPath:
             self.void(void)
             asyncio.get_running_loop().call_later(self._settings.visible_after_seconds, self.void, void)
         self._drop([touch for touch in relay.touches if touch.shard not in void])
+        own = [touch for touch in relay.touches if not self._hosts(touch.shard)]
+        if own:
+            self._spawn(self._touch(own, request, reply))
+        else:
+            self._done(request, reply)
+
+    def _done(self, request: pb.Request, reply: Reply) -> None:
+        """Everything in the relay has been told."""
+        relay = request.relay
         # Of another topology the tailer may have told another leader what it says here that all have been told.
         if relay.source_unix_ms and request.topology_version == self._topology_version():
             self._publisher.prove(relay.source, relay.source_unix_ms)
-        own = [touch for touch in relay.touches if not self._hosts(touch.shard)]
-        if own:
-            self._spawn(self._touch(own, self._clock.monotonic() + request.deadline_ms / 1000, reply))
-        else:
-            reply.send(pb.Answer(relayed=pb.Relayed()))
+        reply.send(pb.Answer(relayed=pb.Relayed()))
 
-    async def _touch(self, touches: Sequence[Touch], deadline: float, reply: Reply) -> None:
+    async def _touch(self, touches: Sequence[Touch], request: pb.Request, reply: Reply) -> None:
+        deadline = self._clock.monotonic() + request.deadline_ms / 1000
         try:
             await self._touches.touch(touches, deadline)
         except TaoError as error:
@@ -120,7 +126,7 @@ class RelayPath:
             reply.send(pb.Answer(error=error_to_pb(failure)))
             raise
         else:
-            reply.send(pb.Answer(relayed=pb.Relayed()))
+            self._done(request, reply)
 
     def _drop(self, touches: Iterable[Touch]) -> None:
         """Forget these keys, whatever their version, here and at all subscribers."""

@@ -181,6 +181,17 @@ async def test_how_fresh_each_database_is_is_told_behind_the_messages_of_the_sam
     ]
 
 
+async def test_a_time_is_proved_once_the_keys_of_before_are_touched(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.touch_faults.append(ShardBlocked("a lock was not had", 0))
+    relay = Relay(touches=(Touch(A, 0, V1),), source="db-1", source_unix_ms=5_000)
+    for proven in ({}, {"db-1": 5_000}):
+        answers = rig.relay(relay)
+        assert rig.publisher.proven == {}
+        await until(answers.__len__)
+        assert rig.publisher.proven == proven
+
+
 @pytest.mark.parametrize("version", [6, 8])
 async def test_a_tailer_that_goes_by_another_topology_proves_nothing(make_rig: Callable[[], Rig], version: int) -> None:
     rig = make_rig()
