@@ -24,7 +24,7 @@ from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, ListRow, RowChanges
 from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
-from tests.sim.database import DatabaseServer, Past, part_of
+from tests.sim.database import DatabaseServer, Past, Rows, part_of
 from tests.sim.loop import CURRENT
 
 
@@ -168,7 +168,8 @@ class Checks:
         """Before a read is sent. ``minimum``: what the SDK knows, or a token says."""
         key, atype = row[0], 0 if kind == OBJECT else row[1]
         if critical or minimum == CRITICAL:
-            return Expected(kind, row, self._version_now(key, atype), "the master, when it was asked", "critical")
+            visible = _version_in(self._master_of(key >> SHARD_SHIFT).rows, key, atype)
+            return Expected(kind, row, visible, "the master, when it was asked,", "critical")
         told, at = self._in_tier.get((tier, key, atype), (0, 0.0))
         if at > self.calm.since + 20.0 and told > minimum:
             return Expected(kind, row, told, f"written in {tier} in calm", "3")
@@ -204,11 +205,7 @@ class Checks:
             self._in_tier[tier, key, atype] = max(known, (version, self._now()))
 
     def _version_now(self, key: int, atype: int) -> int:
-        rows = self._master_of(key >> SHARD_SHIFT).truth
-        if atype:
-            return rows.lists.get(ListKey(key, atype), ListRow(0, 0)).version
-        found = rows.objects.get(key)
-        return found.version if found else 0
+        return _version_in(self._master_of(key >> SHARD_SHIFT).truth, key, atype)
 
     # commits
 
@@ -282,6 +279,13 @@ class Checks:
             if here != there:
                 text = f"{name} holds {entry.kind} {_name(entry.id)}/{entry.atype} as {here}, the database has {there}"
                 raise Violation("2", text)
+
+
+def _version_in(rows: Rows, key: int, atype: int) -> int:
+    if atype:
+        return rows.lists.get(ListKey(key, atype), ListRow(0, 0)).version
+    found = rows.objects.get(key)
+    return found.version if found else 0
 
 
 def _query(kind: int, row: Row) -> Query:

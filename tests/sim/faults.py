@@ -211,6 +211,8 @@ class Faults:
         if fault.other % 2 and objects:
             row = rows.objects[objects[fault.other % len(objects)]]
             changes.put_objects.append(msgspec.structs.replace(row, data=b"\x81\x01\xa3" + f"{fault.pick:03}".encode()))
+        elif edges and fault.other % 4:
+            changes.delete_edges.append(edges[fault.other % len(edges)])
         elif edges:
             key = edges[fault.other % len(edges)]
             edge = rows.edges[ListKey(key.id1, key.atype)][key.id2]

@@ -18,7 +18,7 @@ from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, ObjectQuery, Query
-from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
+from tao.model.rows import ExistingRows, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
 from tao.schema.registry import Schema
 from tests.sim.database import DatabaseServer
 from tests.sim.loop import CURRENT, Process, SimLoop
@@ -238,13 +238,15 @@ class SimTransaction:
                     raise Unavailable("the transaction was rolled back")
                 self._locked.append(shard)
             rows = server.rows
-            lists = sorted(keys.lists | {ListKey(key.id1, key.atype) for key in keys.edges})
+            lists = sorted(keys.lists | keys.recounts | {ListKey(key.id1, key.atype) for key in keys.edges})
+            recounts = sorted(keys.recounts)
             edges = [(key, rows.edge(key)) for key in sorted(keys.edges)]
             return {shard: rows.shards[shard] for shard in shards}, ExistingRows(
                 {key: rows.objects[key] for key in sorted(keys.objects) if key in rows.objects},
                 {key: rows.lists[key] for key in lists if key in rows.lists},
                 {key: edge for key, edge in edges if edge is not None},
                 {key: rows.intents[key] for key in sorted(keys.intents) if key in rows.intents},
+                {key: ListRow(len(rows.edges[key]), 0) for key in recounts if rows.edges.get(key)},
             )
 
         return await self._do(lock)

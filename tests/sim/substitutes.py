@@ -33,7 +33,7 @@ from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import MySqlWriteStore
-from tao.tailer.binlog import BinlogLost, BinlogTransaction
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
 from tao.tailer.checkpoint import Checkpoint
 from tao.storage.gtid import MariadbPosition
 from tao.tailer.reader import BinlogReader
@@ -41,7 +41,7 @@ from tao.topology.file_store import TopologyFile
 from tao.wire.frames_client import connect_frames
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
-from tests.sim.database import DatabaseServer, unix_ms
+from tests.sim.database import unix_ms
 from tests.sim.loop import CURRENT, Process
 from tests.sim.network import SESSION, Listener, Network
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
@@ -171,6 +171,12 @@ class NoPools:
     def __init__(self, *_: object) -> None:
         """There are no connections to keep."""
 
+    def standings(self) -> dict[str, object]:
+        """Nothing is held of any server."""
+        return {}
+
+    figures = standings
+
     async def close(self) -> None:
         """There are no connections to close."""
 
@@ -194,10 +200,15 @@ class SimBinlogReader:
 
     def __init__(self, world: Outside, account: ServerAccount, *_: object) -> None:
         self._world: Final = world
-        self._server: Final[DatabaseServer] = world.databases[account.host]
+        self._server = world.databases[account.host]
+        self._more: Final = asyncio.Event()
         self.connected = False
         self.unknown_events = self.oversized = self.duplicates = self.connections = self.silences = 0
         self.waiting_bytes = 0
+
+    def read_from(self, account: ServerAccount) -> None:
+        self._server = self._world.databases[account.host]
+        self._more.set()
 
     async def current_position(self) -> str:
         await self._reach()
@@ -211,18 +222,19 @@ class SimBinlogReader:
         """See `tao.tailer.binlog.BinlogSource`."""
         server = self._server
         after = int(position.rpartition("-")[2]) if position else 0
-        more = asyncio.Event()
-        server.listeners[self] = more.set
+        server.listeners[self] = self._more.set
         try:
             while True:
                 await self._reach()
+                if server is not self._server:
+                    raise BinlogMoved(f"the binlog of {self._server.name} is to be read")
                 self.connected = True
                 if after < server.purged_before:
                     raise BinlogLost(f"transactions after {position} are purged")
                 logged = server.binlog[after - server.purged_before :]
                 if not logged:
-                    more.clear()
-                    await more.wait()
+                    self._more.clear()
+                    await self._more.wait()
                     continue
                 after += len(logged)
                 yield [
