@@ -44,6 +44,11 @@ class Graph(WriteOperations):
         super().__init__(configuration, dispatcher, settings, unix_seconds)
         self._links = links
 
+    def servers(self) -> dict[str, dict[str, object]]:
+        """What is held of each follower that was asked so far, by name: ``health`` (``up``, ``suspect``, ``down``,
+        ``probing``), since how many seconds and why; for logs and metrics of the application."""
+        return self._links.figures()
+
     async def close(self) -> None:
         """Close the connections. What is still waited for fails as `Unavailable`."""
         self._own_writes.close()

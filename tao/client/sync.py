@@ -141,6 +141,12 @@ class SyncGraph:
             future.cancel()  # the caller was interrupted (Ctrl-C); harmless when the operation itself has failed
             raise
 
+    def servers(self) -> dict[str, dict[str, object]]:
+        async def look(graph: Graph) -> dict[str, dict[str, object]]:
+            return graph.servers()
+
+        return self._run(look)
+
     @property
     def schema(self) -> Schema:
         return self._open().graph.schema

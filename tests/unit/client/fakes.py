@@ -80,6 +80,9 @@ class FakeCluster:
     def keep_only(self, names: set[str]) -> None:
         self.kept = names
 
+    def figures(self) -> dict[str, dict[str, object]]:
+        return {name: {"health": "down" if link.is_down else "up"} for name, link in self.links.items()}
+
     async def close(self) -> None:
         self.is_closed = True
 

@@ -77,6 +77,7 @@ async def test_where_all_are_impaired_one_that_is_not_down_is_asked(cluster: Fak
         near.is_impaired = far.is_impaired = True
         await graph.obj_get(1)
         near.is_down = True
+        assert graph.servers() == {"near-1": {"health": "down"}, "far-1": {"health": "up"}}
         await graph.obj_get(1)
         far.is_down = True
         await graph.obj_get(1)

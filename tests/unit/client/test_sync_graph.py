@@ -43,6 +43,7 @@ def test_operations_work_without_a_loop() -> None:
         assert graph.assoc_range(alice, "friend", 0, 9).id2s == [7]
         assert graph.obj_update(alice, {"home": "x"}) is True
         assert graph.assoc_count(alice, "friend") == 1
+        assert graph.servers()["near-1"] == {"health": "up"}
         assert len(graph.reserve_ids(3)) == 3
         with graph.trace() as trace:
             graph.obj_get_many([alice])
