@@ -126,7 +126,9 @@ class FollowerServer:
             cache, reads, writes, configuration, place.region, links, clock, self._spawn("request")
         )
 
-        guard = StallGuard(service, frozenset({"read"}), self._look_after_pause, clock, settings.stalls, self._log)
+        guard = self._guard = StallGuard(
+            service, frozenset({"read"}), self._look_after_pause, clock, settings.stalls, self._log
+        )
 
         def use_schema(changed: Schema) -> None:
             self._types = SchemaArenas(changed, arenas)
@@ -337,6 +339,7 @@ class FollowerServer:
         if self._read_pools is not None:
             register_standings(metrics, "database", "database_server", self._read_pools.standings, pool="read")
         register_retries(metrics, self._budget)
+        self._guard.register(metrics)
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 

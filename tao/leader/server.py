@@ -259,6 +259,7 @@ class LeaderServer:
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_standings(metrics, "database", "database_server", pools.standings, pool=pool)
         register_retries(metrics, budget)
+        guard.register(metrics)
         server = configuration.routes.server(name)
         self._faces = Faces(
             server,

@@ -21,6 +21,7 @@ from typing import Final
 from tao.model.errors import InternalError, SettingsError, TaoError, Unavailable
 from tao.model.ports import Clock
 from tao.observability.logs import Logger
+from tao.observability.metrics import Metrics
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -70,6 +71,15 @@ class StallGuard:
         self._alive_until = math.inf
         self._held: list[tuple[pb.Request, Reply]] = []
         self.stalls = 0
+
+    def register(self, metrics: Metrics) -> None:
+        """Have pauses collected with each scrape."""
+        metrics.gauge_family(
+            "pauses_total",
+            "Times that this process did not run for so long that it may have been replaced.",
+            "event",
+            lambda: {"noticed": self.stalls},
+        )
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """As the inner handler, now or after the look. Raises `Unavailable` when too many wait."""
