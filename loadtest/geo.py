@@ -188,6 +188,7 @@ def _add(all_of: Samples, more: Samples) -> None:
     all_of.seconds += more.seconds
     all_of.elapsed += more.elapsed
     all_of.failed += more.failed
+    all_of.late_seconds += more.late_seconds
 
 
 def _aim(figure: str, bound: float, value: float) -> AimOfGeo:
@@ -218,6 +219,11 @@ def _quantities(measured: Measured) -> list[Quantity]:
             Quantity(name=f"{name}, {part}", value=value(found), unit="ms")
             for name, found in named.items()
             for part, value in parts.items()
+        ),
+        *(
+            Quantity(name=f"{name}, of it begun late", value=found.late, unit="ms")
+            for name, found in named.items()
+            if found.late
         ),
         *(Quantity(name=f"{name}, failed", value=count, unit="times") for name, count in measured.failed.items()),
     ]

@@ -21,7 +21,8 @@ _MAX_UNDER_WAY: Final = 10_000
 
 
 class Latencies(msgspec.Struct, frozen=True, kw_only=True):
-    """In milliseconds, of ``count`` operations; ``per_second``: how many were begun a second."""
+    """In milliseconds, of ``count`` operations; ``per_second``: how many were begun a second. ``late``: the part of the
+    average that passed before the load process had begun the operation."""
 
     avg: float
     p50: float
@@ -29,6 +30,7 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
     max: float
     count: int
     per_second: float
+    late: float = 0.0
 
 
 @dataclass(slots=True)
@@ -38,6 +40,8 @@ class Samples:
     seconds: list[float] = field(default_factory=list)
     elapsed: float = 0.0
     failed: int = 0
+    late_seconds: float = 0.0
+    """Of all operations together."""
 
     def latencies(self) -> Latencies:
         """Zeros when there is no sample."""
@@ -55,6 +59,7 @@ class Samples:
             max=at(1.0),
             count=len(ordered),
             per_second=round(len(ordered) / self.elapsed, 1) if self.elapsed else 0.0,
+            late=round(1000 * self.late_seconds / len(ordered), 3),
         )
 
 
@@ -68,6 +73,7 @@ async def at_rate(
     under_way = set[asyncio.Task[None]]()
 
     async def one(operation: Callable[[], Awaitable[None]], intended: float) -> None:
+        samples.late_seconds += perf_counter() - intended
         try:
             await operation()
         except TaoError:
