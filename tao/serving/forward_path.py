@@ -221,7 +221,7 @@ class ForwardPath:
             for host in self._hosts(messages.shard):
                 if host.name == self._name:
                     self._apply(messages)
-                else:
+                elif not host.down:  # else nobody reads there, and its leader tells it when it is back
                     elsewhere.append((host, messages))
         return elsewhere
 

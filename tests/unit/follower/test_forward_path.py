@@ -19,6 +19,7 @@ from tao.model.errors import (
 )
 from tao.model.writes import AssocAdd, ObjAdd
 from tao.serving.forward_path import ForwardSettings
+from tao.topology import edits
 from tao.wire.convert import write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id
@@ -145,3 +146,13 @@ async def test_an_edge_to_a_shard_that_does_not_exist_is_refused_with_nothing_wr
     await quiet()
     assert region.store.edges(A, FRIEND) == []
     assert region.store.rows.intents == {}
+
+
+async def test_a_writer_does_not_wait_for_a_sibling_that_is_marked_down(region: RegionRig) -> None:
+    near = region.near
+    sibling = near.links["near-2"]
+    near.configuration.use_topology(edits.mark_server(near.configuration.routes.topology, "near-2", True))
+    sibling.hold_requests.add("apply")
+    await near.write(AssocAdd(A, FRIEND, FAR, 1, b""))
+    assert not sibling.sent
+    assert near.writes.siblings_missed == 0
