@@ -34,7 +34,7 @@ async def install_lease(session: Session, lasts_seconds: float, *, deadline: flo
         f"SELECT @@GLOBAL.read_only, @@GLOBAL.{closed}", deadline=deadline
     )
     if session.dialect is Dialect.MYSQL and super_closed:
-        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     await session.run("ROLLBACK; SET SESSION sql_log_bin = 0", deadline=deadline)
     try:
         await session.run(
@@ -64,7 +64,7 @@ async def remove_lease(session: Session, *, deadline: float) -> None:
     """Undo `install_lease` at a server that is closed: it keeps no lease from now on, so it stays open once it is
     opened."""
     if session.dialect is Dialect.MYSQL:
-        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     await session.run(
         f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; SET SESSION sql_log_bin = 1",
         deadline=deadline,
@@ -93,14 +93,17 @@ async def grant_lease(session: Session, from_unix_ms: int, *, deadline: float) -
     """Begin a lease, whatever was before. The server has to be opened besides. Raises `OperatorError` where
     `install_lease` was never called."""
     if session.dialect is Dialect.MYSQL:
-        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)  # leaders are kept out still
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)  # leaders are kept out still
     if not await _write(session, f"{from_unix_ms:d} + lasts_ms", "", deadline):
         raise OperatorError("the server keeps no lease: it was not prepared for one")
 
 
 async def renew_lease(session: Session, from_unix_ms: int, *, deadline: float) -> bool:
-    """Prolong a lease that has not run out; False when it has, or was taken away."""
-    return await _write(session, f"{from_unix_ms:d} + lasts_ms", f" AND ends_unix_ms > {_NOW}", deadline)
+    """Prolong a lease that has not run out; False when it has, or was taken away, or the server is closed."""
+    (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
+    return not read_only and await _write(
+        session, f"{from_unix_ms:d} + lasts_ms", f" AND ends_unix_ms > {_NOW}", deadline
+    )
 
 
 async def revoke_lease(session: Session, *, deadline: float) -> None:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import DeadlineExceeded, InternalError, OperatorError, ShardBlocked
+from tao.model.errors import InternalError, OperatorError
 from tao.storage.dialect import Dialect
 from tao.storage.gtid import GtidSet
 from tao.storage.names import schema_name
@@ -24,6 +24,12 @@ from tao.storage.session import Session
 
 _RAISED_AT_ONCE: Final = 64
 """Shard rows of one transaction: milliseconds, and little for a replica to apply at once."""
+
+_PATIENCE_SECONDS: Final = 0.5
+"""For commits that wait for a replica when their server is to be closed: several round trips between regions."""
+
+_CLOSING_SECONDS: Final = 60
+"""For which the server itself waits to be closed: beyond any deadline here."""
 
 _SEMI_SYNC: Final = {
     Dialect.MARIADB: ("rpl_semi_sync_master", "rpl_semi_sync_slave", "Rpl_semi_sync_master_clients"),
@@ -61,29 +67,42 @@ async def member_state(session: Session, *, deadline: float) -> MemberState:
     )
 
 
-async def fence(session: Session, *, deadline: float) -> int:
+async def fence(session: Session, other: Session, *, deadline: float) -> int:
     """Close the server to writes and end the commits that wait for a replica; returns how many had to be ended. When
-    this returns, nothing that is not committed will be. Raises `DeadlineExceeded`."""
-    loop = asyncio.get_running_loop()
-    ended = 0
-    while True:
-        try:
-            await set_read_only(session, True, deadline=deadline)
-            return ended
-        except ShardBlocked:
-            # The server waits for a lock no longer than a second (`SessionSetup`), and then says so.
-            waiting = await _waiting_for_replica(session, deadline=deadline)
-            for thread in waiting:
-                with suppress(InternalError):  # which is what "no such thread" becomes: it has ended by itself
-                    await session.run("KILL CONNECTION %s", (thread,), deadline=deadline)
-            ended += len(waiting)
-            if loop.time() >= deadline:
-                raise DeadlineExceeded("the server could not be closed to writes: transactions do not end") from None
+    this returns, nothing that is not committed will be. ``other``: a second session at the server, since the one that
+    closes it waits for such commits. Raises `DeadlineExceeded`."""
+    closing = asyncio.ensure_future(_close(session, deadline))
+    ended: set[int] = set()
+    try:
+        while not closing.done():
+            await asyncio.wait((closing,), timeout=_PATIENCE_SECONDS)
+            if not closing.done():
+                ended |= await _end_waiting(other, deadline)
+        await closing
+    finally:
+        closing.cancel()
+    return len(ended)
 
 
-async def _waiting_for_replica(session: Session, *, deadline: float) -> list[int]:
+async def _close(session: Session, deadline: float) -> None:
+    # In one go: between two attempts another commit could begin to wait, unseen.
+    await session.run("SET SESSION lock_wait_timeout = %s", (_CLOSING_SECONDS,), deadline=deadline)
+    await set_read_only(session, True, deadline=deadline)
+    await session.run("SET SESSION lock_wait_timeout = 1", deadline=deadline)
+
+
+async def _end_waiting(session: Session, deadline: float) -> set[int]:
+    """Cut the clients of commits that wait for a replica off; returns the threads. While the server is being closed no
+    further commit can begin to wait."""
     processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
-    return [int(row["Id"]) for row in processes if "semi-sync ACK" in str(row["State"] or "")]
+    waiting = {int(row["Id"]): str(row["Command"]) for row in processes if "semi-sync ACK" in str(row["State"] or "")}
+    for thread in waiting:
+        with suppress(InternalError):  # which is what "no such thread" becomes: it has ended by itself
+            await session.run("KILL CONNECTION %s", (thread,), deadline=deadline)
+    if session.dialect is Dialect.MYSQL and waiting and set(waiting.values()) == {"Killed"}:
+        # There the wait outlives its client. Nobody is left whom its end could tell of a success.
+        await set_semi_sync(session, waits=False, deadline=deadline)
+    return set(waiting)
 
 
 async def stop_receiving(session: Session, *, deadline: float) -> None:
@@ -127,7 +146,7 @@ async def raise_epoch(
     is fenced off, and later versions are above all that were ever given out. Rows that have them are left alone. The
     server stays closed to leaders."""
     if session.dialect is Dialect.MYSQL:
-        await session.run("SET GLOBAL super_read_only = 0", deadline=deadline)
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
     for some in _some(shards):
         updates = "; ".join(
             f"UPDATE {schema_name(shard)}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "

@@ -114,7 +114,8 @@ async def detach(session: Session, *, deadline: float) -> None:
 async def set_read_only(session: Session, read_only: bool, *, deadline: float) -> None:
     """Close the server to writes, or open it. On MySQL even to administrators; MariaDB lets those write on."""
     name = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
-    await session.run(f"SET GLOBAL {name} = {read_only:d}", deadline=deadline)
+    # Not in a transaction, which a look at any table has begun: MySQL refuses then.
+    await session.run(f"ROLLBACK; SET GLOBAL {name} = {read_only:d}", deadline=deadline)
     if not read_only:
         # MySQL's super_read_only, taken away, leaves read_only in place.
         await session.run("SET GLOBAL read_only = 0", deadline=deadline)

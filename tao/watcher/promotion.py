@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final
 
@@ -251,7 +252,12 @@ class Promoter:
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
-        epochs = {member.name: await replicas.highest_epoch(member.region) for member in members if member.state}
+        epochs: dict[str, int] = {}
+        for member in members:
+            if member.state is not None:
+                # A replica without tables, as one that is being seeded, has no promotion under way.
+                with suppress(OperatorError):
+                    epochs[member.name] = await replicas.highest_epoch(member.region)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
             if master.state is not None:

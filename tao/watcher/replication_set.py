@@ -91,9 +91,9 @@ class ReplicationSet:
 
     async def close(self, region: str) -> None:
         """Take the lease and close the server to writes, for good. Raises `TaoError`."""
-        async with self.session(region) as session:
+        async with self.session(region) as session, self.session(region) as other:
             await revoke_lease(session, deadline=self.soon())
-            await fence(session, deadline=self.soon())
+            await fence(session, other, deadline=self.soon())
 
     async def lease_seconds(self, region: str) -> float:
         """How long a lease of the server lasts; 0: it keeps none. Raises `TaoError`."""

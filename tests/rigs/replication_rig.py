@@ -1,0 +1,157 @@
+"""Two database servers of one set, a topology that says which is master, and a promoter: no caches."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tao.devcluster.database import DatabaseInstance, InstanceSettings
+from tao.devcluster.replication_sets import catch_up, follow, lead, replicas
+from tao.devcluster.server_binary import find_server_binary
+from tao.devcluster.server_options import Durability, ServerOptions
+from tao.devcluster.template import default_cache_folder
+from tao.model.errors import TopologyError
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.storage.accounts import ServiceAccounts
+from tao.storage.dialect import SessionSetup
+from tao.storage.migrations import migrate
+from tao.storage.promotion import fence
+from tao.storage.session import Row, ServerAccount, Session, open_session
+from tao.topology.document import dump_topology, parse_topology
+from tao.topology.file_store import TopologyFile
+from tao.watcher.locks import FileLocks
+from tao.watcher.promotion import OnStep, Promoter
+from tao.watcher.replication_set import SetAccounts
+from tao.watcher.settings import PromotionSettings
+
+SHARDS = 2
+EAST, WEST = "east", "west"
+PATIENT_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class ReplicationRig:
+    """Servers are named by their region."""
+
+    servers: dict[str, DatabaseInstance]
+    accounts: ServiceAccounts
+    topology_path: Path
+
+    @property
+    def topology(self) -> Topology:
+        return parse_topology(self.topology_path.read_bytes(), "topology")
+
+    @property
+    def database(self) -> Database:
+        return self.topology.databases[0]
+
+    def promoter(self, on_step: OnStep | None = None) -> Promoter:
+        """With bounds as a test of one machine wants them."""
+
+        def fail(error: TopologyError) -> None:
+            raise error
+
+        return Promoter(
+            TopologyFile(self.topology_path, on_error=fail),
+            FileLocks(self.topology_path),
+            SetAccounts(self.accounts.administrator, self.accounts.replicator),
+            PromotionSettings(settle_seconds=0.0, acknowledging_seconds=10.0),
+            on_step=on_step,
+        )
+
+    @asynccontextmanager
+    async def session(self, region: str, *, as_leader: bool = False) -> AsyncIterator[Session]:
+        account = self.accounts.leader if as_leader else self.accounts.administrator
+        login = ServerAccount("127.0.0.1", self.servers[region].port, account.user, account.password)
+        session = await open_session(login, region, SessionSetup(writes=True), deadline=soon())
+        try:
+            yield session
+        finally:
+            session.abort()
+
+    async def close(self, region: str) -> None:
+        """To writes."""
+        async with self.session(region) as session, self.session(region) as other:
+            await fence(session, other, deadline=soon())
+
+    async def write(self, region: str, number: int) -> None:
+        """As a leader does; raises what it would be told."""
+        async with self.session(region, as_leader=True) as session:
+            insert = "INSERT INTO tao_00000.objects VALUES (%s, 1, 1, 0, ''); COMMIT"
+            await session.run(insert, (number,), deadline=soon())
+
+    async def rows(self, region: str, sql: str) -> list[Row]:
+        async with self.session(region) as session:
+            return (await session.run(sql, deadline=soon()))[0]
+
+    async def written(self, region: str) -> set[int]:
+        return {int(row[0]) for row in await self.rows(region, "SELECT id FROM tao_00000.objects")}
+
+    async def open_servers(self) -> set[str]:
+        """Those that take writes."""
+        asked = {region: await self.rows(region, "SELECT @@GLOBAL.read_only") for region in self.servers}
+        return {region for region, rows in asked.items() if not rows[0][0]}
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + PATIENT_SECONDS
+
+
+def _topology(ports: dict[str, int], *, semi_sync: bool) -> Topology:
+    def region(name: str) -> Region:
+        leader, follower = (CacheServer(name=f"{name}-{kind}", grpc="127.0.0.1:1") for kind in ("l", "f"))
+        return Region(
+            name=name,
+            leaders=Tier(name="leaders", servers=(leader,)),
+            followers=(Tier(name="web", servers=(follower,)),),
+        )
+
+    servers = {name: DatabaseServer(name=name, port=port) for name, port in ports.items()}
+    database = Database(name="db", master_region=EAST, servers=servers, shards=((0, SHARDS - 1),), semi_sync=semi_sync)
+    return Topology(version=1, shards=SHARDS, regions=(region(EAST), region(WEST)), databases=(database,))
+
+
+@asynccontextmanager
+async def replication_rig(
+    folder: Path, accounts: ServiceAccounts, *, semi_sync: bool = False
+) -> AsyncIterator[ReplicationRig]:
+    """East is master, west follows and has caught up with the tables of the shards."""
+    servers = {
+        region: DatabaseInstance(
+            find_server_binary(os.environ),
+            InstanceSettings(
+                folder=folder / region,
+                accounts=accounts,
+                cache_folder=default_cache_folder(os.environ),
+                options=ServerOptions(
+                    server_id=number,
+                    gtid_domain=1,
+                    replicated=True,
+                    read_only=True,
+                    semi_sync=True,
+                    durability=Durability.RELAXED,
+                ),
+            ),
+        )
+        for number, region in enumerate((EAST, WEST), start=1)
+    }
+    await asyncio.gather(*(server.start() for server in servers.values()))
+    try:
+        topology = _topology({region: server.port for region, server in servers.items()}, semi_sync=semi_sync)
+        path = folder / "topology.json"
+        path.write_text(dump_topology(topology))
+        master = topology.databases[0].servers[EAST]
+        await lead(master, accounts.administrator)
+        (replica,) = replicas(topology)
+        await follow(replica, accounts.administrator, accounts.replicator)
+        administrator = accounts.administrator
+        login = ServerAccount(master.host, master.port, administrator.user, administrator.password)
+        await migrate(login, range(SHARDS), {}, master.name)
+        await catch_up(replica, administrator, PATIENT_SECONDS)
+        yield ReplicationRig(servers, accounts, path)
+    finally:
+        await asyncio.gather(*(server.kill() for server in servers.values() if server.is_running))
