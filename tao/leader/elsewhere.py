@@ -82,6 +82,12 @@ class Elsewhere:
             self._apply(messages)
             self._publisher.publish(messages)
 
+    async def take_in(self, changes: list[ShardMessages]) -> None:
+        """What another region's leader has written for one of this region's, the far side of a pair: this region's own
+        leader of that shard would hear of it by replication only."""
+        assert self.path is not None, "wired by the server"
+        await self.path.take_in([messages for messages in changes if not self.is_mastered_here(messages.shard)])
+
     def apply(self, request: pb.Request, reply: Reply) -> None:
         """Changes that another leader of this tier has forwarded."""
         for changes in request.apply.changes:

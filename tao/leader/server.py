@@ -178,6 +178,7 @@ class LeaderServer:
             settings.forwarding,
             budget,
         )
+        others.elsewhere = elsewhere
         self._touches = TouchPath(
             lambda write, deadline: writes.commit(write, deadline, both_sides=True),
             lambda touch: touched_floor(cache, touch, clock.monotonic()),

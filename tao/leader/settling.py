@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.model.changes import ShardMessages
@@ -24,7 +25,8 @@ from tao.wire.v1 import session_pb2 as pb
 
 
 class SettlingLeaders:
-    """`OtherLeaders` over links; a shard that this leader owns itself (on another database) is settled here."""
+    """`OtherLeaders` over links; a shard that this leader owns itself (on another database) is settled here. When the
+    shard is mastered in another region, this region's caches of it hear of the copy before its writer does."""
 
     def __init__(self, configuration: Configuration, links: Links, ownership: Ownership, clock: Clock) -> None:
         self._configuration: Final = configuration
@@ -32,6 +34,7 @@ class SettlingLeaders:
         self._ownership: Final = ownership
         self._clock: Final = clock
         self.here: InversePath | None = None
+        self.elsewhere: Elsewhere | None = None
 
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
@@ -56,7 +59,10 @@ class SettlingLeaders:
         for result in answer.write.results:
             if result.HasField("error"):
                 raise error_from_pb(result.error)
-        return [shard_messages_from_pb(messages) for messages in answer.write.changes]
+        told = [shard_messages_from_pb(messages) for messages in answer.write.changes]
+        if self.elsewhere is not None:
+            await self.elsewhere.take_in(told)
+        return told
 
 
 class CopyFence:

@@ -236,6 +236,13 @@ class ForwardPath:
         self.siblings_missed += heard_all.count(False)
         self._answer(forwarded, done, changes)
 
+    async def take_in(self, changes: list[ShardMessages]) -> None:
+        """Changes of a write that did not come through here: apply them, and return when the servers of this tier that
+        they concern have heard, or do not answer."""
+        told = [self._hand_on(sibling, messages) for sibling, messages in self._apply_own(changes)]
+        heard_all = await asyncio.gather(*told)
+        self.siblings_missed += heard_all.count(False)
+
     def _hand_on(self, sibling: CacheServer, messages: ShardMessages) -> asyncio.Future[bool]:
         """Whether the sibling heard of it, in time."""
         heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
