@@ -1,0 +1,214 @@
+"""A cluster of two regions with a watcher in each, semi-synchronous: masters switched and lost under writes, marks."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.readiness import server_stats
+from tao.devcluster.server_binary import Flavour
+from tao.devcluster.server_options import Durability
+from tao.model.topology import Topology
+from tao.routing.routes import Routes
+from tao.topology.document import parse_topology
+from tests.e2e.region_access import RTT_MS, Regions, until
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+
+SHAPE = Shape(regions=2, tiers=1, followers=2, leaders=1, shards=4, watchers=1)
+WRITERS = 4
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    settings = ClusterSettings(
+        state_dir=tmp_path_factory.mktemp("watched") / ".tao-dev",
+        shape=SHAPE,
+        durability=Durability.RELAXED,
+        semi_sync=True,
+        rtt_ms=RTT_MS,
+    )
+    async with DevCluster(settings) as cluster:
+        yield cluster
+
+
+def topology_of(cluster: DevCluster) -> Topology:
+    return parse_topology(cluster.topology_path.read_bytes(), "topology")
+
+
+def regions_of(cluster: DevCluster) -> Regions:
+    topology = topology_of(cluster)
+    return Regions(cluster, topology, Routes(topology))
+
+
+async def command(cluster: DevCluster, *words: str) -> tuple[int, dict[str, Any], str]:
+    """Exit status, JSON and errors of a command, as an operator runs it."""
+    argv = [sys.executable, "-m", "tao.cli", *words, "--yes", "--json"]
+    done = await asyncio.to_thread(
+        subprocess.run, argv, cwd=cluster.topology_path.parent.parent, capture_output=True, check=False
+    )
+    return done.returncode, msgspec.json.decode(done.stdout) if done.stdout else {}, done.stderr.decode()
+
+
+class Writers:
+    """Count upwards, each on its own object, and remember what was acknowledged."""
+
+    def __init__(self, graph: Graph, objects: list[int]) -> None:
+        self.graph = graph
+        self.acknowledged = dict.fromkeys(objects, 0)
+        self.attempted = dict.fromkeys(objects, 0)
+        self.errors: list[TaoError] = []
+
+    async def run(self, object_id: int) -> None:
+        while True:
+            self.attempted[object_id] += 1
+            number = self.attempted[object_id]
+            try:
+                await self.graph.obj_update(object_id, {"home": str(number)})
+                self.acknowledged[object_id] = number
+            except TaoError as error:
+                self.errors.append(error)
+            await asyncio.sleep(0.005)
+
+    async def go_on(self) -> None:
+        """Wait until each has had some more acknowledged."""
+        before = dict(self.acknowledged)
+
+        async def all_have() -> bool:
+            return all(now >= before[each] + 5 for each, now in self.acknowledged.items())
+
+        await until(all_have, "writes do not go on")
+
+
+@asynccontextmanager
+async def writing(cluster: DevCluster, region: str) -> AsyncIterator[Writers]:
+    settings = ClientSettings(timeout_seconds=10)
+    async with connect(str(cluster.topology_path), region=region, settings=settings) as graph:
+        writers = Writers(graph, [await graph.obj_add("user", {"name": "writer"}) for _ in range(WRITERS)])
+        tasks = [asyncio.create_task(writers.run(each)) for each in writers.acknowledged]
+        try:
+            await writers.go_on()
+            yield writers
+            await writers.go_on()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def assert_nothing_lost(cluster: DevCluster, writers: Writers) -> None:
+    for region in ("east", "west"):
+        async with connect(str(cluster.topology_path), region=region) as graph:
+            for each, number in writers.acknowledged.items():
+                found = await graph.obj_get(each, critical=True)
+                assert found is not None
+                assert number <= int(str(found.fields["home"])) <= writers.attempted[each]
+
+
+def marked(cluster: DevCluster) -> set[str]:
+    topology = topology_of(cluster)
+    caches = {
+        server.name
+        for region in topology.regions
+        for tier in (region.leaders, *region.followers)
+        for server in tier.servers
+        if server.down
+    }
+    return caches | {each.name for database in topology.databases for each in database.servers.values() if each.down}
+
+
+async def until_topology(cluster: DevCluster, condition: Callable[[], bool], what: str) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, what)
+
+
+async def watchers(cluster: DevCluster) -> dict[str, dict[str, Any]]:
+    names = [name for name, role in cluster.processes.items() if role is Role.WATCHER]
+    return {name: await server_stats(cluster.admin(name)) for name in names if name in cluster.running}
+
+
+async def active(cluster: DevCluster) -> list[str]:
+    return [name for name, stats in (await watchers(cluster)).items() if stats["active"]]
+
+
+async def test_a_planned_switch_under_writes_loses_nothing_and_caches_converge(cluster: DevCluster) -> None:
+    async with writing(cluster, "east") as east, writing(cluster, "west") as west:
+        status, done, errors = await command(cluster, "promote", "db-1", "--to", "west")
+        assert status == 0, errors
+        assert (done["master"], done["following"], done["waits_for_replica"]) == ("west-db-1", ["east-db-1"], True)
+        await east.go_on()
+    for writers in (east, west):
+        assert all(error.retryable or error.reason == "OUTCOME_UNKNOWN" for error in writers.errors)
+        await assert_nothing_lost(cluster, writers)
+    await regions_of(cluster).assert_converges()
+
+
+async def test_one_watcher_is_active_and_the_other_takes_over_when_it_is_gone(cluster: DevCluster) -> None:
+    (first,) = await active(cluster)
+    await cluster.kill(first)
+
+    async def other_is_active() -> bool:
+        return bool(await active(cluster))
+
+    await until(other_is_active, "nobody is active")
+    await cluster.restart(first)
+    assert first not in await active(cluster)
+    # The master's lease was renewed all along, or it was opened again.
+    async with writing(cluster, "west"):
+        pass
+
+
+async def test_a_follower_that_is_gone_is_marked_and_one_that_is_back_is_not(cluster: DevCluster) -> None:
+    await cluster.kill("west-follower-1a")
+    await until_topology(cluster, lambda: "west-follower-1a" in marked(cluster), "it is not marked")
+    await cluster.restart("west-follower-1a")
+    await until_topology(cluster, lambda: "west-follower-1a" not in marked(cluster), "it is still marked")
+
+
+async def test_a_killed_master_is_replaced_without_an_operator_and_nothing_acknowledged_is_lost(
+    cluster: DevCluster,
+) -> None:
+    assert topology_of(cluster).databases[0].master_region == "west"
+    async with writing(cluster, "east") as writers:
+        await cluster.kill("west-db-1")
+        await until_topology(
+            cluster, lambda: topology_of(cluster).databases[0].master_region == "east", "nobody was promoted"
+        )
+        await writers.go_on()
+    await assert_nothing_lost(cluster, writers)
+    (done,) = [stats["last_promotion"] for stats in (await watchers(cluster)).values() if stats["last_promotion"]]
+    assert (done["master"], done["waits_for_replica"]) == ("east-db-1", False)
+    assert "west-db-1" in marked(cluster)
+
+
+async def test_the_old_master_comes_back_by_one_command_or_is_refused_with_the_reason(cluster: DevCluster) -> None:
+    await cluster.restart("west-db-1")
+    regions = regions_of(cluster)
+    status, _, errors = await command(cluster, "rejoin", "west-db-1")
+    if status:
+        # It was killed with a commit in its binlog that no replica had: acknowledged to nobody, and its own.
+        assert "never had" in errors
+        return
+    await until_topology(cluster, lambda: "west-db-1" not in marked(cluster), "it is still marked")
+    # A write of its own, by hand, past its being closed: from here on its data are another history.
+    mariadb = cluster.database("west-db-1").binary.flavour is Flavour.MARIADB
+    alone = ("STOP SLAVE", "RESET SLAVE ALL") if mariadb else ("STOP REPLICA", "RESET REPLICA ALL")
+    by_hand = () if mariadb else ("SET GLOBAL super_read_only = 0",)
+    await regions.sql("west-db-1", *alone, *by_hand, "CREATE SCHEMA astray")
+    status, _, errors = await command(cluster, "rejoin", "west-db-1")
+    assert status == 2
+    assert "which the master east-db-1 never had" in errors
+    await until_topology(cluster, lambda: "west-db-1" in marked(cluster), "reads still go there")
