@@ -34,7 +34,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
 from tao.serving.databases import Databases
 from tao.serving.faces import Faces
-from tao.serving.figures import ServingFigures, register_retries, register_standings
+from tao.serving.figures import ServingFigures, register_databases, register_links, register_retries
 from tao.serving.fills import Fills, FillSource
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
@@ -335,9 +335,9 @@ class FollowerServer:
         metrics.gauge(
             "direct_read_queries", "Queries that went past a leader that could not serve.", self._direct_reads
         )
-        register_standings(metrics, "link", "peer", self._links.standings)
+        register_links(metrics, self._links.standings)
         if self._read_pools is not None:
-            register_standings(metrics, "database", "database_server", self._read_pools.standings, pool="read")
+            register_databases(metrics, self._read_pools.standings, pool="read")
         register_retries(metrics, self._budget)
         self._guard.register(metrics)
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))

@@ -45,7 +45,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
 from tao.serving.databases import Databases
 from tao.serving.faces import Faces
-from tao.serving.figures import ServingFigures, register_retries, register_standings
+from tao.serving.figures import ServingFigures, register_databases, register_links, register_retries
 from tao.serving.fills import Fills
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
@@ -256,9 +256,9 @@ class LeaderServer:
         register_figures(
             metrics, ownership, writes, inverses, relays, self._touches, self._publisher, self._links, self._tasks
         )
-        register_standings(metrics, "link", "peer", self._links.standings)
+        register_links(metrics, self._links.standings)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
-            register_standings(metrics, "database", "database_server", pools.standings, pool=pool)
+            register_databases(metrics, pools.standings, pool=pool)
         register_retries(metrics, budget)
         guard.register(metrics)
         server = configuration.routes.server(name)

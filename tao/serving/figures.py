@@ -143,24 +143,46 @@ class ServingFigures:
 _HEALTH_CODES: Final = {Health.UP: 0, Health.SUSPECT: 1, Health.DOWN: 2, Health.PROBING: 3}
 
 
-def register_standings(
-    metrics: Metrics, what: str, label: str, read: Callable[[], Mapping[str, Standing]], **labels: str
-) -> None:
-    """The state of each destination of a kind, and how often it has changed."""
+def register_links(metrics: Metrics, read: Callable[[], Mapping[str, Standing]]) -> None:
+    """What is held of each cache server, by its name."""
     metrics.gauge_family(
-        f"{what}_health_info",
-        "What the failure detector holds: 0 up, 1 suspect, 2 down, 3 down and being probed.",
-        label,
-        lambda: {name: _HEALTH_CODES[standing.health] for name, standing in read().items()},
-        **labels,
+        "link_health_info",
+        "What is held of a server: 0 up, 1 suspect, 2 down, 3 down and being probed.",
+        "peer",
+        lambda: _codes(read()),
     )
     metrics.gauge_family(
-        f"{what}_health_changes_total",
-        "How often a destination became impaired or came back from it.",
-        label,
-        lambda: {name: standing.transitions for name, standing in read().items()},
-        **labels,
+        "link_health_changes_total",
+        "How often a server became impaired or came back from it.",
+        "peer",
+        lambda: _changes(read()),
     )
+
+
+def register_databases(metrics: Metrics, read: Callable[[], Mapping[str, Standing]], *, pool: str) -> None:
+    """What is held of each database server, by its name."""
+    metrics.gauge_family(
+        "database_health_info",
+        "What is held of a database server: 0 up, 1 suspect, 2 down, 3 down and being probed.",
+        "database_server",
+        lambda: _codes(read()),
+        pool=pool,
+    )
+    metrics.gauge_family(
+        "database_health_changes_total",
+        "How often a database server became impaired or came back from it.",
+        "database_server",
+        lambda: _changes(read()),
+        pool=pool,
+    )
+
+
+def _codes(standings: Mapping[str, Standing]) -> dict[str, float]:
+    return {name: _HEALTH_CODES[standing.health] for name, standing in standings.items()}
+
+
+def _changes(standings: Mapping[str, Standing]) -> dict[str, float]:
+    return {name: standing.transitions for name, standing in standings.items()}
 
 
 def register_retries(metrics: Metrics, budget: RetryBudget) -> None:
