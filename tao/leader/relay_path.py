@@ -21,7 +21,7 @@ from typing import Any, Final
 from tao.delivery.publisher import Publisher
 from tao.leader.touch_path import TouchPath
 from tao.model.changes import ListInvalidation, ObjectInvalidation, ShardInvalidation, ShardMessages
-from tao.model.errors import InternalError, NotMine, TaoError
+from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
 from tao.model.ports import Clock
 from tao.model.relay import Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
@@ -119,8 +119,11 @@ class RelayPath:
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
         try:
             await self._touches.touch(touches, deadline)
-        except TaoError as error:
+        except NotMine as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
+        except TaoError as error:
+            # Whatever it was, it is this shard's: what the tailer has to tell of others must not wait for it.
+            reply.send(pb.Answer(error=error_to_pb(ShardBlocked(f"keys not touched yet: {error.message}"))))
         except Exception as error:
             failure = InternalError(f"{type(error).__name__} while touching keys; see the leader's log")
             reply.send(pb.Answer(error=error_to_pb(failure)))

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.model.errors import Fenced
+from tao.model.errors import ShardBlocked
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.relay import Relay, Touch
 from tao.model.versions import counter_of
@@ -108,7 +108,7 @@ async def test_a_touch_of_a_leader_that_has_lost_the_shard_is_told_to_the_next_o
     store.before_lock = taken_over
     answers = relay(leader)
     await until(lambda: bool(answers))
-    assert isinstance(error_from_pb(answers[0].error), Fenced)
+    assert isinstance(error_from_pb(answers[0].error), ShardBlocked), "to be told again"
     assert store.rows.lists[LIST].count == 1
     assert 0 not in leader.ownership.owned
 

@@ -13,7 +13,7 @@ from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.touch_path import TouchPath, touched_floor
 from tao.model.changes import ListInvalidation, ObjectChange, ObjectInvalidation, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
-from tao.model.errors import NotMine, ShardBlocked, TaoError
+from tao.model.errors import DeadlineExceeded, NotMine, ShardBlocked, TaoError
 from tao.model.graph import encode_object
 from tao.model.relay import Relay, Touch
 from tao.model.writes import TouchKeys
@@ -259,15 +259,23 @@ async def test_many_keys_at_once_void_their_shard_and_are_touched_a_few_at_a_tim
     assert rig.path.dropped == 2
 
 
-@pytest.mark.parametrize("error", [ShardBlocked("locked", 0), NotMine("lost", 7)])
-async def test_keys_that_could_not_be_touched_are_told_again(make_rig: Callable[[], Rig], error: TaoError) -> None:
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ShardBlocked("locked", 0), ShardBlocked),
+        (DeadlineExceeded("a list of a billion"), ShardBlocked),
+        (NotMine("lost", 7), NotMine),
+    ],
+)
+async def test_keys_that_could_not_be_touched_are_told_again_and_hold_up_their_shard_alone(
+    make_rig: Callable[[], Rig], error: TaoError, said: type[TaoError]
+) -> None:
     rig = make_rig()
     rig.touch_faults.append(error)
     relay = Relay(touches=(Touch(A, 0, V1), Touch(B, 0, V1)))
     answers = rig.relay(relay)
     await until(lambda: bool(answers))
-    told = error_from_pb(answers[0].error)
-    assert type(told) is type(error)
+    assert type(error_from_pb(answers[0].error)) is said
     rig.touched.clear()
     again = rig.relay(relay)
     await until(lambda: bool(again))
