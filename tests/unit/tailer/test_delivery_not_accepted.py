@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.model.errors import InternalError, InvalidArgument, NotMine, TaoError, Unavailable
-from tao.model.relay import Relay
+from tao.model.errors import InternalError, InvalidArgument, NotMine, ShardBlocked, TaoError, Unavailable
+from tao.model.relay import Relay, Touch
 from tao.model.topology import CacheServer
+from tao.planning.row_events import Translated
 from tao.routing.routes import Routes, TierRoutes
 from tao.tailer.settings import DeliverySettings
-from tests.rigs.leader_rig import make_topology
+from tests.rigs.leader_rig import make_id, make_topology
 from tests.rigs.pacing import until
 from tests.unit.tailer.test_delivery_path import BOTH, Rig, about, change, turns
 
@@ -171,3 +172,16 @@ async def test_a_held_shard_that_moves_is_told_to_its_new_leader_in_order(rig: R
     assert {leader for leader, relay in rig.leaders.told if relay.source_unix_ms == 2} == {"leader-1", "leader-2"}
     assert rig.acknowledged == ["t1", "t2"]
     assert rig.path.unacknowledged_bytes == 0
+
+
+async def test_keys_that_cannot_be_touched_hold_up_their_shard_alone_and_are_told_until_they_are(rig: Rig) -> None:
+    rig.leaders.failures["leader-1"] = lambda relay: ShardBlocked("locked") if relay.touches else None
+    touch = Touch(make_id(1, 0), 4, 9)
+    await rig.path.submit("t1", Translated(touches=(touch,)))
+    await rig.path.submit("t2", about(change(2, 1), change(0, 1)))
+    await until(lambda: rig.leaders.versions(2) == [1])
+    assert (rig.leaders.versions(0), rig.acknowledged) == ([], [])
+    rig.leaders.failures.clear()
+    await rig.path.drained()
+    assert [touch for _, relay in rig.leaders.told for touch in relay.touches] == [touch]
+    assert rig.acknowledged == ["t1", "t2"]
