@@ -36,6 +36,7 @@ class Hosting:
         self._hosted: frozenset[int] = frozenset()
         self._opened: set[int] = set()
         self._openings = 0
+        self._topology_version = 0
         self._due: dict[int, object] = {}
 
     @property
@@ -48,9 +49,22 @@ class Hosting:
         """How many of them are cached by now."""
         return len(self._opened)
 
-    def host(self, shards: Iterable[int]) -> None:
-        """Host exactly these from now on."""
-        hosted = frozenset(shards)
+    def host(self, shards: Iterable[int], topology_version: int) -> None:
+        """Host exactly these from now on, by the document of that version. By documents in between that were not seen
+        here, others may have had them, and been told of their changes."""
+        if topology_version > self._topology_version + 1:
+            self._change(frozenset())
+        self._topology_version = topology_version
+        self._change(frozenset(shards))
+
+    def begin_anew(self) -> None:
+        """Drop all that is cached of them, and cache again when that is known to be kept fresh: while this process did
+        not run, the region's tailer may have told another leader of changes."""
+        hosted = self._hosted
+        self._change(frozenset())
+        self._change(hosted)
+
+    def _change(self, hosted: frozenset[int]) -> None:
         for shard in self._opened - hosted:
             self._opened.discard(shard)
             self._cache.close_shard(shard)
@@ -63,13 +77,6 @@ class Hosting:
             order = object()
             self._due.update(dict.fromkeys(added, order))
             asyncio.get_running_loop().call_later(self._settings.settle_seconds, self._open, added, order)
-
-    def begin_anew(self) -> None:
-        """Drop all that is cached of them, and cache again when that is known to be kept fresh: the region's tailer may
-        have told another leader of changes meanwhile."""
-        hosted = self._hosted
-        self.host(())
-        self.host(hosted)
 
     def _open(self, shards: frozenset[int], order: object) -> None:
         opening = [shard for shard in sorted(shards & self._hosted) if self._due.get(shard) is order]

@@ -82,7 +82,6 @@ class LeaderServer:
             settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
         )
         self._schema_file: Final = SchemaFile(settings.schema_file)
-        self._followed_version = 0
 
     async def start(self) -> LeaderServer:
         """Take the shards, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
@@ -347,14 +346,10 @@ class LeaderServer:
         await self._ownership.confirm(seconds / 2)
 
     def _follow_routes(self, routes: Routes) -> None:
-        if routes.version > self._followed_version + 1:
-            # By documents in between others may have had the hosted shards, and been told of their changes.
-            self._hosting.begin_anew()
-        self._followed_version = routes.version
         # By tier: a server that was taken out of the document while it runs has no shards, and must let go of its own.
         shards = routes.tier(self._region, self._tier).shards_of(self._settings.name)
         mastered_here = {shard for shard in shards if routes.master_region(shard) == self._region}
-        self._hosting.host(shard for shard in shards if shard not in mastered_here)
+        self._hosting.host((shard for shard in shards if shard not in mastered_here), routes.version)
         self._ownership.want(mastered_here)
 
     def _open_shard(self, row: ShardRow) -> None:

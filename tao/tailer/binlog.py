@@ -62,8 +62,8 @@ class Position(Protocol):
     def includes(self, gtid: str) -> bool:
         """Whether the transaction was behind us already."""
 
-    def lacks(self, stored: str) -> bool:
-        """Whether something of that stored position is not behind us."""
+    def is_beyond(self, server_is_at: str) -> bool:
+        """Whether a server that has come so far (its stored form) cannot be read from here yet."""
 
 
 class BinlogSource(Protocol):

@@ -136,10 +136,10 @@ class TailPath:
         not come to it has another history, or is no use: then all is void, and its present end is the position."""
         loop = asyncio.get_running_loop()
         until = loop.time() + self._settings.behind_seconds
-        while self._source.position(now).lacks(position := self.position):
+        while self._position is not None and self._position.is_beyond(now):
             if loop.time() >= until:
-                raise BinlogLost(f"the server is at {now or 'nothing'}, and does not reach {position}")
-            self.trouble = f"the server is at {now or 'nothing'}, and has not reached {position} yet"
+                raise BinlogLost(f"the server is at {now or 'nothing'}, and does not reach {self.position}")
+            self.trouble = f"the server is at {now or 'nothing'}, and has not reached {self.position} yet"
             await asyncio.sleep(self._settings.behind_poll_seconds)
             now = await self._source.current_position()
 

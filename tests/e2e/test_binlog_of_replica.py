@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tao.model.ids import make_id
 from tao.model.writes import AssocAdd, ObjAdd, ObjUpdate, Write
 from tao.schema.codec import encode_fields, encode_patch
 from tao.storage.accounts import ServiceAccounts
+from tao.tailer.binlog import BinlogMoved
 from tests.rigs.binlog_rig import BinlogRig, open_rig, until
 from tests.unit.planning.stored_rows import LIKES, NOW, SCHEMA, USER
 
@@ -63,3 +65,32 @@ async def test_the_binlog_of_a_replica_holds_the_masters_changesets(
             await until(lambda following=following: len(following.messages) >= len(changes))  # type: ignore[misc]
             assert following.messages == changes
         assert followings[0].gtids == followings[2].gtids
+
+
+async def test_a_reader_goes_on_at_the_master_and_comes_back_and_misses_and_repeats_nothing(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    """Both servers count transactions alike, so that a position of one is as good at the other, once it is there."""
+    async with (
+        open_rig(tmp_path / "master", database_accounts, server_id=11) as master,
+        open_rig(tmp_path / "replica", database_accounts, server_id=12) as replica,
+    ):
+        await attach(replica, master)
+        reader = replica.reader(server_id=100)
+        reached = reader.position(await reader.current_position())
+        told: list[str] = []
+        for rig in (replica, master, replica, master):
+            reader.read_from(rig.account("replicator"))
+            while reached.is_beyond(await reader.current_position()):  # noqa: ASYNC110 - a replica
+                await asyncio.sleep(0.01)
+            following = await rig.follow(str(reached), reader)
+            for number in range(3):
+                await master.write(AssocAdd(GIVEN, LIKES, make_id(0, NOW + len(told) + number, 0), number, b""))
+            await until(lambda following=following: len(following.gtids) == 3)  # type: ignore[misc]
+            told += following.gtids
+            for gtid in following.gtids:
+                reached.advance(gtid)
+            other = master if rig is replica else replica
+            reader.read_from(other.account("replicator"))
+            await until(lambda following=following: isinstance(following.failure, BinlogMoved))  # type: ignore[misc]
+        assert len(set(told)) == len(told) == 12

@@ -88,19 +88,20 @@ class BinlogRig:
     def __init__(self, instance: DatabaseInstance) -> None:
         self.instance = instance
         self._followings: list[Following] = []
-        self._pools = Pools(lambda _: self._account("leader"), WRITE_SETUP)
+        self._pools = Pools(lambda _: self.account("leader"), WRITE_SETUP)
         self._store = MySqlWriteStore(lambda _: SERVER, self._pools, edge_tables_of(lambda: SCHEMA))
 
-    def _account(self, role: str) -> ServerAccount:
+    def account(self, role: str) -> ServerAccount:
+        """As whom to come in, by what it may do."""
         account = getattr(self.instance.accounts, role)
         return ServerAccount(self.instance.host, self.instance.port, account.user, account.password)
 
     async def migrate(self) -> None:
-        await migrate(self._account("administrator"), SHARDS, SCHEMA.custom_tables(), SERVER)
+        await migrate(self.account("administrator"), SHARDS, SCHEMA.custom_tables(), SERVER)
 
     def reader(self, server_id: int = 4_000_000_001, **settings: float) -> BinlogReader:
         quick = {"heartbeat_seconds": 0.1, "backoff_max_seconds": 0.2} | settings
-        return BinlogReader(self._account("replicator"), server_id, ReaderSettings(**quick), logger("test"))  # type: ignore[arg-type]
+        return BinlogReader(self.account("replicator"), server_id, ReaderSettings(**quick), logger("test"))  # type: ignore[arg-type]
 
     async def follow(self, position: str | None = None, reader: BinlogReader | None = None) -> Following:
         reader = reader or self.reader()

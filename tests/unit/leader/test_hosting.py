@@ -28,9 +28,15 @@ class Rig:
     )
     publisher: Publisher = field(default_factory=lambda: Publisher(DeliverySettings(), "leader-1/1"))
     told: list[Delivery] = field(default_factory=list)
+    version: int = 0
 
     def __post_init__(self) -> None:
         self.hosting = Hosting(self.cache, self.publisher, self.settings, logger("test"))
+
+    def host(self, shards: list[int], *, missed: int = 0) -> None:
+        """By the next document, or one after some that were missed."""
+        self.version += 1 + missed
+        self.hosting.host(shards, self.version)
 
     def subscribe(self, *positions: Position) -> None:
         self.publisher.subscribe("near-1", positions, self.told.append)
@@ -38,11 +44,11 @@ class Rig:
 
 async def test_shards_are_served_at_once_and_cached_after_a_pause() -> None:
     rig = Rig(NEVER)
-    rig.hosting.host([0, 2])
+    rig.host([0, 2])
     assert rig.hosting.hosted == {0, 2}
     assert rig.cache.open_shards() == []
     after = Rig(SOON)
-    after.hosting.host([0, 2])
+    after.host([0, 2])
     assert not after.cache.open_shards()
     await until(lambda: after.hosting.opened == 2)
     assert after.cache.open_shards() == [0, 2]
@@ -53,42 +59,42 @@ async def test_shards_are_served_at_once_and_cached_after_a_pause() -> None:
 
 async def test_a_shard_that_left_and_came_back_waits_its_own_time() -> None:
     rig = Rig(SOON)
-    rig.hosting.host([0])
-    rig.hosting.host([])
+    rig.host([0])
+    rig.host([])
     rig.hosting._settings = NEVER  # type: ignore[misc]
-    rig.hosting.host([0])
+    rig.host([0])
     await quiet()
     assert rig.cache.open_shards() == []
 
 
 async def test_a_shard_that_left_again_during_the_pause_is_not_opened() -> None:
     rig = Rig(SOON)
-    rig.hosting.host([0])
-    rig.hosting.host([0, 1, 2])
-    rig.hosting.host([0, 2])
+    rig.host([0])
+    rig.host([0, 1, 2])
+    rig.host([0, 2])
     await until(lambda: rig.hosting.opened == 2)
     assert rig.cache.open_shards() == [0, 2]
 
 
 async def test_a_shard_that_left_is_dropped_and_its_subscribers_are_refused() -> None:
     rig = Rig(SOON)
-    rig.hosting.host([0, 1])
+    rig.host([0, 1])
     await until(lambda: rig.hosting.opened == 2)
     rig.subscribe(Position(0), Position(1))
     rig.told.clear()
-    rig.hosting.host([1])
+    rig.host([1])
     assert rig.cache.open_shards() == [1]
     assert [delivery.refused for delivery in rig.told] == [(0,)]
 
 
 async def test_whoever_followed_an_earlier_opening_starts_anew() -> None:
     rig = Rig(SOON)
-    rig.hosting.host([0])
+    rig.host([0])
     await until(lambda: rig.hosting.opened)
     rig.subscribe(Position(0))
     (part,) = rig.told[-1].shards
-    rig.hosting.host([])
-    rig.hosting.host([0])
+    rig.host([])
+    rig.host([0])
     await until(lambda: rig.hosting.opened)
     rig.told.clear()
     rig.subscribe(part.position)
@@ -99,11 +105,11 @@ async def test_whoever_followed_an_earlier_opening_starts_anew() -> None:
 
 async def test_the_same_shards_again_change_nothing() -> None:
     rig = Rig(SOON)
-    rig.hosting.host([0])
+    rig.host([0])
     await until(lambda: rig.hosting.opened)
     rig.subscribe(Position(0))
     rig.told.clear()
-    rig.hosting.host([0])
+    rig.host([0])
     assert rig.hosting.opened == 1
     await asyncio.sleep(0)
     assert rig.told == []
@@ -111,7 +117,7 @@ async def test_the_same_shards_again_change_nothing() -> None:
 
 async def test_after_a_pause_all_is_dropped_and_subscribers_start_anew() -> None:
     rig = Rig(SOON)
-    rig.hosting.host([0])
+    rig.host([0])
     await until(lambda: rig.hosting.opened)
     rig.subscribe(Position(0))
     stream = rig.told[-1].shards[0].position.stream
@@ -122,3 +128,14 @@ async def test_after_a_pause_all_is_dropped_and_subscribers_start_anew() -> None
     await until(lambda: rig.hosting.opened)
     rig.subscribe(Position(0, stream, 0))
     assert rig.told[-1].shards[0].reset
+
+
+async def test_a_document_that_was_missed_may_have_given_the_shards_to_another_for_a_time() -> None:
+    rig = Rig(SOON)
+    rig.host([0])
+    await until(lambda: rig.hosting.opened)
+    rig.host([0])
+    assert rig.cache.is_open(0), "the next document says the same: nobody else had it"
+    rig.host([0], missed=1)
+    assert not rig.cache.is_open(0)
+    await until(lambda: rig.hosting.opened)

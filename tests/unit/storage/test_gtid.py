@@ -147,16 +147,14 @@ def test_containment_of_mariadb_sets_is_a_partial_order(
     assert (a >= b) == (union == a)
 
 
-def test_a_position_tells_whether_it_lacks_something_of_another() -> None:
-    reached = parse_position(Dialect.MARIADB, "0-1-5,7-2-9")
-    assert not reached.lacks("0-1-5")
-    assert not reached.lacks("0-9-4,7-2-9")
-    assert not reached.lacks("")
-    assert reached.lacks("0-1-6")
-    assert reached.lacks("8-1-1")
-    uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
-    mysql = parse_position(Dialect.MYSQL, f"{uuid}:1-5:7")
-    assert not mysql.lacks(f"{uuid}:2-4:7")
-    assert mysql.lacks(f"{uuid}:1-6")
-    assert parse_position(Dialect.MYSQL, "").lacks(f"{uuid}:1")
-    assert not parse_position(Dialect.MYSQL, "").lacks("")
+def test_a_mariadb_server_is_read_from_no_position_that_it_has_not_reached() -> None:
+    position = parse_position(Dialect.MARIADB, "0-1-5,7-2-9")
+    assert not position.is_beyond("0-1-5,7-2-9")
+    assert not position.is_beyond("0-9-6,7-2-9,8-1-1")
+    assert position.is_beyond("0-1-4,7-2-9")
+    assert position.is_beyond("0-1-5")
+    assert not parse_position(Dialect.MARIADB, "").is_beyond("")
+
+
+def test_a_mysql_server_is_read_from_any_position_since_sets_say_exactly_what_is_behind_us() -> None:
+    assert not parse_position(Dialect.MYSQL, "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7").is_beyond("")
