@@ -27,6 +27,7 @@ from tao.client.trace import Trace
 from tao.client.waiting import Waiter, fail
 from tao.model.errors import (
     AnswerFull,
+    DatabaseDown,
     DeadlineExceeded,
     Fenced,
     NotMine,
@@ -41,6 +42,7 @@ from tao.routing.retry_budget import RetryBudget
 from tao.wire.v1 import session_pb2 as pb
 
 _READ_AGAIN: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead, AnswerFull)
+# Never DatabaseDown, which every server of the region finds alike, until the database is back.
 # Not DeadlineExceeded: a write has had all the time there was. No other Overloaded, for both: more of the same is no
 # help.
 _WRITE_AGAIN: Final = (Unavailable, NotMine, Fenced)
@@ -237,7 +239,7 @@ class Dispatcher:
                 continue
             if came_in_part and isinstance(error, AnswerFull) and self._loop.time() < call.attempt.deadline:
                 rest.append(_Again(slot, waiter, error))
-            elif isinstance(error, kinds):
+            elif isinstance(error, kinds) and not isinstance(error, DatabaseDown):
                 again.append(_Again(slot, waiter, error))
             else:
                 self._fail(waiter, error)

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.databases import Databases
@@ -120,6 +120,7 @@ class MissPath:
             return msgspec.structs.replace(fetched, keep=False)
         if isinstance(failure, StaleRead):
             raise failure
-        raise Unavailable(
+        kind = DatabaseDown if isinstance(failure, DatabaseDown) else Unavailable
+        raise kind(
             f"the leader of shard {shard} cannot serve ({reason}), nor can its database ({failure.message}); try again"
         ) from failure

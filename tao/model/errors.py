@@ -14,6 +14,7 @@ TaoError
  │   │   ├─ ShardBlocked      a row or metadata lock of one shard was not had in time
  │   │   └─ AnswerFull        the answers of a batch are more than goes into one; the others came
  │   ├─ Unavailable           the server, leader or database needed cannot be reached
+ │   │   ├─ DatabaseDown      the database server does not answer probes either; nothing is asked of it until it does
  │   │   └─ MasterReadOnly    the database server takes no writes: a promotion is under way, or its lease has run out
  │   ├─ DeadlineExceeded      the time allowed has passed before anything was written
  │   ├─ Fenced                the writer no longer owns the shard
@@ -140,6 +141,13 @@ class MasterReadOnly(Unavailable):
     written; a moment later the same request finds the new master."""
 
     reason = "MASTER_READ_ONLY"
+
+
+class DatabaseDown(Unavailable):
+    """The database server that holds the shard has failed and does not answer probes: nobody else in the region can
+    serve what needs it, so nobody is asked again before it is back."""
+
+    reason = "DATABASE_DOWN"
 
 
 class DeadlineExceeded(RetryableError):

@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from tao.model.changes import ShardMessages
-from tao.model.errors import DeadlineExceeded, Fenced, InternalError, InvalidArgument, NotMine, TaoError, Unavailable
+from tao.model.errors import (
+    DatabaseDown,
+    DeadlineExceeded,
+    Fenced,
+    InternalError,
+    InvalidArgument,
+    NotMine,
+    TaoError,
+    Unavailable,
+)
 from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer
@@ -185,7 +194,8 @@ class ForwardPath:
 
     def _failed(self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, again: list[int]) -> None:
         # Nothing was written, and the right leader may be found or come up meanwhile.
-        if isinstance(error, NotMine | Fenced | Unavailable) and attempt < self._settings.max_attempts:
+        again_helps = isinstance(error, NotMine | Fenced | Unavailable) and not isinstance(error, DatabaseDown)
+        if again_helps and attempt < self._settings.max_attempts:
             again.append(slot)
         else:
             self._fail(forwarded, slot, error)

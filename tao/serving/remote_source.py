@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import NotMine, ProtocolError, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, NotMine, ProtocolError, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.model.topology import CacheServer
@@ -82,6 +82,8 @@ class RemoteSource:
             self._gathering.add((leader, critical), _Asked(query, minimum, critical, until - loop.time(), answer))
             try:
                 fetched = await answer
+            except DatabaseDown:
+                raise  # the leader knows; asking it again brings the database back no sooner
             except (NotMine, Unavailable):
                 # Also when the leader is known to be away by now: whoever asks may have another way to go.
                 gone = self._gives_up(shard) or loop.time() + pause >= until

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from tao.model.errors import TaoError, Unavailable
+from tao.model.errors import DatabaseDown, TaoError
 from tao.routing.failure_detector import DetectorSettings, FailureDetector, Standing
 from tao.storage.failures import ConnectionLost
 
@@ -63,9 +63,9 @@ class ServerHealth:
         return self._detector.standing()
 
     def check(self) -> None:
-        """Raises `Unavailable` while the server is down."""
+        """Raises `DatabaseDown` while the server is down."""
         if self._detector.is_down:
-            raise Unavailable(f"database server {self._server} is down: {self._detector.standing().reason}")
+            raise DatabaseDown(f"database server {self._server} is down: {self._detector.standing().reason}")
 
     def began(self) -> float:
         """Statements are about to be sent on one more connection; returns the time."""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tao.devcluster.database import DatabaseInstance
-from tao.model.errors import Overloaded, Unavailable
+from tao.model.errors import DatabaseDown, Overloaded
 from tao.routing.failure_detector import DetectorSettings, Health
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import PoolSettings
@@ -80,11 +80,11 @@ async def test_of_a_server_that_hangs_everybody_learns_early_and_few_ask_it_unti
         await asyncio.gather(*(ask() for _ in range(20)))
         stall.is_open.clear()
         failures = await asyncio.gather(*(ask() for _ in range(100)), return_exceptions=True)
-        assert {type(failure) for failure in failures} <= {Unavailable, Overloaded, ConnectionLost}
+        assert {type(failure) for failure in failures} <= {DatabaseDown, Overloaded, ConnectionLost}
         assert (pool.waiting, pool.lent) == (0, 0)
         asked = stall.connections
         for _ in range(100):
-            with pytest.raises(Unavailable, match="is down"):
+            with pytest.raises(DatabaseDown):
                 await ask()
         assert stall.connections <= asked + 1, "probes alone, one at a time"
         stall.is_open.set()

@@ -17,7 +17,7 @@ from tao.client import (
     TaoError,
     Unavailable,
 )
-from tao.model.errors import AnswerFull
+from tao.model.errors import AnswerFull, DatabaseDown
 from tao.model.graph import encode_object
 from tao.routing.retry_budget import RetrySettings
 from tao.topology.edits import mark_server
@@ -110,6 +110,16 @@ async def test_repeats_have_a_budget_of_their_own(cluster: FakeCluster) -> None:
                 await graph.obj_get(1)
         assert len(cluster.batches()) == 10 + 2
         assert (graph.stats.retries, graph.stats.retries_refused) == (2, 9)
+
+
+async def test_while_the_database_is_down_nobody_else_is_asked(cluster: FakeCluster) -> None:
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(DatabaseDown("db-1 is down"))
+        with pytest.raises(Unavailable, match="db-1"):
+            await graph.obj_get(1)
+        with pytest.raises(Unavailable, match="db-1"):
+            await graph.assoc_add(1, "follows", 2)
+        assert len(cluster.batches()) == 2
 
 
 async def test_an_overloaded_server_is_not_asked_again(cluster: FakeCluster) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tao.model.errors import NotMine, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, NotMine, TaoError, Unavailable
 from tao.model.graph import encode_object
 from tao.model.queries import ObjectQuery
 from tao.model.topology import CacheServer
@@ -81,3 +81,10 @@ async def test_repeats_end_with_their_budget() -> None:
         with pytest.raises(Unavailable):
             await fetch(found)
     assert len(links.faults) == 20 - 3 - 2
+
+
+async def test_a_leader_whose_database_is_down_is_not_asked_again() -> None:
+    links = Links(DatabaseDown("db-1 is down"))
+    with pytest.raises(DatabaseDown):
+        await fetch(source(links))
+    assert len(links.times) == 1

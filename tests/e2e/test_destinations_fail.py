@@ -1,0 +1,248 @@
+"""Followers that die, hang or are slow, and a database that hangs: under traffic, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiomysql
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, Graph, OutcomeUnknown, RetryableError, TaoError, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import Shape
+from tao.devcluster.readiness import server_stats
+from tao.peers.links import LinkSettings
+from tao.routing.failure_detector import DetectorSettings
+from tests.e2e.cluster_access import PATIENT_SECONDS, running_cluster
+from tests.e2e.slow_way import SlowWay
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.database,
+    pytest.mark.timeout(120),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+NEAR, FAR = "follower-1a", "follower-2a"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    shape = Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4)
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+async def until(condition: Callable[[], Awaitable[object]]) -> None:
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while not await condition():  # noqa: ASYNC110 - the state of other processes
+            await asyncio.sleep(0.02)
+
+
+async def stats_of(cluster: DevCluster, name: str) -> dict[str, Any]:
+    return await server_stats(cluster.admin(name))
+
+
+async def pid_of(cluster: DevCluster, name: str) -> int:
+    (pid,) = [process.pid for process in (await cluster.status()).processes if process.name == name]
+    assert pid is not None
+    return pid
+
+
+class Traffic:
+    """Light, of hits, misses and writes; what fails is kept."""
+
+    def __init__(self, graph: Graph, users: list[int]) -> None:
+        self.graph, self.users = graph, users
+        self.reads = self.writes = 0
+        self.failed_reads: list[TaoError] = []
+        self.failed_writes: list[TaoError] = []
+
+    async def read(self) -> None:
+        while True:
+            user = self.users[self.reads % len(self.users)]
+            self.reads += 1
+            try:
+                assert await self.graph.obj_get(user) is not None
+                await self.graph.assoc_range(user + (self.reads << 6), "follows", 0, 10)  # never asked for before
+            except TaoError as error:
+                self.failed_reads.append(error)
+            await asyncio.sleep(0.005)
+
+    async def write(self) -> None:
+        while True:
+            self.writes += 1
+            try:
+                await self.graph.obj_update(self.users[self.writes % len(self.users)], {"home": f"{self.writes}"})
+            except TaoError as error:
+                self.failed_writes.append(error)
+            await asyncio.sleep(0.01)
+
+    async def more(self, count: int = 20) -> None:
+        """So many further reads and writes have ended."""
+        reads, writes = self.reads + count, self.writes + count
+
+        async def done() -> bool:
+            return self.reads >= reads and self.writes >= writes
+
+        await until(done)
+
+
+@asynccontextmanager
+async def traffic(target: str, settings: ClientSettings | None = None) -> AsyncIterator[Traffic]:
+    async with connect(target, settings=settings or ClientSettings(timeout_seconds=3)) as graph:
+        users = [await graph.obj_add("user", {"name": "n"}) for _ in range(8)]
+        running = Traffic(graph, users)
+        tasks = [asyncio.create_task(job()) for job in (running.read, running.read, running.read, running.write)]
+        try:
+            await running.more()
+            yield running
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert all(isinstance(each, asyncio.CancelledError) for each in results), results
+
+
+async def survives(
+    cluster: DevCluster, begin: Callable[[], Awaitable[object]], end: Callable[[], Awaitable[object]]
+) -> None:
+    """The near follower goes and comes back; nobody's read fails, and no write of which the outcome is certain."""
+    async with traffic(str(cluster.topology_path)) as running:
+        await begin()
+        try:
+            await until(lambda: health_is(running, NEAR, {"down", "probing"}))
+            failed_before = len(running.failed_writes)
+            assert all(isinstance(error, OutcomeUnknown) for error in running.failed_writes)
+            await running.more(50)
+            assert len(running.failed_writes) - failed_before <= 1, "but for one that was under way"
+            async with connect(str(cluster.topology_path)) as late:
+                assert await late.obj_get(running.users[0]) is not None
+        finally:
+            await end()
+        await until(lambda: health_is(running, NEAR, {"up"}))
+        asked = (await stats_of(cluster, NEAR))["hits"]
+        await running.more(50)
+        assert (await stats_of(cluster, NEAR))["hits"] > asked
+        assert running.failed_reads == []
+        assert running.graph.stats.retries_refused == 0
+
+
+async def health_is(running: Traffic, name: str, wanted: set[str]) -> bool:
+    return running.graph.servers().get(name, {}).get("health") in wanted
+
+
+async def test_a_killed_follower_costs_no_read(cluster: DevCluster) -> None:
+    await survives(cluster, lambda: cluster.kill(NEAR), lambda: cluster.restart(NEAR))
+
+
+async def test_a_follower_that_hangs_costs_no_read(cluster: DevCluster) -> None:
+    pid = await pid_of(cluster, NEAR)
+
+    async def send(number: signal.Signals) -> None:
+        os.kill(pid, number)
+
+    await survives(cluster, lambda: send(signal.SIGSTOP), lambda: send(signal.SIGCONT))
+
+
+def advertise(cluster: DevCluster, name: str, frames: str) -> str:
+    """Have the topology send everybody there by another address; returns the former one."""
+    document = json.loads(cluster.topology_path.read_text())
+    tiers = [tier for region in document["regions"] for tier in region["followers"]]
+    (server,) = [server for tier in tiers for server in tier["servers"] if server["name"] == name]
+    former: str = server["frames"]
+    server["frames"] = frames
+    document["version"] += 1
+    written = cluster.topology_path.with_suffix(".new")
+    written.write_text(json.dumps(document))
+    written.replace(cluster.topology_path)
+    return former
+
+
+async def test_a_slow_way_is_a_brown_out_and_is_left_for_a_quick_one(cluster: DevCluster) -> None:
+    way = SlowWay()
+    direct = advertise(cluster, NEAR, "127.0.0.1:1")
+    async with way.to(direct) as address:
+        advertise(cluster, NEAR, address)
+        links = LinkSettings(detector=DetectorSettings(slow_seconds=0.2))
+        async with traffic(str(cluster.topology_path), ClientSettings(timeout_seconds=10, links=links)) as running:
+
+            async def goes_that_way() -> bool:
+                return way.connections > 0
+
+            await until(goes_that_way)
+            way.delay_seconds = 0.3
+            await until(lambda: health_is(running, NEAR, {"suspect"}))
+            assert str(running.graph.servers()[NEAR]["reason"]).startswith("slow")
+            asked = (await stats_of(cluster, FAR))["hits"]
+            await running.more(50)
+            assert (await stats_of(cluster, FAR))["hits"] > asked
+            way.delay_seconds = 0.0
+            await until(lambda: health_is(running, NEAR, {"up"}))
+            assert (running.failed_reads, running.failed_writes) == ([], [])
+    advertise(cluster, NEAR, direct)
+
+
+async def test_while_the_database_hangs_hits_go_on_misses_are_refused_early_and_no_storm_follows(
+    cluster: DevCluster,
+) -> None:
+    async def database_is(wanted: set[str]) -> bool:
+        pools = (await stats_of(cluster, "leader-1"))["databases"]["read"]
+        return all(pool["health"] in wanted for pool in pools.values())
+
+    pid = await pid_of(cluster, "db-1")
+    async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=2)) as graph:
+        user = await graph.obj_add("user", {"name": "n"})
+        assert await graph.obj_get(user) is not None
+        selects = await selects_of(cluster)
+        asked = 0
+        refusals: set[str] = set()
+
+        async def miss() -> None:
+            nonlocal asked
+            asked += 1
+            try:
+                await graph.assoc_range(user + (asked << 6), "follows", 0, 10)
+            except RetryableError as error:
+                refusals.add(error.message)
+
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            storm = [asyncio.create_task(miss()) for _ in range(300)]
+            await until(lambda: database_is({"down", "probing"}))
+            await asyncio.gather(*storm)
+            for _ in range(200):
+                await miss()
+                assert await graph.obj_get(user) is not None
+            stats = await stats_of(cluster, "leader-1")
+            assert stats["fills"]["under_way"] < 100
+            assert all(pool["waiting"] == 0 for pool in stats["databases"]["read"].values())
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert any("is down" in message for message in refusals), refusals
+        await until(lambda: database_is({"up"}))
+        await graph.assoc_range(user, "likes", 0, 10)
+        assert await selects_of(cluster) - selects < 300, "more were asked for, and refused"
+
+
+async def selects_of(cluster: DevCluster) -> int:
+    """Statements that read, as the database counts them."""
+    database = cluster.database("db-1")
+    account = database.accounts.administrator
+    connection = await aiomysql.connect(
+        host=database.host, port=database.port, user=account.user, password=account.password
+    )
+    try:
+        async with connection.cursor() as cursor:
+            await cursor.execute("SHOW GLOBAL STATUS LIKE 'Com_select'")
+            ((_, count),) = await cursor.fetchall()
+            return int(count)
+    finally:
+        connection.close()
