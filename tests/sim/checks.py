@@ -180,7 +180,9 @@ class Checks:
         self.looked_at["answers"] += 1
         kind, row = expected.kind, expected.row
         if version_of(value) < expected.minimum:
-            told = f"{_name(row[0])} {row[1:]} is answered at {version_of(value)}, {expected.why} has {expected.minimum}"
+            told = (
+                f"{_name(row[0])} {row[1:]} is answered at {version_of(value)}, {expected.why} has {expected.minimum}"
+            )
             self._found(Violation(expected.invariant, told))
         if kind == OBJECT:
             wrong = self._wrong_object(row[0], value)

@@ -75,9 +75,7 @@ class Client:
         )
         links = Links(settings.links, Credentials(self.process.name, "client"))
         configuration = await Configuration.fetch(topology, self.process.region, links, settings)
-        self.graph = WatchedGraph(
-            links, configuration, settings, self.tier, lambda: unix_ms(loop.now) / 1000
-        )
+        self.graph = WatchedGraph(links, configuration, settings, self.tier, lambda: unix_ms(loop.now) / 1000)
         self.graph.checks, self.graph.watched_tier = checks, f"{self.process.region} {self.tier}"
         self.graph.attaches = self.attaches
 

@@ -7,6 +7,8 @@ everything can be mended, and has to mend itself.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import Context
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -14,6 +16,8 @@ import msgspec
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.rows import RowChanges
 from tao.model.topology import CacheServer, Tier, Topology
+from tao.routing.routes import Routes
+from tests.sim.loop import Process
 from tests.sim.plans import Fault
 from tests.sim.world import REGIONS, World
 
@@ -43,7 +47,10 @@ class Faults:
             "commit fault": self._fail_commit,
             "database down": self._stop_database,
             "move shard": self._move_shard,
+            "there and back": self._move_there_and_back,
+            "depose": self._depose,
             "mark down": self._mark_down,
+            "tailer cut off": self._cut_tailer_off,
             "foreign write": self._write_past_the_product,
         }
 
@@ -112,7 +119,7 @@ class Faults:
         async def stop() -> None:
             await world.stop(name)
 
-        world.loop.create_task(stop())
+        world.spawn(stop())
         return lambda: self._start_again(name)
 
     def _start_again(self, name: str) -> None:
@@ -135,6 +142,20 @@ class Faults:
         everyone = self._everyone()
         one, other = everyone[fault.pick % len(everyone)], everyone[fault.other % len(everyone)]
         return self._cut([one], [other])
+
+    def _cut_tailer_off(self, fault: Fault) -> Callable[[], None]:
+        """From its leaders, while it reads on; in the middle it is killed."""
+        world = self._world
+        names = world.names("tailer")
+        name = names[fault.pick % len(names)]
+        end = self._cut([name], world.names("leader"))
+        world.loop.call_later(fault.seconds / 2, self._kill_and_restart, name)
+        return end
+
+    def _kill_and_restart(self, name: str) -> None:
+        if self._world.is_up(name):
+            self._world.kill(name)
+            self._world.loop.call_later(1.0, self._world.start_server, name)
 
     def _cut_one_way(self, fault: Fault) -> Callable[[], None]:
         everyone = self._everyone()
@@ -159,7 +180,10 @@ class Faults:
         world, places = self._world, [*REGIONS, *self._everyone()]
         place = places[fault.pick % len(places)]
         world.network.slow[place] = (0.05, 0.5, 3.0)[fault.other % 3]
-        return lambda: world.network.slow.pop(place, None) and None
+        return partial(self._slow_no_more, place)
+
+    def _slow_no_more(self, place: str) -> None:
+        self._world.network.slow.pop(place, None)
 
     # databases
 
@@ -218,7 +242,7 @@ class Faults:
             edge = rows.edges[ListKey(key.id1, key.atype)][key.id2]
             changes.put_edges[key] = msgspec.structs.replace(edge, time=edge.time + 1)
         if changes:
-            world.loop.create_task(world.write_past_the_product(master, changes))
+            world.spawn(world.write_past_the_product(master, changes))
 
     # topology
 
@@ -229,12 +253,57 @@ class Faults:
         tiers = _tiers_of(world.topology)
         name = tiers[fault.other % len(tiers)]
 
-        def move(tier: Tier) -> Tier:
-            servers = [server.name for server in tier.servers]
-            target = servers[(fault.pick + fault.other) % len(servers)]
-            return msgspec.structs.replace(tier, moved={**tier.moved, shard: (target,)})
+        servers = _servers_of(world.topology, name)
+        self._move(name, {shard: servers[(fault.pick + fault.other) % len(servers)]})
 
-        world.change_topology(_with_tier(world.topology, name, move))
+    def _move(self, place: tuple[str, str], homes: dict[int, str]) -> None:
+        moved = {shard: (home,) for shard, home in homes.items()}
+
+        def move(tier: Tier) -> Tier:
+            return msgspec.structs.replace(tier, moved={**tier.moved, **moved})
+
+        self._world.change_topology(_with_tier(self._world.topology, place, move))
+
+    def _move_there_and_back(self, fault: Fault) -> Callable[[], None]:
+        """A shard leaves a leader whose database is slow, and is its again a moment later."""
+        world = self._world
+        shard = fault.pick % world.shape.shards
+        region = REGIONS[fault.other % 2]
+        place = (region, "leaders")
+        routes = Routes(world.topology)
+        home = routes.tier(*place).home(shard).name
+        servers = _servers_of(world.topology, place)
+        other = servers[(servers.index(home) + 1) % len(servers)]
+        database = routes.database_server(shard, region).name
+        world.network.slow[database] = 3.0
+        world.loop.call_later(0.3, self._move, place, {shard: other})
+        world.loop.call_later(1.2, self._move, place, {shard: home})
+        return partial(self._slow_no_more, database)
+
+    def _depose(self, fault: Fault) -> Callable[[], None]:
+        """A leader falls asleep when its next pair is committed at one side; others take its shards; it wakes up."""
+        world = self._world
+        names = world.names("leader")
+        name = names[fault.pick % len(names)]
+        place = (world.processes[name].region, "leaders")
+        servers = _servers_of(world.topology, place)
+        other = servers[(servers.index(name) + 1) % len(servers)]
+        homes = dict.fromkeys(Routes(world.topology).tier(*place).shards_of(name), other)
+        seconds = 0.7 + min(fault.seconds, 3.0)
+
+        def fall_asleep(process: Process) -> None:
+            del world.at_pair_commit[name]
+            world.loop.pause(process)
+            self._move(place, homes)
+            world.loop.call_later(seconds, world.loop.resume, process, context=Context())
+
+        world.at_pair_commit[name] = fall_asleep
+
+        def end() -> None:
+            world.at_pair_commit.pop(name, None)
+            world.loop.resume(world.processes[name])
+
+        return end
 
     def _mark_down(self, fault: Fault) -> Callable[[], None]:
         name = self._server(fault.pick)
@@ -255,10 +324,12 @@ class Faults:
         self._world.change_topology(changed)
 
 
+def _servers_of(topology: Topology, place: tuple[str, str]) -> list[str]:
+    return [server.name for server in Routes(topology).tier(*place).servers]
+
+
 def _tiers_of(topology: Topology) -> list[tuple[str, str]]:
-    return [
-        (region.name, tier.name) for region in topology.regions for tier in (region.leaders, *region.followers)
-    ]
+    return [(region.name, tier.name) for region in topology.regions for tier in (region.leaders, *region.followers)]
 
 
 def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tier], Tier]) -> Topology:
@@ -274,5 +345,3 @@ def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tie
         for region in topology.regions
     )
     return msgspec.structs.replace(topology, regions=regions)
-
-

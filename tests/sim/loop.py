@@ -183,7 +183,7 @@ class SimLoop(asyncio.BaseEventLoop):
                 process.held.append(handle)
                 continue
             self.steps += 1
-            handle._run()  # type: ignore[attr-defined]
+            handle._run()
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
         """Cancelled timers leave when their time has come."""

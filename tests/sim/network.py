@@ -202,9 +202,7 @@ class Connection:
             for each in waiting:
                 self._post(*each)
 
-    def _post(
-        self, way: int, here: Process, there: Process, deliver: Callable[[bytes], None], message: bytes
-    ) -> None:
+    def _post(self, way: int, here: Process, there: Process, deliver: Callable[[bytes], None], message: bytes) -> None:
         network = self._network
         if self.is_broken or here.state == "swept":
             return

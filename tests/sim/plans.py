@@ -8,6 +8,7 @@ Plans are plain data: they can be printed, stored, cut down (`tests.sim.shrinkin
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -93,10 +94,13 @@ FAULT_WEIGHTS: Final = {
     "mark down": 1,
     "foreign write": 2,
     "kill tailer": 2,
+    "tailer cut off": 1,
+    "there and back": 1,
+    "depose": 1,
 }
 
 
-def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: dict[str, int] | None = None) -> Plan:
+def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[str, int] | None = None) -> Plan:
     """The plan of a seed. ``kinds``: faults and their weights, when not all."""
     rng = random.Random(seed)
     shape = shape or rng.choice(
@@ -115,7 +119,7 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: dict[str,
         begin = act * ACT_SECONDS
         for _ in range(rng.randint(6, 10)):
             ops += _burst(rng, begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS - 5.0), shape)
-        for _ in range(rng.randint(0, 5) if weights else 0):
+        for _ in range(rng.randint(0, 6) if weights else 0):
             kind = rng.choices(list(weights), list(weights.values()))[0]
             # Most hit in the middle of something.
             near = rng.choice(ops).at if rng.random() < 0.7 else begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS)
@@ -152,5 +156,3 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
         return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
     how = rng.choices(["", "token", "critical"], [6, 2, 2])[0]
     return Op(at, client, rng.choice(READS), one, two, atype, rng.randrange(1, 40), how)
-
-

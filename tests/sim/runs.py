@@ -6,8 +6,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,7 +19,6 @@ from tests.sim.faults import Faults
 from tests.sim.loop import CURRENT, SimLoop
 from tests.sim.plans import ACT_SECONDS, BUSY_SECONDS, Op, Plan
 from tests.sim.substitutes import substituted
-from tests.sim.variants import Variant
 from tests.sim.world import World
 
 
@@ -38,8 +37,8 @@ class Outcome:
     recent: list[tuple[Any, ...]]
 
 
-def run(plan: Plan, variant: Variant | None = None) -> Outcome:
-    """Play a plan to its end, or to the first violation. ``variant``: how the product is broken for this run."""
+def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
+    """Play a plan to its end, or to the first violation. ``broken`` breaks the product for the time of the run."""
     began = time.process_time()
     kept = random.getstate()
     random.seed(plan.seed)
@@ -51,8 +50,7 @@ def run(plan: Plan, variant: Variant | None = None) -> Outcome:
             stack.enter_context(_caches_known(player.world))
             stack.enter_context(player.world.checks.watching_caches())
             stack.enter_context(_logs_heard(player.world))
-            if variant is not None:
-                stack.enter_context(variant.applied())
+            stack.enter_context(broken())
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(player.play())
     finally:
@@ -128,7 +126,7 @@ class _Player:
 
     def _start(self, op: Op) -> None:
         client = self.world.clients[op.client]
-        self._loop.create_task(self._do(op), context=client.process.context.copy())
+        self.world.spawn(self._do(op), client.process)
 
     async def _do(self, op: Op) -> None:
         client = self.world.clients[op.client]
@@ -159,7 +157,7 @@ def _caches_known(world: World) -> Iterator[None]:
         if process is not None:
             world.caches[process.name] = cache
 
-    GraphCache.__init__ = make  # type: ignore[method-assign]
+    GraphCache.__init__ = make  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -32,10 +32,20 @@ LOCK_WAIT_SECONDS: Final = 0.3
 class Databases(Protocol):
     """What the stores need of the world."""
 
-    loop: SimLoop
-    network: Network
-    schema: Schema
-    databases: dict[str, DatabaseServer]
+    @property
+    def loop(self) -> SimLoop: ...
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def schema(self) -> Schema: ...
+
+    @property
+    def databases(self) -> dict[str, DatabaseServer]: ...
+
+    def committing(self, writer: Process, changes: RowChanges) -> None:
+        """Told of every commit of a leader."""
 
 
 async def _at(
@@ -67,9 +77,7 @@ async def _at(
             answer.set_result(result)
 
     if not network.is_blocked(here, there):
-        loop.call_later(
-            network.delay(here, there), lambda: loop.create_task(do()), context=there.context.copy()
-        )
+        loop.call_later(network.delay(here, there), lambda: loop.create_task(do()), context=there.context.copy())
     try:
         async with asyncio.timeout(timeout_seconds):
             return await answer
@@ -208,6 +216,9 @@ class SimTransaction:
         process = CURRENT.get()
         assert process is not None, "only simulated processes write"
         self._server.transactions[self] = process
+        # The server ends what is idle for too long, as `tao.storage` has it set up: its client may be asleep.
+        context = self._server.process.context.copy()
+        self._world.loop.call_at(self._deadline + 1.0, self.roll_back, context=context)
         return self
 
     async def __aexit__(
@@ -282,7 +293,7 @@ class SimTransaction:
             self.roll_back()
         else:
             # Once it is in the binlog nothing stops it, neither the death of its writer.
-            del server.transactions[self]
+            self._world.committing(server.transactions.pop(self), self._changes)
             visible_after = server.log(self._changes, self._world.schema)
             if visible_after:
                 await asyncio.sleep(visible_after)

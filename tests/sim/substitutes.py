@@ -29,13 +29,13 @@ from tao.schema.registry import Schema
 from tao.serving.faces import Faces
 from tao.serving.housekeeping import keep_house
 from tao.serving.schema_file import SchemaFile
+from tao.storage.gtid import MariadbPosition
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import MySqlWriteStore
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
 from tao.tailer.checkpoint import Checkpoint
-from tao.storage.gtid import MariadbPosition
 from tao.tailer.reader import BinlogReader
 from tao.topology.file_store import TopologyFile
 from tao.wire.frames_client import connect_frames
@@ -54,13 +54,20 @@ HOUSE_SECONDS: Final = 15.0
 class Outside(Databases, Protocol):
     """What the substitutes need of the world."""
 
-    topology: Topology
-    disks: dict[str, str]
-    topology_watchers: dict[object, tuple[Process, Callable[[Topology], None]]]
-    arena_bytes: int
-    clock_skew_ms: dict[str, int]
+    @property
+    def topology(self) -> Topology: ...
 
-    def now_unix_ms(self) -> int: ...
+    @property
+    def disks(self) -> dict[str, str]: ...
+
+    @property
+    def topology_watchers(self) -> dict[object, tuple[Process, Callable[[Topology], None]]]: ...
+
+    @property
+    def arena_bytes(self) -> int: ...
+
+    @property
+    def clock_skew_ms(self) -> dict[str, int]: ...
 
 
 class SimClock:
@@ -259,7 +266,7 @@ async def keep_house_seldom(cache: GraphCache, clock: Clock) -> None:
     while True:
         await asyncio.sleep(HOUSE_SECONDS)
         while cache.reclaim_step():
-            await asyncio.sleep(0)
+            pass
         cache.forget_old_floors(clock.monotonic())
 
 
@@ -321,4 +328,3 @@ SERVERS: Final = {
     "tailer": tao.tailer.server.TailerServer,
 }
 """The roles' wiring; its classes are looked up when a server starts."""
-

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextvars import Context
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -34,7 +35,7 @@ from tao.tailer.settings import TailerSettings, TailSettings
 from tests.sim import substitutes
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
-from tests.sim.database import DatabaseServer, Past, unix_ms
+from tests.sim.database import DatabaseServer, Past
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 from tests.sim.plans import Shape
@@ -118,14 +119,14 @@ class World:
         self.servers: Final[dict[str, Any]] = {}
         self.caches: Final[dict[str, GraphCache]] = {}
         self.clients: Final[list[Client]] = []
+        self.at_pair_commit: Final[dict[str, Callable[[Process], None]]] = {}
+        """Leader → what happens when one side of its next pair is committed."""
         self.found: Final = found
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
+        self._under_way: Final[dict[asyncio.Task[None], None]] = {}
         self._roles: Final[dict[str, tuple[str, str]]] = {}  # name → role and region
         self._make_databases()
         self._place_servers()
-
-    def now_unix_ms(self) -> int:
-        return unix_ms(self.loop.now)
 
     def master_of(self, shard: int) -> DatabaseServer:
         """The database server where the shard's truth is."""
@@ -158,12 +159,18 @@ class World:
         """A new process of that name."""
         role, region = self._roles[name]
         process = self.processes[name] = Process(name, region)
-        self.loop.create_task(self._serve(name, role, process), context=process.context)
+        self.spawn(self._serve(name, role, process), process)
         self.trace.note("start", name)
+
+    def spawn(self, job: Coroutine[Any, Any, None], process: Process | None = None) -> None:
+        """Run it as that process does, or as nobody in particular."""
+        task = self.loop.create_task(job, context=Context() if process is None else process.context.copy())
+        self._under_way[task] = None
+        task.add_done_callback(lambda _: self._under_way.pop(task, None))
 
     async def _serve(self, name: str, role: str, process: Process) -> None:
         log = cast(Logger, ProcessLog(name, self.trace.note, lambda text: self.found(Violation("unforeseen", text))))
-        server = substitutes.SERVERS[role](self._settings(name, role, process.region), log)  # type: ignore[operator]
+        server = substitutes.SERVERS[role](self._settings(name, role, process.region), log)
         try:
             self.servers[name] = await server.start()
         except Exception as error:  # noqa: BLE001 - a server that cannot start is a finding, whatever keeps it from it
@@ -208,6 +215,11 @@ class World:
 
         await self.loop.create_task(end(), context=process.context.copy())
         self.kill(name)
+
+    def committing(self, writer: Process, changes: RowChanges) -> None:
+        """A transaction of that process is being committed."""
+        if changes.put_intents and writer.name in self.at_pair_commit:
+            self.at_pair_commit[writer.name](writer)
 
     def stop_database(self, database: DatabaseServer) -> None:
         """Connections are refused, and what was open is rolled back; the disk keeps what was committed."""
@@ -300,12 +312,12 @@ class World:
 
     def _settings(self, name: str, role: str, region: str) -> LeaderSettings | FollowerSettings | TailerSettings:
         """Rarer periodic jobs than the product's, each of which would be most of what happens."""
-        files = {"topology_file": _NOWHERE, "schema_file": _NOWHERE}
         match role:
             case "leader":
                 return LeaderSettings(
                     name=name,
-                    **files,
+                    topology_file=_NOWHERE,
+                    schema_file=_NOWHERE,
                     leader_user="",
                     leader_password="",
                     reader_user="",
@@ -317,14 +329,17 @@ class World:
                 )
             case "follower":
                 subscriptions = SubscriptionSettings(retry_seconds=2.5, answer_timeout_seconds=8.0)
-                return FollowerSettings(name=name, **files, subscriptions=subscriptions, stalls=_STALLS)
+                return FollowerSettings(
+                    name=name, topology_file=_NOWHERE, schema_file=_NOWHERE, subscriptions=subscriptions, stalls=_STALLS
+                )
             case _:
                 _, _, database = name.split("-")
                 return TailerSettings(
                     name=name,
                     region=region,
                     database_server=f"{database}-{region}",
-                    **files,
+                    topology_file=_NOWHERE,
+                    schema_file=_NOWHERE,
                     state_folder=Path(name),
                     password="",
                     tail=TailSettings(checkpoint_seconds=4.0),
@@ -357,8 +372,6 @@ def make_topology(shape: Shape) -> Topology:
             servers={each: NamedDatabase(name=f"{name}-{each}", host=f"{name}-{each}") for each in REGIONS},
             shards=(shards,),
         )
-        for name, master, shards in zip(
-            DATABASES, REGIONS, ((0, half - 1), (half, shape.shards - 1)), strict=True
-        )
+        for name, master, shards in zip(DATABASES, REGIONS, ((0, half - 1), (half, shape.shards - 1)), strict=True)
     )
     return Topology(version=1, shards=shape.shards, regions=tuple(map(region, REGIONS)), databases=databases)

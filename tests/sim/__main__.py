@@ -1,0 +1,125 @@
+"""Simulate for as long as one likes: ``python -m tests.sim --seeds N [--start S] [--minutes M]``.
+
+Every seed is a plan of its own. One that breaks an invariant is printed, made small, printed again with what happened
+last, and kept as a file that ``--plan FILE`` plays again; the exit status is 1 then. ``--variants`` breaks the product
+on purpose instead, and fails when that is not noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections import Counter
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.sim.plans import ACT_SECONDS, Fault, Op, Plan, make_plan
+from tests.sim.runs import Outcome, run
+from tests.sim.shrinking import shrink
+from tests.sim.variants import VARIANTS, find
+
+_LAST_EVENTS = 60
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds (%(default)s)")
+    parser.add_argument("--start", type=int, default=0, help="the first seed (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=6.0, help="simulated minutes of each (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="of real time, after which no seed is begun")
+    parser.add_argument("--plan", type=Path, help="play this plan, which a failure has left, and show what happens")
+    parser.add_argument("--keep", type=Path, default=Path(), help="folder for plans that fail (%(default)s)")
+    parser.add_argument("--variants", action="store_true", help="break the product, and see that it is noticed")
+    chosen = parser.parse_args(arguments)
+    if chosen.plan is not None:
+        outcome = run(msgspec.json.decode(chosen.plan.read_bytes(), type=Plan))
+        _show(outcome)
+        return 0 if outcome.violation is None else 1
+    if chosen.variants:
+        return _play_variants()
+    return _sweep(chosen)
+
+
+def _sweep(chosen: argparse.Namespace) -> int:
+    acts = max(1, math.ceil(chosen.minutes * 60 / ACT_SECONDS))
+    began = time.monotonic()
+    played, failed, minutes, cpu_seconds = 0, 0, 0.0, 0.0
+    results: Counter[str] = Counter()
+    looked_at: Counter[str] = Counter()
+    for seed in range(chosen.start, chosen.start + chosen.seeds):
+        if time.monotonic() - began > chosen.seconds:
+            break
+        outcome = run(make_plan(seed, acts))
+        played += 1
+        minutes += outcome.simulated_seconds / 60
+        cpu_seconds += outcome.cpu_seconds
+        results.update(outcome.results)
+        looked_at.update(outcome.looked_at)
+        if outcome.violation is not None:
+            failed += 1
+            _report(seed, outcome, chosen.keep)
+    rate = minutes / cpu_seconds if cpu_seconds else 0.0
+    _say(f"{played} seeds, {failed} failed; {minutes:.0f} simulated minutes, {rate:.1f} for each second of CPU")
+    _say(f"operations: {_counted(results)}")
+    _say(f"looked at: {_counted(looked_at)}")
+    return 1 if failed else 0
+
+
+def _report(seed: int, outcome: Outcome, folder: Path) -> None:
+    _say(f"seed {seed}: {outcome.violation}")
+    small = shrink(outcome, run)
+    _say(f"made small: {len(small.plan.faults)} faults, {len(small.plan.ops)} operations")
+    _show(small)
+    path = folder / f"plan-{seed}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(small.plan)))
+    _say(f"play it again: python -m tests.sim --plan {path}\n")
+
+
+def _show(outcome: Outcome) -> None:
+    plan = outcome.plan
+    _say(str(plan.shape))
+    happenings: list[Fault | Op] = [*plan.faults, *plan.ops]
+    for each in sorted(happenings, key=lambda what: what.at):
+        _say(f"  {each}")
+    _say("what happened last:")
+    for now, *event in outcome.recent[-_LAST_EVENTS:]:
+        _say(f"  {now:10.4f}  {_line(event)}")
+    _say(f"{outcome.violation or 'everything held'} (trace {outcome.digest}, {outcome.events} events)")
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def _line(event: list[Any]) -> str:
+    return " ".join(f"{part:.4f}" if isinstance(part, float) else str(part) for part in event)
+
+
+def _counted(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {number}" for name, number in sorted(counts.items()))
+
+
+def _play_variants() -> int:
+    missed = 0
+    for variant in VARIANTS:
+        outcome, seeds = find(variant)
+        if outcome is None:
+            missed += 1
+            _say(f"{variant.name}: not noticed in {seeds} seeds")
+        else:
+            small = shrink(outcome, partial(run, broken=variant.broken), most_runs=60)
+            kinds = ", ".join(fault.kind for fault in small.plan.faults) or "none"
+            _say(f"{variant.name}: seed {seeds - 1}, {outcome.violation}")
+            _say(f"  small: {len(small.plan.ops)} operations, faults: {kinds}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

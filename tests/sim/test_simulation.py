@@ -1,0 +1,171 @@
+"""The simulated cluster keeps its invariants, replays exactly, and its failures get small."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.sim.checks import Violation
+from tests.sim.loop import Process, SimLoop, SimulationStuck
+from tests.sim.plans import ACT_SECONDS, make_plan
+from tests.sim.runs import run
+from tests.sim.shrinking import shrink
+from tests.sim.variants import VARIANTS, find
+
+SWEEP_SECONDS = 60.0
+"""Of real time in a test run; `python -m tests.sim` goes on for as long as one likes."""
+_ROOT = Path(__file__).parents[2]
+_DIGESTS = (
+    "from tests.sim.plans import make_plan\n"
+    "from tests.sim.runs import run\n"
+    "print([run(make_plan(seed, 1)).digest for seed in range(4)])"
+)
+
+
+@pytest.mark.timeout(600)
+def test_no_seed_breaks_an_invariant(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.sim", "--seeds", "100000", "--seconds", str(SWEEP_SECONDS)]
+    done = subprocess.run([*command, "--keep", str(tmp_path)], cwd=_ROOT, capture_output=True, text=True, check=False)
+    sys.stdout.write(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_same_seed_gives_the_same_trace_whatever_hashes_are_salted_with() -> None:
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", _DIGESTS],
+            cwd=_ROOT,
+            env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for salt in ("1", "2")
+    }
+    assert len(found) == 1
+
+
+def test_a_run_does_not_depend_on_the_runs_before_it() -> None:
+    first = run(make_plan(5, 1))
+    run(make_plan(6, 1))
+    again = run(make_plan(5, 1))
+    assert (again.digest, again.events, again.results) == (first.digest, first.events, first.results)
+
+
+def test_different_seeds_give_different_traces() -> None:
+    assert run(make_plan(1, 1)).digest != run(make_plan(2, 1)).digest
+
+
+def test_a_failing_plan_is_made_small_and_fails_in_the_same_way() -> None:
+    variant = next(each for each in VARIANTS if each.name == "position gap ignored")
+    failed, _ = find(variant)
+    assert failed is not None
+    assert failed.violation is not None
+    small = shrink(failed, lambda plan: run(plan, variant.broken), most_runs=80)
+    assert small.violation is not None
+    assert small.violation.invariant == failed.violation.invariant
+    assert len(small.plan.ops) < len(failed.plan.ops) / 4
+    again = run(small.plan, variant.broken)
+    assert (str(again.violation), again.digest) == (str(small.violation), small.digest)
+
+
+def test_what_holds_is_not_shrunk() -> None:
+    with pytest.raises(ValueError, match="only a plan that fails"):
+        shrink(run(make_plan(1, 1, kinds={})), run)
+
+
+def test_every_operation_succeeds_where_nothing_fails() -> None:
+    outcome = run(make_plan(3, 2, kinds={}))
+    assert outcome.violation is None
+    assert set(outcome.results) <= {"done", "INVALID_ARGUMENT"}  # a type changed into itself is refused
+    assert outcome.simulated_seconds > 2 * ACT_SECONDS
+    assert all(outcome.looked_at.values())
+
+
+# ---- the loop ------------------------------------------------------------------------------------------------------
+
+
+def _loop_of(loop: SimLoop) -> asyncio.Runner:
+    return asyncio.Runner(loop_factory=lambda: loop)
+
+
+def test_an_hour_of_waiting_takes_no_time_and_few_steps() -> None:
+    loop = SimLoop()
+    with _loop_of(loop) as runner:
+        runner.run(asyncio.sleep(3600.0))
+    assert loop.now == 3600.0
+    assert loop.steps < 10
+
+
+def test_a_killed_process_does_nothing_more_not_even_clean_up() -> None:
+    loop, process, done = SimLoop(), Process("server", "east"), []
+
+    async def serve() -> None:
+        try:
+            while True:
+                await asyncio.sleep(1.0)
+                done.append(loop.now)
+        finally:
+            done.append(-1.0)
+
+    async def play() -> None:
+        serving = loop.create_task(serve(), context=process.context)
+        await asyncio.sleep(2.5)
+        loop.kill(process)
+        await asyncio.sleep(10.0)
+        assert done == [1.0, 2.0]
+        assert not serving.done()
+        loop.sweep(process)
+        await asyncio.sleep(0.1)
+        assert serving.cancelled()
+
+    with _loop_of(loop) as runner:
+        runner.run(play())
+
+
+def test_a_paused_process_finds_everything_later_in_its_order() -> None:
+    loop, process = SimLoop(), Process("server", "east")
+    done: list[int] = []
+
+    async def play() -> None:
+        for number in range(3):
+            loop.call_later(1.0 + number, done.append, number, context=process.context)
+        await asyncio.sleep(1.5)
+        loop.pause(process)
+        await asyncio.sleep(10.0)
+        assert done == [0]
+        loop.resume(process)
+        await asyncio.sleep(0.0)
+        assert done == [0, 1, 2]
+
+    with _loop_of(loop) as runner:
+        runner.run(play())
+
+
+def test_a_wait_for_what_can_never_come_is_an_error() -> None:
+    loop = SimLoop()
+    waiting = loop.create_future()
+    with pytest.raises(SimulationStuck):
+        loop.run_until_complete(waiting)
+    loop.close()
+
+
+def test_a_circle_in_which_no_time_passes_is_an_error() -> None:
+    loop = SimLoop()
+
+    def again() -> None:
+        loop.call_soon(again)
+
+    loop.call_soon(again)
+    with pytest.raises(SimulationStuck):
+        loop.run_forever()
+    loop.close()
+
+
+def test_a_violation_names_its_invariant() -> None:
+    assert str(Violation("4", "a version fell")) == "invariant 4: a version fell"
