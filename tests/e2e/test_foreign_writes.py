@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
+import aiomysql
 import pytest
 import pytest_asyncio
 
@@ -15,6 +17,7 @@ from tao.client.settings import ClientSettings
 from tao.devcluster.layout import Shape
 from tao.devcluster.readiness import server_stats
 from tao.model.ids import SHARD_SHIFT
+from tests.e2e.cluster_access import running_cluster
 from tests.e2e.region_access import Regions, plain, running_regions, until
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -206,3 +209,25 @@ async def test_the_far_side_of_a_pair_is_told_to_its_writer_s_region_without_rep
 async def test_in_the_end_caches_and_replicas_equal_their_masters(regions: Regions) -> None:
     found = await regions.differences()
     assert [each for each in found if "Pair" not in type(each).__name__] == []
+
+
+async def test_a_single_region_hears_of_rows_changed_by_hand_too(tmp_path: Path) -> None:
+    async with (
+        running_cluster(tmp_path / "one", Shape(tiers=1, followers=1, leaders=1, shards=1)) as cluster,
+        connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph,
+    ):
+        user = await graph.obj_add("user", {"name": "a"})
+        assert await likes_of(graph, user) == (0, [])
+        database, account = cluster.database("db-1"), cluster.database("db-1").accounts.administrator
+        connection = await aiomysql.connect(
+            host=database.host, port=database.port, user=account.user, password=account.password, autocommit=True
+        )
+        async with connection.cursor() as cursor:
+            likes = graph.schema.atype("likes").number
+            await cursor.execute(f"INSERT INTO tao_00000.assocs VALUES ({user}, {likes}, {user}, 3, 0, '')")
+        connection.close()
+
+        async def is_shown() -> bool:
+            return await likes_of(graph, user) == (1, [(user, 3)])
+
+        await until(is_shown)
