@@ -106,9 +106,11 @@ class Database(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole document. ``shards``: how many logical shards exist (fixed for the life of the data)."""
+    """The whole document. ``shards``: how many logical shards exist (fixed for the life of the data).
+    ``marked_by_watcher``: servers whose ``down`` mark a watcher has set, and takes away; one set by hand it leaves."""
 
     version: int
     shards: int
     regions: tuple[Region, ...]
     databases: tuple[Database, ...]
+    marked_by_watcher: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ def mark_server(topology: Topology, name: str, down: bool) -> Topology:
         return _with(tier, servers=tuple(_with(s, down=down) if s.name == name else s for s in tier.servers))
 
     region, tier = _home_of(topology, name)
-    return _edit_tier(topology, region, tier, mark)
+    return _by_hand(_edit_tier(topology, region, tier, mark), name)
 
 
 def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
@@ -39,7 +39,14 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
         _with(database, servers={region: mark(server) for region, server in database.servers.items()})
         for database in topology.databases
     )
-    return _next(topology, databases=databases)
+    return _by_hand(_next(topology, databases=databases), name)
+
+
+def mark_by_watcher(topology: Topology, name: str, down: bool) -> Topology:
+    """As `mark_server` or `mark_database_server`, with a note that a watcher did it, which will undo it."""
+    databases = {server.name for database in topology.databases for server in database.servers.values()}
+    marked = (mark_database_server if name in databases else mark_server)(topology, name, down)
+    return _with(marked, marked_by_watcher=(*marked.marked_by_watcher, name) if down else marked.marked_by_watcher)
 
 
 def as_version(topology: Topology, version: int) -> Topology:
@@ -57,7 +64,9 @@ def promote(topology: Topology, database: str, region: str, version_epoch: int, 
         raise TopologyError(f"{database}: the version epoch {version_epoch} is not above {found.version_epoch}")
     servers = {at: _with(each, down=True) if each.name == lost else each for at, each in found.servers.items()}
     changed = _with(found, master_region=region, version_epoch=version_epoch, servers=servers)
-    return _next(topology, databases=tuple(changed if each is found else each for each in topology.databases))
+    databases = tuple(changed if each is found else each for each in topology.databases)
+    marked = (*topology.marked_by_watcher, lost) if lost else topology.marked_by_watcher
+    return _next(topology, databases=databases, marked_by_watcher=tuple(dict.fromkeys(marked)))
 
 
 def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:
@@ -101,7 +110,11 @@ def remove_server(topology: Topology, name: str) -> Topology:
         )
 
     region, tier = _home_of(topology, name)
-    return _edit_tier(topology, region, tier, remove)
+    return _by_hand(_edit_tier(topology, region, tier, remove), name)
+
+
+def _by_hand(topology: Topology, name: str) -> Topology:
+    return _with(topology, marked_by_watcher=tuple(each for each in topology.marked_by_watcher if each != name))
 
 
 def _names(topology: Topology) -> set[str]:

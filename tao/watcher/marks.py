@@ -3,6 +3,7 @@
 A mark is advice to everybody, so it is made with care. Nobody is marked on the word of a watcher that may itself be cut
 off: of a region with a watcher of its own, that one has to agree, and where it is silent nothing changes. And the last
 server of a tier that is not marked stays so: there would be nobody left to try, and callers find out for themselves.
+Only marks that a watcher has set are taken away.
 """
 
 from __future__ import annotations
@@ -49,16 +50,15 @@ def wanted_marks(topology: Topology, own: View, peers: Mapping[str, View | None]
             marks += _tier_marks(tier, region.name, own, peers)
     for database in topology.databases:
         marks += _database_marks(database, own, peers)
-    return marks
+    # A mark set by hand has a reason that no probe can see, such as a restart that is about to come.
+    return [mark for mark in marks if mark.down or mark.server in topology.marked_by_watcher]
 
 
 def with_marks(topology: Topology, marks: Sequence[Mark]) -> Topology:
     """The document with these marks, its version one higher. Raises `TopologyError` for a server that is gone."""
     version = topology.version + 1
-    databases = {server.name for database in topology.databases for server in database.servers.values()}
     for mark in marks:
-        change = edits.mark_database_server if mark.server in databases else edits.mark_server
-        topology = change(topology, mark.server, mark.down)
+        topology = edits.mark_by_watcher(topology, mark.server, mark.down)
     return edits.as_version(topology, version)
 
 

@@ -127,8 +127,8 @@ def check_rejoin(member: Member, master: Member) -> None:
     if lack:
         raise ServerDiverged(
             f"{member.name} has {lack}, which the master {master.name} never had: writes that were lost with its "
-            "mastership, if anybody made them. It cannot follow, and has to be seeded anew (docs/operations.md, "
-            '"Seeding a server anew")'
+            "mastership, if anybody made them. It cannot follow, and has to be seeded anew: docs/operations.md, "
+            '"A lost master"'
         )
 
 

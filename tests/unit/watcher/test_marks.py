@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.topology import edits
 from tao.watcher.marks import Mark, Verdict, View, lag_verdict, wanted_marks, with_marks
 
 
@@ -29,7 +30,7 @@ def topology(down: Iterable[str] = ()) -> Topology:
     )
     servers = {region: DatabaseServer(name=f"{region}-db", down=f"{region}-db" in down) for region in ("east", "west")}
     database = Database(name="db", master_region="east", servers=servers, shards=((0, 3),))
-    return Topology(version=1, shards=4, regions=regions, databases=(database,))
+    return Topology(version=1, shards=4, regions=regions, databases=(database,), marked_by_watcher=tuple(down))
 
 
 def seen(**down: bool) -> View:
@@ -41,6 +42,15 @@ def test_a_server_that_is_gone_is_marked_and_one_that_is_back_is_not_marked_any_
     assert wanted_marks(topology(), seen(east_f1=True, east_f2=False), {}) == [Mark("east-f1", down=True)]
     assert wanted_marks(topology(["east-f1"]), seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
     assert wanted_marks(topology(["east-f1"]), seen(east_f1=True), {}) == []
+
+
+def test_a_mark_set_by_hand_stays_until_a_hand_takes_it_away() -> None:
+    by_hand = edits.mark_server(topology(), "east-f1", down=True)
+    assert wanted_marks(by_hand, seen(east_f1=False), {}) == []
+    by_watcher = with_marks(topology(), [Mark("east-f1", down=True)])
+    assert wanted_marks(by_watcher, seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
+    # Confirmed by hand, it is a mark set by hand.
+    assert wanted_marks(edits.mark_server(by_watcher, "east-f1", down=True), seen(east_f1=False), {}) == []
 
 
 def test_what_a_watcher_is_not_sure_of_stays_as_it_is() -> None:
