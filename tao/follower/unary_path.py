@@ -86,7 +86,7 @@ class UnaryPath:
             return ()
         tiers = sorted(routes.follower_tiers(self._region), key=lambda tier: tier.tier != self._tier)
         servers = [server for tier in tiers for server in tier.hosts(shard)]
-        servers.sort(key=lambda server: server.down)
+        servers.sort(key=lambda server: server.down or self._links.is_down(server))
         return tuple(servers[: self._settings.max_servers_asked])
 
     async def _relay(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:

@@ -145,6 +145,10 @@ class MemoryLinks:
     def to(self, server: CacheServer) -> MemoryLink:
         return self[server.name]
 
+    def is_down(self, server: CacheServer) -> bool:
+        """What a detector would have found out by now."""
+        return self[server.name].down
+
     def as_links(self) -> Links:
-        """For constructors: the parts use `to`, `Link.send` and `Link.ask` alone."""
+        """For constructors: the parts use `to`, `is_down`, `Link.send` and `Link.ask` alone."""
         return cast(Links, self)

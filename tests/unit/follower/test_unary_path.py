@@ -73,6 +73,7 @@ class Stage:
         self.served_here = 0
         self.hosted: frozenset[int] = frozenset()
         self.down = False
+        self.found_down: set[str] = set()
         tiers = [SimpleNamespace(tier=name, hosts=self.hosts) for name in ("t2", "t1")]
         routes = SimpleNamespace(shards=8, version=4, follower_tiers=lambda _: tiers)
         for tier in tiers:
@@ -82,7 +83,7 @@ class Stage:
             self,
             ("r", "t1"),
             cast(Configuration, SimpleNamespace(routes=routes)),
-            cast(Links, SimpleNamespace(to=self.link)),
+            cast(Links, SimpleNamespace(to=self.link, is_down=lambda server: server.name in self.found_down)),
             LoopClock(),
             self.spawn,
             UnarySettings(max_relayed=limit),
@@ -164,6 +165,14 @@ async def test_a_write_that_may_have_happened_or_cannot_is_not_repeated(error: T
 async def test_a_server_marked_down_is_asked_last() -> None:
     stage = Stage()
     stage.down = True
+    stage.answers["b"] = FOUND
+    await stage.call(READ)
+    assert [name for name, _ in stage.asked] == ["b"]
+
+
+async def test_a_server_that_has_been_found_down_is_asked_last() -> None:
+    stage = Stage()
+    stage.found_down.add("a")
     stage.answers["b"] = FOUND
     await stage.call(READ)
     assert [name for name, _ in stage.asked] == ["b"]
