@@ -59,9 +59,10 @@ demo: $(STAMP) ## start a cluster, show a page and a social graph through it, st
 	@.ci/ensure-database
 	@$(BIN)/tao demo $(if $(EDGES),--edges "$(EDGES)") $(if $(OBJECTS),--objects "$(OBJECTS)")
 
-bench: $(STAMP) ## measure cached reads and durable writes, beside Redis; JSON in build/bench.json
+bench: $(STAMP) ## measure reads, writes, regions and whole workloads, beside their peers; JSON in build/bench.json
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
+	@.ci/ensure-memcached
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
 
 wheel-check: $(STAMP) ## build the wheel and install it in clean environments: the SDK alone, then a server

@@ -1,6 +1,6 @@
 """`python -m loadtest bench` runs scenarios and prints a table; `python -m loadtest list` says which there are.
 
-`geo`, `converge` and `run` run one scenario with options of its own."""
+`geo`, `converge`, `run` and `peers` run one scenario with options of its own."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ from loadtest import converge, geo
 from loadtest.catalogue import all_scenarios
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
+from loadtest.peers import scenario as peers
+from loadtest.peers.scenario import PeersSettings
 from loadtest.published.run import SUMMARY, RunSettings
 from loadtest.published.run import run as run_published
 from loadtest.published.workload import workload_names
@@ -36,6 +38,7 @@ from tao.model.errors import OperatorError, TaoError
 
 _TOY_SECONDS: Final = 0.3
 DEFAULT_RUN: Final = RunSettings()
+DEFAULT_PEERS: Final = PeersSettings()
 _TOY_ROUNDS: Final = 3
 _WIDTH_WITHOUT_TERMINAL: Final = 200
 _INTERRUPTED_STATUS: Final = 130
@@ -180,8 +183,28 @@ def run_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wan
     _run_alone(Scenario("run", SUMMARY, job), toy, json_file)
 
 
-def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None) -> None:
-    report = _run(Registry([scenario]), (), toy=toy)
+@main.command("peers")
+@click.option("--workload", type=click.Choice(workload_names()), default="tao_atc13", show_default=True)
+@click.option("--nodes", type=int, default=DEFAULT_PEERS.nodes, show_default=True, help="Objects of the graph.")
+@click.option("--cache-share", type=float, default=DEFAULT_PEERS.cache_share, show_default=True, help="Of the data.")
+@click.option("--awaiters", type=int, default=DEFAULT_PEERS.awaiters, show_default=True)
+@click.option("--seconds", type=float, help="Measured time of one contestant in one shape, all rounds together.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
+@_toy_option
+@_json_option
+def peers_command(toy: bool, seconds: float | None, json_file: Path | None, **wanted: Any) -> None:
+    """A published workload beside Redis and memcached in front of MySQL, and beside MySQL alone.
+
+    The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
+    # Any: click's values, which `PeersSettings` checks.
+    with _mistakes_told():
+        peers_settings = PeersSettings(**wanted)
+    scenario = Scenario("peers", peers.SUMMARY, partial(peers.run, wanted=peers_settings))
+    _run_alone(scenario, toy, json_file, seconds)
+
+
+def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None, seconds: float | None = None) -> None:
+    report = _run(Registry([scenario]), (), seconds=seconds, toy=toy)
     if scenario.name in report.scenarios:
         _write_json(json_file, {**report.scenarios[scenario.name].measured, "machine": report.machine})
     _finish(report)

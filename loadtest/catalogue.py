@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, converge, geo, load, tailing, writes
+from loadtest import cached_reads, converge, geo, load, master_lost, tailing, writes
+from loadtest.peers import scenario as peers
+from loadtest.published import run as published
 from loadtest.scenario import Registry, Scenario
 
 
@@ -15,6 +17,9 @@ def all_scenarios() -> Registry:
             Scenario("tailing", tailing.SUMMARY, tailing.run),
             Scenario("geo", geo.SUMMARY, geo.run),
             Scenario("converge", converge.SUMMARY, converge.run),
+            Scenario("master_lost", master_lost.SUMMARY, master_lost.run),
             Scenario("load", load.SUMMARY, load.run),
+            Scenario("run", published.SUMMARY, published.run),
+            Scenario("peers", peers.SUMMARY, peers.run),
         ]
     )

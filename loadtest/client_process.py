@@ -18,6 +18,7 @@ import msgspec
 import uvloop
 
 from loadtest.jobs import GeoJob, Job, ReadsJob
+from loadtest.peers.peers_process import PeersJob, run_peers
 from loadtest.published.load_process import AskJob, FillJob, ask, fill
 from loadtest.scenario import Progress
 from tao.model.errors import OperatorError
@@ -101,6 +102,8 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         return await fill(job, tell)
     if isinstance(job, AskJob):
         return await ask(job, tell)
+    if isinstance(job, PeersJob):
+        return await run_peers(job, tell)
     from loadtest.writes_client import run_writes
 
     return await run_writes(job, tell)

@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from loadtest.dataset import DatasetSize
+from loadtest.peers.peers_process import PeersJob
 from loadtest.published.load_process import AskJob, FillJob
 
 
@@ -68,4 +69,4 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True, tag="geo"):
     seed: int
 
 
-Job = ReadsJob | WritesJob | GeoJob | FillJob | AskJob
+Job = ReadsJob | WritesJob | GeoJob | FillJob | AskJob | PeersJob

@@ -34,12 +34,15 @@ def find_redis_server() -> tuple[str, str]:
 
 
 @asynccontextmanager
-async def private_redis(folder: Path) -> AsyncIterator[tuple[int, int]]:
-    """Run one; gives ``(port, pid)``. Raises `OperatorError` when it does not come up."""
+async def private_redis(folder: Path, max_mb: int = 0) -> AsyncIterator[tuple[int, int]]:
+    """Run one; gives ``(port, pid)``. ``max_mb``: as a cache of that size, which evicts; 0: everything stays. Raises
+    `OperatorError` when it does not come up."""
     path, _ = find_redis_server()
     with reserve_port() as reservation:
         port = reservation.port
         argv = [path, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
+        if max_mb:
+            argv += ["--maxmemory", f"{max_mb}mb", "--maxmemory-policy", "allkeys-lru"]
         process = ManagedProcess("redis-server", argv, os.environ, folder / "redis.log", stop_seconds=5.0)
         process.start()
         try:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -16,6 +17,10 @@ from loadtest.geo import Measured
 from loadtest.results import Report, ScenarioResult
 
 ROOT = Path(__file__).resolve().parents[2]
+needs_peers = pytest.mark.skipif(
+    shutil.which("redis-server") is None or shutil.which("memcached") is None,
+    reason="no redis-server or no memcached: make bench gets them",
+)
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make bench gets one")
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
@@ -66,6 +71,31 @@ def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: P
         ("per_second", 80_000),
     ]
     assert "redis-server" in report.machine.versions
+
+
+@needs_peers
+def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "peers", "--workload", "linkbench"))
+    for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql"):
+        assert found[name]["throughput_qps"] > 0
+        assert found[name]["server_cpu_us_per_query"] >= 0
+        assert all(each["reads"] > 0 for each in found[name]["stale_reads"])
+    assert set(found["mysql"]["ratio"]) == {"throughput", "p50", "p99"}
+    assert found["tao"]["stale_reads"][0] == {"reads": ANY, "stale": 0, "within": "one tier"}
+    assert found["redis_lookaside"]["hit_rate"] > 0
+
+
+def test_a_published_workload_says_what_was_asked_and_what_was_generated(tmp_path: Path) -> None:
+    plot = tmp_path / "run.png"
+    found = msgspec.json.decode(run(tmp_path, "run", "--workload", "taobench_a", "--rate", "300", "--plot", str(plot)))
+    assert found["throughput_qps"] > 0
+    assert 0 < found["hit_rate"] <= 1
+    assert found["wrong_answers"] == 0
+    assert found["operations"]["obj_get"]["hit_ms"]["p50"] > 0
+    assert found["operations"]["assoc_overwrite"]["all_ms"]["count"] > 0
+    assert {"name", "asked", "generated"} == set(found["generated"][0])
+    assert sum(found["throughput_by_second"]) > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_durable_writes_are_measured_beside_single_transactions(tmp_path: Path) -> None:

@@ -1,0 +1,238 @@
+"""The graph in MySQL by hand: tables, indexes and transactions as an application without a graph store would have them.
+
+Four tables of edges (links, their inverses, and what they become), each with its rows in key order and an index by
+time; counters beside the links, because counting rows at every page view is what nobody does for long. Over aiomysql,
+with a pool of connections and autocommit for reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import time_ns
+from typing import Any, Final
+
+import aiomysql
+import msgspec
+import pymysql.err
+
+from loadtest.published.contestant import Payloads
+from loadtest.published.graph_plan import GraphPlan
+
+DATABASE: Final = "peer"
+LINK_TABLES: Final = ("link", "linked_by")
+MARK_TABLES: Final = ("mark", "marked_by")
+_DEADLOCK: Final = 1213
+_ATTEMPTS: Final = 5
+_BATCH: Final = 2000
+
+Edge = tuple[int, int, bytes]
+"""``(id2, time, payload)``."""
+
+
+class SqlAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where, and as whom."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+
+
+class SqlGraph:
+    """One pool. `Any`: aiomysql has no types. Methods raise `pymysql.err.MySQLError`."""
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+
+    @classmethod
+    async def open(cls, address: SqlAddress, connections: int) -> SqlGraph:
+        """Connect; the database is made when it is not there."""
+        where = {"host": address.host, "port": address.port, "user": address.user, "password": address.password}
+        connection = await aiomysql.connect(**where)
+        async with connection.cursor() as cursor:
+            await cursor.execute(f"CREATE DATABASE IF NOT EXISTS {DATABASE}")
+        await connection.ensure_closed()
+        pool = await aiomysql.create_pool(
+            minsize=min(4, connections), maxsize=connections, autocommit=True, db=DATABASE, **where
+        )
+        return cls(pool)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        self._pool.close()
+        await self._pool.wait_closed()
+
+    async def load(self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads) -> None:
+        """Make the tables and write the planned graph."""
+        async with self._pool.acquire() as connection, connection.cursor() as cursor:
+            for statement in _tables():
+                await cursor.execute(statement)
+            for start in range(0, plan.nodes, _BATCH):
+                nodes = range(start, min(plan.nodes, start + _BATCH))
+                rows = [(ids[node], payloads.next(plan.object_size(node))) for node in nodes]
+                await cursor.executemany("INSERT INTO node (id, payload) VALUES (%s, %s)", rows)
+            edges: list[tuple[int, int, int, bytes]] = []
+            for node in range(plan.nodes):
+                edges += [
+                    (ids[node], ids[edge.other], edge.time, payloads.next(edge.size)) for edge in plan.list_of(node)
+                ]
+                if len(edges) >= _BATCH or node == plan.nodes - 1:
+                    await self._load_edges(cursor, edges)
+                    edges.clear()
+            await cursor.execute("INSERT INTO link_count (id1, count) SELECT id1, COUNT(*) FROM link GROUP BY id1")
+
+    @staticmethod
+    async def _load_edges(cursor: Any, edges: list[tuple[int, int, int, bytes]]) -> None:
+        if edges:
+            insert = "INSERT INTO {} (id1, id2, time, payload) VALUES (%s, %s, %s, %s)"
+            await cursor.executemany(insert.format("link"), edges)
+            inverse = [(id2, id1, at, payload) for id1, id2, at, payload in edges]
+            await cursor.executemany(insert.format("linked_by"), inverse)
+
+    async def node(self, object_id: int) -> bytes | None:
+        """An object's payload; None when it is not there."""
+        row = await self._one("SELECT payload FROM node WHERE id = %s", (object_id,))
+        return None if row is None else bytes(row[0])
+
+    async def nodes(self, ids: Sequence[int]) -> dict[int, bytes]:
+        """Those that are there."""
+        rows = await self._all("SELECT id, payload FROM node WHERE id IN %s", (tuple(ids),))
+        return {row[0]: bytes(row[1]) for row in rows}
+
+    async def count(self, id1: int) -> int:
+        """How many links."""
+        row = await self._one("SELECT count FROM link_count WHERE id1 = %s", (id1,))
+        return 0 if row is None else int(row[0])
+
+    async def newest(self, id1: int, limit: int) -> list[Edge]:
+        """The newest links."""
+        return await self._edges(
+            "SELECT id2, time, payload FROM link WHERE id1 = %s ORDER BY time DESC, id2 DESC LIMIT %s", (id1, limit)
+        )
+
+    async def between(self, id1: int, high: int, low: int, limit: int) -> list[Edge]:
+        """The newest links of a stretch of time."""
+        return await self._edges(
+            "SELECT id2, time, payload FROM link WHERE id1 = %s AND time BETWEEN %s AND %s "
+            "ORDER BY time DESC, id2 DESC LIMIT %s",
+            (id1, low, high, limit),
+        )
+
+    async def among(self, id1: int, id2s: Sequence[int]) -> list[Edge]:
+        """The links to these."""
+        return await self._edges("SELECT id2, time, payload FROM link WHERE id1 = %s AND id2 IN %s", (id1, tuple(id2s)))
+
+    async def put_node(self, object_id: int, payload: bytes) -> None:
+        """Add or overwrite."""
+        statement = "INSERT INTO node (id, payload) VALUES (%s, %s) ON DUPLICATE KEY UPDATE payload = VALUES(payload)"
+        await self._transaction([(statement, (object_id, payload))])
+
+    async def add_node(self, payload: bytes) -> int:
+        """A new object; the id is the application's own: the clock's nanoseconds, above every loaded one."""
+        object_id = time_ns()
+        await self.put_node(object_id, payload)
+        return object_id
+
+    async def delete_node(self, object_id: int) -> None:
+        """Delete."""
+        await self._transaction([("DELETE FROM node WHERE id = %s", (object_id,))])
+
+    async def put_links(self, links: Sequence[tuple[int, int, int, bytes]]) -> None:
+        """Add or overwrite ``(id1, id2, time, payload)``, each with its inverse and the counter, in one transaction."""
+        work: list[tuple[str, tuple[Any, ...]]] = []
+        for id1, id2, at, payload in sorted(links):
+            work += _put(LINK_TABLES, id1, id2, at, payload)
+        await self._transaction(work)
+
+    async def delete_link(self, id1: int, id2: int) -> None:
+        """Delete with its inverse."""
+        await self._transaction(_delete(id1, id2))
+
+    async def mark_link(self, id1: int, id2: int) -> None:
+        """Make a mark of a link."""
+        move = "INSERT IGNORE INTO {} (id1, id2, time, payload) SELECT id1, id2, time, payload FROM {} WHERE {}"
+        moves = [
+            (move.format(MARK_TABLES[side], LINK_TABLES[side], "id1 = %s AND id2 = %s"), pair)
+            for side, pair in enumerate(((id1, id2), (id2, id1)))
+        ]
+        await self._transaction([*moves, *_delete(id1, id2)])
+
+    async def _one(self, statement: str, values: tuple[Any, ...]) -> Any:
+        async with self._pool.acquire() as connection, connection.cursor() as cursor:
+            await cursor.execute(statement, values)
+            return await cursor.fetchone()
+
+    async def _all(self, statement: str, values: tuple[Any, ...]) -> Any:
+        async with self._pool.acquire() as connection, connection.cursor() as cursor:
+            await cursor.execute(statement, values)
+            return await cursor.fetchall()
+
+    async def _edges(self, statement: str, values: tuple[Any, ...]) -> list[Edge]:
+        return [(id2, at, bytes(payload)) for id2, at, payload in await self._all(statement, values)]
+
+    async def _transaction(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        """In order; a statement of one side may name what the one before it did. A deadlock is tried again."""
+        attempts = 1
+        while True:
+            try:
+                await self._attempt(work)
+            except pymysql.err.OperationalError as error:
+                if error.args[0] != _DEADLOCK or attempts == _ATTEMPTS:
+                    raise
+                attempts += 1
+            else:
+                return
+
+    async def _attempt(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        async with self._pool.acquire() as connection, connection.cursor() as cursor:
+            await connection.begin()
+            try:
+                for statement, values in work:
+                    await cursor.execute(statement, values)
+            except BaseException:
+                await connection.rollback()
+                raise
+            await connection.commit()
+
+
+def _tables() -> list[str]:
+    edges = (
+        "CREATE TABLE {} (id1 BIGINT UNSIGNED NOT NULL, id2 BIGINT UNSIGNED NOT NULL, time BIGINT UNSIGNED NOT NULL, "
+        "payload VARBINARY(255) NOT NULL, PRIMARY KEY (id1, id2), KEY by_time (id1, time, id2)) ENGINE = InnoDB"
+    )
+    return [
+        "CREATE TABLE node (id BIGINT UNSIGNED NOT NULL PRIMARY KEY, payload MEDIUMBLOB NOT NULL) ENGINE = InnoDB",
+        *(edges.format(name) for name in (*LINK_TABLES, *MARK_TABLES)),
+        "CREATE TABLE link_count (id1 BIGINT UNSIGNED NOT NULL PRIMARY KEY, count BIGINT NOT NULL) ENGINE = InnoDB",
+    ]
+
+
+_COUNT_ONE_MORE: Final = (
+    "INSERT INTO link_count (id1, count) SELECT %s, 1 FROM DUAL "
+    "WHERE NOT EXISTS (SELECT 1 FROM link WHERE id1 = %s AND id2 = %s) "
+    "ON DUPLICATE KEY UPDATE count = count + 1"
+)
+_COUNT_ONE_LESS: Final = (
+    "UPDATE link_count SET count = count - 1 WHERE id1 = %s AND EXISTS (SELECT 1 FROM link WHERE id1 = %s AND id2 = %s)"
+)
+_PUT: Final = (
+    "INSERT INTO {} (id1, id2, time, payload) VALUES (%s, %s, %s, %s) "
+    "ON DUPLICATE KEY UPDATE time = VALUES(time), payload = VALUES(payload)"
+)
+
+
+def _put(tables: tuple[str, str], id1: int, id2: int, at: int, payload: bytes) -> list[tuple[str, tuple[Any, ...]]]:
+    # The counter first, and only for an edge that is not there: its row then orders whoever writes this list.
+    return [
+        (_COUNT_ONE_MORE, (id1, id1, id2)),
+        (_PUT.format(tables[0]), (id1, id2, at, payload)),
+        (_PUT.format(tables[1]), (id2, id1, at, payload)),
+    ]
+
+
+def _delete(id1: int, id2: int) -> list[tuple[str, tuple[Any, ...]]]:
+    return [
+        (_COUNT_ONE_LESS, (id1, id1, id2)),
+        ("DELETE FROM link WHERE id1 = %s AND id2 = %s", (id1, id2)),
+        ("DELETE FROM linked_by WHERE id1 = %s AND id2 = %s", (id2, id1)),
+    ]
