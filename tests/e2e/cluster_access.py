@@ -38,7 +38,7 @@ async def assert_caches_equal_the_database(cluster: DevCluster) -> None:
     login = ReaderLogin(topology, schema, reader.user, reader.password)
     async with access_of(login, "") as access:
         report = await verify_caches(access.routes, access.links, access.store)
-        assert report.clean, report.findings[:5]
+        assert report.clean, report.findings[:5] or report
         assert await find_broken_pairs(access.routes, schema, access.scans, access.store) == []
 
 
