@@ -11,7 +11,6 @@ from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
 from tao.serving.databases import Databases
 from tao.storage.session import ServerAccount
-from tao.topology import edits
 from tests.rigs.leader_rig import SCHEMA, SHARDS, make_topology
 
 
@@ -33,10 +32,13 @@ def test_a_region_reads_its_own_server_and_writes_the_masters(configuration: Con
 
 
 def test_a_mark_is_seen_in_the_region_whose_server_it_is(configuration: Configuration) -> None:
-    marked = edits.mark_database_server(configuration.routes.topology, "db-east", True)
     east, west = Databases("east", configuration), Databases("west", configuration)
     assert not east.local_is_down(0)
-    configuration.use_topology(marked)
+    topology = configuration.routes.topology
+    (database,) = topology.databases
+    servers = database.servers | {"east": msgspec.structs.replace(database.servers["east"], down=True)}
+    database = msgspec.structs.replace(database, servers=servers)
+    configuration.use_topology(msgspec.structs.replace(topology, version=2, databases=(database,)))
     assert east.local_is_down(0)
     assert not west.local_is_down(0)
 
