@@ -62,10 +62,14 @@ class RequestStream(Iterator[Request]):
         self._all: Final = self._reads_of(plan.shuffled)
         non_empty = [node for node in plan.shuffled if plan.degree(node)]
         empty = [node for node in plan.shuffled if not plan.degree(node)]
+        longer = [node for node in non_empty if plan.degree(node) > 1]
         self._single: Final = self._reads_of([node for node in non_empty if plan.degree(node) == 1])
-        self._longer: Final = self._reads_of([node for node in non_empty if plan.degree(node) > 1])
+        self._longer: Final = self._reads_of(longer)
         self._empty: Final = self._reads_of(empty)
         self._written: Final = self._chooser(plan.shuffled, workload.assumed.write_skew, 0.0)
+        # Edges are added to lists of more than one: an edge more makes no empty list popular with its first, and no
+        # list of one edge one of two, so that the shares of answers stay what was published however long a run takes.
+        self._extended: Final = self._chooser(longer, workload.assumed.write_skew, 0.0)
         self._overwritten: Final = self._chooser(non_empty, workload.assumed.write_skew, 0.0)
         self._added: Final[deque[Request]] = deque(maxlen=_REMEMBERED_EDGES)
         self._time = _ADDED_FROM + stream
@@ -188,7 +192,7 @@ class RequestStream(Iterator[Request]):
         return Request(Kind.OBJ_UPDATE, node, size=self._plan.object_size(node + 1))
 
     def _assoc_add(self) -> Request:
-        plan, node = self._plan, self._written()
+        plan, node = self._plan, self._extended()
         self._time += 1
         (other,) = self._neighbours(node, plan.degree(node), plan.nodes - 1, 1)
         added = Request(Kind.ASSOC_ADD, node, (other,), time=self._time, size=plan.edge_size(node, self._time))
@@ -204,7 +208,7 @@ class RequestStream(Iterator[Request]):
         """An edge that this stream added; before it has added any, one that nobody has."""
         if self._added:
             return self._added.popleft()
-        node = self._written()
+        node = self._extended()
         return Request(Kind.ASSOC_ADD, node, (self._plan.neighbour(node, self._plan.nodes - 2),))
 
     def _assoc_delete(self) -> Request:
