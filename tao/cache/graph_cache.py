@@ -7,16 +7,14 @@ Reads return encoded bytes ready to send, or None on a miss, and cost a look-up 
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
-from typing import Final, cast
+from typing import Final, Literal, cast
 
+from tao.cache import witness as events
 from tao.cache.answers import edges_answer, range_answer, time_range_answer
 from tao.cache.outcomes import (
     Applied,
     ArenaFigures,
-    CachedKey,
     EdgesAnswer,
     FloorFigures,
     KeySample,
@@ -25,7 +23,9 @@ from tao.cache.outcomes import (
 )
 from tao.cache.settings import ArenaChoice, CacheSettings
 from tao.cache.shard import CachedShard
+from tao.cache.survey import arena_figures, floor_figures, sample_keys
 from tao.cache.tables import Arenas
+from tao.cache.witness import NoWitness, Witness
 from tao.model.changes import (
     Change,
     ListChange,
@@ -35,7 +35,7 @@ from tao.model.changes import (
     ShardInvalidation,
 )
 from tao.model.edge_block import COMPLETE, empty_block
-from tao.model.graph import MAX_TIME, decode_count
+from tao.model.graph import MAX_TIME, decode_count, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import epoch_of
 
@@ -46,16 +46,18 @@ _N_FLAGS_AT: Final = 16  # in an edge block
 class GraphCache:
     """Caches what belongs to open shards; reads of a closed shard miss and fills of it are passed over."""
 
-    __slots__ = ("_arenas", "_generation", "_mark_slots", "_marks", "_overflows_of_closed", "_settings", "_shards")
+    __slots__ = ("_arenas", "_generation", "_mark_slots", "_marks", "_old_overflows", "_settings", "_shards", "witness")
 
-    def __init__(self, settings: CacheSettings, types: ArenaChoice) -> None:
+    def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness | None = None) -> None:
+        """``witness`` is told what happens to keys, hits excepted; None: nobody is."""
         self._settings = settings
-        self._arenas = Arenas(settings, types)
+        self.witness: Witness = NoWitness() if witness is None else witness
+        self._arenas = Arenas(settings, types, self.witness)
         self._marks = self._arenas.marks
         self._mark_slots = settings.mark_slots
         self._shards: dict[int, CachedShard] = {}
         self._generation = 0
-        self._overflows_of_closed = 0
+        self._old_overflows = 0
 
     def set_types(self, types: ArenaChoice) -> None:
         """Follow a new schema. Lists whose arena changed are dropped; limits hold from the next change or fill on."""
@@ -72,6 +74,7 @@ class GraphCache:
             self._shards[shard] = CachedShard(
                 shard, self._next_generation(), version_epoch, self._arenas, self._settings
             )
+            self.witness.tell_shard(shard, events.OPENED, version_epoch)
         else:
             self._learn(known, version_epoch)
 
@@ -79,8 +82,9 @@ class GraphCache:
         """Forget the shard, floors too. Its memory is freed by `reclaim_step`."""
         known = self._shards.pop(shard, None)
         if known is not None:
-            self._overflows_of_closed += known.floors.overflows
+            self._old_overflows += known.floors.overflows
             known.retire()
+            self.witness.tell_shard(shard, events.CLOSED, known.version_epoch)
 
     def is_open(self, shard: int) -> bool:
         return shard in self._shards
@@ -98,6 +102,16 @@ class GraphCache:
         known = self._shards.get(shard)
         if known is not None:
             known.bump(self._next_generation())
+            self.witness.tell_shard(shard, events.VOIDED, known.version_epoch)
+
+    def void_types(self, shard: int, otypes: Sequence[int], atypes: Sequence[int]) -> None:
+        """Bulk invalidation of lists and counts of ``atypes``, and of the objects of all types that lie in the arenas
+        of ``otypes``, absent ones too: they share tables. Every ticket of the shard is void. O(1) in the number of
+        entries."""
+        known = self._shards.get(shard)
+        if known is not None:
+            known.void_types(otypes, atypes, self._next_generation())
+            self.witness.tell_shard(shard, events.TYPES_VOIDED, known.version_epoch)
 
     def reclaim_step(self) -> bool:
         """Free a bounded number of entries of dropped tables. True: more is left, call again soon."""
@@ -221,42 +235,39 @@ class GraphCache:
         shard = self._shards.get(id1 >> SHARD_SHIFT)
         return (shard.held_count(id1, atype) or None) if shard else None
 
-    def floor_of_object(self, id: int, now: float) -> int:  # noqa: A002
+    def floor_of_object(self, id: int) -> int:  # noqa: A002
         """The highest version known by any means; 0 for a closed shard."""
-        return self.object_ticket(id, now).floor
+        return self._floor(id, 0)
 
-    def floor_of_list(self, id1: int, atype: int, now: float) -> int:
-        return self.list_ticket(id1, atype, now).floor
+    def floor_of_list(self, id1: int, atype: int) -> int:
+        return self._floor(id1, atype)
 
-    def sample_keys(self, shard: int, limit: int, after: int = 0) -> KeySample:
-        """Up to ``limit`` keys of the shard, from place ``after`` on. What comes or goes between calls may be seen
-        twice or not at all."""
-        known = self._shards.get(shard)
-        keys = (
-            CachedKey(table.kind, key, table.atype)
-            for table in (known.tables() if known else ())
-            for key, value in table.entries.items()
-            if value
-        )
-        found = tuple(islice(keys, after, after + limit))
-        return KeySample(found, after + limit if len(found) == limit else None)
+    def _floor(self, key: int, atype: int) -> int:
+        shard = self._shards.get(key >> SHARD_SHIFT)
+        return 0 if shard is None else shard.floor(key, atype)
+
+    def sample_keys(self, shard: int, limit: int, after: int = 0, stride: int = 1) -> KeySample:
+        """Every ``stride``-th key of the shard, from place ``after`` on, at most ``limit``. What comes or goes between
+        calls may be seen twice or not at all."""
+        return sample_keys(self._shards.get(shard), limit, after, stride)
 
     # fills
 
     def object_ticket(self, id: int, now: float) -> Ticket:  # noqa: A002
         """To be taken before the object is read."""
-        shard = self._shards.get(id >> SHARD_SHIFT)
-        if shard is None:
-            return Ticket("object", id, 0, 0, 0, 0, now)
-        return Ticket("object", id, 0, shard.floor(id, 0), shard.generation, shard.version_epoch, now)
+        return self._ticket("object", id, 0, now)
 
     def list_ticket(self, id1: int, atype: int, now: float) -> Ticket:
         """To be taken before the list or its count is read."""
-        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        return self._ticket("list", id1, atype, now)
+
+    def _ticket(self, kind: Literal["object", "list"], key: int, atype: int, now: float) -> Ticket:
+        shard = self._shards.get(key >> SHARD_SHIFT)
         if shard is None:
-            return Ticket("list", id1, atype, 0, 0, 0, now)
-        floor = shard.floor(id1, atype)
-        return Ticket("list", id1, atype, floor, shard.generation, shard.version_epoch, now)
+            return Ticket(kind, key, atype, 0, 0, 0, now)
+        floor = shard.floor(key, atype)
+        self.witness.tell_key(key, atype, events.FILL_BEGUN, floor)
+        return Ticket(kind, key, atype, floor, shard.generation, shard.version_epoch, now)
 
     def is_void(self, ticket: Ticket) -> bool:
         """Whether a bulk invalidation, or the shard's opening or closing, came after the ticket was taken: what it
@@ -267,22 +278,28 @@ class GraphCache:
     def store_object(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Keep an object value that was read under ``ticket`` by someone at ``version_epoch``."""
         shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return outcome if shard is None else shard.store_object(ticket, value)
+        return self._told(ticket, value, outcome if shard is None else shard.store_object(ticket, value))
 
     def store_list(self, ticket: Ticket, block: bytes, version_epoch: int, now: float) -> Stored:
         """Keep an edge block, if it starts at position 0."""
         shard, outcome = self._accept(ticket, block, version_epoch, now)
-        return outcome if shard is None else shard.store_list(ticket, block)
+        return self._told(ticket, block, outcome if shard is None else shard.store_list(ticket, block))
 
     def store_count(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Keep a count value; ``ticket`` is that of the list."""
         shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return outcome if shard is None else shard.store_count(ticket, value)
+        return self._told(ticket, value, outcome if shard is None else shard.store_count(ticket, value))
 
     def pass_over(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Hold a value to what is known, as the above do, and keep it not."""
         shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return outcome if shard is None else shard.pass_over(ticket, int.from_bytes(value[:8], "little"))
+        if shard is not None:
+            outcome = shard.pass_over(ticket, version_of(value))
+        return self._told(ticket, value, outcome)
+
+    def _told(self, ticket: Ticket, value: bytes, outcome: Stored) -> Stored:
+        self.witness.tell_key(ticket.id, ticket.atype, outcome, version_of(value))
+        return outcome
 
     def _accept(
         self, ticket: Ticket, value: bytes, version_epoch: int, now: float
@@ -290,13 +307,13 @@ class GraphCache:
         """The shard when it takes the value; else the reason why not."""
         shard = self._shards.get(ticket.id >> SHARD_SHIFT)
         if shard is None:
-            below = int.from_bytes(value[:8], "little") < ticket.floor
+            below = version_of(value) < ticket.floor
             return None, Stored.BELOW_FLOOR if below else Stored.NOT_KEPT
         voided = ticket.generation != shard.generation
         self._learn(shard, version_epoch)
         outcome = shard.accept(ticket, value, version_epoch, now)
         if outcome is Stored.STORED and voided:
-            outcome = shard.pass_over(ticket, int.from_bytes(value[:8], "little"))
+            outcome = shard.pass_over(ticket, version_of(value))
         return (shard if outcome is Stored.STORED else None), outcome
 
     # messages and changesets
@@ -307,15 +324,15 @@ class GraphCache:
         shard = self._shards.get(change.shard)
         if shard is None:
             return Applied.NOT_CACHED
+        key, atype = (change.id, 0) if isinstance(change, ObjectChange) else (change.id1, change.atype)
         bumped = self._learn(shard, version_epoch)
         if version_epoch < shard.version_epoch:
-            return (
-                shard.drop(change.id, 0) if isinstance(change, ObjectChange) else shard.drop(change.id1, change.atype)
-            )
-        if isinstance(change, ObjectChange):
+            applied = shard.drop(key, atype)
+        elif isinstance(change, ObjectChange):
             applied = shard.apply_object(change, now, insert)
         else:
             applied = shard.apply_list(change, now, insert)
+        self.witness.tell_key(key, atype, applied, change.after)
         return Applied.EPOCH_BUMPED if bumped else applied
 
     def apply_message(self, message: Message, version_epoch: int, now: float, insert: bool = False) -> Applied:
@@ -327,12 +344,17 @@ class GraphCache:
             return Applied.NOT_CACHED
         bumped = self._learn(shard, version_epoch)
         if isinstance(message, ShardInvalidation):
-            shard.bump(self._next_generation())
+            if message.otypes or message.atypes:
+                self.void_types(message.shard, message.otypes, message.atypes)
+            else:
+                self.bump_shard(message.shard)
             return Applied.EPOCH_BUMPED
         key, atype = (message.id, 0) if isinstance(message, ObjectInvalidation) else (message.id1, message.atype)
         if version_epoch < shard.version_epoch:
-            return shard.drop(key, atype)
-        applied = shard.raise_floor(key, atype, message.version, now)
+            applied = shard.drop(key, atype)
+        else:
+            applied = shard.raise_floor(key, atype, message.version, now)
+        self.witness.tell_key(key, atype, applied, message.version)
         return Applied.EPOCH_BUMPED if bumped else applied
 
     def raise_object_floor(self, id: int, version: int, now: float) -> None:  # noqa: A002
@@ -349,39 +371,24 @@ class GraphCache:
         if shard is not None:
             self._learn(shard, epoch_of(version))
             shard.raise_floor(key, atype, version, now)
+            self.witness.tell_key(key, atype, events.LEARNT, version)
 
     # figures
 
     def arenas(self) -> list[ArenaFigures]:
         """One line per arena, in the order of the settings. Time: the number of tables."""
-        live: Counter[tuple[str, str]] = Counter()
-        for shard in self._shards.values():
-            for table in shard.tables():
-                live[table.arena.name, table.kind] += table.live
-        return [
-            ArenaFigures(
-                name,
-                arena.bytes,
-                arena.budget_bytes,
-                live[name, "object"],
-                live[name, "list"],
-                live[name, "count"],
-                arena.evictions,
-            )
-            for name, arena in self._arenas.all().items()
-        ]
+        return arena_figures(self._shards.values(), self._arenas.all())
 
     def floor_figures(self, now: float) -> FloorFigures:
-        floors = [shard.floors for shard in self._shards.values()]
-        return FloorFigures(
-            sum(map(len, floors)),
-            self._overflows_of_closed + sum(each.overflows for each in floors),
-            sum(each.is_overflowed(now) for each in floors),
-        )
+        return floor_figures(self._shards.values(), self._old_overflows, now)
 
     def _next_generation(self) -> int:
         self._generation += 1
         return self._generation
 
     def _learn(self, shard: CachedShard, version_epoch: int) -> bool:
-        return version_epoch > shard.version_epoch and shard.learn_epoch(version_epoch, self._next_generation())
+        if version_epoch <= shard.version_epoch:
+            return False
+        voided = shard.learn_epoch(version_epoch, self._next_generation())
+        self.witness.tell_shard(shard.number, events.EPOCH_RAISED, version_epoch)
+        return voided

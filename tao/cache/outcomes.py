@@ -10,7 +10,7 @@ import msgspec
 EntryKind = Literal["object", "list", "count"]
 
 
-class Applied(enum.Enum):
+class Applied(enum.StrEnum):
     """What a change or message did to the cache (DESIGN.md §6)."""
 
     APPLIED = "applied"
@@ -25,7 +25,7 @@ class Applied(enum.Enum):
     """It voided the whole shard (and was then applied, if it was a change)."""
 
 
-class Stored(enum.Enum):
+class Stored(enum.StrEnum):
     """What became of a fill (DESIGN.md §4)."""
 
     STORED = "stored"
@@ -68,10 +68,12 @@ class CachedKey(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeySample(msgspec.Struct, frozen=True):
-    """Some keys of a shard; ``after`` goes into the next call, and is None when there are no more."""
+    """Some keys of a shard; ``after`` goes into the next call, and is None when there are no more. ``total``: how many
+    there are."""
 
     keys: tuple[CachedKey, ...]
     after: int | None
+    total: int
 
 
 class ArenaFigures(msgspec.Struct, frozen=True):

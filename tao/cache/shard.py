@@ -7,7 +7,7 @@ anything else happens. Data of an older version epoch changes nothing; as a mess
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from tao.cache.floors import ShardFloors, floor_key
 from tao.cache.outcomes import Applied, Stored, Ticket
@@ -73,6 +73,25 @@ class CachedShard:
         """Void all entries, and all tickets taken before. Floors stay: what was heard is still true."""
         self.retire()
         self._reset(generation)
+
+    def void_types(self, otypes: Collection[int], atypes: Iterable[int], generation: int) -> None:
+        """Void the lists of ``atypes``, the objects in the arenas of ``otypes``, and all tickets taken before: what is
+        on its way to other types is answered and not kept."""
+        self.generation = generation
+        for atype in atypes:
+            for table in self._list_tables.pop(atype, ()):
+                table.retire()
+            self.lists.pop(atype, None)
+            self.counts.pop(atype, None)
+        # Objects known to be absent have no type, and lie in the default arena: they may be of one of these types.
+        for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():
+            held = self._object_tables.pop(name, None)
+            if held is not None:
+                held.retire()
+        self.other_objects = ()
+        others = list(self._object_tables.values())
+        self.objects = self._objects_of(0).entries
+        self.other_objects = tuple(table.entries for table in others if table.entries is not self.objects)
 
     def retire_moved_lists(self) -> None:
         """After a schema change: types that are to lie in another arena start there with nothing."""

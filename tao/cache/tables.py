@@ -15,6 +15,7 @@ from tao.cache.eviction import Arena
 from tao.cache.floors import DepartedVersions
 from tao.cache.outcomes import EntryKind
 from tao.cache.settings import DEFAULT_ARENA, ArenaChoice, CacheSettings
+from tao.cache.witness import EVICTED, Witness
 from tao.model.graph import COUNT_VALUE_BYTES, version_of
 from tao.model.ids import SHARD_SHIFT
 
@@ -37,10 +38,11 @@ def value_bytes(value: bytes) -> int:
 class Arenas:
     """The arenas of one server, the marks that they share, and the schema's choice among them."""
 
-    __slots__ = ("_arenas", "departed", "keep_count_of_list_bytes", "marks", "types")
+    __slots__ = ("_arenas", "departed", "keep_count_of_list_bytes", "marks", "types", "witness")
 
-    def __init__(self, settings: CacheSettings, types: ArenaChoice) -> None:
+    def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness) -> None:
         self.types = types
+        self.witness = witness
         self.departed = DepartedVersions(settings.departed_slots)
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
         self.marks = bytearray(settings.mark_slots)
@@ -135,7 +137,9 @@ class EntryTable:
         size = value_bytes(value)
         self.arena.bytes -= size
         self.live -= 1
-        self._shared.departed.record(key, self.atype, version_of(value))
+        version = version_of(value)
+        self._shared.departed.record(key, self.atype, version)
+        self._shared.witness.tell_key(key, self.atype, EVICTED, version)
         if self._counts is not None and size >= self._shared.keep_count_of_list_bytes:
             self._counts.put(key, value[:COUNT_VALUE_BYTES])
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from tao.cache import GraphCache
-from tao.delivery.inbox import Inbox
+from tao.delivery.inbox import Inbox, Received
 from tao.follower.freshness import Freshness
 from tao.follower.series import Series
 from tao.model.delivery import Delivery
@@ -196,6 +196,18 @@ class Subscriptions:
         # Of a shard that another leads by now, a leader that does not know it yet has nothing to say.
         current = tuple(part for part in delivery.shards if leaders.home(part.position.shard).name == leader)
         received = self._inbox.receive(msgspec.structs.replace(delivery, shards=current))
+        with self._cache.witness.because(f"delivery {delivery.number} of {leader}"):
+            self._take(received)
+        missing = {shard for shard in (*received.refused, *received.gaps) if shard in self._hosted}
+        self._behind |= missing
+        if not self._behind:
+            self._caught_up.set()
+        # Last: what a delivery proves is true once its messages are applied.
+        self.freshness.confirmed(leader, received.confirmed)
+        self.freshness.heard(leader, delivery.proven, self.is_told)
+        return missing
+
+    def _take(self, received: Received) -> None:
         for shard in received.resets:
             self._cache.bump_shard(shard)
         self.resets += len(received.resets)
@@ -212,14 +224,6 @@ class Subscriptions:
             self.messages += len(messages.messages)
             for message in messages.messages:
                 self._cache.apply_message(message, messages.version_epoch, now)
-        missing = {shard for shard in (*received.refused, *received.gaps) if shard in self._hosted}
-        self._behind |= missing
-        if not self._behind:
-            self._caught_up.set()
-        # Last: what a delivery proves is true once its messages are applied.
-        self.freshness.confirmed(leader, received.confirmed)
-        self.freshness.heard(leader, delivery.proven, self.is_told)
-        return missing
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -21,6 +21,7 @@ from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
+from tao.observability.story import Story
 from tao.peers.links import Links, LinkSettings
 from tao.routing.retry_budget import RetryBudget
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
@@ -81,7 +82,8 @@ class FollowerServer:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
         clock = LoopClock()
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
-        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas))
+        story = Story(settings.story, clock.unix_ms)
+        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas), story)
         tls, credentials = settings.tls.if_set, Credentials(name, "follower", settings.token)
         links = self._links = Links(LinkSettings(), credentials, tls, region=place.region)
         self._budget = RetryBudget(settings.retries, clock.monotonic())

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from tao.cache import GraphCache
+from tao.model.changes import ShardInvalidation
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.ports import Clock
 from tao.peers.links import Links
@@ -49,7 +50,7 @@ class FollowerService:
             "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
             "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
             "watch": configuration.watch,
-            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, clock, request.inspect))),
+            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, request.inspect))),
             "invalidate": self._invalidate,
         }
 
@@ -69,9 +70,14 @@ class FollowerService:
         reply.send(pb.Answer(applied=pb.Applied()))
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:
-        shards = [shard for shard in request.invalidate.shards if self._cache.is_open(shard)]
-        for shard in shards:
-            self._cache.bump_shard(shard)
+        asked = request.invalidate
+        otypes, atypes = tuple(asked.otypes), tuple(asked.atypes)
+        shards = [shard for shard in asked.shards if self._cache.is_open(shard)]
+        with self._cache.witness.because(f"asked by {reply.peer.name}"):
+            for shard in shards:
+                invalidation = ShardInvalidation(shard, otypes, atypes)
+                epoch = self._cache.version_epoch(shard)
+                self._cache.apply_message(invalidation, epoch, self._clock.monotonic())
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
 
     def _start_reserving(self, request: pb.Request, reply: Reply) -> None:

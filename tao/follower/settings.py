@@ -10,6 +10,7 @@ from typing import Literal
 from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.miss_path import DirectReadSettings
 from tao.follower.unary_path import UnarySettings
+from tao.observability.story import StorySettings
 from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
@@ -70,3 +71,4 @@ class FollowerSettings:
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     stalls: StallSettings = StallSettings()
     unary: UnarySettings = UnarySettings()
+    story: StorySettings = StorySettings()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ class RelayPath:
         serves: Callable[[int], bool],
         hosts: Callable[[int], bool],
         apply: Callable[[ShardMessages], None],
-        bump: Callable[[int], None],
+        because: Callable[[str], AbstractContextManager[object]],
         touches: TouchPath,
         publisher: Publisher,
         version_epoch: Callable[[int], int],
@@ -66,12 +67,12 @@ class RelayPath:
         settings: RelaySettings,
     ) -> None:
         """``serves``: whether the shard is this leader's, owned or hosted; ``hosts``: whether its owner is in another
-        region. ``apply`` and ``bump``: of its cache."""
+        region. ``apply`` to its cache, ``because`` of its witness."""
         self._serves: Final = serves
         self._hosts: Final = hosts
         self._apply: Final = apply
-        self._bump: Final = bump
-        self._touches: Final = touches
+        self._because: Final = because
+        self.touches: Final = touches
         self._publisher: Final = publisher
         self._version_epoch: Final = version_epoch
         self._topology_version: Final = topology_version
@@ -91,16 +92,19 @@ class RelayPath:
         for shard in {messages.shard for messages in relay.changes} | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
                 raise NotMine(f"this leader does not serve shard {shard}", self._topology_version())
-        for messages in relay.changes:
-            self._apply(messages)
-            self.messages += len(messages.messages)
+        cause = f"binlog of {relay.source} up to {relay.position}"
+        with self._because(cause):
+            for messages in relay.changes:
+                self._apply(messages)
+                self.messages += len(messages.messages)
         self._publisher.publish_all(relay.changes)
         most = self._settings.max_drops_per_shard
         void = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
         if void:
-            self.void(void)
-            asyncio.get_running_loop().call_later(self._settings.visible_after_seconds, self.void, void)
-        self._drop([touch for touch in relay.touches if touch.shard not in void])
+            self.void(void, cause)
+            asyncio.get_running_loop().call_later(self._settings.visible_after_seconds, self.void, void, cause)
+        with self._because(f"changed by someone else: {cause}"):
+            self._drop([touch for touch in relay.touches if touch.shard not in void])
         own = [touch for touch in relay.touches if not self._hosts(touch.shard)]
         if own:
             self._spawn(self._touch(own, request, reply))
@@ -118,7 +122,7 @@ class RelayPath:
     async def _touch(self, touches: Sequence[Touch], request: pb.Request, reply: Reply) -> None:
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
         try:
-            await self._touches.touch(touches, deadline)
+            await self.touches.touch(touches, deadline)
         except NotMine as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
         except TaoError as error:
@@ -147,14 +151,19 @@ class RelayPath:
             self._publisher.publish(messages)
             self.dropped += len(dropped)
 
-    def void(self, shards: Iterable[int]) -> int:
-        """Bulk invalidation, here and at all subscribers, of the served ones among these shards. Returns how many."""
+    def void(
+        self, shards: Iterable[int], cause: str, *, otypes: tuple[int, ...] = (), atypes: tuple[int, ...] = ()
+    ) -> int:
+        """Bulk invalidation, here and at all subscribers, of the served ones among these shards: of everything, or of
+        these types. Returns how many shards."""
         done = 0
-        for shard in shards:
-            if self._serves(shard):
-                done += 1
-                self._bump(shard)
-                invalidation = ShardInvalidation(shard)
-                self._publisher.publish(ShardMessages(shard, self._version_epoch(shard), (invalidation,)))
+        with self._because(cause):
+            for shard in shards:
+                if self._serves(shard):
+                    done += 1
+                    invalidation = ShardInvalidation(shard, otypes, atypes)
+                    messages = ShardMessages(shard, self._version_epoch(shard), (invalidation,))
+                    self._apply(messages)
+                    self._publisher.publish(messages)
         self.voided += done
         return done

@@ -31,6 +31,7 @@ from tao.model.errors import InvalidArgument, TaoError, TopologyError
 from tao.model.rows import ShardRow
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
+from tao.observability.story import Story
 from tao.peers.links import Links, LinkSettings
 from tao.routing.retry_budget import RetryBudget
 from tao.routing.routes import Routes
@@ -97,7 +98,8 @@ class LeaderServer:
         clock = self._clock = LoopClock()
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         self._types = SchemaArenas(schema, arenas)
-        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), self._types)
+        story = Story(settings.story, clock.unix_ms)
+        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), self._types, story)
         tls, credentials = settings.tls.if_set, Credentials(name, "leader", settings.token)
         self._links = Links(LinkSettings(), credentials, tls, region=place.region)
         tables = edge_tables_of(lambda: configuration.schema)
@@ -180,14 +182,14 @@ class LeaderServer:
         others.elsewhere = elsewhere
         self._touches = TouchPath(
             lambda write, deadline: writes.commit(write, deadline, both_sides=True),
-            lambda touch: touched_floor(cache, touch, clock.monotonic()),
+            lambda touch: touched_floor(cache, touch),
             settings.relays.touched_keys_per_write,
         )
         relays = self._relays = RelayPath(
             self._serves,
             lambda shard: shard in hosting.hosted,
             lambda messages: apply_messages(cache, clock, messages, insert=False),
-            cache.bump_shard,
+            cache.witness.because,
             self._touches,
             self._publisher,
             cache.version_epoch,

@@ -18,6 +18,7 @@ from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
+from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.writes import SettleEdge, Write
 from tao.observability.logs import Logger
@@ -28,7 +29,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
 from tao.serving.write_results import WriteResults
-from tao.wire.convert import error_to_pb, outcome_to_pb, write_from_pb
+from tao.wire.convert import error_to_pb, outcome_to_pb, touch_from_pb, write_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -75,10 +76,11 @@ class LeaderService:
             "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
             "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
             "watch": configuration.watch,
-            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, clock, request.inspect))),
+            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, request.inspect))),
             "invalidate": self._invalidate,
             "settle_pairs": self._start_settling,
             "relay": relays.handle,
+            "touch_keys": self._start_touching,
             "apply": elsewhere.apply,
         }
 
@@ -147,8 +149,25 @@ class LeaderService:
         reply.send(pb.Answer(reserved_ids=pb.ReservedIds(ids=ids)))
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:
-        done = self._relays.void(request.invalidate.shards)
+        asked = request.invalidate
+        cause = f"asked by {reply.peer.name}"
+        done = self._relays.void(asked.shards, cause, otypes=tuple(asked.otypes), atypes=tuple(asked.atypes))
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=done)))
+
+    def _start_touching(self, request: pb.Request, reply: Reply) -> None:
+        """For `tao repair`: lists whose count is not that of their edges."""
+        touches = [touch_from_pb(touch) for touch in request.touch_keys.touches]
+        for touch in touches:
+            self._ownership.row(touch.shard)
+        self._spawn(self._touch_keys(touches, request, reply))
+
+    async def _touch_keys(self, touches: list[Touch], request: pb.Request, reply: Reply) -> None:
+        try:
+            await self._relays.touches.touch(touches, self._clock.monotonic() + work_seconds(request.deadline_ms))
+        except TaoError as error:
+            reply.send(pb.Answer(error=error_to_pb(error)))
+        else:
+            reply.send(pb.Answer(touched_keys=pb.TouchedKeys(keys=len(touches))))
 
     def _start_settling(self, request: pb.Request, reply: Reply) -> None:
         for pair in request.settle_pairs.pairs:

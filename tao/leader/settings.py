@@ -15,6 +15,7 @@ from tao.leader.miss_path import ReplicaSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.relay_path import RelaySettings
 from tao.leader.write_path import WriteSettings
+from tao.observability.story import StorySettings
 from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
@@ -84,3 +85,4 @@ class LeaderSettings:
     retries: RetrySettings = RetrySettings()
     master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()
+    story: StorySettings = StorySettings()

@@ -19,11 +19,11 @@ from tao.model.relay import Touch, TouchKind
 from tao.model.writes import TouchKeys
 
 
-def touched_floor(cache: GraphCache, touch: Touch, now: float) -> int:
+def touched_floor(cache: GraphCache, touch: Touch) -> int:
     """The highest version that the cache has heard of for the key, 0 when it has heard of none."""
     if touch.kind is TouchKind.OBJECT:
-        return cache.floor_of_object(touch.id, now)
-    return cache.floor_of_list(touch.id, touch.atype, now)
+        return cache.floor_of_object(touch.id)
+    return cache.floor_of_list(touch.id, touch.atype)
 
 
 class TouchPath:

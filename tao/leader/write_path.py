@@ -362,8 +362,9 @@ class WritePath:
             if change.shard in owned and owned[change.shard].generation == rows[change.shard].generation
         ]
         now = self._clock.monotonic()
-        for change in told:
-            self._cache.apply_message(change, rows[change.shard].version_epoch, now, insert=True)
+        with self._cache.witness.because("committed here"):
+            for change in told:
+                self._cache.apply_message(change, rows[change.shard].version_epoch, now, insert=True)
         self._publisher.publish_all(by_shard(told, rows, self._settings.inline_object_bytes))
 
     def _without(self, tickets: list[int], shard: int, error: TaoError) -> None:

@@ -86,9 +86,11 @@ class ListInvalidation(msgspec.Struct, frozen=True, tag="invalidate_list"):
 
 
 class ShardInvalidation(msgspec.Struct, frozen=True, tag="invalidate_shard"):
-    """Bulk invalidation: everything cached of the shard is void."""
+    """Bulk invalidation: everything cached of the shard is void; or, when types are named, what is of these types."""
 
     shard: int
+    otypes: tuple[int, ...] = ()
+    atypes: tuple[int, ...] = ()
 
 
 Change = ObjectChange | ListChange

@@ -48,10 +48,12 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """One acknowledged unit from a tailer to a leader, in binlog order. Duplicates are harmless.
 
     ``bulk_shards`` are void as a whole. ``source`` is the database (replication set) whose binlog was read, and
-    ``source_unix_ms`` the time up to which all of its commits have been told, this relay included (0: not known)."""
+    ``source_unix_ms`` the time up to which all of its commits have been told, this relay included (0: not known).
+    ``position`` is the GTID of its newest transaction, for people."""
 
     changes: tuple[ShardMessages, ...] = ()
     touches: tuple[Touch, ...] = ()
     bulk_shards: tuple[int, ...] = ()
     source: str = ""
     source_unix_ms: int = 0
+    position: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Final
 
 from tao.cache import GraphCache
@@ -10,12 +11,15 @@ from tao.model.ports import Clock
 from tao.model.versions import FIRST_EPOCH
 from tao.routing.routes import Routes
 
+_OWN_WRITE: Final = "a write on its way back"
+
 
 def apply_messages(cache: GraphCache, clock: Clock, messages: ShardMessages, *, insert: bool) -> None:
     """``insert``: also cache what was not, because its writer will read it here."""
     now = clock.monotonic()
-    for message in messages.messages:
-        cache.apply_message(message, messages.version_epoch, now, insert=insert)
+    with cache.witness.because(_OWN_WRITE) if insert else nullcontext():
+        for message in messages.messages:
+            cache.apply_message(message, messages.version_epoch, now, insert=insert)
 
 
 class TopologyEpochs:

@@ -33,6 +33,7 @@ LEADER_RULES: Final[Rules] = {
     "inspect": _CACHES_AND_OPERATOR,
     "invalidate": _CACHES_AND_OPERATOR,
     "settle_pairs": frozenset({"operator"}),
+    "touch_keys": frozenset({"operator"}),
     "settle_edge": frozenset({"leader"}),
     "relay": frozenset({"tailer"}),
     "apply": frozenset({"leader"}),

@@ -260,6 +260,10 @@ class Fills:
         return self._cache.list_ticket(fill.id1, fill.atype, now)
 
     def _store(self, ticket: Ticket, fill: Query, fetched: Fetched) -> Stored:
+        with self._cache.witness.because(fetched.origin):
+            return self._keep(ticket, fill, fetched)
+
+    def _keep(self, ticket: Ticket, fill: Query, fetched: Fetched) -> Stored:
         now = self._clock.monotonic()
         if not fetched.keep:
             return self._cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)
@@ -273,7 +277,7 @@ class Fills:
         # A part of the list that is not a prefix is answered and not kept, but it is held to the floor all the same,
         # and what it teaches of the version counts for the next reader.
         version = version_of(fetched.value)
-        if version < max(ticket.floor, self._cache.floor_of_list(fill.id1, fill.atype, now)):
+        if version < max(ticket.floor, self._cache.floor_of_list(fill.id1, fill.atype)):
             return Stored.BELOW_FLOOR
         self._learn(fill, version)
         return Stored.NOT_KEPT

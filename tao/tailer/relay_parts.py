@@ -80,7 +80,9 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
     touches: dict[Touch, None] = {}
     void: dict[int, None] = {}
     proven_unix_ms = 0
+    position = ""
     for part in parts:
+        position = part.receipt.gtids[-1] if part.receipt.gtids else position
         proven_unix_ms = max(proven_unix_ms, part.proven_unix_ms)
         match part.content:
             case ShardMessages() as of_shard:
@@ -97,6 +99,7 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
         bulk_shards=tuple(void),
         source=source,
         source_unix_ms=proven_unix_ms,
+        position=position,
     )
 
 

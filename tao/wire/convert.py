@@ -79,8 +79,8 @@ def message_to_pb(message: Message) -> pb.Message:
         case ListInvalidation():
             invalidation = pb.ListInvalidation(id1=message.id1, atype=message.atype, version=message.version)
             return pb.Message(list_invalidation=invalidation)
-        case ShardInvalidation():
-            return pb.Message(shard_invalidation=pb.ShardInvalidation())
+        case ShardInvalidation(otypes=otypes, atypes=atypes):
+            return pb.Message(shard_invalidation=pb.ShardInvalidation(otypes=otypes, atypes=atypes))
 
 
 def message_from_pb(message: pb.Message, shard: int) -> Message:
@@ -98,7 +98,8 @@ def message_from_pb(message: pb.Message, shard: int) -> Message:
             listed = message.list_invalidation
             return ListInvalidation(listed.id1, listed.atype, listed.version)
         case "shard_invalidation":
-            return ShardInvalidation(shard)
+            voided = message.shard_invalidation
+            return ShardInvalidation(shard, tuple(voided.otypes), tuple(voided.atypes))
         case _:
             raise ProtocolError("a maintenance message is of a kind that this version does not know")
 
@@ -202,14 +203,25 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
 # ---- relays ----------------------------------------------------------------------------------------------------
 
 
+def touch_to_pb(touch: Touch) -> pb.Touch:
+    """A key to be given a new version."""
+    return pb.Touch(id=touch.id, atype=touch.atype, version=touch.version)
+
+
+def touch_from_pb(touch: pb.Touch) -> Touch:
+    """The same, received."""
+    return Touch(touch.id, touch.atype, touch.version)
+
+
 def relay_to_pb(relay: Relay) -> pb.Relay:
     """What a tailer hands to a leader."""
     return pb.Relay(
         changes=map(shard_messages_to_pb, relay.changes),
-        touches=[pb.Touch(id=touch.id, atype=touch.atype, version=touch.version) for touch in relay.touches],
+        touches=map(touch_to_pb, relay.touches),
         bulk_shards=relay.bulk_shards,
         source_unix_ms=relay.source_unix_ms,
         source=relay.source,
+        position=relay.position,
     )
 
 
@@ -217,10 +229,11 @@ def relay_from_pb(relay: pb.Relay) -> Relay:
     """Raises `ProtocolError` when a message is malformed."""
     return Relay(
         changes=tuple(map(shard_messages_from_pb, relay.changes)),
-        touches=tuple(Touch(touch.id, touch.atype, touch.version) for touch in relay.touches),
+        touches=tuple(map(touch_from_pb, relay.touches)),
         bulk_shards=tuple(relay.bulk_shards),
         source=relay.source,
         source_unix_ms=relay.source_unix_ms,
+        position=relay.position,
     )
 
 

@@ -44,7 +44,12 @@ messages = st.one_of(
     st.builds(ListChange, ids, types, versions, versions, versions, gone, edges),
     st.builds(ObjectInvalidation, ids, versions),
     st.builds(ListInvalidation, ids, types, versions),
-    st.just(ShardInvalidation(SHARD)),
+    st.builds(
+        ShardInvalidation,
+        st.just(SHARD),
+        st.lists(types, max_size=3).map(tuple),
+        st.lists(types, max_size=3).map(tuple),
+    ),
 )
 shard_messages = st.builds(
     ShardMessages, st.just(SHARD), st.integers(0, 2**15 - 1), st.lists(messages, max_size=5).map(tuple)

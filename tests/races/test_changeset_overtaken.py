@@ -29,7 +29,7 @@ async def test_an_earlier_change_that_arrives_last_changes_nothing(region: Regio
     late = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B + 1, 2, b"")))
     await until(lambda: link.held)
     await region.leader.write(AssocDelete(A, COMMENT, B + 1))
-    await until(lambda: near.cache.floor_of_list(A, COMMENT, 0.0) & 0xFFFF == 3)
+    await until(lambda: near.cache.floor_of_list(A, COMMENT) & 0xFFFF == 3)
     assert await near.times(A, COMMENT) == [1]
     link.let_go()
     await late

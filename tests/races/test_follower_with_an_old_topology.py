@@ -101,5 +101,5 @@ async def test_a_follower_that_has_not_heard_of_the_move_is_still_told_of_change
     far.configuration.use_topology(make_topology(2, near={0: ("near-2",), 1: ("near-2",)}))
     await subscribed(far)
     await far.write(AssocAdd(A, COMMENT, B, 1, b""))
-    await until(lambda: near.cache.floor_of_list(A, COMMENT, 0.0))
+    await until(lambda: near.cache.floor_of_list(A, COMMENT))
     assert await near.times(A, COMMENT) == [1]

@@ -44,7 +44,7 @@ async def test_a_sibling_that_does_not_answer_is_not_waited_for_for_ever(region:
     near.links["near-2"].down = True
     await near.write(AssocAdd(A, FRIEND, B, 1, b""))
     assert near.writes.siblings_missed == 1
-    await until(lambda: region.far.cache.floor_of_list(B, FRIEND, 0.0))
+    await until(lambda: region.far.cache.floor_of_list(B, FRIEND))
     assert await region.far.times(B, FRIEND) == [1], "the leader's message told it"
 
 

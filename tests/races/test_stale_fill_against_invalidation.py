@@ -28,7 +28,7 @@ async def test_a_fill_overtaken_by_a_message_is_neither_kept_nor_answered(region
     reading = asyncio.ensure_future(near.times(A, COMMENT))
     await until(lambda: link.held)
     await region.leader.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
-    await until(lambda: near.cache.floor_of_list(A, COMMENT, 0.0) & 0xFFFF == 2)
+    await until(lambda: near.cache.floor_of_list(A, COMMENT) & 0xFFFF == 2)
     link.let_go()
     assert await reading == [2, 1]
     assert near.fills.refetched == 1

@@ -185,14 +185,14 @@ class LeaderRig:
         )
         self.touches = TouchPath(
             lambda write, deadline: self.writes.commit(write, deadline, both_sides=True),
-            lambda touch: touched_floor(self.cache, touch, self.clock.monotonic()),
+            lambda touch: touched_floor(self.cache, touch),
             RelaySettings().touched_keys_per_write,
         )
         self.relays = RelayPath(
             self.cache.is_open,
             lambda _: False,
             apply,
-            self.cache.bump_shard,
+            self.cache.witness.because,
             self.touches,
             self.publisher,
             self.cache.version_epoch,

@@ -45,6 +45,7 @@ class Request(_message.Message):
     INVALIDATE_FIELD_NUMBER: _builtins.int
     SETTLE_PAIRS_FIELD_NUMBER: _builtins.int
     RELAY_FIELD_NUMBER: _builtins.int
+    TOUCH_KEYS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """chosen by the sender, not 0, unique among its unanswered requests"""
     deadline_ms: _builtins.int
@@ -91,6 +92,8 @@ class Request(_message.Message):
     def settle_pairs(self) -> Global___SettlePairs: ...
     @_builtins.property
     def relay(self) -> Global___Relay: ...
+    @_builtins.property
+    def touch_keys(self) -> Global___TouchKeys: ...
     def __init__(
         self,
         *,
@@ -112,12 +115,13 @@ class Request(_message.Message):
         invalidate: Global___Invalidate | None = ...,
         settle_pairs: Global___SettlePairs | None = ...,
         relay: Global___Relay | None = ...,
+        touch_keys: Global___TouchKeys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "touch_keys", b"touch_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "apply", b"apply", "body", b"body", "deadline_ms", b"deadline_ms", "forget", b"forget", "get_schema", b"get_schema", "get_topology", b"get_topology", "inspect", b"inspect", "invalidate", b"invalidate", "number", b"number", "read", b"read", "relay", b"relay", "reserve_ids", b"reserve_ids", "settle_pairs", b"settle_pairs", "subscribe", b"subscribe", "topology_version", b"topology_version", "touch_keys", b"touch_keys", "traceparent", b"traceparent", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserve_ids", "get_topology", "get_schema", "watch", "forget", "apply", "subscribe", "acknowledge", "inspect", "invalidate", "settle_pairs", "relay", "touch_keys"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -142,6 +146,7 @@ class Answer(_message.Message):
     INVALIDATED_FIELD_NUMBER: _builtins.int
     SETTLED_PAIRS_FIELD_NUMBER: _builtins.int
     RELAYED_FIELD_NUMBER: _builtins.int
+    TOUCHED_KEYS_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """0: the server drains; new requests belong on a new session, those sent are still answered"""
     more: _builtins.bool
@@ -174,6 +179,8 @@ class Answer(_message.Message):
     def settled_pairs(self) -> Global___SettledPairs: ...
     @_builtins.property
     def relayed(self) -> Global___Relayed: ...
+    @_builtins.property
+    def touched_keys(self) -> Global___TouchedKeys: ...
     def __init__(
         self,
         *,
@@ -192,12 +199,13 @@ class Answer(_message.Message):
         invalidated: Global___Invalidated | None = ...,
         settled_pairs: Global___SettledPairs | None = ...,
         relayed: Global___Relayed | None = ...,
+        touched_keys: Global___TouchedKeys | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "watch", b"watch", "write", b"write"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["applied", b"applied", "body", b"body", "delivery", b"delivery", "error", b"error", "inspection", b"inspection", "invalidated", b"invalidated", "more", b"more", "number", b"number", "read", b"read", "relayed", b"relayed", "reserved_ids", b"reserved_ids", "schema", b"schema", "settled_pairs", b"settled_pairs", "topology", b"topology", "touched_keys", b"touched_keys", "watch", b"watch", "write", b"write"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["read", "write", "reserved_ids", "topology", "schema", "watch", "applied", "delivery", "inspection", "invalidated", "settled_pairs", "relayed", "touched_keys"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -1174,12 +1182,21 @@ Global___ListInvalidation: _TypeAlias = ListInvalidation  # noqa: Y015
 class ShardInvalidation(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    OTYPES_FIELD_NUMBER: _builtins.int
+    ATYPES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def otypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
+        *,
+        otypes: _abc.Iterable[_builtins.int] | None = ...,
+        atypes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "otypes", b"otypes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1376,11 +1393,17 @@ class Inspect(_message.Message):
     SAMPLE_SHARD_FIELD_NUMBER: _builtins.int
     SAMPLE_LIMIT_FIELD_NUMBER: _builtins.int
     SAMPLE_AFTER_FIELD_NUMBER: _builtins.int
+    SAMPLE_STRIDE_FIELD_NUMBER: _builtins.int
+    STORIES_FIELD_NUMBER: _builtins.int
     sample_shard: _builtins.int
     """with sample_limit > 0: cached keys of that shard"""
     sample_limit: _builtins.int
     sample_after: _builtins.str
     """cursor of the previous page"""
+    sample_stride: _builtins.int
+    """every so many-th key; 0: every one"""
+    stories: _builtins.bool
+    """what happened to the keys named, too"""
     @_builtins.property
     def obj_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1396,10 +1419,12 @@ class Inspect(_message.Message):
         sample_shard: _builtins.int = ...,
         sample_limit: _builtins.int = ...,
         sample_after: _builtins.str = ...,
+        sample_stride: _builtins.int = ...,
+        stories: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["list_atypes", b"list_atypes", "list_id1s", b"list_id1s", "obj_ids", b"obj_ids", "sample_after", b"sample_after", "sample_limit", b"sample_limit", "sample_shard", b"sample_shard"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["list_atypes", b"list_atypes", "list_id1s", b"list_id1s", "obj_ids", b"obj_ids", "sample_after", b"sample_after", "sample_limit", b"sample_limit", "sample_shard", b"sample_shard", "sample_stride", b"sample_stride", "stories", b"stories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1412,24 +1437,92 @@ class Inspection(_message.Message):
     ENTRIES_FIELD_NUMBER: _builtins.int
     NEXT_CURSOR_FIELD_NUMBER: _builtins.int
     STATISTICS_JSON_FIELD_NUMBER: _builtins.int
+    SHARD_ENTRIES_FIELD_NUMBER: _builtins.int
+    STORIES_FIELD_NUMBER: _builtins.int
     next_cursor: _builtins.str
     statistics_json: _builtins.bytes
+    shard_entries: _builtins.int
+    """with sample_limit: how many the shard has"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedCompositeFieldContainer[Global___CachedEntry]: ...
+    @_builtins.property
+    def stories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Story]:
+        """of obj_ids, then of the lists"""
+
     def __init__(
         self,
         *,
         entries: _abc.Iterable[Global___CachedEntry] | None = ...,
         next_cursor: _builtins.str = ...,
         statistics_json: _builtins.bytes = ...,
+        shard_entries: _builtins.int = ...,
+        stories: _abc.Iterable[Global___Story] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_cursor", b"next_cursor", "statistics_json", b"statistics_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_cursor", b"next_cursor", "shard_entries", b"shard_entries", "statistics_json", b"statistics_json", "stories", b"stories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Inspection: _TypeAlias = Inspection  # noqa: Y015
+
+@_typing.final
+class Story(_message.Message):
+    """Events in order. Before since_unix_ms there may have been others."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EVENTS_FIELD_NUMBER: _builtins.int
+    SINCE_UNIX_MS_FIELD_NUMBER: _builtins.int
+    since_unix_ms: _builtins.int
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoryEvent]: ...
+    def __init__(
+        self,
+        *,
+        events: _abc.Iterable[Global___StoryEvent] | None = ...,
+        since_unix_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "since_unix_ms", b"since_unix_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Story: _TypeAlias = Story  # noqa: Y015
+
+@_typing.final
+class StoryEvent(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIX_MS_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    OF_SHARD_FIELD_NUMBER: _builtins.int
+    unix_ms: _builtins.int
+    event: _builtins.str
+    version: _builtins.int
+    cause: _builtins.str
+    """who or what brought it"""
+    of_shard: _builtins.bool
+    """of everything in the key's shard"""
+    def __init__(
+        self,
+        *,
+        unix_ms: _builtins.int = ...,
+        event: _builtins.str = ...,
+        version: _builtins.int = ...,
+        cause: _builtins.str = ...,
+        of_shard: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "event", b"event", "of_shard", b"of_shard", "unix_ms", b"unix_ms", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoryEvent: _TypeAlias = StoryEvent  # noqa: Y015
 
 @_typing.final
 class CachedEntry(_message.Message):
@@ -1467,19 +1560,29 @@ Global___CachedEntry: _TypeAlias = CachedEntry  # noqa: Y015
 
 @_typing.final
 class Invalidate(_message.Message):
+    """Of these shards, those served: everything, or what is of the types named. Followed by the subscribers of a leader."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARDS_FIELD_NUMBER: _builtins.int
+    OTYPES_FIELD_NUMBER: _builtins.int
+    ATYPES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def otypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
         shards: _abc.Iterable[_builtins.int] | None = ...,
+        otypes: _abc.Iterable[_builtins.int] | None = ...,
+        atypes: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "otypes", b"otypes", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1586,10 +1689,13 @@ class Relay(_message.Message):
     BULK_SHARDS_FIELD_NUMBER: _builtins.int
     SOURCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
     source_unix_ms: _builtins.int
     """every commit up to then has been told; 0: not known"""
     source: _builtins.str
     """the database whose binlog was read"""
+    position: _builtins.str
+    """of the newest transaction in it, for people"""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardMessages]: ...
     @_builtins.property
@@ -1606,10 +1712,11 @@ class Relay(_message.Message):
         bulk_shards: _abc.Iterable[_builtins.int] | None = ...,
         source_unix_ms: _builtins.int = ...,
         source: _builtins.str = ...,
+        position: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "source", b"source", "source_unix_ms", b"source_unix_ms", "touches", b"touches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "position", b"position", "source", b"source", "source_unix_ms", b"source_unix_ms", "touches", b"touches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1654,3 +1761,44 @@ class Relayed(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Relayed: _TypeAlias = Relayed  # noqa: Y015
+
+@_typing.final
+class TouchKeys(_message.Message):
+    """For repair: new versions for these keys, and the count of their edges for lists, by the owner of their shards."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOUCHES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def touches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Touch]: ...
+    def __init__(
+        self,
+        *,
+        touches: _abc.Iterable[Global___Touch] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["touches", b"touches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchKeys: _TypeAlias = TouchKeys  # noqa: Y015
+
+@_typing.final
+class TouchedKeys(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    keys: _builtins.int
+    def __init__(
+        self,
+        *,
+        keys: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TouchedKeys: _TypeAlias = TouchedKeys  # noqa: Y015

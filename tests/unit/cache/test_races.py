@@ -107,10 +107,10 @@ def test_a_floor_lives_for_at_least_floor_seconds() -> None:
     cache.raise_object_floor(ID1, v(9), 5.0)
     for other, now in enumerate((6.0, 14.9)):
         cache.raise_object_floor(ID1 + 1 + other, v(1), now)
-        assert cache.floor_of_object(ID1, now) == v(9)
+        assert cache.floor_of_object(ID1) == v(9)
     cache.forget_old_floors(25.0)
     cache.forget_old_floors(36.0)
-    assert cache.floor_of_object(ID1, 36.0) == 0
+    assert cache.floor_of_object(ID1) == 0
 
 
 def test_a_ticket_carries_the_floor_that_is_forgotten_while_the_fill_is_under_way() -> None:
@@ -120,7 +120,7 @@ def test_a_ticket_carries_the_floor_that_is_forgotten_while_the_fill_is_under_wa
     ticket = cache.object_ticket(ID1, 25.0)
     cache.forget_old_floors(25.0)
     cache.forget_old_floors(35.0)
-    assert cache.floor_of_object(ID1, 35.0) == 0
+    assert cache.floor_of_object(ID1) == 0
     assert cache.store_object(ticket, encode_object(v(8), 1, b"x"), 1, 35.0) is Stored.BELOW_FLOOR
 
 
@@ -191,4 +191,4 @@ def test_floors_of_an_older_version_epoch_are_void() -> None:
     before = cache.object_ticket(ID1, 0.0)
     cache.apply_message(ShardInvalidation(SHARD), 2, 0.0)
     assert cache.store_object(before, encode_object(v(3), 1, b"x"), 2, 0.0) is Stored.NOT_KEPT
-    assert cache.floor_of_object(ID1, 0.0) == v(3)
+    assert cache.floor_of_object(ID1) == v(3)

@@ -54,8 +54,8 @@ class Rig:
             self.cache.is_open,
             self.hosted.__contains__,
             self._apply,
-            self._bump,
-            TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch, self.clock.monotonic()), 2),
+            self.cache.witness.because,
+            TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch), 2),
             self.publisher,
             self.cache.version_epoch,
             lambda: 7,
@@ -81,12 +81,9 @@ class Rig:
         return [messages for messages in found if messages.messages]
 
     def _apply(self, messages: ShardMessages) -> None:
-        self.story.append("applied")
+        is_void = any(isinstance(message, ShardInvalidation) for message in messages.messages)
+        self.story.append(f"void {messages.shard}" if is_void else "applied")
         apply_messages(self.cache, self.clock, messages, insert=False)
-
-    def _bump(self, shard: int) -> None:
-        self.story.append(f"void {shard}")
-        self.cache.bump_shard(shard)
 
     async def _commit(self, write: TouchKeys, deadline: float) -> None:
         if self.touch_faults:
@@ -203,7 +200,7 @@ async def test_a_tailer_that_goes_by_another_topology_proves_nothing(make_rig: C
 async def test_an_operator_s_bulk_invalidation_counts_the_shards_that_are_served(make_rig: Callable[[], Rig]) -> None:
     rig = make_rig()
     rig.hold(A)
-    assert rig.path.void([0, 1, 2]) == 2
+    assert rig.path.void([0, 1, 2], "asked") == 2
     assert rig.cache.object(A) is None
     assert sorted(messages.shard for messages in rig.messages) == [0, 1]
 
