@@ -89,6 +89,7 @@ class Mastership:
         self.is_active = False
         self.deeds: Final[dict[str, int]] = dict.fromkeys((deed.value for deed in Deed if deed is not Deed.NOTHING), 0)
         self.failed_deeds = 0
+        self.renewals = 0
         self.missed_renewals = 0
         self.last_promotion: dict[str, object] = {}
 
@@ -199,7 +200,9 @@ class Mastership:
             self.missed_renewals += 1
             self._log.warning("lease_not_renewed", database=database.name, reason=error.message)
             return
-        if not renewed:
+        if renewed:
+            self.renewals += 1
+        else:
             self.missed_renewals += 1
 
     async def _prepare(self, replicas: ReplicationSet, region: str, name: str) -> None:

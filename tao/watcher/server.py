@@ -25,7 +25,7 @@ from tao.watcher.locks import FileLocks, LockTaken
 from tao.watcher.marks import Verdict, View, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.peers import PeerViews
-from tao.watcher.promotion import Promoter
+from tao.watcher.promotion import Promoter, Step
 from tao.watcher.promotion_plan import Member
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
 from tao.watcher.settings import WatcherSettings
@@ -68,7 +68,14 @@ class WatcherServer:
         links = self._links = Links(
             LinkSettings(detector=detector), credentials, settings.tls.if_set, region=settings.region
         )
-        promoter = Promoter(self._topology_file, self._locks, accounts, settings.promotion, seen_from=settings.region)
+        promoter = Promoter(
+            self._topology_file,
+            self._locks,
+            accounts,
+            settings.promotion,
+            seen_from=settings.region,
+            on_step=self._tell_step,
+        )
         self._caches = CacheProbes(links, self._current, probes)
         self._databases = DatabaseProbes(
             self._current,
@@ -114,6 +121,9 @@ class WatcherServer:
 
     def _looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
         self._mastership.looked(replicas, members)
+
+    async def _tell_step(self, step: Step) -> None:
+        self._log.info("promotion_step", step=step.name.lower())
 
     def _current(self) -> Topology:
         return self._topology
@@ -182,6 +192,7 @@ class WatcherServer:
             "marks_set": self._marks_set,
             "deeds": mastership.deeds,
             "failed_deeds": mastership.failed_deeds,
+            "renewed_leases": mastership.renewals,
             "missed_renewals": mastership.missed_renewals,
             "last_promotion": mastership.last_promotion,
         }
@@ -199,7 +210,10 @@ class WatcherServer:
             "marks_total", "Down marks set and taken away.", "outcome", lambda: {"stored": self._marks_set}
         )
         metrics.gauge_family(
-            "lease_renewals_total", "Of masters' leases.", "outcome", lambda: {"missed": mastership.missed_renewals}
+            "lease_renewals_total",
+            "Of masters' leases.",
+            "outcome",
+            lambda: {"done": mastership.renewals, "missed": mastership.missed_renewals},
         )
         metrics.gauge_family("watched_servers", "Servers by how they do here.", "verdict", self._by_verdict)
 

@@ -155,3 +155,12 @@ def test_an_interrupted_run_stops_its_servers_and_says_so(tmp_path: Path) -> Non
     assert "interrupted" in output
     assert msgspec.json.decode(json_file.read_bytes(), type=Report).interrupted
     assert list(tmp_path.glob("tao-bench-*")) == []
+
+
+def test_a_lost_master_is_timed_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    report = bench(tmp_path, "--only", "master_lost")
+    result = report.scenarios["master_lost"]
+    assert result.faults == []
+    (round_,) = result.measured["rounds"]
+    assert (round_["semi_sync"], round_["lost"]) == (True, 0)
+    assert round_["acknowledged"] > 0
