@@ -27,6 +27,7 @@ from tao.model.errors import (
     NotMine,
     ProtocolError,
     RequestError,
+    ShardBlocked,
     TaoError,
     TopologyError,
 )
@@ -238,7 +239,7 @@ class DeliveryPath:
             if relay.source_unix_ms and self._others_owe(lane):
                 relay = msgspec.structs.replace(relay, source_unix_ms=0)
             await self._send(lane.leader, relay)
-        except (RequestError, NotMine, InternalError, ProtocolError) as error:
+        except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
             if not shards:
                 raise
