@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Final
 
 from tao.model.errors import TaoError
@@ -14,6 +15,7 @@ from tao.model.ports import Clock
 from tao.observability.logs import Logger
 from tao.storage.lease import install_lease, lease_seconds, renew_lease, server_unix_ms
 from tao.watcher.locks import Locks, LockTaken, mastership_lock
+from tao.watcher.peers import PeerViews
 from tao.watcher.promotion import Promoted, Promoter
 from tao.watcher.promotion_plan import Member, Wish
 from tao.watcher.replication_set import ReplicationSet
@@ -40,6 +42,8 @@ class Sight:
     silent_seconds: float
     closed_looks: int
     """Looks in a row that found the master closed."""
+    vouched: bool = False
+    """The watcher of the master's own region sees it well: it is cut off from here, and not lost."""
 
 
 CLOSED_LOOKS: Final = 2
@@ -50,7 +54,7 @@ def next_deed(sight: Sight, *, gone_seconds: float, auto_promote: bool, auto_rej
     """What is to be done now, and for a rejoin at which server."""
     master = next(member for member in sight.members if member.is_master)
     if master.state is None:
-        if auto_promote and sight.silent_seconds >= gone_seconds and len(sight.members) > 1:
+        if auto_promote and not sight.vouched and sight.silent_seconds >= gone_seconds and len(sight.members) > 1:
             return Deed.PROMOTE, ""
         return Deed.NOTHING, ""
     if sight.closed_looks >= CLOSED_LOOKS:
@@ -70,6 +74,7 @@ class Mastership:
         settings: WatcherSettings,
         promoter: Promoter,
         locks: Locks,
+        peers: PeerViews,
         silent_seconds: Callable[[str], float],
         clock: Clock,
         log: Logger,
@@ -77,16 +82,20 @@ class Mastership:
         self._settings: Final = settings
         self._promoter: Final = promoter
         self._locks: Final = locks
+        self._peers: Final = peers
         self._silent_seconds: Final = silent_seconds
         self._clock: Final = clock
         self._log: Final = log
         self._sets: Final[dict[str, ReplicationSet]] = {}
         self._closed_looks: Final[dict[str, int]] = {}
         self._renewed_at: Final[dict[str, float]] = {}
+        self._began: Final = clock.monotonic()
         self._prepared: Final[set[str]] = set()
         self._doing: Final[dict[str, asyncio.Task[None]]] = {}
         self._refusals: Final[dict[str, str]] = {}
         self.is_active = False
+        self.active_since = clock.monotonic()
+        """Until then another watcher was active, or this one's predecessor."""
         self.deeds: Final[dict[str, int]] = dict.fromkeys((deed.value for deed in Deed if deed is not Deed.NOTHING), 0)
         self.failed_deeds = 0
         self.renewals = 0
@@ -104,7 +113,12 @@ class Mastership:
         if not self.is_active or (name in self._doing and not self._doing[name].done()):
             return
         settings = self._settings
-        sight = Sight(members, self._silent_seconds(master.name), self._closed_looks[name])
+        sight = Sight(
+            members,
+            self._silent_seconds(master.name),
+            self._closed_looks[name],
+            self._peers.says_up(master.region, master.name),
+        )
         deed, server = next_deed(
             sight,
             gone_seconds=settings.probes.master_gone_seconds,
@@ -118,12 +132,15 @@ class Mastership:
             self._doing[name] = asyncio.create_task(self._do(name, deed, server, sight), name=f"{deed} {name}")
 
     async def keep_leases(self) -> None:
-        """Renew while active, until cancelled; each database by itself."""
+        """Renew until cancelled, each database by itself: while active, and always for masters of the own region. A
+        region that is cut off from the active watcher keeps its masters so, as long as nobody replaces them."""
         renewing: dict[str, asyncio.Task[None]] = {}
         try:
             while True:
-                if self.is_active and self._settings.leases and not self._settings.dry_run:
+                if self._settings.leases and not self._settings.dry_run:
                     for name, replicas in self._sets.items():
+                        if not self.is_active and replicas.database.master_region != self._settings.region:
+                            continue
                         if name not in renewing or renewing[name].done():
                             renewing[name] = asyncio.create_task(self._keep_lease(replicas), name=f"lease of {name}")
                 await asyncio.sleep(self._settings.lease.renew_seconds)
@@ -142,9 +159,9 @@ class Mastership:
             done: Promoted | None = None
             if deed is Deed.PROMOTE:
                 self._log.warning("master_lost", database=name, silent_seconds=round(sight.silent_seconds, 2))
-                done = await self._promoter.promote(
-                    name, Wish(master_lost=True), silent_since=self._renewed_at.get(name)
-                )
+                region = next(member.region for member in sight.members if member.is_master)
+                renewed = partial(self._last_renewal, name, region)
+                done = await self._promoter.promote(name, Wish(master_lost=True), renewed=renewed)
             elif deed is Deed.RESTORE:
                 done = await self._promoter.restore(name)
             else:
@@ -180,6 +197,21 @@ class Mastership:
             left=done.left if done else {},
             waits_for_replica=done.waits_for_replica if done else None,
         )
+
+    def renewed_seconds_ago(self) -> dict[str, float]:
+        """By database, for other watchers: when this one renewed its master's lease last. It may have done so up to its
+        start, before which another process had its place."""
+        now = self._clock.monotonic()
+        return {name: now - self._renewed_at.get(name, self._began) for name in self._sets}
+
+    async def _last_renewal(self, database: str, region: str) -> float:
+        """By anybody who might have: this watcher, and the one of the master's region."""
+        renewed_at = max(self._renewed_at.get(database, self._began), self.active_since)
+        if region in self._peers.views:
+            asked_at = self._clock.monotonic()
+            ago = await self._peers.renewed_seconds_ago(region, database)
+            renewed_at = max(renewed_at, (asked_at if ago else self._clock.monotonic()) - ago)
+        return renewed_at
 
     async def _keep_lease(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew that of its master."""

@@ -82,6 +82,7 @@ class Promoted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 OnStep = Callable[[Step], Awaitable[None]]
+Renewed = Callable[[], Awaitable[float]]
 
 
 class Promoter:
@@ -109,9 +110,9 @@ class Promoter:
         """The servers of a database as they are. Raises `TopologyError` when there is no such database."""
         return await (await self._set(database)).members()
 
-    async def promote(self, database: str, wish: Wish, *, silent_since: float | None = None) -> Promoted:
-        """Make another server master. ``silent_since``: when, on the loop's clock, the old master's lease was renewed
-        last; None: it may be a moment ago.
+    async def promote(self, database: str, wish: Wish, *, renewed: Renewed | None = None) -> Promoted:
+        """Make another server master. ``renewed``: asked once no renewal can begin any more, says when, on the loop's
+        clock, the old master's lease was renewed last; None: it may be a moment ago.
 
         Raises `PromotionRefused` with everything as before; another `TaoError` when a step failed: whatever had been
         done then is finished or undone by the next run. `LockTaken` when another run is under way.
@@ -123,7 +124,7 @@ class Promoter:
             members = await replicas.members()
             check_before(members, wish)
             try:
-                chosen = await self._choose(replicas, members, wish, silent_since)
+                chosen = await self._choose(replicas, members, wish, renewed)
             except TaoError:
                 # Nothing irrevocable has happened: let a master that is in reach go on.
                 if next(member for member in members if member.is_master).state is not None:
@@ -163,7 +164,7 @@ class Promoter:
     # ---- until one is chosen: everything here can be undone ----------------------------------------------------------
 
     async def _choose(
-        self, replicas: ReplicationSet, members: list[Member], wish: Wish, silent_since: float | None
+        self, replicas: ReplicationSet, members: list[Member], wish: Wish, renewed: Renewed | None
     ) -> Member:
         master = next(member for member in members if member.is_master)
         await self._begin(Step.FENCE)
@@ -177,7 +178,7 @@ class Promoter:
                 fenced = False  # it went away just now
         others = [member for member in members if not member.is_master and member.state is not None]
         if not fenced:
-            await self._wait_for_lease(replicas, others, silent_since)
+            await self._wait_for_lease(replicas, others, renewed)
         else:
             await self._begin(Step.CATCH_UP)
             try:
@@ -190,12 +191,13 @@ class Promoter:
         await self._begin(Step.COMPARE)
         return choose(await replicas.members(), wish)
 
-    async def _wait_for_lease(self, replicas: ReplicationSet, others: list[Member], silent_since: float | None) -> None:
+    async def _wait_for_lease(self, replicas: ReplicationSet, others: list[Member], renewed: Renewed | None) -> None:
         """Until a master that cannot be told has closed itself. All servers of a set keep leases, or none does."""
         lasts = max([await replicas.lease_seconds(member.region) for member in others])
         if lasts:
             loop = asyncio.get_running_loop()
-            over = (loop.time() if silent_since is None else silent_since) + lasts + 2 * EVENT_SECONDS
+            since = loop.time() if renewed is None else await renewed()
+            over = since + lasts + 2 * EVENT_SECONDS
             await asyncio.sleep(max(0.0, over - loop.time()))
 
     async def _catch_up(self, replicas: ReplicationSet, master: Member, target: Member) -> None:

@@ -85,10 +85,10 @@ class WatcherServer:
             probes,
             self._looked,
         )
+        peers = self._peers = PeerViews(settings.peers, probes)
         mastership = self._mastership = Mastership(
-            settings, promoter, self._locks, self._databases.silent_seconds, clock, self._log
+            settings, promoter, self._locks, peers, self._databases.silent_seconds, clock, self._log
         )
-        self._peers = PeerViews(settings.peers, probes)
         metrics = Metrics(role="watcher", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
@@ -151,6 +151,7 @@ class WatcherServer:
 
     async def _act(self, interval: float) -> None:
         self._log.warning("active")
+        self._mastership.active_since = LoopClock().monotonic()
         self._mastership.is_active = True
         try:
             while True:
@@ -192,6 +193,7 @@ class WatcherServer:
             "marks_set": self._marks_set,
             "deeds": mastership.deeds,
             "failed_deeds": mastership.failed_deeds,
+            "renewed_seconds_ago": mastership.renewed_seconds_ago(),
             "renewed_leases": mastership.renewals,
             "missed_renewals": mastership.missed_renewals,
             "last_promotion": mastership.last_promotion,

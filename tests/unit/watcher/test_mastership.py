@@ -8,9 +8,16 @@ from tests.unit.watcher.members import master, replica
 
 
 def deed(
-    *members: Member, silent: float = 0.0, closed: int = 0, promote: bool = True, rejoin: bool = False
+    *members: Member,
+    silent: float = 0.0,
+    closed: int = 0,
+    vouched: bool = False,
+    promote: bool = True,
+    rejoin: bool = False,
 ) -> tuple[Deed, str]:
-    return next_deed(Sight(members, silent, closed), gone_seconds=5.0, auto_promote=promote, auto_rejoin=rejoin)
+    return next_deed(
+        Sight(members, silent, closed, vouched), gone_seconds=5.0, auto_promote=promote, auto_rejoin=rejoin
+    )
 
 
 def test_a_healthy_set_needs_nothing() -> None:
@@ -23,6 +30,10 @@ def test_a_master_is_replaced_only_when_it_has_been_silent_for_long() -> None:
     assert deed(*gone, silent=5.0)[0] is Deed.PROMOTE
     assert deed(*gone, silent=500.0, promote=False)[0] is Deed.NOTHING
     assert deed(master(None), silent=500.0)[0] is Deed.NOTHING, "there is nobody to promote"
+
+
+def test_a_master_that_its_own_region_sees_well_is_cut_off_and_not_lost() -> None:
+    assert deed(master(None), replica("west", "1-1-1"), silent=60.0, vouched=True)[0] is Deed.NOTHING
 
 
 def test_a_master_found_closed_twice_is_opened() -> None:
