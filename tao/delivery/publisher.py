@@ -32,6 +32,8 @@ class Publisher:
         self._resets_before = 0
         self._proven: dict[str, int] = {}
         self._proofs = 0
+        self.on_published: Callable[[ShardMessages], None] = lambda _: None
+        """Told of all that is published, cheaply."""
 
     def open_shard(self, shard: int, generation: int, version_epoch: int) -> None:
         """The shard is owned under ``generation``: start its stream. Whoever followed an earlier one is reset, because
@@ -67,6 +69,7 @@ class Publisher:
             if stream is None:
                 raise InternalError(f"messages of shard {batch.shard} were published, but its stream is not open")
             self._log.append(stream, batch)
+            self.on_published(batch)
             for subscription in self._followed.get(batch.shard, ()):
                 subscription.owe(batch.shard)
                 woken[subscription] = None

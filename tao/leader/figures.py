@@ -74,5 +74,18 @@ def register_figures(
     metrics.gauge("running_tasks", "Tasks under way.", lambda: len(tasks))
 
 
+def summary_of_writes(writes: WritePath, inverses: InversePath) -> dict[str, float]:
+    """For `/stats`."""
+    return {
+        "committed": writes.committed_writes,
+        "transactions": writes.committed_transactions,
+        "failed": writes.failed_writes,
+        "unknown": writes.unknown_outcomes,
+        "waiting": writes.waiting,
+        "inverses_left_pending": inverses.left_pending,
+        "inverses_settled_later": inverses.settled_later,
+    }
+
+
 def _figure(publisher: Publisher, name: str) -> float:
     return publisher.figures()[name]

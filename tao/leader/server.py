@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
+from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.elsewhere import Elsewhere
-from tao.leader.figures import register_figures
+from tao.leader.figures import register_figures, summary_of_writes
 from tao.leader.freshness_figures import FreshnessFigures
 from tao.leader.heartbeats import Heartbeats
 from tao.leader.hosting import Hosting
@@ -228,6 +229,11 @@ class LeaderServer:
             self._log,
         )
 
+        checker = ConsistencyChecker(
+            read_store, lambda: configuration.routes, place.region, self._links, clock, settings.checker, self._log
+        )
+        self._publisher.on_published = checker.note
+
         def use_schema(changed: Schema) -> None:
             self._types = SchemaArenas(changed, arenas)
             cache.set_types(self._types)
@@ -257,6 +263,7 @@ class LeaderServer:
         register_figures(
             metrics, ownership, writes, inverses, relays, self._touches, self._publisher, self._links, self._tasks
         )
+        checker.register(metrics)
         register_links(metrics, self._links.standings)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.standings, pool=pool)
@@ -288,15 +295,8 @@ class LeaderServer:
                 "foreign_keys": {"dropped": relays.dropped, "touched": self._touches.keys},
                 **freshness.summary(),
                 "reads_sent_to_master_region": self._source.sent_away,
-                "writes": {
-                    "committed": writes.committed_writes,
-                    "transactions": writes.committed_transactions,
-                    "failed": writes.failed_writes,
-                    "unknown": writes.unknown_outcomes,
-                    "waiting": writes.waiting,
-                    "inverses_left_pending": inverses.left_pending,
-                    "inverses_settled_later": inverses.settled_later,
-                },
+                "writes": summary_of_writes(writes, inverses),
+                "consistency": checker.summary(),
                 "delivery": self._publisher.figures(),
                 "links": self._links.figures(),
                 "databases": {"read": self._read_pools.figures(), "write": self._write_pools.figures()},
@@ -314,6 +314,7 @@ class LeaderServer:
         self._tasks.keep(ownership.check, "ownership check")
         self._tasks.keep(inverses.repair, "repair")
         self._tasks.keep(heartbeats.run, "heartbeats")
+        self._tasks.keep(checker.run, "consistency checker")
         self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
         self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
         self._stop_watching = self._topology_file.watch(configuration.use_topology)

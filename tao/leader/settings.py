@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from tao.delivery.settings import DeliverySettings
+from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
@@ -86,3 +87,4 @@ class LeaderSettings:
     master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()
     story: StorySettings = StorySettings()
+    checker: CheckerSettings = CheckerSettings()

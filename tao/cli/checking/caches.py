@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tao.cli.checking.comparison import Verdict, compare_list, compare_value
 from tao.model.errors import TaoError
 from tao.model.graph import version_of
 from tao.model.ports import ReadStore
@@ -19,6 +18,7 @@ from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
 from tao.routing.routes import Routes
+from tao.serving.comparison import Verdict, compare_list, compare_value
 from tao.wire.v1 import session_pb2 as pb
 
 PAGE_ENTRIES: Final = 500

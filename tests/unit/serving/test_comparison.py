@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tao.cli.checking.comparison import Verdict, compare_list, compare_value
 from tao.cli.checking.inverses import _fault
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
 from tao.model.graph import Edge, encode_count, encode_object
+from tao.serving.comparison import Verdict, compare_list, compare_value
 
 EDGES = [Edge(9, 9), Edge(8, 8, b"d"), Edge(7, 7)]
 

@@ -1,0 +1,322 @@
+"""Are caches as they should be? Samples what this leader tells, and looks at its followers afterwards (DESIGN.md §15).
+
+In the manner of Meta's Polaris: of one message in a hundred the key is looked up in the cache of every follower that
+serves it, a second later. What is older than the message said, or is of the database's version with other content, is
+looked at again ten seconds and a minute later; what is stale then is an inconsistency. So what is in flight is told
+from what is wrong, and both are counted. Bulk invalidations name no key and are left to `tao verify`.
+
+Its cost is bounded by samples a second: a few messages to followers and reads of the master database.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tao.model.changes import (
+    ListChange,
+    ListInvalidation,
+    Message,
+    ObjectChange,
+    ObjectInvalidation,
+    ShardInvalidation,
+    ShardMessages,
+)
+from tao.model.edge_block import header
+from tao.model.errors import SettingsError, TaoError
+from tao.model.graph import version_of
+from tao.model.ids import SHARD_SHIFT
+from tao.model.ports import Clock, ReadStore
+from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery
+from tao.model.topology import CacheServer
+from tao.model.versions import NEVER_WRITTEN
+from tao.observability.consistency import Consistency
+from tao.observability.logs import Logger
+from tao.observability.metrics import Metrics
+from tao.peers.links import Links
+from tao.routing.routes import Routes
+from tao.serving.comparison import Verdict, compare_list, compare_value
+from tao.wire.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class CheckerSettings:
+    """How caches are watched for inconsistencies."""
+
+    every_messages: int = 100
+    """One message in so many is followed up. 0: none, the checker is off."""
+
+    max_samples_per_second: int = 20
+    """However many messages there are: each costs a look at every follower that has its shard and a read by primary key
+    at the master database."""
+
+    first_look_seconds: float = 1.0
+    """After the message. Delivery takes milliseconds: what is stale then is worth a second look."""
+
+    second_look_seconds: float = 10.0
+    """After the message: longer than a follower's reconnection takes."""
+
+    last_look_seconds: float = 60.0
+    """After the message: nobody is in flight for so long. What is stale now is an inconsistency."""
+
+    timeout_seconds: float = 5.0
+    """For one follower's answer, or the database's. Who does not answer is not judged."""
+
+    tick_seconds: float = 0.25
+    """Between two looks at what is due: a look may come so much later."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_look_seconds < self.second_look_seconds < self.last_look_seconds:
+            raise SettingsError("first_look_seconds, second_look_seconds and last_look_seconds must grow from above 0")
+        if self.every_messages < 0 or self.max_samples_per_second < 1:
+            raise SettingsError("every_messages must be at least 0, max_samples_per_second at least 1")
+
+    @property
+    def looks_seconds(self) -> tuple[float, float, float]:
+        """After the message."""
+        return self.first_look_seconds, self.second_look_seconds, self.last_look_seconds
+
+
+@dataclass(slots=True)
+class _Sample:
+    """``suspects``: followers that were stale at the last look; None before the first."""
+
+    key: int
+    atype: int
+    version: int
+    began: float
+    suspects: set[str] | None = None
+
+
+@dataclass(slots=True)
+class _Held:
+    """What a follower holds of a sampled key."""
+
+    sample: _Sample
+    entry: pb.CachedEntry
+    stored: bytes = b""
+
+
+@dataclass(slots=True)
+class CheckerFigures:
+    """Since the start. ``looks``: followers asked for a sampled key the first time; ``stale``: that were, by look."""
+
+    samples: int = 0
+    looks: int = 0
+    unanswered: int = 0
+    stale: list[int] = field(default_factory=lambda: [0, 0, 0])
+
+    @property
+    def consistency(self) -> Consistency:
+        """Of all first looks, those that were still stale at the last."""
+        return Consistency(self.looks, self.stale[-1])
+
+
+class ConsistencyChecker:
+    """One leader's. `note` is told of every message, `run` does the rest."""
+
+    def __init__(
+        self,
+        store: ReadStore,
+        routes: Callable[[], Routes],
+        region: str,
+        links: Links,
+        clock: Clock,
+        settings: CheckerSettings,
+        log: Logger,
+    ) -> None:
+        """``region``: whose followers are looked at."""
+        self._store: Final = store
+        self._routes: Final = routes
+        self._region: Final = region
+        self._links: Final = links
+        self._clock: Final = clock
+        self._settings: Final = settings
+        self._log: Final = log
+        self._until_sample = settings.every_messages
+        self._waiting: Final = tuple(deque[_Sample]() for _ in settings.looks_seconds)
+        self.figures: Final = CheckerFigures()
+
+    def note(self, told: ShardMessages) -> None:
+        """These messages are being told. Time: an addition, but for the sampled ones."""
+        if not self._settings.every_messages:
+            return
+        self._until_sample -= len(told.messages)
+        while self._until_sample <= 0 and told.messages:
+            self._take(told.messages[min(-self._until_sample, len(told.messages) - 1)])
+            self._until_sample += self._settings.every_messages
+
+    def _take(self, message: Message) -> None:
+        first = self._waiting[0]
+        if len(first) >= self._settings.max_samples_per_second * self._settings.first_look_seconds:
+            return
+        key, atype, version = _subject(message)
+        if version == NEVER_WRITTEN:
+            return
+        self.figures.samples += 1
+        first.append(_Sample(key, atype, version, self._clock.monotonic()))
+
+    async def run(self) -> None:
+        """Look when looks are due, until cancelled."""
+        while True:
+            await asyncio.sleep(self._settings.tick_seconds)
+            for look in range(len(self._waiting)):
+                await self.look(look)
+
+    async def look(self, look: int) -> None:
+        """Take the looks of that number (0 is the first) that are due."""
+        waiting, now = self._waiting[look], self._clock.monotonic()
+        due: list[_Sample] = []
+        while waiting and waiting[0].began + self._settings.looks_seconds[look] <= now:
+            due.append(waiting.popleft())
+        asked: dict[str, tuple[CacheServer, list[_Sample]]] = {}
+        tiers = self._routes().follower_tiers(self._region)
+        for sample in due:
+            suspects, sample.suspects = sample.suspects, set()
+            for tier in tiers:
+                for server in tier.hosts(sample.key >> SHARD_SHIFT):
+                    if not server.down and (suspects is None or server.name in suspects):
+                        asked.setdefault(server.name, (server, []))[1].append(sample)
+        # Side by side: a follower that hangs must not delay the looks at others.
+        await asyncio.gather(*(self._look_at(server, samples, look) for server, samples in asked.values()))
+        if look + 1 < len(self._waiting):
+            self._waiting[look + 1].extend(sample for sample in due if sample.suspects)
+
+    async def _look_at(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
+        try:
+            held = await self._held_at(server, samples)
+        except TaoError:
+            self.figures.unanswered += len(samples)
+            return
+        if look == 0:
+            self.figures.looks += len(samples)
+        by_version_alone = False
+        try:
+            read = await self._store.read(
+                [_query_for(each.entry) for each in held],
+                critical=True,
+                timeout_seconds=self._settings.timeout_seconds,
+            )
+        except TaoError:
+            by_version_alone = True
+        else:
+            for each, stored in zip(held, read.values, strict=True):
+                each.stored = stored
+        stale = {id(each.sample): each for each in held if _is_stale(each, by_version_alone=by_version_alone)}
+        self.figures.stale[look] += len(stale)
+        for each in stale.values():
+            if each.sample.suspects is not None:
+                each.sample.suspects.add(server.name)
+            if look == len(self._waiting) - 1:
+                self._log.error(
+                    "inconsistency_found",
+                    follower=server.name,
+                    id=each.sample.key,
+                    atype=each.sample.atype,
+                    cached_version=version_of(each.entry.value),
+                    told_version=each.sample.version,
+                )
+
+    async def _held_at(self, server: CacheServer, samples: Sequence[_Sample]) -> list[_Held]:
+        """What the follower has of these keys; what it has not cannot be stale."""
+        lists = [sample for sample in samples if sample.atype]
+        asked = pb.Inspect(
+            obj_ids=[sample.key for sample in samples if not sample.atype],
+            list_id1s=[sample.key for sample in lists],
+            list_atypes=[sample.atype for sample in lists],
+        )
+        answer = await self._links.to(server).ask(pb.Request(inspect=asked), self._settings.timeout_seconds)
+        entries: dict[tuple[int, int], pb.CachedEntry] = {}
+        for entry in answer.inspection.entries:
+            # Of a list, its count and its edges are of one version; the edges say more, and come first.
+            if entry.value:
+                entries.setdefault((entry.id, entry.atype), entry)
+        return [
+            _Held(sample, entries[sample.key, sample.atype])
+            for sample in samples
+            if (sample.key, sample.atype) in entries
+        ]
+
+    def register(self, metrics: Metrics) -> None:
+        """Have its figures collected."""
+        figures = self.figures
+        metrics.gauge_family(
+            "consistency_total",
+            "Messages followed up, looks at followers for them, followers that did not answer, inconsistencies found.",
+            "event",
+            lambda: {
+                "sample": figures.samples,
+                "look": figures.looks,
+                "unanswered": figures.unanswered,
+                "inconsistency": figures.stale[-1],
+            },
+        )
+        metrics.gauge_family(
+            "stale_looks_total",
+            "Looks that found an entry older than it had to be, by seconds after the message.",
+            "after_seconds",
+            lambda: {
+                f"{seconds:g}": stale
+                for seconds, stale in zip(self._settings.looks_seconds, figures.stale, strict=True)
+            },
+        )
+        metrics.gauge(
+            "inconsistency_ratio",
+            "Part of the looks that found an inconsistency.",
+            lambda: figures.stale[-1] / max(1, figures.looks),
+        )
+
+    def summary(self) -> dict[str, object]:
+        """For `/stats`."""
+        figures = self.figures
+        return {
+            "samples": figures.samples,
+            "looks": figures.looks,
+            "unanswered": figures.unanswered,
+            "stale_after_seconds": {
+                f"{seconds:g}": stale
+                for seconds, stale in zip(self._settings.looks_seconds, figures.stale, strict=True)
+            },
+            "inconsistencies": figures.stale[-1],
+            "nines": round(figures.consistency.nines, 2),
+        }
+
+
+def _subject(message: Message) -> tuple[int, int, int]:
+    """Id, type (0: the object) and version; no version for what cannot be followed up: a bulk invalidation, or a change
+    of someone else's, whose version is told of in its turn."""
+    match message:
+        case ObjectChange():
+            return message.id, 0, message.after
+        case ObjectInvalidation():
+            return message.id, 0, message.version
+        case ListChange():
+            return message.id1, message.atype, message.after
+        case ListInvalidation():
+            return message.id1, message.atype, message.version
+        case ShardInvalidation():
+            return 0, 0, NEVER_WRITTEN
+
+
+def _query_for(entry: pb.CachedEntry) -> Query:
+    match entry.kind:
+        case "object":
+            return ObjectQuery(entry.id)
+        case "count":
+            return CountQuery(entry.id, entry.atype)
+        case _:
+            return RangeQuery(entry.id, entry.atype, 0, header(entry.value)[2] + 1)
+
+
+def _is_stale(held: _Held, *, by_version_alone: bool) -> bool:
+    """Older than the message, or of the stored version with other content. What equals the database is right, even when
+    the message told of more: a write that was lost with its master."""
+    behind = version_of(held.entry.value) < held.sample.version
+    if by_version_alone:
+        return behind
+    compare = compare_list if held.entry.kind == "list" else compare_value
+    verdict = compare(held.entry.value, held.stored)
+    return verdict is Verdict.DIFFERENT or (behind and verdict is not Verdict.EQUAL)

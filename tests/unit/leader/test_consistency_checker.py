@@ -1,0 +1,249 @@
+"""Following up messages: what is in flight is counted apart from what is wrong, and who is away is not judged (§15)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import pytest
+
+from tao.cache import CacheSettings, GraphCache
+from tao.leader.consistency_checker import CheckerSettings, ConsistencyChecker
+from tao.model.changes import ListChange, Message, ObjectChange, ObjectInvalidation, ShardInvalidation, ShardMessages
+from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.errors import SettingsError, TaoError, Unavailable
+from tao.model.graph import Edge, encode_object
+from tao.model.ports import OnRead, ReadStore
+from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query
+from tao.model.topology import CacheServer
+from tao.observability.consistency import Consistency
+from tao.observability.logs import logger
+from tao.observability.metrics import Metrics
+from tao.peers.links import Links
+from tao.routing.routes import Routes
+from tao.serving.cache_types import SchemaArenas
+from tao.serving.inspection import inspect
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
+from tests.rigs.pacing import ManualClock
+from tests.rigs.versions import make_version
+
+A, B = make_id(64), make_id(128)
+V1, V2, V3 = (make_version(1, counter) for counter in (1, 2, 3))
+
+
+class Follower:
+    """A cache that can be looked into, unless it is away."""
+
+    def __init__(self) -> None:
+        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), SchemaArenas(SCHEMA, ARENAS))
+        self.cache.open_shard(0, 1)
+        self.away = False
+        self.asked = 0
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        self.asked += 1
+        if self.away:
+            raise Unavailable("away")
+        return pb.Answer(inspection=inspect(self.cache, request.inspect))
+
+    def hold(self, version: int, data: bytes = b"", key: int = A) -> None:
+        self.cache.store_object(self.cache.object_ticket(key, 0.0), encode_object(version, USER, data), 1, 0.0)
+
+
+class Store(ReadStore):
+    """What the master database has."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, bytes] = {}
+        self.lists: dict[int, bytes] = {}
+        self.fault: TaoError | None = None
+
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
+        assert critical
+        for place, query in enumerate(queries):
+            if isinstance(query, ObjectQuery):
+                value = self.objects.get(query.id, encode_object(0, 0, b""))
+            else:
+                value = self.lists[query.id1][:16] if isinstance(query, CountQuery) else self.lists[query.id1]
+            on_read([place], self.fault or FillRead([value], {0: 1}))
+
+
+class Rig:
+    """A leader's checker of two tiers of one follower each."""
+
+    def __init__(self, settings: CheckerSettings | None = None) -> None:
+        topology = make_topology(1)
+        self.routes = Routes(topology)
+        self.followers = {
+            server.name: Follower()
+            for tier in self.routes.follower_tiers(topology.regions[0].name)
+            for server in tier.hosts(0)
+        }
+        self.near = next(iter(self.followers.values()))
+        self.store = Store()
+        self.clock = ManualClock()
+        self.checker = ConsistencyChecker(
+            self.store,
+            lambda: self.routes,
+            topology.regions[0].name,
+            cast(Links, self),
+            self.clock,
+            settings or CheckerSettings(every_messages=1),
+            logger("test"),
+        )
+        self.figures = self.checker.figures
+
+    def to(self, server: CacheServer) -> Follower:
+        return self.followers[server.name]
+
+    def tell(self, *messages: Message) -> None:
+        self.checker.note(ShardMessages(0, 1, messages))
+
+    def store_object(self, version: int, data: bytes = b"", key: int = A) -> None:
+        self.store.objects[key] = encode_object(version, USER, data)
+
+    async def look(self, look: int, seconds: float = 100.0) -> None:
+        self.clock.now += seconds
+        await self.checker.look(look)
+
+
+async def test_what_has_the_version_or_is_not_cached_is_right_at_the_first_look() -> None:
+    rig = Rig()
+    rig.near.hold(V2)
+    rig.store_object(V2)
+    rig.tell(ObjectChange(A, V1, V2, USER, b""), ObjectInvalidation(B, V3))
+    await rig.look(0)
+    await rig.look(1)
+    assert (rig.figures.samples, rig.figures.looks) == (2, 2 * len(rig.followers))
+    assert rig.figures.stale == [0, 0, 0]
+    assert rig.figures.consistency.wrong == 0
+
+
+async def test_what_is_in_flight_is_stale_once_and_no_inconsistency() -> None:
+    rig = Rig()
+    rig.near.hold(V1)
+    rig.store_object(V2)
+    rig.tell(ObjectChange(A, V1, V2, USER, b""))
+    await rig.look(0)
+    rig.near.hold(V2)
+    await rig.look(1)
+    await rig.look(2)
+    assert rig.figures.stale == [1, 0, 0]
+
+
+async def test_what_is_stale_at_the_last_look_is_an_inconsistency() -> None:
+    rig = Rig()
+    rig.near.hold(V1)
+    rig.store_object(V2)
+    rig.tell(ObjectChange(A, V1, V2, USER, b""))
+    for look in range(3):
+        await rig.look(look)
+    assert rig.figures.stale == [1, 1, 1]
+    assert rig.figures.consistency == Consistency(len(rig.followers), 1)
+    assert rig.checker.summary()["inconsistencies"] == 1
+
+
+async def test_only_who_was_stale_is_looked_at_again() -> None:
+    rig = Rig()
+    rig.near.hold(V1)
+    rig.store_object(V2)
+    rig.tell(ObjectChange(A, V1, V2, USER, b""))
+    for look in range(3):
+        await rig.look(look)
+    assert [follower.asked for follower in rig.followers.values()] == [3, *[1] * (len(rig.followers) - 1)]
+
+
+async def test_other_content_under_the_same_version_is_stale() -> None:
+    rig = Rig()
+    rig.near.hold(V2, b"cached")
+    rig.store_object(V2, b"stored")
+    rig.tell(ObjectChange(A, V1, V2, USER, b"cached"))
+    await rig.look(0)
+    assert rig.figures.stale == [1, 0, 0]
+
+
+async def test_a_list_is_compared_edge_by_edge() -> None:
+    rig = Rig()
+    block = encode_block(V2, 1, [Edge(B, 7, b"")], PREFIX | COMPLETE)
+    rig.store.lists[A] = block
+    rig.near.cache.store_list(rig.near.cache.list_ticket(A, COMMENT, 0.0), block, 1, 0.0)
+    change = ListChange(A, COMMENT, V1, V2, 1, (), (Edge(B, 7, b""),))
+    rig.tell(change)
+    await rig.look(0)
+    rig.store.lists[A] = encode_block(V2, 1, [Edge(B, 8, b"")], PREFIX | COMPLETE)
+    rig.tell(change)
+    await rig.look(0)
+    assert rig.figures.stale == [1, 0, 0]
+
+
+async def test_a_message_of_a_write_that_was_lost_with_its_master_makes_no_cache_wrong() -> None:
+    rig = Rig()
+    rig.near.hold(V1)
+    rig.store_object(V1)
+    rig.tell(ObjectChange(A, V1, V2, USER, b"lost"))
+    await rig.look(0)
+    assert rig.figures.stale == [0, 0, 0]
+
+
+async def test_without_the_database_versions_decide() -> None:
+    rig = Rig()
+    rig.near.hold(V1)
+    rig.near.hold(V2, key=B)
+    rig.store.fault = Unavailable("away")
+    rig.tell(ObjectInvalidation(A, V2), ObjectInvalidation(B, V2))
+    await rig.look(0)
+    assert rig.figures.stale == [1, 0, 0]
+
+
+async def test_who_does_not_answer_is_not_judged() -> None:
+    rig = Rig()
+    for follower in rig.followers.values():
+        follower.hold(V1)
+    rig.near.away = True
+    rig.store_object(V2)
+    rig.tell(ObjectInvalidation(A, V2))
+    await rig.look(0)
+    assert rig.figures.unanswered == 1
+    assert rig.figures.looks == rig.figures.stale[0] == len(rig.followers) - 1
+
+
+async def test_a_look_waits_for_its_time() -> None:
+    rig = Rig()
+    rig.tell(ObjectInvalidation(A, V2))
+    await rig.look(0, 0.5)
+    assert rig.figures.looks == 0
+    await rig.look(0, 0.6)
+    assert rig.figures.looks == len(rig.followers)
+
+
+async def test_one_message_in_so_many_is_followed_up_however_they_are_batched() -> None:
+    rig = Rig(CheckerSettings(every_messages=10))
+    for size in (1, 4, 7, 25, 3):
+        rig.tell(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(size)))
+    assert rig.figures.samples == 4
+
+
+async def test_samples_a_second_are_bounded_and_bulk_invalidations_and_drops_without_a_version_are_none() -> None:
+    rig = Rig(CheckerSettings(every_messages=1, max_samples_per_second=3))
+    rig.tell(ShardInvalidation(0), ObjectInvalidation(A, 0))
+    assert rig.figures.samples == 0
+    rig.tell(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(50)))
+    assert rig.figures.samples == 3
+
+
+async def test_it_can_be_switched_off_and_shows_its_figures() -> None:
+    rig = Rig(CheckerSettings(every_messages=0))
+    rig.tell(ObjectInvalidation(A, V2))
+    assert rig.figures.samples == 0
+    metrics = Metrics(role="leader", server="leader-1", process=False)
+    rig.checker.register(metrics)
+    assert 'tao_consistency_total{event="inconsistency"' in metrics.render().decode()
+    assert rig.checker.summary()["nines"] == 0
+
+
+def test_looks_must_follow_each_other() -> None:
+    with pytest.raises(SettingsError, match="grow"):
+        CheckerSettings(first_look_seconds=10.0)
