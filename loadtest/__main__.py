@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from loadtest import converge, geo
 from loadtest.catalogue import all_scenarios
+from loadtest.commands_failures import failure_commands
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
 from loadtest.peers import scenario as peers
@@ -208,6 +209,10 @@ def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None, seconds: f
     if scenario.name in report.scenarios:
         _write_json(json_file, {**report.scenarios[scenario.name].measured, "machine": report.machine})
     _finish(report)
+
+
+for _command in failure_commands(_run_alone):
+    main.add_command(_command)
 
 
 def _run(

@@ -1,0 +1,148 @@
+"""What happens in a run, as it happens: faults, failed reads, violations; and which failures the faults explain.
+
+A read that asks for more than an answer may have to fail: while a master is away, or the line to it, nobody can prove
+what is critical, as fresh as a token, or fresh at all. What asks for nothing has no such excuse.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Final, Self
+
+import msgspec
+
+from loadtest.chaos.history import Verdict
+from tao.model.errors import TaoError
+
+_KEPT_EVENTS: Final = 2_000
+_KEPT_EXAMPLES: Final = 20
+_MESSAGE_CHARACTERS: Final = 200
+EXPLAINED: Final = {
+    "master": frozenset({"critical", "token", "max_staleness"}),
+    "link": frozenset({"critical", "token", "max_staleness"}),
+    "leader": frozenset({"critical", "max_staleness"}),
+}
+"""How the names of faults begin → what cannot be proved meanwhile: that is the master database's to say, which only a
+leader asks. Tokens are met by replicas, too, once these have heard."""
+
+
+class Fault(msgspec.Struct, kw_only=True):
+    """One fault. Seconds of the run: it struck, its healing began, everything was well again."""
+
+    kind: str
+    victim: str
+    struck: float
+    healing: float = 0.0
+    healthy: float = 0.0
+
+
+class FailedRead(msgspec.Struct, kw_only=True):
+    """A read that was answered with an error. ``attached``: it asked for its client's own writes."""
+
+    seconds: float
+    what: str
+    demand: str
+    client: str
+    attached: bool
+    reason: str
+    message: str
+    fault: str = ""
+    """The kind that was struck and not yet healed."""
+    since_fault: float = 0.0
+    explained: bool = False
+
+    @classmethod
+    def of(cls, error: TaoError, seconds: float, what: str, demand: str, client: str, *, attached: bool) -> Self:
+        """Of a read that began at ``seconds``."""
+        return cls(
+            seconds=round(seconds, 3),
+            what=what,
+            demand=demand,
+            client=client,
+            attached=attached,
+            reason=error.reason,
+            message=error.message[:_MESSAGE_CHARACTERS],
+        )
+
+
+class Record:
+    """One run. ``calm_since``: since when everything is well; None while something fails or heals."""
+
+    def __init__(self) -> None:
+        self._began: Final = time.monotonic()
+        self.calm_since: float | None = 0.0
+        self.faults: Final[list[Fault]] = []
+        self.active: Final[list[Fault]] = []
+        self.reads = 0
+        self.failed_reads = 0
+        self.failed_in_single = 0
+        self.unexplained = 0
+        self.failures: Final = Counter[tuple[str, str, str]]()
+        """By fault, demand and reason."""
+        self.failed: Final[list[FailedRead]] = []
+        self.violations: Final = Counter[tuple[str, str]]()
+        """By verdict and by what was demanded."""
+        self.examples: Final[list[str]] = []
+        self.acknowledged = 0
+        self.lost = 0
+        self.refused: Final = Counter[str]()
+        self.unknown: Final = Counter[str]()
+
+    def now(self) -> float:
+        """Seconds of the run."""
+        return time.monotonic() - self._began
+
+    def strike(self, kind: str, victim: str) -> Fault:
+        """A fault begins."""
+        fault = Fault(kind=kind, victim=victim, struck=self.now())
+        self.faults.append(fault)
+        self.active.append(fault)
+        self.calm_since = None
+        return fault
+
+    def healed(self, fault: Fault) -> None:
+        """All that it did is mended."""
+        fault.healthy = self.now()
+        self.active.remove(fault)
+        if not self.active:
+            self.calm_since = fault.healthy
+
+    def failed_read(self, failed: FailedRead) -> None:
+        """A read was answered with an error."""
+        self.failed_reads += 1
+        # By when it began: one that was sent a moment before a fault, or answered after it, met it all the same.
+        met = [fault for fault in self.faults[-8:] if fault in self.active or fault.healthy >= failed.seconds]
+        if met:
+            failed.fault = "+".join(sorted({fault.kind for fault in met}))
+            failed.since_fault = round(failed.seconds - met[-1].struck, 3)
+            self.failed_in_single += len(met) == 1
+        failed.explained = explains([fault.kind for fault in met], failed)
+        self.unexplained += not failed.explained
+        self.failures[failed.fault, failed.demand, failed.reason] += 1
+        if len(self.failed) < _KEPT_EVENTS:
+            self.failed.append(failed)
+
+    def violation(self, verdict: Verdict, demanded: str, what: str) -> None:
+        """An answer that was none."""
+        self.violations[verdict, demanded] += 1
+        if len(self.examples) < _KEPT_EXAMPLES:
+            fault = self.active[-1].kind if self.active else "no fault"
+            self.examples.append(f"{self.now():.3f} s, {fault}: {verdict}: {what}")
+
+    def lose(self, what: str) -> None:
+        """An acknowledged write is not where it was."""
+        self.lost += 1
+        if len(self.examples) < _KEPT_EXAMPLES:
+            self.examples.append(f"{self.now():.3f} s: lost: {what}")
+
+
+def explains(faults: list[str], failed: FailedRead) -> bool:
+    """Whether a read that demands this has to fail while these things do."""
+    for beginning, demands in EXPLAINED.items():
+        if any(fault.startswith(beginning) for fault in faults):
+            # The client's own writes, which it attaches, are a token by another name.
+            own = failed.attached and failed.reason == "STALE_READ" and "token" in demands
+            if failed.demand in demands or own:
+                return True
+    return False

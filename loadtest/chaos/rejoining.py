@@ -1,0 +1,70 @@
+"""Database servers that were masters, and are back: an operator has them follow again, or seeds them anew."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import sys
+from contextlib import suppress
+from typing import Final
+
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.server_options import ServerFolder
+from tao.devcluster.state_folder import StateFolder, service_accounts
+from tao.model.errors import OperatorError
+
+_COMMAND_SECONDS: Final = 60.0
+_REJOIN_SECONDS: Final = 60.0
+_REJOIN_PAUSE_SECONDS: Final = 1.0
+"""The watcher may still be at work on a server that has just come back."""
+
+
+async def bring_back(cluster: DevCluster, name: str) -> str:
+    """`tao rejoin` for a former master that runs again, seeded anew when it is refused for what it alone has; returns
+    "rejoined" or "seeded". Raises `OperatorError`."""
+    said, how = "", "rejoined"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_REJOIN_SECONDS):
+            while True:
+                status, said = await command(cluster, "rejoin", name)
+                if status == 0:
+                    return how
+                if "never had" in said and how == "rejoined":
+                    await _seed(cluster, name)
+                    how = "seeded"
+                else:
+                    await asyncio.sleep(_REJOIN_PAUSE_SECONDS)
+    raise OperatorError(f"{name} does not rejoin: {said}")
+
+
+async def command(cluster: DevCluster, *words: str) -> tuple[int, str]:
+    """Exit status and errors of a command, as an operator runs it."""
+    accounts = service_accounts(cluster.record.passwords)
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "tao.cli", *words, "--topology", str(cluster.topology_path), "--yes", "--json"),
+        env={
+            **os.environ,
+            "TAO_ADMIN_PASSWORD": accounts.administrator.password,
+            "TAO_REPLICATOR_PASSWORD": accounts.replicator.password,
+        },
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(_COMMAND_SECONDS):
+            _, errors = await process.communicate()
+    except BaseException:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+        raise
+    return process.returncode or 0, errors.decode(errors="replace").strip()
+
+
+async def _seed(cluster: DevCluster, name: str) -> None:
+    """An empty server gets everything from the binlogs of its master, which here go back to the beginning."""
+    await cluster.database(name).stop()
+    folder = ServerFolder(StateFolder(cluster.topology_path.parent).database(name))
+    await asyncio.to_thread(shutil.rmtree, folder.data)
+    await cluster.restart(name)

@@ -1,0 +1,62 @@
+"""The commands whose scenarios break things: `chaos`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+
+from loadtest.chaos import scenario as chaos
+from loadtest.chaos.scenario import ChaosSettings
+from loadtest.chaos.striking import all_faults
+from loadtest.scenario import Scenario
+from tao.model.errors import OperatorError
+
+DEFAULT_CHAOS: Final = ChaosSettings()
+RunAlone = Callable[[Scenario, bool, Path | None], None]
+"""Run one scenario, at toy size or not, and write its figures into a file."""
+
+_json_option = click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here, too."
+)
+_toy_option = click.option("--toy", is_flag=True, help="Few servers, few faults: does everything still work?")
+
+
+def failure_commands(run_alone: RunAlone) -> list[click.Command]:
+    """To be added to the group of commands."""
+
+    @click.command("chaos")
+    @click.option("--seconds", type=float, default=DEFAULT_CHAOS.seconds, show_default=True, help="Of load.")
+    @click.option("--seed", type=int, default=1, show_default=True, help="Of load, faults and their moments.")
+    @click.option("--fault", "kinds", type=click.Choice(sorted(all_faults())), multiple=True, help="Only these.")
+    @click.option("--overlapping", is_flag=True, help="Two faults at a time.")
+    @click.option("--reads", type=float, default=DEFAULT_CHAOS.reads_per_second, show_default=True, help="A second.")
+    @click.option("--writes", type=float, default=DEFAULT_CHAOS.writes_per_second, show_default=True, help="A second.")
+    @click.option("--logs", type=click.Path(file_okay=False, path_type=Path), help="Leave the servers' logs there.")
+    @_toy_option
+    @_json_option
+    def chaos_command(
+        seconds: float,
+        seed: int,
+        kinds: tuple[str, ...],
+        overlapping: bool,
+        reads: float,
+        writes: float,
+        logs: Path | None,
+        toy: bool,
+        json_file: Path | None,
+    ) -> None:
+        """Two regions under load while one thing after the other fails; nothing acknowledged may be lost, no read
+        wrong, and nothing differ afterwards.
+
+        The exit status is 1 when something is, or when reads fail that no fault explains."""
+        try:
+            wanted = ChaosSettings(seconds, seed, overlapping, kinds, reads, writes, logs)
+        except OperatorError as error:
+            raise click.UsageError(error.message) from error
+        run_alone(Scenario("chaos", chaos.SUMMARY, partial(chaos.run, wanted=wanted)), toy, json_file)
+
+    return [chaos_command]
