@@ -270,6 +270,7 @@ class ReadBatch(_message.Message):
     CRITICAL_FIELD_NUMBER: _builtins.int
     FOR_FILL_FIELD_NUMBER: _builtins.int
     MAX_STALENESS_MS_FIELD_NUMBER: _builtins.int
+    KNOWN_SLOTS_FIELD_NUMBER: _builtins.int
     critical: _builtins.bool
     """read the master database, after this request arrived"""
     for_fill: _builtins.bool
@@ -324,6 +325,10 @@ class ReadBatch(_message.Message):
 
     @_builtins.property
     def minimum_versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def known_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of minimum_slots: the asker has this answer, at just that version"""
+
     def __init__(
         self,
         *,
@@ -350,10 +355,11 @@ class ReadBatch(_message.Message):
         critical: _builtins.bool = ...,
         for_fill: _builtins.bool = ...,
         max_staleness_ms: _builtins.int = ...,
+        known_slots: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count_atypes", b"count_atypes", "count_id1s", b"count_id1s", "critical", b"critical", "for_fill", b"for_fill", "get_atypes", b"get_atypes", "get_highs", b"get_highs", "get_id1s", b"get_id1s", "get_id2_counts", b"get_id2_counts", "get_id2s", b"get_id2s", "get_lows", b"get_lows", "known_slots", b"known_slots", "max_staleness_ms", b"max_staleness_ms", "minimum_slots", b"minimum_slots", "minimum_versions", b"minimum_versions", "obj_ids", b"obj_ids", "range_atypes", b"range_atypes", "range_id1s", b"range_id1s", "range_limits", b"range_limits", "range_positions", b"range_positions", "time_range_atypes", b"time_range_atypes", "time_range_highs", b"time_range_highs", "time_range_id1s", b"time_range_id1s", "time_range_limits", b"time_range_limits", "time_range_lows", b"time_range_lows"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -362,7 +368,8 @@ Global___ReadBatch: _TypeAlias = ReadBatch  # noqa: Y015
 @_typing.final
 class ReadAnswer(_message.Message):
     """Values by slot. `values[i]` answers slot `slots[i]`; no slots at all: values answer 0, 1, 2, … in order.
-    A value is an object value, a count value or an edge block (tao/model/graph.py, tao/model/edge_block.py).
+    A value is an object value, a count value or an edge block (tao/model/graph.py, tao/model/edge_block.py); an empty one
+    answers a known slot whose version is still the one named.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -375,6 +382,9 @@ class ReadAnswer(_message.Message):
     VERSION_EPOCHS_FIELD_NUMBER: _builtins.int
     MISSED_SLOTS_FIELD_NUMBER: _builtins.int
     SERVED_BY_FIELD_NUMBER: _builtins.int
+    HOT_SLOTS_FIELD_NUMBER: _builtins.int
+    HOT_RATES_FIELD_NUMBER: _builtins.int
+    SLOW_DOWN_MS_FIELD_NUMBER: _builtins.int
     served_by: _builtins.str
     """set when missed_slots is: the tier that answered them, for people"""
     @_builtins.property
@@ -397,6 +407,18 @@ class ReadAnswer(_message.Message):
     def missed_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """of the slots answered here: those not answered from this server's memory"""
 
+    @_builtins.property
+    def hot_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """queries, of whatever part, for items that are asked for very often here"""
+
+    @_builtins.property
+    def hot_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one per hot slot: reads of its item a second at this server"""
+
+    @_builtins.property
+    def slow_down_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one per hot slot: ask for it again no sooner than after this; 0: any time"""
+
     def __init__(
         self,
         *,
@@ -408,10 +430,13 @@ class ReadAnswer(_message.Message):
         version_epochs: _abc.Iterable[_builtins.int] | None = ...,
         missed_slots: _abc.Iterable[_builtins.int] | None = ...,
         served_by: _builtins.str = ...,
+        hot_slots: _abc.Iterable[_builtins.int] | None = ...,
+        hot_rates: _abc.Iterable[_builtins.int] | None = ...,
+        slow_down_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_shards", b"epoch_shards", "errors", b"errors", "failed_slots", b"failed_slots", "missed_slots", b"missed_slots", "served_by", b"served_by", "slots", b"slots", "values", b"values", "version_epochs", b"version_epochs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch_shards", b"epoch_shards", "errors", b"errors", "failed_slots", b"failed_slots", "hot_rates", b"hot_rates", "hot_slots", b"hot_slots", "missed_slots", b"missed_slots", "served_by", b"served_by", "slots", b"slots", "slow_down_ms", b"slow_down_ms", "values", b"values", "version_epochs", b"version_epochs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1395,6 +1420,7 @@ class Inspect(_message.Message):
     SAMPLE_AFTER_FIELD_NUMBER: _builtins.int
     SAMPLE_STRIDE_FIELD_NUMBER: _builtins.int
     STORIES_FIELD_NUMBER: _builtins.int
+    HOT_LIMIT_FIELD_NUMBER: _builtins.int
     sample_shard: _builtins.int
     """with sample_limit > 0: cached keys of that shard"""
     sample_limit: _builtins.int
@@ -1404,6 +1430,8 @@ class Inspect(_message.Message):
     """every so many-th key; 0: every one"""
     stories: _builtins.bool
     """what happened to the keys named, too"""
+    hot_limit: _builtins.int
+    """> 0: what is read most here, of shards and of keys so many at most"""
     @_builtins.property
     def obj_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -1421,10 +1449,11 @@ class Inspect(_message.Message):
         sample_after: _builtins.str = ...,
         sample_stride: _builtins.int = ...,
         stories: _builtins.bool = ...,
+        hot_limit: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["list_atypes", b"list_atypes", "list_id1s", b"list_id1s", "obj_ids", b"obj_ids", "sample_after", b"sample_after", "sample_limit", b"sample_limit", "sample_shard", b"sample_shard", "sample_stride", b"sample_stride", "stories", b"stories"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hot_limit", b"hot_limit", "list_atypes", b"list_atypes", "list_id1s", b"list_id1s", "obj_ids", b"obj_ids", "sample_after", b"sample_after", "sample_limit", b"sample_limit", "sample_shard", b"sample_shard", "sample_stride", b"sample_stride", "stories", b"stories"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1439,6 +1468,7 @@ class Inspection(_message.Message):
     STATISTICS_JSON_FIELD_NUMBER: _builtins.int
     SHARD_ENTRIES_FIELD_NUMBER: _builtins.int
     STORIES_FIELD_NUMBER: _builtins.int
+    TRAFFIC_FIELD_NUMBER: _builtins.int
     next_cursor: _builtins.str
     statistics_json: _builtins.bytes
     shard_entries: _builtins.int
@@ -1449,6 +1479,8 @@ class Inspection(_message.Message):
     def stories(self) -> _containers.RepeatedCompositeFieldContainer[Global___Story]:
         """of obj_ids, then of the lists"""
 
+    @_builtins.property
+    def traffic(self) -> Global___Traffic: ...
     def __init__(
         self,
         *,
@@ -1457,14 +1489,58 @@ class Inspection(_message.Message):
         statistics_json: _builtins.bytes = ...,
         shard_entries: _builtins.int = ...,
         stories: _abc.Iterable[Global___Story] | None = ...,
+        traffic: Global___Traffic | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["traffic", b"traffic"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_cursor", b"next_cursor", "shard_entries", b"shard_entries", "statistics_json", b"statistics_json", "stories", b"stories"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "next_cursor", b"next_cursor", "shard_entries", b"shard_entries", "statistics_json", b"statistics_json", "stories", b"stories", "traffic", b"traffic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Inspection: _TypeAlias = Inspection  # noqa: Y015
+
+@_typing.final
+class Traffic(_message.Message):
+    """Reads a second at this server, of all kinds, by samples: the most read first."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARDS_FIELD_NUMBER: _builtins.int
+    SHARD_RATES_FIELD_NUMBER: _builtins.int
+    KEY_IDS_FIELD_NUMBER: _builtins.int
+    KEY_ATYPES_FIELD_NUMBER: _builtins.int
+    KEY_RATES_FIELD_NUMBER: _builtins.int
+    READ_RATE_FIELD_NUMBER: _builtins.int
+    read_rate: _builtins.float
+    @_builtins.property
+    def shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def shard_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    @_builtins.property
+    def key_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def key_atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: the object"""
+
+    @_builtins.property
+    def key_rates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]: ...
+    def __init__(
+        self,
+        *,
+        shards: _abc.Iterable[_builtins.int] | None = ...,
+        shard_rates: _abc.Iterable[_builtins.float] | None = ...,
+        key_ids: _abc.Iterable[_builtins.int] | None = ...,
+        key_atypes: _abc.Iterable[_builtins.int] | None = ...,
+        key_rates: _abc.Iterable[_builtins.float] | None = ...,
+        read_rate: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key_atypes", b"key_atypes", "key_ids", b"key_ids", "key_rates", b"key_rates", "read_rate", b"read_rate", "shard_rates", b"shard_rates", "shards", b"shards"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Traffic: _TypeAlias = Traffic  # noqa: Y015
 
 @_typing.final
 class Story(_message.Message):
