@@ -7,8 +7,10 @@ them can tell from its length and its last number whether anything is missing.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import OrderedDict
 
+from tao.delivery.coverage import Coverage
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ListChange, Message, ObjectChange, ShardMessages
 
@@ -18,16 +20,22 @@ _EDGE_BYTES = 120  # one edge struct with its integers
 
 class Stream:
     """The numbering of one shard under one generation of ownership: messages ``first … last`` are still held
-    (none when ``first == last + 1``)."""
+    (none when ``first == last + 1``). ``coverage``: what of the binlog is among them."""
 
-    __slots__ = ("first", "last", "name", "shard", "version_epoch")
+    __slots__ = ("counted_after", "coverage", "first", "generation", "last", "name", "relied", "shard", "version_epoch")
 
-    def __init__(self, shard: int, name: str, version_epoch: int) -> None:
+    def __init__(self, shard: int, name: str, generation: int, version_epoch: int, coverage: Coverage) -> None:
         self.shard = shard
         self.name = name
+        self.generation = generation
         self.version_epoch = version_epoch
+        self.coverage = coverage
         self.first = 1
         self.last = 0
+        self.counted_after = 0
+        """Messages up to here are from before the coverage began, and their positions mean nothing."""
+        self.relied = False
+        """The coverage has been told to subscribers: whoever follows the stream must miss nothing of it."""
 
 
 class MessageLog:
@@ -38,7 +46,7 @@ class MessageLog:
     def __init__(self, settings: DeliverySettings) -> None:
         self._settings = settings
         # Keyed by (shard, number): direct access for readers, and the order of arrival for eviction.
-        self._held: OrderedDict[tuple[int, int], tuple[Stream, int, Message, int]] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], tuple[Stream, int, Message, int, int]] = OrderedDict()
         self.bytes = 0
         self.evicted = 0
 
@@ -48,10 +56,11 @@ class MessageLog:
     def append(self, stream: Stream, batch: ShardMessages) -> None:
         """Number the batch's messages and keep them, making room where a bound is reached."""
         stream.version_epoch = max(stream.version_epoch, batch.version_epoch)
+        position = stream.coverage.head
         for message in batch.messages:
             stream.last += 1
             size = estimated_bytes(message)
-            self._held[stream.shard, stream.last] = (stream, batch.version_epoch, message, size)
+            self._held[stream.shard, stream.last] = (stream, batch.version_epoch, message, size, position)
             self.bytes += size
             if stream.last - stream.first >= self._settings.log_messages_per_shard:
                 self._evict(stream)
@@ -62,6 +71,13 @@ class MessageLog:
         """Forget the whole stream: its numbering is over."""
         while stream.first <= stream.last:
             self._evict(stream)
+        stream.coverage.forget_memory()
+
+    def number_at(self, stream: Stream, position: int) -> int:
+        """The number of the last message that was kept under that position of the binlog, or an earlier one."""
+        first = max(stream.first, stream.counted_after + 1)
+        numbers = range(first, stream.last + 1)
+        return first - 1 + bisect_right(numbers, position, key=lambda number: self._held[stream.shard, number][4])
 
     def read(self, stream: Stream, after: int, max_messages: int, max_bytes: int) -> tuple[ShardMessages, int]:
         """The run of messages that follows number ``after`` (which must still be held), as long as they fit and share
@@ -70,7 +86,7 @@ class MessageLog:
         total = 0
         run_epoch = stream.version_epoch
         for number in range(after + 1, min(stream.last, after + max_messages) + 1):
-            _, epoch, message, size = self._held[stream.shard, number]
+            _, epoch, message, size, _ = self._held[stream.shard, number]
             if taken and (epoch != run_epoch or total + size > max_bytes):
                 break
             run_epoch = epoch
@@ -79,7 +95,10 @@ class MessageLog:
         return ShardMessages(stream.shard, run_epoch, tuple(taken)), total
 
     def _evict(self, stream: Stream) -> None:
-        self.bytes -= self._held.pop((stream.shard, stream.first))[3]
+        *_, size, position = self._held.pop((stream.shard, stream.first))
+        self.bytes -= size
+        if stream.first > stream.counted_after:
+            stream.coverage.evicted(position)
         stream.first += 1
         self.evicted += 1
 

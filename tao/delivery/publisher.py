@@ -1,59 +1,202 @@
 """The leader's side of delivery: numbered streams, subscriptions, continuation or reset (DESIGN.md §7).
 
 A leader delivers to those who subscribed, not to its own idea of the ring. Nothing is queued per subscriber: a
-subscription is a cursor per shard into the one log, and a cursor that the log's tail has overtaken becomes a *reset*
-(the subscriber drops what it holds of the shard). So a slow subscriber costs no memory and never delays a write.
+subscription is a cursor per shard into the one log, and a cursor that the log's tail has overtaken is continued from
+the spool, or becomes a *reset* (the subscriber drops what it holds of the shard). So a slow subscriber costs no memory
+and never delays a write.
+
+What the leader tells when it commits is a quicker copy. What the tailer tells is *guaranteed*: it has a position in the
+binlog, it is spooled, and a subscriber that knows how far it has been told goes on from there with any leader that is
+*linked*, which is to say: the tailer has said that it tells this leader, and nobody else, what comes next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
+from tao.delivery.coverage import Coverage
 from tao.delivery.message_log import MessageLog, Stream
 from tao.delivery.settings import DeliverySettings
 from tao.delivery.subscription import Subscription
 from tao.model.changes import ShardMessages
-from tao.model.delivery import Delivery, Position
+from tao.model.delivery import Delivery, Position, Span, SpoolMark, SpoolRow
 from tao.model.errors import InternalError, Overloaded
+from tao.model.ports import Spool
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Does something after so many seconds."""
+
+_MAX_WANTS = 4_096
+"""Shards in one answer to a tailer; the next one has the others."""
 
 
 class Publisher:
     """All streams and subscriptions of one leader. Synchronous; a subscriber's ``deliver`` only hands over."""
 
-    def __init__(self, settings: DeliverySettings, incarnation: str) -> None:
-        """``incarnation`` names this run of this leader and no other, so that no stream's name ever comes back."""
+    def __init__(
+        self, settings: DeliverySettings, incarnation: str, spool: Spool | None = None, later: Later | None = None
+    ) -> None:
+        """``incarnation`` names this run of this leader and no other, so that no stream's name ever comes back.
+        Without ``spool`` nothing is kept but in memory; without ``later`` no subscriber waits for a tailer."""
         self._settings = settings
         self._incarnation = incarnation
+        self._spool = spool
+        self._later = later
         self._log = MessageLog(settings)
         self._streams: dict[int, Stream] = {}
+        self._coverages: dict[int, Coverage] = {}
+        self._spooled: set[int] = set()  # shards of which the spool has what follows some position
+        self._unlinked: dict[int, None] = {}  # of the open ones
+        self._asked: set[int] = set()  # of those, since time was proved last
+        self._wanted: dict[int, dict[str, int]] = {}  # by shard and source: what has to come again, from where
+        self._reached: dict[str, tuple[str, int]] = {}  # by database
+        self._restarts = 0
         self._subscriptions: dict[str, Subscription] = {}
         # In the order in which they came: the same requests then always have the same effects, in a simulation too.
         self._followed: dict[int, dict[Subscription, None]] = {}
-        self._resets_before = 0
+        self._before: dict[str, int] = {"resets": 0, "continued": 0}  # by subscriptions that are closed
         self._proven: dict[str, int] = {}
         self._proofs = 0
         self.on_published: Callable[[ShardMessages], None] = lambda _: None
         """Told of all that is published, cheaply."""
+        if spool is not None:
+            for mark in spool.marks():
+                self._coverages[mark.shard] = Coverage(mark.source, mark.head, mark.after)
+                self._spooled.add(mark.shard)
+            spool.on_change(self._spool_dropped, self._spool_lost)
 
     def open_shard(self, shard: int, generation: int, version_epoch: int) -> None:
-        """The shard is owned under ``generation``: start its stream. Whoever followed an earlier one is reset, because
-        between two generations someone else may have written. The same generation again only raises the epoch."""
-        name = f"{self._incarnation}/{generation}"
+        """The shard is owned under ``generation``: start its stream. Whoever followed an earlier one continues by its
+        position in the binlog, where whatever others wrote between two generations is found, or is reset. The same
+        generation again only raises the epoch."""
         stream = self._streams.get(shard)
         if stream is not None:
-            if stream.name == name:
+            if stream.generation == generation:
                 stream.version_epoch = max(stream.version_epoch, version_epoch)
                 return
-            self._log.drop(stream)
-        self._streams[shard] = Stream(shard, name, version_epoch)
+            self._drop(stream)
+        coverage = self._coverages.setdefault(shard, Coverage())
+        name = f"{self._incarnation}/{generation}"
+        self._streams[shard] = Stream(shard, name, generation, version_epoch, coverage)
+        self._unlinked[shard] = None
         self._wake(shard)
 
     def close_shard(self, shard: int) -> None:
         """The shard is given up: its log goes, and its subscribers are told ``refused``."""
-        stream = self._streams.pop(shard, None)
+        stream = self._streams.get(shard)
         if stream is not None:
-            self._log.drop(stream)
+            self._drop(stream)
             self._wake(shard)
+
+    def _drop(self, stream: Stream) -> None:
+        shard = stream.shard
+        del self._streams[shard]
+        self._log.drop(stream)
+        self._unlinked.pop(shard, None)
+        self._asked.discard(shard)
+        self._wanted.pop(shard, None)
+        self._unlink(shard)
+
+    def unlink_all(self) -> None:
+        """The tailer may have told somebody else of any shard: believe no position proved until it says where it goes
+        on."""
+        for shard in self._streams:
+            self._unlinked[shard] = None
+            self._unlink(shard)
+
+    def _unlink(self, shard: int) -> None:
+        coverage = self._coverages[shard]
+        if coverage.linked:
+            coverage.unlink()
+            if self._spool is not None and shard in self._spooled:
+                self._spool.append((), (self._mark(shard),), _nothing)
+
+    def _mark(self, shard: int) -> SpoolMark:
+        coverage = self._coverages[shard]
+        after = coverage.head if coverage.spool_after is None else coverage.spool_after
+        return SpoolMark(shard, coverage.source, after, coverage.head, coverage.linked)
+
+    def relayed(
+        self, batches: Sequence[ShardMessages], spans: Sequence[Span], stored: Callable[[], None] | None = None
+    ) -> None:
+        """Publish what a tailer tells: these messages are everything in ``spans``. ``stored``: they are in the spool,
+        or cannot be. Raises as `publish_all`, with nothing published."""
+        for shard in (*(batch.shard for batch in batches), *(span.shard for span in spans)):
+            self._require(shard)
+        woken = [span.shard for span in spans if span.shard in self._unlinked]
+        marks = [span.shard for span in spans if self._take(span)]
+        self.publish_all(batches)
+        if self._spool is not None and stored is not None:
+            rows = [
+                SpoolRow(coverage.source, coverage.head, each)
+                for batch in batches
+                if batch.shard in self._spooled and (coverage := self._coverages[batch.shard]).linked
+                for each in _pieces(batch, self._settings.max_delivery_messages)
+            ]
+            self._spool.append(rows, [self._mark(shard) for shard in marks if shard in self._spooled], stored)
+        elif stored is not None:
+            stored()
+        # Those that were not linked before: also who has nothing to hear learns the position.
+        for shard in (*woken, *(shard for shard in marks if self._anyone_waits_for(shard))):
+            self._wake(shard)
+
+    def _anyone_waits_for(self, shard: int) -> bool:
+        return any(subscription.waits_for(shard) for subscription in self._followed.get(shard, ()))
+
+    def _take(self, span: Span) -> bool:
+        """Returns whether the shard's coverage counts."""
+        shard = span.shard
+        stream, coverage = self._streams[shard], self._coverages[shard]
+        before = coverage.head
+        if coverage.take(span):
+            kept_after = before
+        else:
+            kept_after = span.after
+            if stream.relied:
+                self._restart(stream)
+            else:
+                stream.counted_after = stream.last
+        if not coverage.linked:
+            self._unlinked[shard] = None
+            return False
+        self._streams[shard].relied = True
+        self._unlinked.pop(shard, None)
+        if self._spool is not None and coverage.spool_after is None:
+            coverage.spool_after = kept_after
+            self._spooled.add(shard)
+        return True
+
+    def _restart(self, stream: Stream) -> None:
+        """Something between two spans was told to others: whoever followed has missed it."""
+        shard, coverage = stream.shard, stream.coverage
+        after = coverage.memory_after
+        self._log.drop(stream)
+        coverage.memory_after = after
+        self._restarts += 1
+        name = f"{self._incarnation}/{stream.generation}.{self._restarts}"
+        self._streams[shard] = Stream(shard, name, stream.generation, stream.version_epoch, coverage)
+        self._wake(shard)
+
+    def wants(self) -> list[Span]:
+        """For the tailer: of these shards it shall say where it goes on, and tell again what came after ``number``
+        (``after`` is the same). Each is said once until time is proved again."""
+        asked: dict[tuple[int, str], int] = {}
+        for shard in islice([shard for shard in self._unlinked if shard not in self._asked], _MAX_WANTS):
+            self._asked.add(shard)
+            coverage = self._coverages[shard]
+            asked[shard, coverage.source] = coverage.head
+        for shard in tuple(islice(self._wanted, _MAX_WANTS)):
+            for source, number in self._wanted.pop(shard).items():
+                asked[shard, source] = number
+        return [Span(shard, source, number, number) for (shard, source), number in asked.items()]
+
+    def want(self, shard: int, source: str, reached: int) -> None:
+        """A subscriber that was told up to there waits for what follows."""
+        coverage = self._coverages[shard]
+        number = max(reached, coverage.head) if coverage.source == source and coverage.has_after(reached) else reached
+        wanted = self._wanted.setdefault(shard, {})
+        wanted[source] = min(number, wanted.get(source, number))
 
     def publish(self, messages: ShardMessages) -> None:
         """Number the messages and wake the shard's subscribers. Raises as `publish_all`."""
@@ -65,10 +208,7 @@ class Publisher:
         Raises `InternalError` for a shard that is not open: its messages would reach nobody, unnoticed."""
         woken: dict[Subscription, None] = {}
         for batch in batches:
-            stream = self._streams.get(batch.shard)
-            if stream is None:
-                raise InternalError(f"messages of shard {batch.shard} were published, but its stream is not open")
-            self._log.append(stream, batch)
+            self._log.append(self._require(batch.shard), batch)
             self.on_published(batch)
             for subscription in self._followed.get(batch.shard, ()):
                 subscription.owe(batch.shard)
@@ -76,11 +216,18 @@ class Publisher:
         for subscription in woken:
             subscription.pump()
 
+    def _require(self, shard: int) -> Stream:
+        stream = self._streams.get(shard)
+        if stream is None:
+            raise InternalError(f"messages of shard {shard} were published, but its stream is not open")
+        return stream
+
     def subscribe(
         self, subscriber: str, positions: Sequence[Position], deliver: Callable[[Delivery], None]
     ) -> Subscription:
         """Deliver to ``subscriber`` what happens to these shards from now on. Its first delivery, made before this
-        returns, confirms each shard (continuing from the position, or as a reset) or refuses it.
+        returns, confirms each shard (continuing from the position, or as a reset) or refuses it; those that it does not
+        speak of wait for the tailer or the spool, and are confirmed by a later one.
 
         A second subscription of the same subscriber replaces the first: its old connection is gone or going.
         ``deliver`` must not block; a `TaoError` that it raises ends the subscription. Raises `Overloaded`."""
@@ -96,9 +243,17 @@ class Publisher:
         subscription.add(positions)
         return subscription
 
-    def prove(self, database: str, unix_ms: int) -> None:
-        """Every commit to the database up to then has been published, as far as this leader's shards go: subscribers
-        learn it behind what they are owed. A time that is older than one proved before says nothing."""
+    def prove(self, database: str, unix_ms: int, source: str = "", number: int = 0) -> None:
+        """Every commit to the database up to then, and up to that transaction of ``source``, has been published, as far
+        as this leader's shards go: subscribers learn it behind what they are owed. A time that is older than one proved
+        before says nothing."""
+        self._asked.clear()
+        if source and (source, number) != self._reached.get(database):
+            self._reached[database] = source, number
+            for coverage in [stream.coverage for stream in self._streams.values()]:
+                coverage.prove(source, number)
+            if self._spool is not None:
+                self._spool.prove(source, number)
         if unix_ms > self._proven.get(database, 0):
             self._proven[database] = unix_ms
             self._proofs += 1
@@ -108,6 +263,7 @@ class Publisher:
     def forget_proofs(self) -> None:
         """What was proved of the shards so far says nothing of those that come: wait for other proofs."""
         self._proven.clear()
+        self._reached.clear()
         self._proofs += 1
 
     @property
@@ -127,7 +283,11 @@ class Publisher:
             "subscribed_shards": sum(subscription.followed for subscription in live),
             "owed_shards": sum(subscription.owed for subscription in live),
             "unacknowledged_bytes": sum(subscription.unacknowledged_bytes for subscription in live),
-            "resets_total": self._resets_before + sum(subscription.resets for subscription in live),
+            "waiting_shards": sum(subscription.waiting for subscription in live),
+            "unlinked_shards": len(self._unlinked),
+            "restarted_streams_total": self._restarts,
+            "resets_total": self._before["resets"] + sum(subscription.resets for subscription in live),
+            "continued_total": self._before["continued"] + sum(subscription.continued for subscription in live),
         }
 
     # What follows is for `Subscription` alone.
@@ -140,6 +300,21 @@ class Publisher:
     def stream(self, shard: int) -> Stream | None:
         """The open stream of a shard."""
         return self._streams.get(shard)
+
+    @property
+    def reached(self) -> tuple[tuple[str, int], ...]:
+        """``(source, transaction)``, as `prove` was told; nothing while there is a shard of which that is not known."""
+        return () if self._unlinked else tuple(self._reached.values())
+
+    @property
+    def spool(self) -> Spool | None:
+        """What lies behind the log."""
+        return self._spool
+
+    @property
+    def later(self) -> Later | None:
+        """A clock for those that wait."""
+        return self._later
 
     @property
     def proofs(self) -> int:
@@ -162,9 +337,31 @@ class Publisher:
         """The subscription is closed."""
         if self._subscriptions.get(subscription.subscriber) is subscription:
             del self._subscriptions[subscription.subscriber]
-        self._resets_before += subscription.resets
+        self._before["resets"] += subscription.resets
+        self._before["continued"] += subscription.continued
 
     def _wake(self, shard: int) -> None:
         for subscription in tuple(self._followed.get(shard, ())):
             subscription.owe(shard)
             subscription.pump()
+
+    def _spool_dropped(self, shard: int, source: str, number: int) -> None:
+        coverage = self._coverages.get(shard)
+        if coverage is not None and coverage.source == source:
+            coverage.dropped(number)
+
+    def _spool_lost(self) -> None:
+        for shard in self._spooled:
+            self._coverages[shard].spool_lost()
+        self._spooled.clear()
+
+
+def _nothing() -> None:
+    """A mark that closes a shard is waited for by nobody: without it less is known, and nothing wrong."""
+
+
+def _pieces(batch: ShardMessages, size: int) -> list[ShardMessages]:
+    if len(batch.messages) <= size:
+        return [batch]
+    runs = [batch.messages[start : start + size] for start in range(0, len(batch.messages), size)]
+    return [ShardMessages(batch.shard, batch.version_epoch, run) for run in runs]

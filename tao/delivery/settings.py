@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,3 +30,29 @@ class DeliverySettings:
 
     max_subscribers: int = 1_024
     """Subscribers of one leader. A leader serves the followers of its own region: tens to hundreds of servers."""
+
+    continue_seconds: float = 6.0
+    """For the tailer to say or to read again what came after a subscriber's position. A tailer speaks to each leader
+    once a second, by heartbeats; meanwhile the subscriber serves what it has. After it, it starts cold."""
+
+    catching_up_shards: int = 8
+    """Shards of one subscriber that are read from the spool side by side, a delivery of each: bounds memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolSettings:
+    """What a leader keeps on disk for subscribers that come back, and for its own restart."""
+
+    folder: Path | None = None
+    """Where, on a disk that survives a restart; made when it is missing, and no other leader's. None: in memory only;
+    then a leader that restarts has the tailer read the binlog again."""
+
+    max_bytes: int = 1 << 30
+    """Of messages, encoded; the oldest go first. A million changes of 1 KB. The file takes up to half as much again,
+    and its journal some MB."""
+
+    max_age_seconds: float = 86_400.0
+    """Older ones go, too: who was away for a day starts cold sooner than it has heard a day's changes."""
+
+    retry_seconds: float = 10.0
+    """After the disk was full or failed, before it is tried again; until then messages are kept in memory only."""

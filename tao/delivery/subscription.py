@@ -2,15 +2,23 @@
 
 Everything that is sent comes out of `Subscription.pump`, which compares each owed shard's cursor with its stream at
 that moment. Because nothing is decided earlier, a closed shard or an overflown log leaves nothing to clean up.
+
+A cursor that is none of the stream's (another leader's, another run's, or left behind by the log) goes on by its
+position in the binlog: from the log, or through the spool into the log, or once the tailer has told again what is
+missing. Until then the shard *waits*: nothing is said of it, so the subscriber knows that it is not confirmed.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
+from tao.delivery.catching_up import CatchUp
+from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import ProtocolError, TaoError
@@ -21,6 +29,15 @@ if TYPE_CHECKING:
     from tao.delivery.settings import DeliverySettings
 
 
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """For the tailer."""
+
+    asked: bool = False
+    asked_when_linked: bool = False
+    over: bool = False
+
+
 class Subscription:
     """The deliveries of one subscriber on one connection, numbered from 1. Made by `Publisher.subscribe`."""
 
@@ -29,6 +46,8 @@ class Subscription:
     ) -> None:
         self.subscriber = subscriber
         self.resets = 0
+        self.continued = 0
+        """Shards that went on warm by their position in the binlog."""
         self.unacknowledged_bytes = 0
         self.failure: TaoError | None = None
         """Why ``deliver`` ended the subscription, when it did."""
@@ -38,6 +57,9 @@ class Subscription:
         self._cursors: dict[int, Position] = {}
         self._owed: dict[int, None] = {}  # in order of need: a shard that has had its turn goes to the end
         self._asked: dict[int, None] = {}  # to be confirmed or refused in the next delivery
+        self._waiting: dict[int, _Wait] = {}
+        self._catching_up: dict[int, CatchUp] = {}
+        self._joining: set[int] = set()  # have come through the spool, and not to the end of the log yet
         self._in_flight: deque[tuple[int, int]] = deque()
         self._number = 0
         self._proofs_told = 0
@@ -58,12 +80,22 @@ class Subscription:
         """How many of them have news that has not been sent."""
         return len(self._owed)
 
+    @property
+    def waiting(self) -> int:
+        """How many are neither confirmed nor refused yet."""
+        return len(self._waiting) + len(self._catching_up)
+
+    def waits_for(self, shard: int) -> bool:
+        """Whether the shard waits for the tailer."""
+        return shard in self._waiting
+
     def add(self, positions: Sequence[Position]) -> None:
         """Follow more shards, or these ones from another position (after a gap). The next delivery, made at once
         whatever is unacknowledged, confirms or refuses each of them. Raises `ProtocolError` once closed."""
         if self._closed:
             raise ProtocolError(f"the subscription of {self.subscriber} is closed; subscribe again")
         for position in positions:
+            self._forget(position.shard)
             self._cursors[position.shard] = position
             self._asked[position.shard] = None
             self._publisher.follow(position.shard, self)
@@ -72,10 +104,14 @@ class Subscription:
     def drop(self, shards: Sequence[int]) -> None:
         """Follow these no longer."""
         for shard in shards:
-            self._cursors.pop(shard, None)
-            self._owed.pop(shard, None)
-            self._asked.pop(shard, None)
+            self._forget(shard)
             self._publisher.unfollow(shard, self)
+
+    def _forget(self, shard: int) -> None:
+        kept: tuple[dict[int, Any], ...] = (self._cursors, self._owed, self._asked, self._waiting, self._catching_up)
+        for of_shards in kept:
+            of_shards.pop(shard, None)
+        self._joining.discard(shard)
 
     def acknowledge(self, number: int) -> None:
         """The subscriber has applied every delivery up to ``number``. Old numbers are harmless; one that was never
@@ -115,10 +151,12 @@ class Subscription:
     def _tell_proofs(self) -> None:
         """Up to when everything has been told: true once nothing is owed, and not a moment earlier."""
         publisher = self._publisher
-        if self._proofs_told != publisher.proofs and not (self._owed or self._closed) and self._window_open():
+        behind = self._owed or self._waiting or self._catching_up or self._closed
+        if self._proofs_told != publisher.proofs and not behind and self._window_open():
             self._proofs_told = publisher.proofs
             if publisher.proven:
-                self._hand_over(Delivery(self._number + 1, proven=tuple(publisher.proven.items())), 0)
+                proven = tuple(publisher.proven.items())
+                self._hand_over(Delivery(self._number + 1, proven=proven, reached=publisher.reached), 0)
 
     def _window_open(self) -> bool:
         return self.unacknowledged_bytes < self._settings.window_unacknowledged_bytes
@@ -140,32 +178,140 @@ class Subscription:
             if stream is None:
                 refused.append(shard)
                 continue
-            part, part_bytes = self._part(stream, room if fits else 0, room_bytes)
+            told = self._part(stream, room if fits else 0, room_bytes)
+            if told is None:  # it waits
+                continue
+            part, part_bytes = told
             parts.append(part)
             size += part_bytes
             room_bytes -= part_bytes
             room -= max(1, len(part.messages.messages) if part.messages else 0)
         self.drop(refused)
-        self._hand_over(Delivery(self._number + 1, tuple(parts), tuple(refused)), size)
+        if parts or asked or refused:
+            self._hand_over(Delivery(self._number + 1, tuple(parts), tuple(refused)), size)
 
-    def _part(self, stream: Stream, room: int, room_bytes: int) -> tuple[ShardDelivery, int]:
+    def _part(self, stream: Stream, room: int, room_bytes: int) -> tuple[ShardDelivery, int] | None:
         """The next words on one shard, with their size: a reset, a run of at most ``room`` messages, or "nothing new"
-        (which still tells the version epoch)."""
+        (which still tells the version epoch). None: there is nothing to be said of it yet."""
         shard = stream.shard
         self._owed.pop(shard, None)
+        continued = False
+        if (catch_up := self._catching_up.get(shard)) is not None:
+            if catch_up.rows and catch_up.stream is stream:
+                if room:
+                    return self._spooled_part(catch_up)
+                self.owe(shard)
+                return None
+            if catch_up.stream is stream and not catch_up.complete:
+                self._read_on()
+                return None
+            self._end_catching_up(shard)
+            continued = catch_up.stream is stream
+            if continued:
+                self._joining.add(shard)
+                number = self._publisher.log.number_at(stream, catch_up.joined)
+                self._go_on(stream, catch_up.cursor, number)
         cursor = self._cursors[shard]
-        nothing = ShardMessages(shard, stream.version_epoch, ())
         if cursor.stream != stream.name or not stream.first - 1 <= cursor.sequence <= stream.last:
-            self.resets += 1
-            cursor = self._cursors[shard] = Position(shard, stream.name, stream.last)
-            return ShardDelivery(cursor, True, nothing), 0
-        run, run_bytes = nothing, 0
-        if room and cursor.sequence < stream.last:
-            run, run_bytes = self._publisher.log.read(stream, cursor.sequence, room, room_bytes)
-            cursor = self._cursors[shard] = Position(shard, stream.name, cursor.sequence + len(run.messages))
-        if cursor.sequence < stream.last:
+            match self._continuation(stream, cursor):
+                case "wait":
+                    return None
+                case "reset":
+                    return self._reset(stream), 0
+                case "go on":
+                    continued = True
+                    cursor = self._cursors[shard]
+        run, run_bytes = ShardMessages(shard, stream.version_epoch, ()), 0
+        sequence = cursor.sequence
+        if room and sequence < stream.last:
+            run, run_bytes = self._publisher.log.read(stream, sequence, room, room_bytes)
+            sequence += len(run.messages)
+        source, reached, coverage = cursor.source, cursor.reached, stream.coverage
+        if sequence < stream.last:
             self._owed[shard] = None
-        return ShardDelivery(cursor, False, run), run_bytes
+        else:
+            self._joining.discard(shard)
+            if coverage.linked:
+                source, reached = coverage.source, coverage.head
+        cursor = self._cursors[shard] = Position(shard, stream.name, sequence, source, reached)
+        return ShardDelivery(cursor, False, run, continued), run_bytes
+
+    def _reset(self, stream: Stream) -> ShardDelivery:
+        self.resets += 1
+        self._waiting.pop(stream.shard, None)
+        coverage = stream.coverage
+        source, reached = (coverage.source, coverage.head) if coverage.linked else ("", 0)
+        cursor = Position(stream.shard, stream.name, stream.last, source, reached)
+        self._cursors[stream.shard] = cursor
+        return ShardDelivery(cursor, True, ShardMessages(stream.shard, stream.version_epoch, ()))
+
+    def _continuation(self, stream: Stream, cursor: Position) -> Literal["go on", "wait", "reset"]:
+        """What becomes of a cursor that is not in the log by its number."""
+        shard, coverage = stream.shard, stream.coverage
+        wait = self._waiting.get(shard)
+        # One that the log has left behind again before it had all: the spool would be read for ever.
+        if not cursor.source or (wait is not None and wait.over) or shard in self._joining:
+            self._joining.discard(shard)
+            return "reset"
+        if coverage.linked:
+            if coverage.source != cursor.source:
+                return "reset"
+            if coverage.memory_after <= cursor.reached:
+                self._go_on(stream, cursor, self._publisher.log.number_at(stream, cursor.reached))
+                return "go on"
+            if coverage.has_after(cursor.reached):
+                self._waiting.pop(shard, None)
+                self._catching_up[shard] = CatchUp(stream, cursor)
+                self._read_on()
+                return "wait"
+        if self._publisher.later is None:
+            return "reset"
+        if wait is None:
+            wait = self._waiting[shard] = _Wait()
+            self._publisher.later(self._settings.continue_seconds, partial(self._waited, shard, wait))
+        if not wait.asked or (coverage.linked and not wait.asked_when_linked):
+            wait.asked, wait.asked_when_linked = True, coverage.linked
+            self._publisher.want(shard, cursor.source, cursor.reached)
+        return "wait"
+
+    def _go_on(self, stream: Stream, cursor: Position, number: int) -> None:
+        self.continued += 1
+        self._waiting.pop(stream.shard, None)
+        self._cursors[stream.shard] = Position(stream.shard, stream.name, number, cursor.source, cursor.reached)
+
+    def _waited(self, shard: int, wait: _Wait) -> None:
+        """The tailer has said nothing that helps: start cold."""
+        if self._waiting.get(shard) is wait:
+            wait.over = True
+            self.owe(shard)
+            self.pump()
+
+    # ---- through the spool -----------------------------------------------------------------------------------------
+
+    def _read_on(self) -> None:
+        """A few shards at a time, in the order in which they came."""
+        spool = self._publisher.spool
+        for shard, catch_up in tuple(islice(self._catching_up.items(), self._settings.catching_up_shards)):
+            if spool is not None and not (catch_up.reading or catch_up.rows or catch_up.complete):
+                catch_up.read(spool, self._settings.max_delivery_bytes, partial(self._rows_came, shard, catch_up))
+
+    def _rows_came(self, shard: int, catch_up: CatchUp, there: bool) -> None:
+        if self._catching_up.get(shard) is catch_up:
+            if not there:
+                self._end_catching_up(shard)
+                self._cursors[shard] = Position(shard)
+            self.owe(shard)
+            self.pump()
+
+    def _end_catching_up(self, shard: int) -> None:
+        del self._catching_up[shard]
+        self._read_on()
+
+    def _spooled_part(self, catch_up: CatchUp) -> tuple[ShardDelivery, int]:
+        part = catch_up.next_part()
+        self.owe(catch_up.stream.shard)
+        messages = part.messages.messages if part.messages is not None else ()
+        return part, sum(map(estimated_bytes, messages))
 
     def _hand_over(self, delivery: Delivery, size: int) -> None:
         self._number = delivery.number

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
+from tao.model.delivery import SpoolMark, SpoolRow
 from tao.model.errors import TaoError
 from tao.model.queries import FillRead, Query
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
@@ -116,3 +117,33 @@ class TopologyStore(Protocol):
 
     def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
         """Call back on every newer document until the returned function is called."""
+
+
+class Spool(Protocol):
+    """Guaranteed messages on disk, behind a leader's memory (DESIGN.md §7). Nothing here blocks; jobs are done in the
+    order in which they were given, and ``stored`` and ``answer`` are called from the loop."""
+
+    def marks(self) -> Sequence[SpoolMark]:
+        """What the spool held when it was opened."""
+
+    def on_change(self, dropped: Callable[[int, str, int], None], lost: Callable[[], None]) -> None:
+        """Whom to tell that a shard's rows up to a number of a source have made room for newer ones, and that nothing
+        stored so far can be relied on (the disk is full or broken)."""
+
+    def append(self, rows: Sequence[SpoolRow], marks: Sequence[SpoolMark], stored: Callable[[], None]) -> None:
+        """Keep them, all or none. ``stored``: a loss of power does them no harm any more, or they are not in the spool,
+        which has been said by ``lost``."""
+
+    def prove(self, source: str, number: int) -> None:
+        """All linked shards of the source have been told everything up to there."""
+
+    def read(
+        self,
+        shard: int,
+        source: str,
+        after: tuple[int, int],
+        max_bytes: int,
+        answer: Callable[[Sequence[SpoolRow] | None], None],
+    ) -> None:
+        """The shard's rows after ``(number, place)``, in their order, as many as fit and at least one if there is one.
+        None: they cannot be read."""

@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 
 from tao.model.changes import ShardMessages
+from tao.model.delivery import Span
 from tao.model.ids import SHARD_SHIFT
 
 WHOLE_OBJECT: Final = 0
@@ -49,7 +50,8 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
 
     ``bulk_shards`` are void as a whole. ``source`` is the database (replication set) whose binlog was read, and
     ``source_unix_ms`` the time up to which all of its commits have been told, this relay included (0: not known).
-    ``position`` is the GTID of its newest transaction, for people."""
+    ``position`` is the GTID of its newest transaction, for people. ``spans`` say what all of this is everything of, and
+    ``reached`` is ``source_unix_ms`` by transaction: ``(history, number)``."""
 
     changes: tuple[ShardMessages, ...] = ()
     touches: tuple[Touch, ...] = ()
@@ -57,3 +59,5 @@ class Relay(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     source_unix_ms: int = 0
     position: str = ""
+    spans: tuple[Span, ...] = ()
+    reached: tuple[str, int] = ("", 0)

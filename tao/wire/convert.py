@@ -19,7 +19,7 @@ from tao.model.changes import (
     ShardInvalidation,
     ShardMessages,
 )
-from tao.model.delivery import Delivery, Position, ShardDelivery
+from tao.model.delivery import Delivery, Position, ShardDelivery, Span
 from tao.model.errors import NotMine, ProtocolError, TaoError, error_from_reason
 from tao.model.graph import Edge
 from tao.model.relay import Relay, Touch
@@ -158,12 +158,28 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
 
 def position_to_pb(position: Position) -> pb.Position:
     """A place in a shard's stream."""
-    return pb.Position(shard=position.shard, stream=position.stream, sequence=position.sequence)
+    return pb.Position(
+        shard=position.shard,
+        stream=position.stream,
+        sequence=position.sequence,
+        source=position.source,
+        reached=position.reached,
+    )
 
 
 def position_from_pb(position: pb.Position) -> Position:
     """A place in a shard's stream."""
-    return Position(position.shard, position.stream, position.sequence)
+    return Position(position.shard, position.stream, position.sequence, position.source, position.reached)
+
+
+def span_to_pb(span: Span) -> pb.Span:
+    """A piece of a shard's history."""
+    return pb.Span(shard=span.shard, source=span.source, after=span.after, number=span.number)
+
+
+def span_from_pb(span: pb.Span) -> Span:
+    """A piece of a shard's history."""
+    return Span(span.shard, span.source, span.after, span.number)
 
 
 def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
@@ -175,12 +191,15 @@ def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
                 position=position_to_pb(shard.position),
                 reset=shard.reset,
                 messages=None if shard.messages is None else shard_messages_to_pb(shard.messages),
+                continued=shard.continued,
             )
             for shard in delivery.shards
         ],
         refused_shards=delivery.refused,
         proven_databases=[database for database, _ in delivery.proven],
         proven_unix_ms=[unix_ms for _, unix_ms in delivery.proven],
+        reached_sources=[source for source, _ in delivery.reached],
+        reached_numbers=[number for _, number in delivery.reached],
     )
 
 
@@ -191,13 +210,17 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
             position_from_pb(shard.position),
             shard.reset,
             shard_messages_from_pb(shard.messages) if shard.HasField("messages") else None,
+            shard.continued,
         )
         for shard in delivery.shards
     )
     if len(delivery.proven_databases) != len(delivery.proven_unix_ms):
         raise ProtocolError("a delivery proves times of databases in columns of different length")
+    if len(delivery.reached_sources) != len(delivery.reached_numbers):
+        raise ProtocolError("a delivery proves positions in columns of different length")
     proven = tuple(zip(delivery.proven_databases, delivery.proven_unix_ms, strict=True))
-    return Delivery(delivery.delivery_number, shards, tuple(delivery.refused_shards), proven)
+    reached = tuple(zip(delivery.reached_sources, delivery.reached_numbers, strict=True))
+    return Delivery(delivery.delivery_number, shards, tuple(delivery.refused_shards), proven, reached)
 
 
 # ---- relays ----------------------------------------------------------------------------------------------------
@@ -222,6 +245,9 @@ def relay_to_pb(relay: Relay) -> pb.Relay:
         source_unix_ms=relay.source_unix_ms,
         source=relay.source,
         position=relay.position,
+        spans=map(span_to_pb, relay.spans),
+        reached_source=relay.reached[0],
+        reached_number=relay.reached[1],
     )
 
 
@@ -234,6 +260,8 @@ def relay_from_pb(relay: pb.Relay) -> Relay:
         source=relay.source,
         source_unix_ms=relay.source_unix_ms,
         position=relay.position,
+        spans=tuple(map(span_from_pb, relay.spans)),
+        reached=(relay.reached_source, relay.reached_number),
     )
 
 

@@ -1294,24 +1294,32 @@ Global___Subscribe: _TypeAlias = Subscribe  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
+    """`reached` is a transaction of `source`, a history as binlogs number it: everything up to there has been told."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARD_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    REACHED_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     stream: _builtins.str
     sequence: _builtins.int
+    source: _builtins.str
+    reached: _builtins.int
     def __init__(
         self,
         *,
         shard: _builtins.int = ...,
         stream: _builtins.str = ...,
         sequence: _builtins.int = ...,
+        source: _builtins.str = ...,
+        reached: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sequence", b"sequence", "shard", b"shard", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reached", b"reached", "sequence", b"sequence", "shard", b"shard", "source", b"source", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1326,6 +1334,8 @@ class Delivery(_message.Message):
     REFUSED_SHARDS_FIELD_NUMBER: _builtins.int
     PROVEN_DATABASES_FIELD_NUMBER: _builtins.int
     PROVEN_UNIX_MS_FIELD_NUMBER: _builtins.int
+    REACHED_SOURCES_FIELD_NUMBER: _builtins.int
+    REACHED_NUMBERS_FIELD_NUMBER: _builtins.int
     delivery_number: _builtins.int
     @_builtins.property
     def shards(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardDelivery]: ...
@@ -1339,6 +1349,12 @@ class Delivery(_message.Message):
 
     @_builtins.property
     def proven_unix_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def reached_sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Likewise, by number: every commit of reached_sources[i] up to reached_numbers[i]."""
+
+    @_builtins.property
+    def reached_numbers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
         self,
         *,
@@ -1347,10 +1363,12 @@ class Delivery(_message.Message):
         refused_shards: _abc.Iterable[_builtins.int] | None = ...,
         proven_databases: _abc.Iterable[_builtins.str] | None = ...,
         proven_unix_ms: _abc.Iterable[_builtins.int] | None = ...,
+        reached_sources: _abc.Iterable[_builtins.str] | None = ...,
+        reached_numbers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_number", b"delivery_number", "proven_databases", b"proven_databases", "proven_unix_ms", b"proven_unix_ms", "refused_shards", b"refused_shards", "shards", b"shards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_number", b"delivery_number", "proven_databases", b"proven_databases", "proven_unix_ms", b"proven_unix_ms", "reached_numbers", b"reached_numbers", "reached_sources", b"reached_sources", "refused_shards", b"refused_shards", "shards", b"shards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1363,8 +1381,11 @@ class ShardDelivery(_message.Message):
     POSITION_FIELD_NUMBER: _builtins.int
     RESET_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
+    CONTINUED_FIELD_NUMBER: _builtins.int
     reset: _builtins.bool
     """the leader cannot continue from the position named: drop the shard first"""
+    continued: _builtins.bool
+    """another stream, which goes on from where the subscriber has been told in the source"""
     @_builtins.property
     def position(self) -> Global___Position:
         """after these messages"""
@@ -1377,10 +1398,11 @@ class ShardDelivery(_message.Message):
         position: Global___Position | None = ...,
         reset: _builtins.bool = ...,
         messages: Global___ShardMessages | None = ...,
+        continued: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "position", b"position"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "position", b"position", "reset", b"reset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continued", b"continued", "messages", b"messages", "position", b"position", "reset", b"reset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1766,12 +1788,19 @@ class Relay(_message.Message):
     SOURCE_UNIX_MS_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
+    SPANS_FIELD_NUMBER: _builtins.int
+    REACHED_SOURCE_FIELD_NUMBER: _builtins.int
+    REACHED_NUMBER_FIELD_NUMBER: _builtins.int
     source_unix_ms: _builtins.int
     """every commit up to then has been told; 0: not known"""
     source: _builtins.str
     """the database whose binlog was read"""
     position: _builtins.str
     """of the newest transaction in it, for people"""
+    reached_source: _builtins.str
+    """with source_unix_ms, by number: every commit of this history …"""
+    reached_number: _builtins.int
+    """… up to here"""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardMessages]: ...
     @_builtins.property
@@ -1779,6 +1808,10 @@ class Relay(_message.Message):
     @_builtins.property
     def bulk_shards(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """void as a whole"""
+
+    @_builtins.property
+    def spans(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """what the changes, touches and void shards are all of"""
 
     def __init__(
         self,
@@ -1789,14 +1822,47 @@ class Relay(_message.Message):
         source_unix_ms: _builtins.int = ...,
         source: _builtins.str = ...,
         position: _builtins.str = ...,
+        spans: _abc.Iterable[Global___Span] | None = ...,
+        reached_source: _builtins.str = ...,
+        reached_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "position", b"position", "source", b"source", "source_unix_ms", b"source_unix_ms", "touches", b"touches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_shards", b"bulk_shards", "changes", b"changes", "position", b"position", "reached_number", b"reached_number", "reached_source", b"reached_source", "source", b"source", "source_unix_ms", b"source_unix_ms", "spans", b"spans", "touches", b"touches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Relay: _TypeAlias = Relay  # noqa: Y015
+
+@_typing.final
+class Span(_message.Message):
+    """Everything committed to a shard in history `source` after transaction `after`, up to `number`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARD_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    shard: _builtins.int
+    source: _builtins.str
+    after: _builtins.int
+    number: _builtins.int
+    def __init__(
+        self,
+        *,
+        shard: _builtins.int = ...,
+        source: _builtins.str = ...,
+        after: _builtins.int = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "number", b"number", "shard", b"shard", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Span: _TypeAlias = Span  # noqa: Y015
 
 @_typing.final
 class Touch(_message.Message):
@@ -1827,12 +1893,17 @@ Global___Touch: _TypeAlias = Touch  # noqa: Y015
 class Relayed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    WANTED_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def wanted(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]: ...
     def __init__(
         self,
+        *,
+        wanted: _abc.Iterable[Global___Span] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wanted", b"wanted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
