@@ -69,7 +69,7 @@ class PassFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. A database has no cache: its entries and cache bytes are None."""
+    """One process. Databases and tailers have no cache: their entries and cache bytes are None."""
 
     name: str
     role: str

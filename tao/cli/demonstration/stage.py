@@ -112,7 +112,8 @@ class Stage:
         """Every process with the memory that it takes."""
         figures = []
         for process in (await self._cluster.status()).processes:
-            stats = None if process.role is Role.DATABASE else await self._stats(process.name)
+            caches = process.role in (Role.LEADER, Role.FOLLOWER)
+            stats = await self._stats(process.name) if caches else None
             figures.append(
                 ServerFigures(
                     name=process.name,

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final
 
-from tao.cli.checking.caches import verify_caches
+from tao.cli.checking.caches import Sample, verify_caches
 from tao.cli.demonstration.checkin_page import Cast, RenderedPage, build_figure, render
 from tao.cli.demonstration.figures import (
     CheckFigures,
@@ -293,7 +293,7 @@ async def _chapter_check(stage: Stage) -> CheckFigures:
                 access.routes,
                 access.links,
                 access.store,
-                limit_per_shard=_CHECKED_PER_SHARD,
+                sample=Sample(_CHECKED_PER_SHARD),
                 on_progress=counting.show,
             )
     table(
