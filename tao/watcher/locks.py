@@ -11,14 +11,17 @@ wait until the last one has run out.
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from tao.model.errors import OperatorError, RetryableError
+
+_PAUSE_SECONDS: Final = 0.02
 
 
 class LockTaken(RetryableError):
@@ -37,6 +40,23 @@ class Locks(Protocol):
 def mastership_lock(database: str) -> str:
     """The lock of a database's mastership."""
     return f"master-of-{database}"
+
+
+@asynccontextmanager
+async def held_alone(locks: Locks, name: str, patience_seconds: float) -> AsyncIterator[None]:
+    """Hold a lock alone, waiting for those who have it for a moment. Raises `LockTaken` when that takes too long."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + patience_seconds
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(locks.held(name, alone=True))
+                break
+            except LockTaken:
+                if loop.time() >= deadline:
+                    raise
+                await asyncio.sleep(_PAUSE_SECONDS)
+        yield
 
 
 class FileLocks:

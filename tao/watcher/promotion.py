@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from enum import StrEnum
 from typing import Final
 
@@ -35,7 +35,7 @@ from tao.storage.promotion import (
 )
 from tao.storage.replication import detach, executed_position, wait_for_position
 from tao.topology import edits
-from tao.watcher.locks import Locks, mastership_lock
+from tao.watcher.locks import Locks, held_alone, mastership_lock
 from tao.watcher.promotion_plan import (
     Member,
     PromotionRefused,
@@ -117,7 +117,7 @@ class Promoter:
         Raises `PromotionRefused` with everything as before; another `TaoError` when a step failed: whatever had been
         done then is finished or undone by the next run. `LockTaken` when another run is under way.
         """
-        with self._locks.held(mastership_lock(database), alone=True):
+        async with self._alone(database):
             replicas = await self._set(database)
             if wish.region == replicas.database.master_region:
                 return await self._restore(replicas)
@@ -135,13 +135,13 @@ class Promoter:
     async def restore(self, database: str) -> Promoted:
         """Bring the database into the state that the topology states: finish or undo a promotion that was interrupted,
         open a master that restarted. Raises as `promote`."""
-        with self._locks.held(mastership_lock(database), alone=True):
+        async with self._alone(database):
             return await self._restore(await self._set(database))
 
     async def rejoin(self, database: str, server: str) -> None:
         """Have a server follow the master of its set again, and wait until it has caught up. Raises `ServerDiverged`
         when it cannot, with nothing changed but that it is closed to writes."""
-        with self._locks.held(mastership_lock(database), alone=True):
+        async with self._alone(database):
             replicas = await self._set(database)
             region = replicas.region_of(server)
             if region == replicas.database.master_region:
@@ -365,6 +365,9 @@ class Promoter:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise DeadlineExceeded("it follows, and has not caught up yet: `tao status` shows how far it is")
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _alone(self, database: str) -> AbstractAsyncContextManager[None]:
+        return held_alone(self._locks, mastership_lock(database), self._settings.lock_seconds)
 
     async def _set(self, database: str) -> ReplicationSet:
         topology = await self._store.load()

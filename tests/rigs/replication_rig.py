@@ -59,7 +59,7 @@ class ReplicationRig:
             TopologyFile(self.topology_path, on_error=fail),
             FileLocks(self.topology_path),
             SetAccounts(self.accounts.administrator, self.accounts.replicator),
-            PromotionSettings(settle_seconds=0.0, acknowledging_seconds=10.0),
+            PromotionSettings(lock_seconds=0.0, settle_seconds=0.0, acknowledging_seconds=10.0),
             on_step=on_step,
         )
 
