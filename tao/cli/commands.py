@@ -12,6 +12,7 @@ from tao.cli.check import repair, verify
 from tao.cli.databases import accounts, migrate
 from tao.cli.demo import demo
 from tao.cli.dev import dev
+from tao.cli.drain import drain, undrain
 from tao.cli.export import export
 from tao.cli.frame import TaoGroup
 from tao.cli.load import load
@@ -58,6 +59,8 @@ for command in (
     replicate,
     promote,
     rejoin,
+    drain,
+    undrain,
     ready,
     dev,
     demo,

@@ -65,11 +65,11 @@ def promote(
     from tao.watcher.promotion_plan import Wish, check_before
     from tao.watcher.replication_set import find_database
 
-    path, accounts = _place(file)
+    path, accounts = set_place(file)
     found = find_database(load_topology(path), database)
     others = sorted(set(found.servers) - {found.master_region})
     wish = Wish(region or (others[0] if len(others) == 1 else None), master_lost, frozenset(without))
-    promoter = _promoter(path, accounts, as_json)
+    promoter = promoter_of(path, accounts, as_json)
     members = run(promoter.look(database))
     if not as_json:
         _show(members)
@@ -100,12 +100,12 @@ def rejoin(server: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """
     from tao.model.errors import TopologyError
 
-    path, accounts = _place(file)
+    path, accounts = set_place(file)
     topology = load_topology(path)
     database = next((d for d in topology.databases if server in {each.name for each in d.servers.values()}), None)
     if database is None:
         raise TopologyError(f"there is no database server {server!r}")
-    promoter = _promoter(path, accounts, as_json)
+    promoter = promoter_of(path, accounts, as_json)
     if not as_json:
         _show(run(promoter.look(database.name)))
     ask(f"Close {server} to writes and have it follow {database.servers[database.master_region].name}?", yes)
@@ -135,7 +135,7 @@ def _show(members: list[Member]) -> None:
     )
 
 
-def _place(file: Path | None) -> tuple[Path, SetAccounts]:
+def set_place(file: Path | None) -> tuple[Path, SetAccounts]:
     """The topology file, and as whom to come in: of the development cluster, or from the environment."""
     from tao.devcluster.state_folder import StateFolder, service_accounts
     from tao.model.errors import OperatorError
@@ -152,7 +152,8 @@ def _place(file: Path | None) -> tuple[Path, SetAccounts]:
     return file, SetAccounts(Account("tao_admin", passwords[0]), Account("tao_replicator", passwords[1]))
 
 
-def _promoter(path: Path, accounts: SetAccounts, as_json: bool) -> Promoter:
+def promoter_of(path: Path, accounts: SetAccounts, as_json: bool) -> Promoter:
+    """Told of its steps on standard error, unless for a program."""
     from tao.model.errors import TopologyError
     from tao.topology.file_store import TopologyFile
     from tao.watcher.locks import FileLocks

@@ -27,7 +27,7 @@ def topology() -> None:
     """Show and change the topology document."""
 
 
-_file_option = click.option(
+file_option = click.option(
     "--topology",
     "file",
     envvar="TAO_TOPOLOGY",
@@ -35,20 +35,20 @@ _file_option = click.option(
     metavar="FILE",
     help="The document.  [default: that of the development cluster in ./.tao-dev]",
 )
-_tier_option = click.option(
+tier_option = click.option(
     "--tier", required=True, metavar="TIER", help="Its name; REGION/TIER where several regions have one of that name."
 )
 
 
-def _changing(command: Callable[..., Any]) -> Callable[..., Any]:
+def changing(command: Callable[..., Any]) -> Callable[..., Any]:
     yes = click.option("--yes", is_flag=True, help="Do it without asking.")
-    for option in (json_option, yes, _file_option):
+    for option in (json_option, yes, file_option):
         command = option(command)
     return command
 
 
 @topology.command()
-@_file_option
+@file_option
 @json_option
 def show(file: Path | None, as_json: bool) -> None:
     """Show regions, tiers, servers and how many shards each has."""
@@ -57,7 +57,7 @@ def show(file: Path | None, as_json: bool) -> None:
     from tao.routing.routes import Routes
     from tao.topology.document import dump_topology
 
-    found = load_topology(_path(file))
+    found = load_topology(document_path(file))
     if as_json:
         print_json(json.loads(dump_topology(found)))
         return
@@ -104,7 +104,7 @@ def _addresses(server: CacheServer) -> str:
 
 @topology.command("mark-down")
 @click.argument("name")
-@_changing
+@changing
 def mark_down(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Have a cache or database server passed over until it is marked up.
 
@@ -114,7 +114,7 @@ def mark_down(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
 
 @topology.command("mark-up")
 @click.argument("name")
-@_changing
+@changing
 def mark_up(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Have a server that was marked down used again."""
     _change(file, lambda found: _marked(found, name, down=False), yes, as_json)
@@ -123,36 +123,36 @@ def mark_up(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
 @topology.command("move-shard")
 @click.argument("shard", type=click.IntRange(min=0))
 @click.argument("servers", nargs=-1, required=True)
-@_tier_option
-@_changing
+@tier_option
+@changing
 def move_shard(shard: int, servers: tuple[str, ...], tier: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Map SHARD of one tier to SERVERS by hand: the first is its home, others serve its reads too.
 
     In a tier of leaders only one leads a shard: the first that is not marked down."""
     from tao.topology import edits
 
-    _change(file, lambda found: edits.move_shard(found, *_place(found, tier), shard, *servers), yes, as_json)
+    _change(file, lambda found: edits.move_shard(found, *place_of(found, tier), shard, *servers), yes, as_json)
 
 
 @topology.command("unmove-shard")
 @click.argument("shard", type=click.IntRange(min=0))
-@_tier_option
-@_changing
+@tier_option
+@changing
 def unmove_shard(shard: int, tier: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Give SHARD of one tier back to the ring."""
     from tao.topology import edits
 
-    _change(file, lambda found: edits.unmove_shard(found, *_place(found, tier), shard), yes, as_json)
+    _change(file, lambda found: edits.unmove_shard(found, *place_of(found, tier), shard), yes, as_json)
 
 
 @topology.command("add-server")
 @click.argument("name")
-@_tier_option
+@tier_option
 @click.option("--grpc", required=True, metavar="HOST:PORT")
 @click.option("--frames", default="", metavar="HOST:PORT", help="The faster transport, where it listens for it.")
 @click.option("--admin", default="", metavar="HOST:PORT", help="Metrics, health, readiness.")
 @click.option("--weight", default=1.0, show_default=True, help="Its part of the ring, beside the tier's others.")
-@_changing
+@changing
 def add_server(
     name: str,
     tier: str,
@@ -169,12 +169,12 @@ def add_server(
     from tao.topology import edits
 
     server = CacheServer(name=name, grpc=grpc, frames=frames, admin=admin, weight=weight)
-    _change(file, lambda found: edits.add_server(found, *_place(found, tier), server), yes, as_json)
+    _change(file, lambda found: edits.add_server(found, *place_of(found, tier), server), yes, as_json)
 
 
 @topology.command("remove-server")
 @click.argument("name")
-@_changing
+@changing
 def remove_server(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Take a cache server out for good: its shards go to the tier's others at once. Stop it afterwards."""
     from tao.topology import edits
@@ -187,7 +187,7 @@ def _change(file: Path | None, edit: Callable[[Topology], Topology], yes: bool, 
     from tao.cli.topology_changes import differences
     from tao.topology.file_store import TopologyFile
 
-    path = _path(file)
+    path = document_path(file)
     before = load_topology(path)
     after = edit(before)
     changes = differences(before, after)
@@ -212,7 +212,7 @@ def _marked(found: Topology, name: str, down: bool) -> Topology:
     return mark(found, name, down)
 
 
-def _place(found: Topology, tier: str) -> tuple[str, str]:
+def place_of(found: Topology, tier: str) -> tuple[str, str]:
     """Region and tier of what was given as TIER or REGION/TIER."""
     from tao.model.errors import TopologyError
 
@@ -224,7 +224,8 @@ def _place(found: Topology, tier: str) -> tuple[str, str]:
     raise TopologyError(f"{tier!r} names {'no tier' if not fitting else 'several tiers'}; name one of {known}")
 
 
-def _path(file: Path | None) -> Path:
+def document_path(file: Path | None) -> Path:
+    """The file named, or that of the development cluster. Raises `OperatorError`."""
     from tao.devcluster.state_folder import StateFolder
     from tao.model.errors import OperatorError
 

@@ -1,0 +1,252 @@
+"""Waiting until a cache server that was marked is asked nothing any more, or one that was unmarked serves again.
+
+What is looked at is what servers say of themselves on their admin ports: which document they go by, what they own, and
+counters, which stand still when nobody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tao.model.errors import OperatorError, TaoError, TopologyError
+from tao.model.topology import Tier, Topology
+from tao.routing.routes import Routes
+
+PAUSE_SECONDS: Final = 0.1
+QUIET_SECONDS: Final = 1.0
+"""For which a server must have been asked nothing: callers that know the new topology stay away at once, and a request
+under way is answered or given up within seconds."""
+_HTTP_OK: Final = 200
+
+Show = Callable[[str], None]
+"""Told what is waited for."""
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a server. ``marked``: it is passed over by whoever goes by the topology. ``waiting_for``: what had
+    not come when the time was up."""
+
+    server: str
+    role: str
+    safe_to_stop: bool
+    marked: bool
+    topology_version: int = 0
+    waiting_for: list[str] = []
+    notes: list[str] = []
+    """What an operator should know besides."""
+
+    def describe(self) -> str:
+        """One line."""
+        if self.waiting_for:
+            return f"{self.server}: still waiting for: {'; '.join(self.waiting_for)}"
+        if self.safe_to_stop:
+            return f"{self.server}: safe to stop" + (f"; then: tao undrain {self.server}" if self.marked else "")
+        return f"{self.server}: in use"
+
+
+async def drain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Mark a leader or follower and wait until nobody needs it. Raises `TopologyError` when nobody could stand in."""
+    topology = await marked(file, name, down=True, check=_check_stand_in)
+    place = Routes(topology).locate(name)
+    watched = Quiet()
+
+    async def missing() -> list[str]:
+        stats = await figures(topology)
+        return [*_unheard(stats, topology.version), *_unfinished(name, place.tier, topology, stats, watched)]
+
+    left = await until_none(missing, timeout_seconds, show)
+    return Drained(
+        server=name,
+        role=place.role,
+        safe_to_stop=not left,
+        marked=True,
+        topology_version=topology.version,
+        waiting_for=left,
+    )
+
+
+async def undrain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Wait until a server is ready, unmark it, and wait until it has what is its own."""
+    from tao.topology.file_store import TopologyFile
+
+    deadline = asyncio.get_running_loop().time() + timeout_seconds
+    before = await TopologyFile(file, on_error=_raise).load()
+    server = Routes(before).server(name)
+
+    async def unready() -> list[str]:
+        return await not_ready(name, server.admin)
+
+    left = await until_none(unready, timeout_seconds, show)
+    topology = before
+    if not left:
+        topology = await marked(file, name, down=False)
+
+        async def missing() -> list[str]:
+            return [*_unheard(await figures(topology), topology.version), *await unready()]
+
+        left = await until_none(missing, deadline - asyncio.get_running_loop().time(), show)
+    return Drained(
+        server=name,
+        role=Routes(topology).locate(name).role,
+        safe_to_stop=False,
+        marked=Routes(topology).server(name).down,
+        topology_version=topology.version,
+        waiting_for=left,
+    )
+
+
+async def marked(
+    file: Path, name: str, *, down: bool, check: Callable[[Topology, str], None] | None = None
+) -> Topology:
+    """The document after the mark was set, or taken away, by hand; unchanged when it was so already. Raises
+    `TopologyError`."""
+    from tao.model.errors import TopologyConflict
+    from tao.topology import edits
+    from tao.topology.file_store import TopologyFile
+
+    store = TopologyFile(file, on_error=_raise)
+    while True:
+        before = await store.load()
+        if check is not None:
+            check(before, name)
+        databases = {server.name for each in before.databases for server in each.servers.values()}
+        edit = edits.mark_database_server if name in databases else edits.mark_server
+        after = edit(before, name, down)
+        if msgspec.structs.replace(after, version=before.version) == before:
+            return before
+        try:
+            return await store.change(before.version, after)
+        except TopologyConflict:
+            continue  # a watcher was faster, with a mark of its own
+
+
+async def until_none(missing: Callable[[], Any], timeout_seconds: float, show: Show) -> list[str]:
+    """Look until nothing is missing; what still is when the time is up. `Any`: an awaitable of a list of texts."""
+    deadline = asyncio.get_running_loop().time() + timeout_seconds
+    shown = ""
+    while True:
+        left: list[str] = await missing()
+        if not left or asyncio.get_running_loop().time() >= deadline:
+            return left
+        if left[0] != shown:
+            shown = left[0]
+            show(shown)
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def figures(topology: Topology) -> dict[str, dict[str, Any]]:
+    """``/stats`` of all cache servers and tailers that answer, by name. `Any`: each role has its own."""
+    from tao.devcluster.readiness import server_stats
+
+    async def one(admin: str) -> dict[str, Any]:
+        try:
+            return await server_stats(admin)
+        except TaoError:
+            return {}  # it is down, and hears of the document when it starts
+
+    addresses: dict[str, str] = {}
+    for region in topology.regions:
+        for tier in (region.leaders, *region.followers):
+            addresses.update({server.name: server.admin for server in tier.servers if server.admin})
+        addresses.update({tailer.name: tailer.admin for tailer in region.tailers if tailer.admin})
+    answers = await asyncio.gather(*map(one, addresses.values()))
+    return {name: stats for name, stats in zip(addresses, answers, strict=True) if stats}
+
+
+async def not_ready(name: str, admin: str) -> list[str]:
+    """Why a server is not ready, if it is not. Raises `OperatorError` for one that cannot be asked."""
+    from tao.runtime.admin_client import admin_get
+
+    if not admin:
+        raise OperatorError(f"{name} has no admin address in the topology: nobody can see whether it is ready")
+    try:
+        status, body = await admin_get(admin, "/ready")
+    except TaoError as error:
+        return [f"{name} to answer ({error.message})"]
+    return [] if status == _HTTP_OK else [f"{name} to be ready: {body.decode(errors='replace').strip()}"]
+
+
+class Quiet:
+    """Whether counters stand still, and for how long they have."""
+
+    def __init__(self) -> None:
+        self._count: object = None
+        self._since = 0.0
+
+    def lasts(self, count: object, now: float) -> bool:
+        """``count`` was read now: has it been the same for `QUIET_SECONDS`?"""
+        if count != self._count:
+            self._count, self._since = count, now
+        return now - self._since >= QUIET_SECONDS
+
+
+def work_of(stats: Mapping[str, Any]) -> tuple[int, ...]:
+    """What a cache server has been asked so far: reads by what became of them, and writes."""
+    writes = stats["writes"]
+    done = writes["forwarded"] if "forwarded" in writes else writes["committed"]
+    return (stats["hits"], stats["misses"], stats["failures"], done, writes["failed"])
+
+
+def _unheard(stats: Mapping[str, Mapping[str, Any]], version: int) -> list[str]:
+    late = [name for name, each in stats.items() if each.get("topology_version", version) < version]
+    return [f"{name} to notice topology {version}" for name in late]
+
+
+def _unfinished(
+    name: str, tier: str, topology: Topology, stats: Mapping[str, Mapping[str, Any]], watched: Quiet
+) -> list[str]:
+    own = stats.get(name)
+    if own is None:
+        return []  # it is gone already
+    found: list[str] = []
+    if own["role"] == "leader":
+        shards = own["owned_shards"] + own["hosted_shards"]
+        if shards:
+            found.append(f"{shards} shards to be handed over")
+        found += [
+            f"{other} to take its shards"
+            for other in _others(topology, name)
+            if other in stats and not _has_all(topology, other, stats[other])
+        ]
+    if not watched.lasts(work_of(own), asyncio.get_running_loop().time()):
+        found.append(f"{name} to be asked nothing any more (by clients of {tier} that follow the topology)")
+    return found
+
+
+def _has_all(topology: Topology, leader: str, stats: Mapping[str, Any]) -> bool:
+    return bool(stats["owned_shards"] + stats["hosted_shards"] >= len(Routes(topology).shards_of(leader)))
+
+
+def _others(topology: Topology, name: str) -> Sequence[str]:
+    """Servers of the same tier that are not marked."""
+    return [server.name for server in _tier_of(topology, name).servers if server.name != name and not server.down]
+
+
+def _tier_of(topology: Topology, name: str) -> Tier:
+    for region in topology.regions:
+        for tier in (region.leaders, *region.followers):
+            if any(server.name == name for server in tier.servers):
+                return tier
+    raise TopologyError(f"there is no server {name!r}")
+
+
+def _check_stand_in(topology: Topology, name: str) -> None:
+    """Raises `TopologyError` when nobody would be left to ask."""
+    tier = _tier_of(topology, name)
+    if _others(topology, name):
+        return
+    region = next(each for each in topology.regions if tier in (each.leaders, *each.followers))
+    behind = [each for each in region.followers if each != tier and any(not server.down for server in each.servers)]
+    if tier == region.leaders or not behind:
+        raise TopologyError(
+            f"{name} is the last server of {tier.name} in {region.name} that is not marked: nobody would stand in"
+        )
+
+
+def _raise(error: TopologyError) -> None:
+    raise error

@@ -1,0 +1,84 @@
+"""Taking a replica out of use: reads and its region's tailer go to the master region, and commits do not wait for it.
+
+Where it is the only one that acknowledges, its master would wait without end, and every write with it. So the master is
+told to wait for none, until `tao undrain`: for that time a loss of the master loses what nobody else has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from tao.cli.draining import Drained, Quiet, Show, figures, marked, until_none
+from tao.model.errors import TopologyError
+from tao.model.topology import Database, Topology
+from tao.storage.promotion import acknowledging_replicas, set_semi_sync
+from tao.storage.session import Session
+from tao.watcher.replication_set import ReplicationSet, SetAccounts
+
+_STATEMENT_SECONDS: Final = 5.0
+_SERVICES: Final = ("tao_leader", "tao_reader")
+"""Accounts whose statements count: what replicas and administrators do, no request waits for."""
+
+
+async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Mark a replica and wait until nothing is asked of it. Raises `TopologyError` for a master."""
+    topology = await marked(file, name, down=True, check=_check_replica)
+    database = _database_of(topology, name)
+    region = next(region for region, server in database.servers.items() if server.name == name)
+    replicas = ReplicationSet(database, accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS)
+    notes = await _let_go(replicas, database) if database.semi_sync else []
+    quiet = Quiet()
+
+    async def missing() -> list[str]:
+        stats = await figures(topology)
+        late = [who for who, each in stats.items() if each.get("topology_version", 0) < topology.version]
+        found = [f"{who} to notice topology {topology.version}" for who in late]
+        found += [f"{who} to read elsewhere" for who, each in stats.items() if each.get("database_server") == name]
+        async with replicas.session(region) as session:
+            busy = await _statements(session, replicas.soon())
+        if busy:
+            found.append(f"{busy} statements at {name} to end")
+        elif not quiet.lasts(found, asyncio.get_running_loop().time()):
+            found.append(f"{name} to be asked nothing any more")
+        return found
+
+    left = await until_none(missing, timeout_seconds, show)
+    return Drained(
+        server=name,
+        role="replica",
+        safe_to_stop=not left,
+        marked=True,
+        topology_version=topology.version,
+        waiting_for=left,
+        notes=notes,
+    )
+
+
+async def _let_go(replicas: ReplicationSet, database: Database) -> list[str]:
+    """Have the master wait for none where this is the last replica that acknowledges."""
+    async with replicas.session(database.master_region) as session:
+        if await acknowledging_replicas(session, deadline=replicas.soon()) > 1:
+            return []
+        await set_semi_sync(session, waits=False, deadline=replicas.soon())
+    return [f"commits of {database.name} wait for no replica until tao undrain"]
+
+
+async def _statements(session: Session, deadline: float) -> int:
+    """Statements of leaders and followers under way."""
+    processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
+    return sum(str(row["User"]).startswith(_SERVICES) and str(row["Command"]) == "Query" for row in processes)
+
+
+def _database_of(topology: Topology, name: str) -> Database:
+    for database in topology.databases:
+        if any(server.name == name for server in database.servers.values()):
+            return database
+    raise TopologyError(f"there is no database server {name!r}")
+
+
+def _check_replica(topology: Topology, name: str) -> None:
+    database = _database_of(topology, name)
+    if database.servers[database.master_region].name == name:
+        raise TopologyError(f"{name} is the master of {database.name}: tao promote {database.name} --to another region")
