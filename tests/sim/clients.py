@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -24,7 +25,7 @@ from tests.sim.checks import Checks
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
 from tests.sim.network import SESSION
-from tests.sim.plans import KEYS, Op
+from tests.sim.plans import EDGE_TYPES, KEYS, Op
 
 _CHANGED_TYPES: Final = {"likes": "follows", "follows": "likes", "comment": "likes", "friend": "likes"}
 
@@ -127,6 +128,14 @@ class Client:
             case "assoc_time_range":
                 await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, critical=critical, after=after)
         return "done"
+
+    async def read_all_at_once(self) -> None:
+        """Whatever comes of it."""
+        assert self.graph is not None
+        ids = [key_id(number, self._shards) for number in range(KEYS)]
+        objects = [self.graph.obj_get(each) for each in ids]
+        lists = [self.graph.assoc_range(each, atype, 0, 50) for each in ids for atype in EDGE_TYPES]
+        await asyncio.gather(*objects, *lists, return_exceptions=True)
 
     async def read_all(self) -> str:
         """Every key, one by one; the first error, or nothing."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -95,6 +95,9 @@ class Past:
     def __init__(self) -> None:
         self.lists: Final[dict[ListKey, dict[int, list[ListContent]]]] = defaultdict(dict)
         self.objects: Final[dict[int, dict[int, list[ObjectContent]]]] = defaultdict(dict)
+        self.foreign: Final[set[int | ListKey]] = set()
+        """Keys that somebody has written past the product: until it has learnt of that its changes are right and their
+        result in a cache is not, and no version tells the two apart."""
 
     def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey]) -> None:
         for key in objects:
@@ -198,8 +201,20 @@ class DatabaseServer:
         self._loop: Final = loop
         self._random: Final = rng
         self._server_id: Final = server_id
-        self._applies_until = 0.0
+        self._applies_at = 0.0
+        self._relay_log: Final[deque[Logged]] = deque()
         self._visible_until = 0.0
+
+    @property
+    def position(self) -> str:
+        """Where the binlog ends."""
+        last = self.purged_before + len(self.binlog)
+        return f"0-{self._server_id}-{last}" if last else ""
+
+    def purge(self) -> None:
+        """Whoever has not read it yet never will."""
+        self.purged_before += len(self.binlog)
+        self.binlog.clear()
 
     def host(self, shards: Iterable[int], master: str) -> None:
         for rows in (self.rows, self.truth):
@@ -244,13 +259,15 @@ class DatabaseServer:
     def _receive(self, logged: Logged) -> None:
         """As a replica: in the master's order, after some time."""
         at = self._loop.now + 0.001 + self._random.random() * self.lag_seconds
-        self._applies_until = max(self._applies_until, at, self.stopped_until)
-        self._loop.call_at(self._applies_until, self._apply, logged, context=self.process.context.copy())
+        self._applies_at = max(self._applies_at, at)
+        self._relay_log.append(logged)
+        self._loop.call_at(self._applies_at, self._apply_next, context=self.process.context.copy())
 
-    def _apply(self, logged: Logged) -> None:
+    def _apply_next(self) -> None:
         if self._loop.now < self.stopped_until:
-            self._loop.call_at(self.stopped_until, self._apply, logged, context=self.process.context.copy())
+            self._loop.call_at(self.stopped_until, self._apply_next, context=self.process.context.copy())
             return
+        logged = self._relay_log.popleft()
         self._append(logged)
         self._visible_until = max(self._visible_until, self._loop.now + self._until_visible())
         context = self.process.context.copy()

@@ -51,6 +51,7 @@ class Faults:
             "depose": self._depose,
             "mark down": self._mark_down,
             "tailer cut off": self._cut_tailer_off,
+            "binlog lost": self._lose_binlog,
             "foreign write": self._write_past_the_product,
         }
 
@@ -69,6 +70,7 @@ class Faults:
         for fault in list(self._lasting):
             self._end(fault)
         world = self._world
+        world.at_pair_commit.clear()
         world.network.heal()
         world.network.slow.clear()
         for database in world.databases.values():
@@ -217,6 +219,34 @@ class Faults:
 
         return start
 
+    def _lose_binlog(self, fault: Fault) -> Callable[[], None]:
+        """Of a slow replica, while its reader is away, and everybody reads everything."""
+        world = self._world
+        (replica,) = world.master_of(fault.pick % world.shape.shards).replicas
+        name = f"tailer-{replica.region}-{replica.name.partition('-')[0]}"
+        if world.is_up(name):
+            world.kill(name)
+        world.network.slow[replica.name] = 0.9
+
+        readers = [client for client in world.clients if client.process.region == replica.region]
+
+        def read() -> None:
+            for client in readers:
+                world.spawn(client.read_all_at_once(), client.process)
+
+        world.loop.call_later(0.4, read)
+        world.loop.call_later(1.6, read)
+
+        def follow_again() -> None:
+            # Answers that are under way stay late.
+            self._slow_no_more(replica.name)
+            replica.purge()
+            if not world.is_up(name):
+                world.start_server(name)
+
+        world.loop.call_later(0.8, follow_again)
+        return partial(self._slow_no_more, replica.name)
+
     def _write_past_the_product(self, fault: Fault) -> None:
         """Somebody's script changes rows and knows nothing of versions."""
         world = self._world
@@ -268,19 +298,20 @@ class Faults:
         """A shard leaves a leader whose database is slow, and is its again a moment later."""
         world = self._world
         shard = fault.pick % world.shape.shards
-        region = REGIONS[fault.other % 2]
-        place = (region, "leaders")
         routes = Routes(world.topology)
+        # Where it is not mastered: an owner is told of what it has missed by its own commits.
+        region = next(each for each in REGIONS if each != routes.master_region(shard))
+        place = (region, "leaders")
         home = routes.tier(*place).home(shard).name
         servers = _servers_of(world.topology, place)
         other = servers[(servers.index(home) + 1) % len(servers)]
         database = routes.database_server(shard, region).name
         world.network.slow[database] = 3.0
-        world.loop.call_later(0.3, self._move, place, {shard: other})
-        world.loop.call_later(1.2, self._move, place, {shard: home})
+        world.loop.call_later(1.0, self._move, place, {shard: other})
+        world.loop.call_later(1.9, self._move, place, {shard: home})
         return partial(self._slow_no_more, database)
 
-    def _depose(self, fault: Fault) -> Callable[[], None]:
+    def _depose(self, fault: Fault) -> None:
         """A leader falls asleep when its next pair is committed at one side; others take its shards; it wakes up."""
         world = self._world
         names = world.names("leader")
@@ -298,12 +329,6 @@ class Faults:
             world.loop.call_later(seconds, world.loop.resume, process, context=Context())
 
         world.at_pair_commit[name] = fall_asleep
-
-        def end() -> None:
-            world.at_pair_commit.pop(name, None)
-            world.loop.resume(world.processes[name])
-
-        return end
 
     def _mark_down(self, fault: Fault) -> Callable[[], None]:
         name = self._server(fault.pick)

@@ -95,9 +95,11 @@ FAULT_WEIGHTS: Final = {
     "foreign write": 2,
     "kill tailer": 2,
     "tailer cut off": 1,
+    "binlog lost": 1,
     "there and back": 1,
     "depose": 1,
 }
+_OF_SHARDS: Final = ("move shard", "there and back", "binlog lost")
 
 
 def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[str, int] | None = None) -> Plan:
@@ -121,11 +123,14 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[s
             ops += _burst(rng, begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS - 5.0), shape)
         for _ in range(rng.randint(0, 6) if weights else 0):
             kind = rng.choices(list(weights), list(weights.values()))[0]
-            # Most hit in the middle of something.
-            near = rng.choice(ops).at if rng.random() < 0.7 else begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS)
-            at = near + rng.uniform(-0.05, 0.3)
+            at, pick = begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS), rng.randrange(1000)
+            if rng.random() < 0.7:
+                # Most hit in the middle of something, and those about a shard the one that it is about.
+                near = rng.choice(ops)
+                at = near.at + rng.uniform(-0.05, 0.3)
+                pick = near.one if kind in _OF_SHARDS else pick
             if begin + LOOK_SECONDS <= at < begin + BUSY_SECONDS:
-                faults.append(Fault(at, kind, rng.randrange(1000), rng.randrange(1000), _seconds(rng)))
+                faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng)))
     return Plan(
         seed, acts, shape, tuple(sorted(ops, key=lambda op: op.at)), tuple(sorted(faults, key=lambda each: each.at))
     )

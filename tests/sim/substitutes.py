@@ -219,8 +219,7 @@ class SimBinlogReader:
 
     async def current_position(self) -> str:
         await self._reach()
-        binlog = self._server.binlog
-        return binlog[-1].gtid if binlog else ""
+        return self._server.position
 
     def position(self, stored: str) -> MariadbPosition:
         return MariadbPosition(stored)

@@ -24,6 +24,7 @@ from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.settings import LeaderSettings
+from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import RowChanges
 from tao.model.topology import CacheServer, Database, Region, TailerProcess, Tier, Topology
@@ -243,6 +244,8 @@ class World:
                     for row in changes.put_objects
                 ]
                 changes.put_objects[:] = versions
+                edges = (*changes.put_edges, *changes.delete_edges)
+                master.past.foreign.update(objects, [ListKey(key.id1, key.atype) for key in edges])
                 await asyncio.sleep(master.log(changes, self.schema))
                 master.show(changes)
         finally:
@@ -254,8 +257,12 @@ class World:
         self.trace.note("topology", self.topology.version)
         for process, on_change in list(self.topology_watchers.values()):
             self.loop.call_later(
-                self.random.random() * 0.5, self._tell_topology, on_change, context=process.context.copy()
+                self.random.random() * 0.5, self._look_at_topology, on_change, context=process.context.copy()
             )
+
+    def _look_at_topology(self, on_change: Callable[[Topology], None]) -> None:
+        """The file has changed; reading it takes a thread a moment, also for a process that was asleep."""
+        self.loop.call_later(0.002, self._tell_topology, on_change)
 
     def _tell_topology(self, on_change: Callable[[Topology], None]) -> None:
         on_change(self.topology)

@@ -1,0 +1,16 @@
+"""The simulator notices the product's rules when they are broken (`tests.sim.variants`)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.variants import VARIANTS, Variant, find
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name.replace(" ", "_"))
+def test_a_broken_rule_is_noticed(variant: Variant) -> None:
+    outcome, seeds = find(variant)
+    assert outcome is not None, f"nothing was noticed in {seeds} seeds"
+    assert outcome.violation is not None
+    # The rule is missed, and not a rig that broke with it.
+    assert outcome.violation.invariant != "unforeseen", outcome.violation
