@@ -92,7 +92,8 @@ class ReplicationSet:
     async def close(self, region: str) -> None:
         """Take the lease and close the server to writes, for good. Raises `TaoError`."""
         async with self.session(region) as session, self.session(region) as other:
-            # Refused while the server closes itself, which commits that wait for a replica hold up: the fence ends them.
+            # Refused while the server closes itself and is held up by commits that wait for a replica.
+            # The fence ends them.
             with suppress(ShardBlocked):
                 await revoke_lease(session, deadline=self.soon())
             await fence(session, other, deadline=self.soon())
