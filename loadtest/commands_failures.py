@@ -1,4 +1,4 @@
-"""The commands whose scenarios break things: `chaos`."""
+"""The commands whose scenarios break things, or restart them: `chaos`, `rolling`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Final
 
 import click
 
+from loadtest import rolling
 from loadtest.chaos import scenario as chaos
+from loadtest.chaos.load import Rates
 from loadtest.chaos.scenario import ChaosSettings
 from loadtest.chaos.striking import all_faults
+from loadtest.rolling import RollingSettings
 from loadtest.scenario import Scenario
 from tao.model.errors import OperatorError
 
@@ -33,8 +36,8 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--seed", type=int, default=1, show_default=True, help="Of load, faults and their moments.")
     @click.option("--fault", "kinds", type=click.Choice(sorted(all_faults())), multiple=True, help="Only these.")
     @click.option("--overlapping", is_flag=True, help="Two faults at a time.")
-    @click.option("--reads", type=float, default=DEFAULT_CHAOS.reads_per_second, show_default=True, help="A second.")
-    @click.option("--writes", type=float, default=DEFAULT_CHAOS.writes_per_second, show_default=True, help="A second.")
+    @click.option("--reads", type=float, default=DEFAULT_CHAOS.rates.reads, show_default=True, help="A second.")
+    @click.option("--writes", type=float, default=DEFAULT_CHAOS.rates.writes, show_default=True, help="A second.")
     @click.option("--logs", type=click.Path(file_okay=False, path_type=Path), help="Leave the servers' logs there.")
     @_toy_option
     @_json_option
@@ -54,9 +57,25 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
 
         The exit status is 1 when something is, or when reads fail that no fault explains."""
         try:
-            wanted = ChaosSettings(seconds, seed, overlapping, kinds, reads, writes, logs)
+            wanted = ChaosSettings(seconds, seed, overlapping, kinds, Rates(reads, writes), logs)
         except OperatorError as error:
             raise click.UsageError(error.message) from error
         run_alone(Scenario("chaos", chaos.SUMMARY, partial(chaos.run, wanted=wanted)), toy, json_file)
 
-    return [chaos_command]
+    @click.command("rolling")
+    @click.option("--seed", type=int, default=1, show_default=True, help="Of the load.")
+    @click.option("--reads", type=float, default=DEFAULT_CHAOS.rates.reads, show_default=True, help="A second.")
+    @click.option("--writes", type=float, default=DEFAULT_CHAOS.rates.writes, show_default=True, help="A second.")
+    @click.option("--role", "roles", type=click.Choice(rolling.ROLES), multiple=True, help="Only these servers.")
+    @_toy_option
+    @_json_option
+    def rolling_command(
+        seed: int, reads: float, writes: float, roles: tuple[str, ...], toy: bool, json_file: Path | None
+    ) -> None:
+        """Every server of two regions is drained, restarted and put back in turn, under load.
+
+        The exit status is 1 when any request fails, or anything is lost or stale."""
+        wanted = RollingSettings(seed, Rates(reads, writes), roles)
+        run_alone(Scenario("rolling", rolling.SUMMARY, partial(rolling.run, wanted=wanted)), toy, json_file)
+
+    return [chaos_command, rolling_command]

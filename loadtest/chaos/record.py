@@ -70,7 +70,7 @@ class Record:
     """One run. ``calm_since``: since when everything is well; None while something fails or heals."""
 
     def __init__(self) -> None:
-        self._began: Final = time.monotonic()
+        self._began = time.monotonic()
         self.calm_since: float | None = 0.0
         self.faults: Final[list[Fault]] = []
         self.active: Final[list[Fault]] = []
@@ -88,6 +88,11 @@ class Record:
         self.lost = 0
         self.refused: Final = Counter[str]()
         self.unknown: Final = Counter[str]()
+        self.failed_writes: Final[list[str]] = []
+
+    def begin(self) -> None:
+        """The run begins: all is well."""
+        self._began = time.monotonic()
 
     def now(self) -> float:
         """Seconds of the run."""
@@ -123,18 +128,29 @@ class Record:
         if len(self.failed) < _KEPT_EVENTS:
             self.failed.append(failed)
 
+    def failed_write(self, error: TaoError, began: float, what: str, *, unknown: bool) -> None:
+        """A write was answered with an error."""
+        (self.unknown if unknown else self.refused)[error.reason] += 1
+        if len(self.failed_writes) < _KEPT_EVENTS:
+            fault = "+".join(fault.kind for fault in self.active)
+            text = f"{began:.3f}-{self.now():.3f} s, {fault}: {what}: {error.reason}: {error.message}"
+            self.failed_writes.append(text[: 2 * _MESSAGE_CHARACTERS])
+
     def violation(self, verdict: Verdict, demanded: str, what: str) -> None:
         """An answer that was none."""
         self.violations[verdict, demanded] += 1
-        if len(self.examples) < _KEPT_EXAMPLES:
-            fault = self.active[-1].kind if self.active else "no fault"
-            self.examples.append(f"{self.now():.3f} s, {fault}: {verdict}: {what}")
+        fault = self.active[-1].kind if self.active else "no fault"
+        self.example(f"{self.now():.3f} s, {fault}: {verdict}: {what}")
 
     def lose(self, what: str) -> None:
         """An acknowledged write is not where it was."""
         self.lost += 1
+        self.example(f"{self.now():.3f} s: lost: {what}")
+
+    def example(self, what: str) -> None:
+        """One of the first things that were wrong."""
         if len(self.examples) < _KEPT_EXAMPLES:
-            self.examples.append(f"{self.now():.3f} s: lost: {what}")
+            self.examples.append(what)
 
 
 def explains(faults: list[str], failed: FailedRead) -> bool:

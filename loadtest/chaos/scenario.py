@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -17,20 +16,15 @@ from typing import Any, Final
 import msgspec
 
 from loadtest.chaos.health import until_well
-from loadtest.chaos.history import Verdict
-from loadtest.chaos.readings import Reader, Reading
+from loadtest.chaos.load import Rates, load_on
 from loadtest.chaos.record import Fault, Record
 from loadtest.chaos.striking import Harm, all_faults
-from loadtest.chaos.writing import REST_SECONDS, Writing, absent_ids, make_keys, newest
 from loadtest.results import Listing, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress
 from loadtest.two_regions import TwoRegions, two_regions
-from tao.client import ClientSettings, connect
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_binary import Flavour
 from tao.devcluster.server_options import Durability
 from tao.model.errors import OperatorError
-from tao.routing.routes import Routes
 
 SUMMARY: Final = "two regions under load while servers, databases, the line and disks fail, one at a time"
 """For the table."""
@@ -43,18 +37,12 @@ _TOY_SHAPE: Final = Shape(
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _TOY_SECONDS: Final = 6.0
 _RTT_MS: Final = 20.0
-_KEYS_PER_SHARD: Final = 8
-_ABSENT_IDS: Final = 200_000
-_TIMEOUT_SECONDS: Final = 5.0
 _AWAY_SECONDS: Final = 8.0
 _TOY_AWAY_SECONDS: Final = 1.0
 _PEACE_SECONDS: Final = 4.0
 """Between two faults, at most."""
 _WELL_SECONDS: Final = 90.0
-_QUIET_SECONDS: Final = 120.0
-_SETTLE_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 0.5
-_BATCH: Final = 12
 _ALLOWED_SHARE: Final = 5e-6
 """Of all reads, that fail without an explanation: what the paper saw in ninety days."""
 
@@ -69,8 +57,7 @@ class ChaosSettings:
     """Two faults at a time: more than is promised to be survived."""
     kinds: tuple[str, ...] = ()
     """Faults, empty for all."""
-    reads_per_second: float = 800.0
-    writes_per_second: float = 60.0
+    rates: Rates = field(default_factory=Rates)
     logs: Path | None = None
     """Where the servers' logs are left."""
 
@@ -80,7 +67,7 @@ class ChaosSettings:
         unknown = set(self.kinds) - all_faults().keys()
         if unknown:
             raise OperatorError(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(all_faults())}")
-        if not 0 < self.reads_per_second <= 50_000 or not 0 < self.writes_per_second <= 5_000:
+        if not 0 < self.rates.reads <= 50_000 or not 0 < self.rates.writes <= 5_000:
             raise OperatorError("rates are above 0, and at most 50,000 reads and 5,000 writes a second")
 
 
@@ -128,98 +115,38 @@ class _Run:
         self.wanted: Final = wanted
         self.progress: Final = progress
         self.record: Final = Record()
-        self.chance: Final = Random(wanted.seed)
         self.harm: Final = Harm(regions.cluster, Random(wanted.seed + 1), _TOY_AWAY_SECONDS if toy else _AWAY_SECONDS)
         self.measured: dict[str, Any] = {}  # Any: the JSON's values differ in kind
-        self.ended = False
 
     async def go(self) -> None:
-        record, wanted = self.record, self.wanted
-        async with AsyncExitStack() as stack:
-            readers = [await self._reader(stack, *each) for each in self._places()]
-            graphs = [reader.graph for reader in readers]
-            keys = await make_keys(graphs[0], self.regions.routes.shards, _KEYS_PER_SHARD, self.chance, record)
-            absent = absent_ids(self.regions.routes.shards, _ABSENT_IDS, self.chance)
-            reading = Reading(keys, absent, record, self.chance)
-            writing = Writing(keys, record, self.chance)
-            began = record.now()
-            record.calm_since = began
-            reads = wanted.reads_per_second / len(readers) / _BATCH
-            writes = wanted.writes_per_second / len(readers)
-            telling = asyncio.create_task(self._tell(began))
-            load = [
-                *(asyncio.create_task(self._paced(reads, reading.batch, reader, _BATCH)) for reader in readers),
-                *(asyncio.create_task(self._paced(writes, writing.one, reader)) for reader in readers),
-                asyncio.create_task(self._settle(writing, graphs)),
-            ]
-            striking = asyncio.create_task(self._strike_all(began))
+        async with load_on(self.regions, self.record, Random(self.wanted.seed)) as load:
+            load.start(self.wanted.rates)
+            telling = asyncio.create_task(self._tell())
             try:
-                await asyncio.wait((*load, striking), return_when=asyncio.FIRST_COMPLETED)
-                if not striking.done():  # a fault of the load itself
-                    striking.cancel()
-                await asyncio.gather(striking, return_exceptions=True)
-                self.ended = True
-                await asyncio.gather(*load)
-                if striking.exception() is not None:
-                    striking.result()
+                await load.while_running(self._strike_all())
             finally:
                 telling.cancel()
-                for task in (*load, striking):
-                    task.cancel()
-            busy_seconds = record.now() - began
-            await self._settle_all(writing, graphs, keys)
-            stale = await self._quiesce(readers, keys)
-        self._measure(busy_seconds, stale)
+            await load.stop()
+            seconds = self.record.now()
+            self.progress.step("waiting for writes of unknown outcome", 0.85)
+            await load.settle_all()
+            self.progress.step("waiting until all is quiet", 0.88)
+            stale, differences, compared = await load.stale(self.progress)
+        self._measure(seconds, stale, {"differences": differences, "compared": compared})
 
-    def _places(self) -> list[tuple[str, str, bool]]:
-        shape = self.regions.cluster.record.shape
-        tiers = [(region, tier, True) for region in shape.region_names for tier in shape.tier_names]
-        return tiers + [(region, shape.tier_names[0], False) for region in shape.region_names]
-
-    async def _reader(self, stack: AsyncExitStack, region: str, tier: str, attaches: bool) -> Reader:
-        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS, attach_own_writes=attaches)
-        target = str(self.regions.cluster.topology_path)
-        graph = await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))
-        return Reader(f"{region}/{tier}{'' if attaches else ', attaching nothing'}", region, graph, attaches)
-
-    async def _paced(self, per_second: float, job: Any, *arguments: Any) -> None:  # Any: reads or writes
-        """Side by side, so that one that waits for a fault to pass does not hold up the rest; a bound on those."""
-        at_once, under_way = 40, set[asyncio.Task[None]]()
-        try:
-            while not self.ended:
-                await asyncio.sleep(self.chance.uniform(0.5, 1.5) / per_second)
-                under_way = {task for task in under_way if not task.done() or task.result()}
-                if len(under_way) < at_once:
-                    under_way.add(asyncio.create_task(job(*arguments)))
-            await asyncio.gather(*under_way)
-        finally:
-            for task in under_way:
-                task.cancel()
-
-    async def _settle(self, writing: Writing, graphs: list[Any]) -> None:
-        while not self.ended:
-            await asyncio.sleep(1.0)
-            await writing.settle(graphs)
-
-    async def _strike_all(self, began: float) -> None:
-        """Every kind once, in an order by chance, then again; one that cannot be here is left out."""
+    async def _strike_all(self) -> None:
+        """Every kind once, in an order by chance, then again."""
         chance, record = self.harm.chance, self.record
-        known = all_faults()
-        kinds = list(self.wanted.kinds or known)
-        if self._flavour() is Flavour.MYSQL:
-            kinds = [kind for kind in kinds if kind != "master_stop"]
+        kinds = list(self.wanted.kinds or all_faults())
         deck: list[str] = []
-        while record.now() - began < self.wanted.seconds:
+        while record.now() < self.wanted.seconds:
             deck = deck or chance.sample(kinds, len(kinds))
             together = [deck.pop() for _ in range(2 if self.wanted.overlapping and len(deck) > 1 else 1)]
             await asyncio.sleep(chance.uniform(0.2, 1.0) * min(_PEACE_SECONDS, self.wanted.seconds / 4))
             await asyncio.gather(*(self._strike(kind) for kind in together))
 
-    def _flavour(self) -> Flavour:
-        return self.regions.cluster.database(next(iter(self.regions.cluster.processes))).binary.flavour
-
     async def _strike(self, kind: str) -> None:
-        record, fault = self.record, None
+        record = self.record
         async with all_faults()[kind](self.harm) as victim:
             fault = record.strike(kind, victim)
             await self.harm.last()
@@ -227,47 +154,17 @@ class _Run:
         await until_well(self.regions.cluster, _WELL_SECONDS)
         record.healed(fault)
 
-    async def _settle_all(self, writing: Writing, graphs: list[Any], keys: list[Any]) -> None:
-        self.progress.step("waiting for writes of unknown outcome", 0.85)
-        async with asyncio.timeout(_SETTLE_SECONDS + REST_SECONDS):
-            while any(key.rests_until for key in keys):
-                await writing.settle(graphs)
-                await asyncio.sleep(0.5)
-
-    async def _quiesce(self, readers: list[Reader], keys: list[Any]) -> int:
-        """Compare everything with everything; how much is stale, wherever."""
-        self.progress.step("waiting until all is quiet", 0.88)
-        topology = self.harm.topology()
-        regions = replace(self.regions, topology=topology, routes=Routes(topology))
-        await regions.quiet(_QUIET_SECONDS)
-        record, stale = self.record, 0
-        for key in keys:
-            register, end = key.register, record.now()
-            found = await newest(readers[0].graph, key)
-            if register.judge(found, register.acknowledged_before(end), end) is not Verdict.RIGHT:
-                record.lose(f"{key.kind} {key.id}: {found}, acknowledged {register.writes[-1]}")
-            for reader in readers:
-                cached = await newest(reader.graph, key, critical=False)
-                if cached != found:
-                    stale += 1
-                    record.examples.append(f"{reader.name}: {key.kind} {key.id}: {cached}, not {found}")
-        differences = await regions.differences(lambda server, count: self.progress.step(f"{server}: {count:,}", 0.95))
-        self.measured["differences"] = differences.kinds
-        self.measured["compared"] = differences.compared
-        record.examples.extend(differences.examples if differences.kinds else [])
-        return stale + sum(differences.kinds.values())
-
-    async def _tell(self, began: float) -> None:
+    async def _tell(self) -> None:
         record = self.record
         while True:
-            now = record.now() - began
+            now = record.now()
             active = ", ".join(f"{fault.kind} {fault.victim}" for fault in record.active)
             text = f"{record.reads:,} reads, {record.failed_reads} failed; {record.acknowledged:,} writes"
             bad = record.lost + sum(record.violations.values())
             self.progress.step(f"{text}; {bad} wrong; {active}", 0.85 * min(1.0, now / self.wanted.seconds))
             await asyncio.sleep(_TELL_SECONDS)
 
-    def _measure(self, seconds: float, stale: int) -> None:
+    def _measure(self, seconds: float, stale: int, compared: dict[str, dict[str, int]]) -> None:
         record = self.record
 
         def violations(*demands: str) -> int:
@@ -297,10 +194,11 @@ class _Run:
             ],
             "seed": self.wanted.seed,
             "busy_seconds": round(seconds, 1),
-            **self.measured,
+            **compared,
             "examples": record.examples,
             "fault_log": [_rounded(fault) for fault in record.faults],
             "failed_read_log": msgspec.to_builtins(record.failed),
+            "failed_write_log": record.failed_writes,
         }
 
     def faults(self) -> list[str]:

@@ -74,11 +74,11 @@ class Writing:
             with writer.graph.recording() as recording:
                 await self._write(writer.graph, key, number, removes)
         except TaoError as error:
-            if isinstance(error, RetryableError | RequestError):
-                record.refused[error.reason] += 1
+            unknown = not isinstance(error, RetryableError | RequestError)
+            record.failed_write(error, write.began, f"{writer.name}, {key.kind} {key.id}", unknown=unknown)
+            if not unknown:
                 register.end(write, Fate.REFUSED, record.now())
             else:
-                record.unknown[error.reason] += 1
                 register.end(write, Fate.UNKNOWN, record.now())
                 key.rests_until = record.now() + REST_SECONDS
             await asyncio.sleep(2 * _FAILURE_PAUSE_SECONDS * self._chance.random())
