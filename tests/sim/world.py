@@ -307,6 +307,7 @@ class World:
         for region in self.topology.regions:
             for server in region.leaders.servers:
                 self._roles[server.name] = ("leader", region.name)
+                self.clock_skew_ms[server.name] = self.random.choice((0, 0, -400, 700))
             for tier in region.followers:
                 for server in tier.servers:
                     self._roles[server.name] = ("follower", region.name)
