@@ -19,12 +19,15 @@ from tao.runtime.process import ProcessSettings
 from tao.runtime.settings import parse_settings
 from tao.tailer.settings import TailerSettings
 from tao.topology.document import parse_topology
+from tao.watcher.settings import WatcherSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: service for name, service in SERVICES.items() if service["image"] == "tao-graph"}
+WATCHERS = ("east-watcher-1", "west-watcher-1")
+DOCUMENT = Path("/var/lib/tao/topology/topology.json")
 DATABASES = {name: service for name, service in SERVICES.items() if name not in OURS}
 
 
@@ -96,14 +99,11 @@ def tailers_of(topology: Topology) -> dict[str, TailerProcess]:
     return {tailer.name: tailer for region in topology.regions for tailer in region.tailers}
 
 
-def master_servers(topology: Topology) -> set[str]:
-    return {database.servers[database.master_region].name for database in topology.databases}
-
-
 def test_the_services_are_the_servers_of_the_example_topology() -> None:
     topology = example_topology()
     roles = ("leader", "follower", "tailer")
     ours = {name for name, service in OURS.items() if service.get("command", [""])[0] in roles}
+    assert {name for name in OURS if name.endswith("-watcher-1")} == set(WATCHERS)
     assert ours == {server.name for server in servers_of(topology)} | set(tailers_of(topology))
     found = {server.name: server for database in topology.databases for server in database.servers.values()}
     assert {server.host for server in found.values()} == set(DATABASES) == set(found)
@@ -123,16 +123,14 @@ def test_there_are_two_regions_each_with_leaders_two_tiers_and_a_tailer_for_each
         assert {tailer.database for tailer in region.tailers} == {database.name for database in topology.databases}
 
 
-def test_database_servers_have_ids_of_their_own_sets_have_domains_and_only_replicas_are_closed() -> None:
+def test_database_servers_have_ids_of_their_own_sets_have_domains_and_all_start_closed_to_writes() -> None:
     options = {name: dict(word[2:].split("=") for word in each["command"]) for name, each in DATABASES.items()}
     assert len({each["server-id"] for each in options.values()}) == len(DATABASES)
     topology = example_topology()
     domains = [{options[each.name]["gtid-domain-id"] for each in db.servers.values()} for db in topology.databases]
     assert [len(each) for each in domains] == [1] * len(domains)
     assert len(set.union(*domains)) == len(domains)
-    assert {name for name in options if options[name].get("read-only") == "1"} == set(DATABASES) - master_servers(
-        topology
-    )
+    assert {each.get("read-only") for each in options.values()} == {"1"}
     for name, each in DATABASES.items():
         assert each["volumes"] == ["../config/mariadb.cnf:/etc/mysql/conf.d/tao.cnf:ro", f"{name}:/var/lib/mysql"]
 
@@ -141,13 +139,16 @@ def test_accounts_come_before_tables_before_replication_before_servers() -> None
     def waits_for(name: str) -> dict[str, str]:
         return {each: how["condition"] for each, how in SERVICES[name]["depends_on"].items()}
 
-    assert waits_for("accounts") == dict.fromkeys(DATABASES, "service_healthy")
+    assert waits_for("accounts") == {
+        **dict.fromkeys(DATABASES, "service_healthy"),
+        "document": "service_completed_successfully",
+    }
     assert waits_for("migrate") == {"accounts": "service_completed_successfully"}
     assert waits_for("replicate") == {"migrate": "service_completed_successfully"}
     topology = example_topology()
     for region in topology.regions:
         leaders = [server.name for server in region.leaders.servers]
-        for name in (*leaders, *(tailer.name for tailer in region.tailers)):
+        for name in (*leaders, *(tailer.name for tailer in region.tailers), f"{region.name}-watcher-1"):
             assert waits_for(name) == {"replicate": "service_completed_successfully"}
         for server in (server for tier in region.followers for server in tier.servers):
             assert waits_for(server.name) == dict.fromkeys(leaders, "service_healthy")
@@ -165,16 +166,36 @@ def settings_of(name: str, model: type[Any]) -> Any:
     assert service["configs"] == [{"source": name, "target": service["command"][-1]}]
     parsed = parse_settings(yaml.safe_load(filled_in(COMPOSE["configs"][name]["content"])), model, name)
     assert parsed.name == name
-    assert "../config:/etc/tao:ro" in service["volumes"]
-    for path in (parsed.topology_file, parsed.schema_file):
-        assert (ROOT / "config" / path.relative_to("/etc/tao")).is_file()
+    assert {"../config:/etc/tao:ro", f"topology:{DOCUMENT.parent}"} <= set(service["volumes"])
+    assert parsed.topology_file == DOCUMENT
     return parsed
+
+
+def assert_schema(parsed: LeaderSettings | FollowerSettings | TailerSettings) -> None:
+    assert (ROOT / "config" / parsed.schema_file.relative_to("/etc/tao")).is_file()
+
+
+def test_the_document_is_copied_once_to_where_it_may_be_changed() -> None:
+    program, option, source, target = SERVICES["document"]["entrypoint"]
+    assert (program, option, Path(target)) == ("cp", "--no-clobber", DOCUMENT)
+    assert (ROOT / "config" / Path(source).relative_to("/etc/tao")).is_file()
+    (made,) = (line for line in instructions("RUN") if str(DOCUMENT.parent) in line)
+    assert "--owner=tao" in made
+
+
+@pytest.mark.parametrize("name", WATCHERS)
+def test_a_watcher_stands_in_its_region_and_knows_that_of_the_other(name: str) -> None:
+    parsed = settings_of(name, WatcherSettings)
+    assert name == f"{parsed.region}-watcher-1"
+    others = {region.name for region in example_topology().regions} - {parsed.region}
+    assert parsed.peers == {region: f"{region}-watcher-1:7002" for region in others}
+    assert parsed.admin == SERVICES[name]["environment"]["TAO_ADMIN"]
 
 
 @pytest.mark.parametrize("name", [server.name for server in servers_of(example_topology())])
 def test_a_server_gets_its_settings_and_its_own_admin_port_to_be_asked_at(name: str) -> None:
     role = SERVICES[name]["command"][0]
-    settings_of(name, LeaderSettings if role == "leader" else FollowerSettings)
+    assert_schema(settings_of(name, LeaderSettings if role == "leader" else FollowerSettings))
     routes = Routes(example_topology())
     assert routes.locate(name).role == role
     assert SERVICES[name]["environment"]["TAO_ADMIN"] == routes.server(name).admin
@@ -184,6 +205,7 @@ def test_a_server_gets_its_settings_and_its_own_admin_port_to_be_asked_at(name: 
 def test_a_tailer_reads_its_region_s_server_and_keeps_its_position_on_a_volume_of_its_own(name: str) -> None:
     topology = example_topology()
     parsed = settings_of(name, TailerSettings)
+    assert_schema(parsed)
     told = tailers_of(topology)[name]
     assert parsed.admin == told.admin == SERVICES[name]["environment"]["TAO_ADMIN"]
     (database,) = (database for database in topology.databases if database.name == told.database)

@@ -18,10 +18,16 @@ from tao.leader.settings import LeaderSettings
 from tao.runtime.process import EXIT_OPERATOR, ProcessSettings
 from tao.runtime.settings import load_settings
 from tao.tailer.settings import TailerSettings
+from tao.watcher.settings import WatcherSettings
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 UNITS = CONFIG / "systemd"
-MODELS: dict[str, type[Any]] = {"follower": FollowerSettings, "leader": LeaderSettings, "tailer": TailerSettings}
+MODELS: dict[str, type[Any]] = {
+    "follower": FollowerSettings,
+    "leader": LeaderSettings,
+    "tailer": TailerSettings,
+    "watcher": WatcherSettings,
+}
 
 
 def service(role: str) -> dict[str, str]:
@@ -52,6 +58,11 @@ def test_a_server_has_the_time_to_end_by_itself_and_is_not_restarted_after_an_op
     assert int(unit["TimeoutStopSec"]) > bounds.drain_seconds + bounds.close_seconds
     assert (unit["Restart"], unit["RestartPreventExitStatus"]) == ("always", str(EXIT_OPERATOR))
     assert unit["KillSignal"] == "SIGTERM"
+
+
+def test_a_watcher_may_write_where_its_example_has_the_topology() -> None:
+    folder = load_settings(CONFIG / "watcher.yaml", WatcherSettings).topology_file.parent
+    assert folder == Path(service("watcher")["ReadWritePaths"])
 
 
 def test_a_tailer_may_write_where_its_example_keeps_the_position() -> None:
