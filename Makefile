@@ -9,8 +9,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Named after the lock's content, so that switching branches back and forth reinstalls only when the lock differs.
-STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml 2>/dev/null | cksum | cut -d' ' -f1)
+# Named after the content of the lock and of what is compiled, so that switching branches back and forth reinstalls only when the lock differs.
+STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch_build.py tao/cache/*.pyx 2>/dev/null | cksum | cut -d' ' -f1)
 
 PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
 

@@ -14,8 +14,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
+from tao.cache.packed import PackedStore
+
+if TYPE_CHECKING:
+    from tao.cache.counts import CountTable
+
+_WAYS: Final = 8  # entries in a bucket of packed counts
 _CHUNK_ITEMS: Final = 16_384  # 64 K of records' pairs: small enough to free at once, large enough to be few
 
 
@@ -86,19 +92,29 @@ class Arena:
         "_tables",
         "budget_bytes",
         "bytes",
+        "count_tables",
         "evictions",
         "largest_entry_bytes",
         "name",
+        "packed",
     )
 
     def __init__(
-        self, name: str, budget_bytes: int, largest_entry_bytes: int, marks: bytearray, max_second_chances: int
+        self,
+        name: str,
+        budget_bytes: int,
+        largest_entry_bytes: int,
+        marks: bytearray,
+        max_second_chances: int,
+        packed: PackedStore,
     ) -> None:
         self.name = name
         self.budget_bytes = budget_bytes
         self.largest_entry_bytes = largest_entry_bytes
         self.bytes = 0
         self.evictions = 0
+        self.packed = packed
+        self.count_tables: dict[int, CountTable] = {}
         self._marks = marks
         self._max_second_chances = max_second_chances
         self._queue = RecordQueue()
@@ -140,11 +156,14 @@ class Arena:
     def reclaim(self, limit: int) -> bool:
         """Free up to ``limit`` retired entries, or let the hand pass that many records when too many of them are dead.
         Returns whether more is left to do."""
+        bytes_before = self.packed.size_bytes
+        unswept = self.packed.sweep(max(1, limit // _WAYS))
+        self.bytes += self.packed.size_bytes - bytes_before
         if self._retired:
             self._free_retired(limit)
         elif 4 * self._dead_records > self._queue.length:
             self._pass_records(limit)
-        return bool(self._retired) or 4 * self._dead_records > self._queue.length
+        return unswept or bool(self._retired) or 4 * self._dead_records > self._queue.length
 
     def _evict_one(self) -> bool:
         marks, chances = self._marks, self._max_second_chances

@@ -34,9 +34,12 @@ class CacheSettings:
     """Used entries passed over for one eviction. Keeps an eviction in the microseconds when everything is in use."""
     largest_entry_fraction: float = 0.125
     """An entry above this share of its arena is answered but not kept: it would evict too much that is wanted."""
-    keep_count_of_list_bytes: int = 2_048
-    """A list at least this large leaves its count behind when it is evicted. A count costs a tenth of that, so what
-    the counts take from the lists stays below a tenth."""
+    packed_counts_fraction: float = 0.2
+    """Most of an arena that counts may take, in blocks that grow as counts come and do not shrink for other entries.
+    At 10 to 14 bytes a count, the fifth of a gigabyte has room for 13 million of them."""
+    keep_count_of_list_bytes: int = 512
+    """A list at least this large leaves its count behind when it is evicted: a fortieth of its size at most, for the
+    half of all questions after a long list that ask how long it is."""
     reclaim_entries_per_step: int = 2_000
     """Entries freed at a time after a bulk invalidation: under half a millisecond, so that no request notices."""
 
@@ -53,6 +56,8 @@ class CacheSettings:
             raise SettingsError(
                 "floor_seconds must be above 0; max_second_chances and keep_count_of_list_bytes not below"
             )
+        if not 0 <= self.packed_counts_fraction <= 0.5:  # the rest is what lists and objects have for themselves
+            raise SettingsError("packed_counts_fraction must be at least 0 and at most 0.5")
         if not 0 < self.largest_entry_fraction <= 1:
             raise SettingsError("largest_entry_fraction must be above 0 and at most 1")
 

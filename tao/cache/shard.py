@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
+from tao.cache.counts import CountTable
 from tao.cache.floors import ShardFloors, floor_key
 from tao.cache.outcomes import Applied, Stored, Ticket
+from tao.cache.packed import PackedCounts
 from tao.cache.settings import CacheSettings
 from tao.cache.splicing import splice
 from tao.cache.tables import Arenas, EntryTable
@@ -20,8 +22,8 @@ from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES, encode_count
 
 
 class CachedShard:
-    """``objects``, ``lists`` and ``counts`` are the tables' dictionaries, for reads that cannot afford a call;
-    ``objects`` is that of the default arena, ``other_objects`` those of the others."""
+    """``objects`` and ``lists`` are the tables' dictionaries, ``counts`` their packed counts, for reads that cannot
+    afford a call; ``objects`` is that of the default arena, ``other_objects`` those of the others."""
 
     __slots__ = (
         "_arenas",
@@ -53,13 +55,13 @@ class CachedShard:
     def _reset(self, generation: int) -> None:
         self.generation = generation
         self._object_tables: dict[str, EntryTable] = {}
-        self._list_tables: dict[int, tuple[EntryTable, EntryTable]] = {}
+        self._list_tables: dict[int, tuple[EntryTable, CountTable]] = {}
         self.lists: dict[int, dict[int, bytes]] = {}
-        self.counts: dict[int, dict[int, bytes]] = {}
+        self.counts: dict[int, PackedCounts] = {}
         self.other_objects: tuple[dict[int, bytes], ...] = ()
         self.objects = self._objects_of(0).entries
 
-    def tables(self) -> Iterator[EntryTable]:
+    def tables(self) -> Iterator[EntryTable | CountTable]:
         yield from self._object_tables.values()
         for pair in self._list_tables.values():
             yield from pair
@@ -111,14 +113,15 @@ class CachedShard:
             self._object_tables[arena.name] = table
         return table
 
-    def _lists_of(self, atype: int) -> tuple[EntryTable, EntryTable]:
+    def _lists_of(self, atype: int) -> tuple[EntryTable, CountTable]:
         pair = self._list_tables.get(atype)
         if pair is None:
             arena = self._arenas.for_list(atype)
-            counts = EntryTable("count", self.number, atype, arena, self._arenas)
+            wide = EntryTable("count", self.number, atype, arena, self._arenas)
+            counts = CountTable(self.number, atype, self.version_epoch, wide, self._arenas)
             lists = EntryTable("list", self.number, atype, arena, self._arenas, counts)
             pair = self._list_tables[atype] = lists, counts
-            self.lists[atype], self.counts[atype] = lists.entries, counts.entries
+            self.lists[atype], self.counts[atype] = lists.entries, counts.packed
         return pair
 
     # what is held
@@ -136,8 +139,8 @@ class CachedShard:
 
     def held_count(self, id1: int, atype: int) -> bytes:
         """The count value, from the count table or the list; empty when neither is held."""
-        entries = self.counts.get(atype)
-        value = entries.get(id1) if entries else None
+        counts = self.counts.get(atype)
+        value = counts.peek(id1) if counts is not None else None
         return value or self.held_list(id1, atype)[:COUNT_VALUE_BYTES]
 
     def held(self, key: int, atype: int) -> bytes:
@@ -169,7 +172,7 @@ class CachedShard:
         lists.drop(id1)
         return self._put(counts, id1, value)
 
-    def _put(self, table: EntryTable, key: int, value: bytes) -> bool:
+    def _put(self, table: EntryTable | CountTable, key: int, value: bytes) -> bool:
         if not table.fits(value):
             table.drop(key)
             self._arenas.departed.record(key, table.atype, version_of(value))

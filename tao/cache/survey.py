@@ -5,26 +5,63 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from itertools import islice
+from typing import Final
 
+from tao.cache.counts import CountTable
 from tao.cache.eviction import Arena
 from tao.cache.outcomes import ArenaFigures, CachedKey, FloorFigures, KeySample
 from tao.cache.shard import CachedShard
 
+_PACKED: Final = 1 << 100
+_TABLE_SHIFT: Final = 68
+_PLACE_SHIFT: Final = 32
+_BUCKETS_PER_CALL: Final = 16_384
+"""Passed in one call of `sample_keys`, whose shards they are not alone: 2 MB, half a millisecond."""
+
 
 def sample_keys(shard: CachedShard | None, limit: int, after: int, stride: int) -> KeySample:
-    """Every ``stride``-th key from place ``after`` on, at most ``limit``. Time: the number of keys passed."""
+    """Every ``stride``-th key from place ``after`` on, at most ``limit``, and fewer when many buckets of counts had to
+    be passed. Time: the number of keys passed.
+
+    A place beyond `_PACKED` is a count table of the shard, a bucket in it, and how many keys to pass over there."""
     if shard is None:
         return KeySample((), None, 0)
-    total = sum(table.live for table in shard.tables())
-    keys = (
-        CachedKey(table.kind, key, table.atype)
-        for table in shard.tables()
-        for key, value in table.entries.items()
-        if value
-    )
-    end = after + limit * stride
-    found = tuple(islice(keys, after, end, stride))
-    return KeySample(found, end if len(found) == limit else None, total)
+    tables = list(shard.tables())
+    total = sum(table.live for table in tables)
+    packed = [table for table in tables if isinstance(table, CountTable)]
+    found: list[CachedKey] = []
+    skip = 0
+    if after < _PACKED:
+        plain = [table.wide if isinstance(table, CountTable) else table for table in tables]
+        keys = (
+            CachedKey(table.kind, key, table.atype) for table in plain for key, value in table.entries.items() if value
+        )
+        found.extend(islice(keys, after, after + limit * stride, stride))
+        after += len(found) * stride
+        if len(found) == limit:
+            return KeySample(tuple(found), after, total)
+        skip = max(0, after - sum(table.live for table in plain))
+        after = _PACKED
+    index, place = divmod(after - _PACKED, 1 << _TABLE_SHIFT)
+    place, rest = divmod(place, 1 << _PLACE_SHIFT)
+    skip += rest
+    left = _BUCKETS_PER_CALL
+    while index < len(packed):
+        room = limit - len(found)
+        if not room or left <= 0:
+            cursor = _PACKED + (index << _TABLE_SHIFT) + (place << _PLACE_SHIFT) + skip
+            return KeySample(tuple(found), cursor, total)
+        buckets = max(1, min(left, room * stride // 8))
+        ids, following = packed[index].packed.scan(place, buckets)
+        left -= buckets
+        picked = ids[skip::stride][:room]
+        found += [packed[index].key_of(key_id) for key_id in picked]
+        skip += len(picked) * stride
+        if len(picked) == room:
+            continue  # the rest of the ids is for the next call
+        skip = max(0, skip - len(ids))
+        index, place = (index, following) if following >= 0 else (index + 1, 0)
+    return KeySample(tuple(found), None, total)
 
 
 def arena_figures(shards: Collection[CachedShard], arenas: Mapping[str, Arena]) -> list[ArenaFigures]:

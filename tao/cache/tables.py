@@ -2,8 +2,7 @@
 
 A dictionary whose keys are integers and whose values are bytes is not tracked by the garbage collector, however large;
 one per shard keeps its growth short; and dropping all of a shard is forgetting its dictionaries. Accounting is part of
-`EntryTable`, so that no value comes or goes unaccounted. Counts have a table of their own kind behind the same methods,
-and a structure more compact than a dictionary can take its place.
+`EntryTable`, so that no value comes or goes unaccounted. Counts lie in `tao.cache.counts`, behind the same methods.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from tao.cache.counts import CountTable
 from tao.cache.eviction import Arena
 from tao.cache.floors import DepartedVersions
 from tao.cache.outcomes import EntryKind
+from tao.cache.packed import packed_store
 from tao.cache.settings import DEFAULT_ARENA, ArenaChoice, CacheSettings
 from tao.cache.witness import EVICTED, Witness
 from tao.model.graph import COUNT_VALUE_BYTES, version_of
@@ -53,6 +54,7 @@ class Arenas:
                 int(budget * settings.largest_entry_fraction),
                 self.marks,
                 settings.max_second_chances,
+                packed_store(int(budget * settings.packed_counts_fraction)),
             )
             for name, budget in settings.arena_bytes.items()
         }
@@ -79,7 +81,7 @@ class EntryTable:
     __slots__ = ("_counts", "_key_bytes", "_shared", "arena", "atype", "entries", "kind", "live", "number")
 
     def __init__(
-        self, kind: EntryKind, shard: int, atype: int, arena: Arena, shared: Arenas, counts: EntryTable | None = None
+        self, kind: EntryKind, shard: int, atype: int, arena: Arena, shared: Arenas, counts: CountTable | None = None
     ) -> None:
         self.kind = kind
         self.atype = atype
