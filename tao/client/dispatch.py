@@ -248,7 +248,9 @@ class Dispatcher:
         if not again:
             return
         may_repeat = len(call.attempt.tried) < self._settings.max_attempts and not self._closed
-        if may_repeat and self._may_repeat(self._loop.time()):
+        # A server without the shard sends on what it never began to do: no overload, however many are sent on at once.
+        sent_on = all(isinstance(each.error, NotMine) for each in again)
+        if may_repeat and (sent_on or self._may_repeat(self._loop.time())):
             task = self._loop.create_task(self._repeat(call, again))
             self._repeats.add(task)
             task.add_done_callback(self._repeats.discard)

@@ -43,6 +43,7 @@ from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
 from tao.serving.stall_guard import StallGuard
+from tao.serving.traffic import Traffic
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore
@@ -98,13 +99,14 @@ class FollowerServer:
             cache.version_epoch,
             self._spawn("read"),
             staleness_ms=self._staleness_ms,
+            traffic=Traffic(clock, settings.rates),
         )
         where = (place.region, place.tier)
         writes = ForwardPath(
             name,
             configuration,
             lambda shard: configuration.routes.leaders(place.region).home(shard),
-            lambda shard: configuration.routes.tier(place.region, place.tier).hosts(shard),
+            lambda shard: configuration.routes.tier(place.region, place.tier).told(shard),
             lambda messages: apply_messages(cache, clock, messages, insert=True),
             links,
             clock,

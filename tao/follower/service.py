@@ -50,7 +50,9 @@ class FollowerService:
             "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
             "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
             "watch": configuration.watch,
-            "inspect": lambda request, reply: reply.send(pb.Answer(inspection=inspect(cache, request.inspect))),
+            "inspect": lambda request, reply: reply.send(
+                pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
+            ),
             "invalidate": self._invalidate,
         }
 

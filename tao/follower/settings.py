@@ -11,6 +11,7 @@ from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.miss_path import DirectReadSettings
 from tao.follower.unary_path import UnarySettings
 from tao.observability.story import StorySettings
+from tao.routing.read_rates import RateSettings
 from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
@@ -67,6 +68,7 @@ class FollowerSettings:
     """A database that is behind has caught up within milliseconds, or the master region is asked."""
 
     forwarding: ForwardSettings = ForwardSettings()
+    rates: RateSettings = RateSettings()
     retries: RetrySettings = RetrySettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()
     stalls: StallSettings = StallSettings()

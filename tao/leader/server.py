@@ -54,6 +54,7 @@ from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
+from tao.serving.traffic import Traffic
 from tao.serving.stall_guard import StallGuard
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
@@ -212,7 +213,8 @@ class LeaderServer:
             settings.replica,
         )
         fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)
-        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, self._spawn("read"))
+        spawn, traffic = self._spawn("read"), Traffic(clock)
+        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, spawn, traffic=traffic)
         service = LeaderService(
             cache,
             reads,

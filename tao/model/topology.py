@@ -40,11 +40,15 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
     """Cache servers that together answer any request. ``moved`` holds explicit mappings ``shard → server names``
-    (the first is the home, more are clones, of leaders those who stand in for it), which win over the ring."""
+    (the first is the home, more are clones, of leaders those who stand in for it), which win over the ring. ``told``:
+    shard → servers that are handed its changes and do not answer for it: clones about to begin, or just ended.
+    ``cloned_by_watcher``: shards whose clones a watcher has made, and gives back; those made by hand it leaves."""
 
     name: str
     servers: tuple[CacheServer, ...]
     moved: dict[int, tuple[str, ...]] = {}
+    told: dict[int, tuple[str, ...]] = {}
+    cloned_by_watcher: tuple[int, ...] = ()
 
 
 class TailerProcess(msgspec.Struct, frozen=True, kw_only=True):

@@ -34,7 +34,7 @@ class TierRoutes:
     A shard has one leader: the first server that is up among those that it is mapped to by hand, then around the ring
     from its place; its home, when no server is up."""
 
-    __slots__ = ("_different", "_hosts", "_placement", "map", "region", "role", "servers", "tier")
+    __slots__ = ("_different", "_hosts", "_placement", "_told", "map", "region", "role", "servers", "tier")
 
     def __init__(self, region: str, tier: Tier, role: Role, shards: int, former: TierRoutes | None = None) -> None:
         """``former``: routes of the same tier under an earlier document. Raises `TopologyError` when the tier has no
@@ -63,6 +63,7 @@ class TierRoutes:
                 known = shared[names] = tuple(by_name[name] for name in names)
             hosts.append(known)
         self._hosts: Final = hosts
+        self._told: Final = {shard: tuple(by_name[name] for name in names) for shard, names in tier.told.items()}
         self._different: Final = tuple(shared.values())
 
     @property
@@ -75,6 +76,11 @@ class TierRoutes:
         if 0 <= shard < len(self._hosts):
             return self._hosts[shard]
         raise InvalidArgument(f"there is no shard {shard}; they are 0 to {len(self._hosts) - 1}")
+
+    def told(self, shard: int) -> tuple[CacheServer, ...]:
+        """To whom the shard's changes are handed: its hosts, and who is about to be one or was one a moment ago. Raises
+        as `hosts`."""
+        return (*self.hosts(shard), *self._told.get(shard, ()))
 
     def home(self, shard: int) -> CacheServer:
         """Where the shard's writes and messages go first: of a leader tier, who leads the shard now. Raises as

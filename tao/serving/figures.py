@@ -58,6 +58,7 @@ class ServingFigures:
             lambda: {"started": fills.started, "joined": fills.joined, "refetched": fills.refetched},
         )
         metrics.gauge("fill_queries", "Fetches now under way.", lambda: fills.under_way)
+        metrics.gauge("hot_keys", "Objects and lists read so often that clients are told.", reads.traffic.hot_keys)
         metrics.gauge_family(
             "cache_bytes",
             "Memory that an arena accounts for.",
@@ -135,6 +136,7 @@ class ServingFigures:
                 "refetched": self._fills.refetched,
                 "under_way": self._fills.under_way,
             },
+            "traffic": self._reads.traffic.summary(),
             "floors": floors.floors,
             "open_shards": len(self._cache.open_shards()),
         }

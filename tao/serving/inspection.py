@@ -8,6 +8,7 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.cache.outcomes import EntryKind
 from tao.model.errors import InvalidArgument
+from tao.serving.traffic import Traffic
 from tao.wire.v1 import session_pb2 as pb
 
 MAX_SAMPLE: Final = 1_000
@@ -17,8 +18,8 @@ MAX_STORIES: Final = 10
 """Keys in one request that wants stories: each is a search through the whole event log, of some milliseconds."""
 
 
-def inspect(cache: GraphCache, asked: pb.Inspect) -> pb.Inspection:
-    """Entries, floors and if wanted stories of the keys asked, or a page of a shard's keys. Raises
+def inspect(cache: GraphCache, traffic: Traffic, asked: pb.Inspect) -> pb.Inspection:
+    """Entries, floors and if wanted stories of the keys asked, a page of a shard's keys, or what is read most. Raises
     `InvalidArgument`."""
     inspection = pb.Inspection()
     if len(asked.list_id1s) != len(asked.list_atypes):
@@ -36,6 +37,8 @@ def inspect(cache: GraphCache, asked: pb.Inspect) -> pb.Inspection:
             _tell(inspection, cache, id1, atype)
     if asked.sample_limit:
         _sample(cache, asked, inspection)
+    if asked.hot_limit:
+        inspection.traffic.CopyFrom(traffic.told(asked.hot_limit))
     return inspection
 
 

@@ -233,6 +233,15 @@ def shards_in(batch: pb.ReadBatch) -> set[int]:
     columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
     return {id1 >> SHARD_SHIFT for column in columns for id1 in column[:]}
 
+def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None]) -> None:
+    """Empty the answers that the asker has already, at just the version that it named."""
+    versions = minimums_of(batch)
+    for slot in batch.known_slots:
+        value = values[slot] if slot < len(values) else None
+        if value and int.from_bytes(value[:8], "little") == versions.get(slot):
+            values[slot] = b""
+
+
 
 def runs_within(values: Sequence[bytes], max_run_bytes: int, max_bytes: int) -> list[tuple[int, int]]:
     """The values in runs ``(start, end)`` of at most ``max_run_bytes``, or one larger value, until ``max_bytes``. The

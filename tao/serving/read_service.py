@@ -11,10 +11,9 @@ ANSWER_FULL: whoever asked has the rest by then, and asks again for less.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Coroutine
 from math import inf
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tao.cache import GraphCache
 from tao.model.errors import (
@@ -30,42 +29,24 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.routing.deadlines import work_seconds
 from tao.schema.registry import Schema
+from tao.serving.batch_settings import BatchSettings
 from tao.serving.fills import Fills
+from tao.serving.late_answers import TOO_MANY_BYTES, LateAnswers
 from tao.serving.read_batch import (
     OPERATIONS,
     BatchQueries,
     answer_hits,
     leave_out,
+    leave_out_known,
     mark_cut,
     operation_sizes,
     runs_within,
     shards_in,
 )
+from tao.serving.traffic import Traffic
 from tao.wire.convert import error_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-
-_TOO_MANY_BYTES: Final = "the answer of this batch is full; this query, asked again without those answered, has room"
-
-
-@dataclass(frozen=True, slots=True)
-class BatchSettings:
-    """Bounds of one read batch."""
-
-    max_queries: int = 10_000
-    """Ten times what the SDK puts into a message. They hold the loop for some 10 ms; more would delay everybody."""
-
-    max_part_bytes: int = 4 << 20
-    """Values in one message of the answer: a quarter of the largest message, so that what is copied on the way stays
-    small and the first values leave before the last are looked up."""
-
-    max_answer_bytes: int = 32 << 20
-    """Values in the whole answer, in all its parts: two messages of the largest size, half of what a peer may leave
-    unread before it is cut off."""
-
-    max_misses_at_once: int = 512
-    """Queries of one batch that are fetched at a time, each by a task: as many as a follower asks its leader in one
-    message, so that its misses are all under way at once and those of a wild client are not."""
 
 
 def _unknown_staleness(_: int) -> float:
@@ -96,9 +77,11 @@ class ReadService:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: BatchSettings | None = None,
         staleness_ms: Callable[[int], float] = _unknown_staleness,
+        *,
+        traffic: Traffic,
     ) -> None:
         """``admit``: shard → why this server does not serve it, or None. ``version_epoch``: that of a shard.
-        ``staleness_ms``: how far behind its master the shard is here at most."""
+        ``staleness_ms``: how far behind its master the shard is here at most. ``traffic`` samples what is asked."""
         self._cache: Final = cache
         self._fills: Final = fills
         self._admit: Final = admit
@@ -106,6 +89,7 @@ class ReadService:
         self._spawn: Final = spawn
         self._settings: Final = settings or BatchSettings()
         self._staleness_ms: Final = staleness_ms
+        self.traffic: Final = traffic
         self.too_stale = 0
         """Queries that asked for fresher data than there were known to be here."""
         self.counters: Final = ReadCounters()
@@ -126,6 +110,10 @@ class ReadService:
         settings = self._settings
         if queries > settings.max_queries:
             raise TooLarge(f"{queries} queries in one batch; send at most {settings.max_queries} at a time")
+        traffic = self.traffic
+        traffic.left -= queries
+        if traffic.left <= 0:
+            traffic.sample(batch, sizes)
         values: list[bytes | None]
         if batch.critical:
             values = [None] * queries
@@ -133,12 +121,16 @@ class ReadService:
             values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes)
             if batch.max_staleness_ms:
                 self._leave_out_stale(batch, values)
+            if batch.minimum_slots and batch.known_slots:
+                leave_out_known(batch, values)
             if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
                 # No slots: the values answer 0, 1, 2, … in order.
                 answer = pb.Answer()
                 answer.read.values.extend(values)  # type: ignore[arg-type]  # none is None, or they had no size
                 if batch.for_fill:
                     self._add_epochs(answer.read, shards_in(batch))
+                elif traffic.rates.hot:
+                    traffic.tell_hot(batch, sizes, answer.read)
                 reply.send(answer)
                 self._count(self.counters.hits, sizes)
                 return
@@ -166,11 +158,13 @@ class ReadService:
             answer.read.slots.extend(slots[start:end])
             answer.read.values.extend(hits[start:end])
             self._add_epochs(answer.read, shards)
+            if start == 0 and self.traffic.rates.hot and not batch.for_fill:
+                self.traffic.tell_hot(batch, sizes, answer.read)
             reply.send(answer)
         if beyond:
             answer = pb.Answer(more=bool(missed))
             answer.read.failed_slots.extend(beyond)
-            answer.read.errors.extend([error_to_pb(AnswerFull(_TOO_MANY_BYTES))] * len(beyond))
+            answer.read.errors.extend([error_to_pb(AnswerFull(TOO_MANY_BYTES))] * len(beyond))
             reply.send(answer)
         counters = self.counters
         for operation, start, end in _operation_bounds(sizes):
@@ -193,13 +187,13 @@ class ReadService:
     ) -> None:
         batch = request.read
         queries = BatchQueries(batch, sizes)
-        answers = _LateAnswers(reply, len(slots), batch.for_fill, self._settings, room)
+        answers = LateAnswers(reply, len(slots), batch.for_fill, self._settings, room)
         counters = self.counters
 
         async def answer(slot: int) -> None:
             try:
                 if answers.is_full:
-                    raise AnswerFull(_TOO_MANY_BYTES)
+                    raise AnswerFull(TOO_MANY_BYTES)
                 query = queries.query(slot)
                 value = await self._answer_one(query, queries.minimums.get(slot, 0), batch)
                 answers.value(slot, query, value)
@@ -296,97 +290,3 @@ def _operation_bounds(sizes: tuple[int, int, int, int, int]) -> list[tuple[int, 
 
 def _operation_at(sizes: tuple[int, int, int, int, int], slot: int) -> int:
     return next(operation for operation, start, end in _operation_bounds(sizes) if start <= slot < end)
-
-
-class _LateAnswers:
-    """Collects what is ready within one tick of the loop into one answer per origin; the last one says so."""
-
-    def __init__(self, reply: Reply, expected: int, for_fill: bool, settings: BatchSettings, room: int) -> None:
-        """``room``: bytes of values that still go into the answer."""
-        self._reply = reply
-        self._open = expected
-        self._for_fill = for_fill
-        self._max_part_bytes = settings.max_part_bytes
-        # A single value always has a place: whether it fits a message at all is seen when it is sent.
-        self._nothing_sent = room == settings.max_answer_bytes
-        self._room = room
-        self._answered: set[int] = set()
-        self._by_origin: dict[str, _Collected] = {}
-        self._collected_bytes = 0
-        self._scheduled = False
-
-    @property
-    def is_full(self) -> bool:
-        """Nothing more goes into the answer."""
-        return self._room <= 0
-
-    def value(self, slot: int, query: Query, fetched: Fetched) -> None:
-        """Raises `AnswerFull` when there is no room for it."""
-        if slot in self._answered:
-            return
-        size = len(fetched.value)
-        if size > self._room and not self._nothing_sent:
-            self._room = 0  # nothing more is fetched
-            raise AnswerFull(_TOO_MANY_BYTES)
-        self._nothing_sent = False
-        self._room -= size
-        self._collected_bytes += size
-        collected = self._of_origin(fetched.origin)
-        read = collected.answer.read
-        read.slots.append(slot)
-        read.values.append(fetched.value)
-        read.missed_slots.append(slot)
-        read.served_by = fetched.origin
-        if self._for_fill:
-            shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-            # The lowest: it must have held no later than any of the answers was read.
-            collected.epochs[shard] = min(fetched.version_epoch, collected.epochs.get(shard, fetched.version_epoch))
-        self._one_less(slot)
-        if self._collected_bytes > self._max_part_bytes:
-            self._flush()
-
-    def error(self, slot: int, error: TaoError) -> None:
-        if slot in self._answered:
-            return
-        answer = self._of_origin("").answer.read
-        answer.failed_slots.append(slot)
-        answer.errors.append(error_to_pb(error))
-        self._one_less(slot)
-
-    def error_rest(self, slots: Sequence[int], error: TaoError) -> None:
-        """The same error for every slot not answered yet."""
-        for slot in slots:
-            self.error(slot, error)
-
-    def _of_origin(self, origin: str) -> _Collected:
-        collected = self._by_origin.get(origin)
-        if collected is None:
-            collected = self._by_origin[origin] = _Collected(pb.Answer(), {})
-        return collected
-
-    def _one_less(self, slot: int) -> None:
-        self._answered.add(slot)
-        self._open -= 1
-        if not self._scheduled:
-            self._scheduled = True
-            asyncio.get_running_loop().call_soon(self._send_collected)
-
-    def _send_collected(self) -> None:
-        self._scheduled = False
-        self._flush()
-
-    def _flush(self) -> None:
-        ready, self._by_origin = list(self._by_origin.values()), {}
-        self._collected_bytes = 0
-        for index, (answer, epochs) in enumerate(ready, 1):
-            answer.more = self._open > 0 or index < len(ready)
-            answer.read.epoch_shards.extend(epochs)
-            answer.read.version_epochs.extend(epochs.values())
-            self._reply.send(answer)
-
-
-class _Collected(NamedTuple):
-    """An answer being put together, and the version epochs that go with it, by shard."""
-
-    answer: pb.Answer
-    epochs: dict[int, int]

@@ -48,7 +48,7 @@ def dump_topology(topology: Topology) -> str:
 
     def ordered(tier: Tier) -> Tier:
         servers = tuple(replace(server, reached_from=_sorted(server.reached_from)) for server in tier.servers)
-        return replace(tier, servers=servers, moved=_sorted(tier.moved))
+        return replace(tier, servers=servers, moved=_sorted(tier.moved), told=_sorted(tier.told))
 
     regions = tuple(
         replace(region, leaders=ordered(region.leaders), followers=tuple(map(ordered, region.followers)))
@@ -143,8 +143,9 @@ def _tier_faults(where: str, tier: Tier, shards: int) -> Iterator[str]:
             Ring({server.name: server.weight for server in tier.servers})
         except TopologyError as error:
             yield f"{where}: {error.message}"
-    for shard, hosts in tier.moved.items():
-        place = f"{where}.moved.{shard}"
+    mappings = [("moved", *item) for item in tier.moved.items()] + [("told", *item) for item in tier.told.items()]
+    for kind, shard, hosts in mappings:
+        place = f"{where}.{kind}.{shard}"
         if not 0 <= shard < shards:
             yield f"{place}: there is no such shard; they are 0 to {shards - 1}"
         if not hosts:

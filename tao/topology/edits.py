@@ -13,6 +13,7 @@ import msgspec
 
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, DatabaseServer, Tier, Topology
+from tao.routing.ring import Ring
 from tao.topology.document import check_topology
 
 
@@ -90,6 +91,36 @@ def unmove_shard(topology: Topology, region: str, tier: str, shard: int) -> Topo
     return _edit_tier(topology, region, tier, unmove)
 
 
+def place_shard(
+    topology: Topology,
+    region: str,
+    tier: str,
+    shard: int,
+    hosts: tuple[str, ...],
+    told: tuple[str, ...],
+    *,
+    by_watcher: bool,
+) -> Topology:
+    """Who serves a shard of one tier, its home first, and who is only handed its changes. A shard that is where the
+    ring has it, without clones, is the ring's again. ``by_watcher``: the clones are a watcher's."""
+
+    def place(found: Tier) -> Tier:
+        owner = Ring({server.name: server.weight for server in found.servers}).owner(shard)
+        moved = {each: servers for each, servers in found.moved.items() if each != shard}
+        if hosts != (owner,):
+            moved[shard] = hosts
+        others = {each: servers for each, servers in found.told.items() if each != shard}
+        watched = {each for each in found.cloned_by_watcher if each != shard} | ({shard} if by_watcher else set())
+        return _with(
+            found,
+            moved=dict(sorted(moved.items())),
+            told=dict(sorted({**others, **({shard: told} if told else {})}.items())),
+            cloned_by_watcher=tuple(sorted(watched)),
+        )
+
+    return _edit_tier(topology, region, tier, place)
+
+
 def add_server(topology: Topology, region: str, tier: str, server: CacheServer) -> Topology:
     """Let a cache server join a tier; the ring gives it its part of the shards."""
     if server.name in _names(topology):
@@ -102,12 +133,12 @@ def remove_server(topology: Topology, name: str) -> Topology:
     back to the ring."""
 
     def remove(tier: Tier) -> Tier:
-        moved = {shard: tuple(host for host in hosts if host != name) for shard, hosts in tier.moved.items()}
-        return _with(
-            tier,
-            servers=tuple(server for server in tier.servers if server.name != name),
-            moved={shard: hosts for shard, hosts in moved.items() if hosts},
-        )
+        def without(mapping: dict[int, tuple[str, ...]]) -> dict[int, tuple[str, ...]]:
+            left = {shard: tuple(host for host in hosts if host != name) for shard, hosts in mapping.items()}
+            return {shard: hosts for shard, hosts in left.items() if hosts}
+
+        servers = tuple(server for server in tier.servers if server.name != name)
+        return _with(tier, servers=servers, moved=without(tier.moved), told=without(tier.told))
 
     region, tier = _home_of(topology, name)
     return _by_hand(_edit_tier(topology, region, tier, remove), name)

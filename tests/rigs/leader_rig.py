@@ -32,6 +32,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource, MissSettings
 from tao.serving.fills import Fills, FillSettings
 from tao.serving.read_service import ReadService
+from tao.serving.traffic import Traffic
 from tao.wire.identity import Credentials
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.pacing import Gate, ManualClock, Tasks
@@ -172,7 +173,15 @@ class LeaderRig:
         self.fills = Fills(
             self.cache, self.source, self.clock, arenas.list_limit, self.tasks, fills or FillSettings(max_refetches=2)
         )
-        self.reads = ReadService(self.cache, self.fills, SCHEMA, self._admit, self.cache.version_epoch, self.tasks)
+        self.reads = ReadService(
+            self.cache,
+            self.fills,
+            SCHEMA,
+            self._admit,
+            self.cache.version_epoch,
+            self.tasks,
+            traffic=Traffic(self.clock),
+        )
         apply = lambda messages: apply_messages(self.cache, self.clock, messages, insert=True)  # noqa: E731
         self.elsewhere = Elsewhere(
             "east",

@@ -24,6 +24,7 @@ from tao.serving.fills import Fills, FillSettings
 from tao.serving.forward_path import ForwardPath, ForwardSettings
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSettings, RemoteSource
+from tao.serving.traffic import Traffic
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, write_to_pb
 from tao.wire.session import failure
@@ -58,13 +59,14 @@ class FollowerRig:
             self.cache.version_epoch,
             self.tasks,
             staleness_ms=self._staleness_ms,
+            traffic=Traffic(clock),
         )
         place = ("east", "near")
         self.writes = ForwardPath(
             name,
             self.configuration,
             self._leader,
-            lambda shard: self.configuration.routes.tier(*place).hosts(shard),
+            lambda shard: self.configuration.routes.tier(*place).told(shard),
             lambda messages: apply_messages(self.cache, clock, messages, insert=True),
             links,
             clock,

@@ -23,6 +23,7 @@ from tao.peers.links import Links
 from tao.routing.routes import Routes
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.inspection import inspect
+from tao.serving.traffic import Traffic
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.pacing import ManualClock
@@ -45,7 +46,7 @@ class Follower:
         self.asked += 1
         if self.away:
             raise Unavailable("away")
-        return pb.Answer(inspection=inspect(self.cache, request.inspect))
+        return pb.Answer(inspection=inspect(self.cache, Traffic(ManualClock()), request.inspect))
 
     def hold(self, version: int, data: bytes = b"", key: int = A) -> None:
         self.cache.store_object(self.cache.object_ticket(key, 0.0), encode_object(version, USER, data), 1, 0.0)

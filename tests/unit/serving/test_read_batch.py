@@ -11,9 +11,12 @@ from tao.model.errors import AnswerFull, DeadlineExceeded, InvalidArgument, NotM
 from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ListRow, ObjectRow
+from tao.runtime.clock import LoopClock
+from tao.serving.batch_settings import BatchSettings
 from tao.serving.columns import batch_of
 from tao.serving.read_batch import BatchQueries, answer_hits, leave_out, operation_sizes, shards_in
-from tao.serving.read_service import BatchSettings, ReadService
+from tao.serving.read_service import ReadService
+from tao.serving.traffic import Traffic
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, NOTE, SCHEMA, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -239,7 +242,8 @@ async def test_a_fill_is_told_the_version_epochs_of_its_shards(rig: LeaderRig) -
 def bounded(rig: LeaderRig, **bounds: int) -> ReadService:
     """A read service of the rig's parts with other bounds."""
     settings = BatchSettings(**bounds)
-    return ReadService(rig.cache, rig.fills, SCHEMA, lambda _: None, rig.cache.version_epoch, rig.tasks, settings)
+    epoch, traffic = rig.cache.version_epoch, Traffic(LoopClock())
+    return ReadService(rig.cache, rig.fills, SCHEMA, lambda _: None, epoch, rig.tasks, settings, traffic=traffic)
 
 
 def hold(rig: LeaderRig, object_id: int, size: int) -> None:
