@@ -15,13 +15,14 @@ from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.settling import CopyFence
 from tao.leader.write_path import WritePath
-from tao.model.errors import InternalError, InvalidArgument, TaoError
+from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.relay import Touch
 from tao.model.rows import IntentRow
 from tao.model.writes import SettleEdge, Write
 from tao.observability.logs import Logger
+from tao.planning.coordination import names_far_side
 from tao.planning.write_plan import shards_of
 from tao.routing.deadlines import work_seconds
 from tao.serving.authority import LEADER_RULES, check_role
@@ -125,6 +126,11 @@ class LeaderService:
             results.fail(slot, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
             raise
         else:
+            if pending and names_far_side(write, self._configuration.schema):
+                # Its caller reads that list next, which has to have what was acknowledged.
+                unknown = OutcomeUnknown("the edge is written at its id2, and follows at its id1 by repair")
+                results.fail(slot, unknown, written.messages)
+                return
             result = outcome_to_pb(written.outcome, written.messages, inverse_pending=pending)
             results.add(slot, result, written.messages)
 

@@ -60,6 +60,12 @@ def coordinator_side(write: Write, schema: Schema) -> tuple[int, int] | None:
     return (id1, id2) if id1 < id2 else (id2, id1)
 
 
+def names_far_side(write: Write, schema: Schema) -> bool:
+    """Whether the id that the caller names first is the one whose rows are a copy of the coordinator's."""
+    pair = coordinator_side(write, schema)
+    return pair is not None and getattr(write, "id1", pair[0]) == pair[1]
+
+
 def coordinating_shard(write: Write, schema: Schema) -> int:
     """The shard whose owner does the write. Raises `UnknownType`."""
     pair = coordinator_side(write, schema)

@@ -62,9 +62,10 @@ class WriteResults:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def fail(self, slot: int, error: TaoError) -> None:
-        """One write has failed, and wrote nothing unless the error says that this is unknown."""
-        self.add(slot, pb.WriteResult(error=error_to_pb(error)))
+    def fail(self, slot: int, error: TaoError, messages: Iterable[ShardMessages] = ()) -> None:
+        """One write has failed, and wrote nothing unless the error says that this is unknown; ``messages``: what it has
+        written all the same."""
+        self.add(slot, pb.WriteResult(error=error_to_pb(error)), messages)
 
     def _flush(self) -> None:
         self._scheduled = False

@@ -82,6 +82,18 @@ async def test_a_copy_that_may_still_arrive_keeps_the_pair_closed(split_region: 
     assert region.leader.inverses.pairs_held == 1
 
 
+async def test_an_edge_that_is_not_yet_at_the_end_that_its_writer_named_is_not_acknowledged(
+    split_region: RegionRig,
+) -> None:
+    """Whoever is told that it is written reads that list next, critically or with the write's token."""
+    region = split_region
+    region.others.faults.append(OutcomeUnknown("the connection broke"))
+    with pytest.raises(OutcomeUnknown, match="follows at its id1"):
+        await region.far.write(AssocAdd(B, FRIEND, A, 1, b""))
+    assert sides(region) == ([1], [])
+    assert await region.near.times(A, FRIEND) == [1]
+
+
 async def test_a_copy_is_not_made_from_rows_that_a_write_of_both_sides_is_changing(region: RegionRig) -> None:
     intent = IntentRow(A, B, (FRIEND,), 1, 0)
     gate = Gate()
