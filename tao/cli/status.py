@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import click
 
-from tao.cli.connecting import graph_of, target_of
 from tao.cli.frame import connect_option, json_option, region_option, run
 from tao.cli.output import counted, print_json, print_table, text_of
 from tao.cli.status_view import Answer, View, view_of
 from tao.model.errors import TaoError
-
-if TYPE_CHECKING:
-    from tao.model.topology import Topology
 
 _HTTP_OK = 200
 
@@ -48,7 +43,9 @@ def status(connect: str | None, as_json: bool, max_staleness_seconds: float) -> 
 
 
 async def _look(connect: str | None, max_staleness_seconds: float) -> View:
-    topology = await _topology(connect)
+    from tao.cli.reaching import topology_of
+
+    topology = await topology_of(connect)
     addresses: dict[str, str] = {}
     for region in topology.regions:
         for tier in (region.leaders, *region.followers):
@@ -56,18 +53,6 @@ async def _look(connect: str | None, max_staleness_seconds: float) -> View:
         addresses.update({tailer.name: tailer.admin for tailer in region.tailers})
     answers = await asyncio.gather(*map(_ask, addresses.values()))
     return view_of(topology, dict(zip(addresses, answers, strict=True)), max_staleness_seconds)
-
-
-async def _topology(connect: str | None) -> Topology:
-    """Of a file, as it stands there: no server has to be up for that. Of an address, what that follower goes by."""
-    from tao.client.configuration import read_target
-    from tao.model.topology import Topology
-
-    found = read_target(target_of(connect))
-    if isinstance(found, Topology):
-        return found
-    async with graph_of(connect) as graph:
-        return graph.topology
 
 
 async def _ask(admin: str) -> Answer:
@@ -93,13 +78,14 @@ def _print(found: View) -> None:
     else:
         click.echo("nothing is wrong")
     click.echo()
-    numbers: tuple[str, ...] = ("owned", "hosted", "subscribers", "behind s")
+    numbers: tuple[str, ...] = ("owned", "hosted", "subscribers", "inconsistent", "behind s")
     print_table(
         ("leader", "region", "state", *numbers),
         [
             (
                 *(each.name, each.region, each.state),
-                *(each.owned_shards, each.hosted_shards, each.subscribers, each.staleness_seconds),
+                *(each.owned_shards, each.hosted_shards, each.subscribers),
+                *(each.inconsistencies, each.staleness_seconds),
             )
             for each in found.leaders
         ],

@@ -17,6 +17,8 @@ from tao.model.topology import CacheServer, Database, Region, TailerProcess, Top
 UP: Final = "ready"
 UNREACHABLE: Final = "does not answer"
 MARKED_DOWN: Final = "marked down"
+RECENT_SECONDS: Final = 3_600.0
+"""An inconsistency in a cache is a problem for so long after it was found; caches forget, and nothing takes it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class Answer:
 
 
 class LeaderRow(msgspec.Struct, frozen=True, kw_only=True):
-    """``staleness_seconds``: of the database that is furthest behind; None: not known, or not measured."""
+    """``staleness_seconds``: of the database that is furthest behind; None: not known, or not measured.
+    ``consistency_looks``: into followers' caches since its start, and how many of them found an inconsistency."""
 
     name: str
     region: str
@@ -42,6 +45,8 @@ class LeaderRow(msgspec.Struct, frozen=True, kw_only=True):
     owned_shards: int | None = None
     hosted_shards: int | None = None
     subscribers: int | None = None
+    consistency_looks: int | None = None
+    inconsistencies: int | None = None
     staleness_seconds: float | None = None
 
 
@@ -119,6 +124,8 @@ def _leader(region: str, server: CacheServer, answer: Answer) -> LeaderRow:
         owned_shards=stats.get("owned_shards"),
         hosted_shards=stats.get("hosted_shards"),
         subscribers=stats.get("delivery", {}).get("subscribers"),
+        consistency_looks=stats.get("consistency", {}).get("looks"),
+        inconsistencies=stats.get("consistency", {}).get("inconsistencies"),
         staleness_seconds=_worst(stats),
     )
 
@@ -239,6 +246,11 @@ def _of_cache_server(region: str, role: str, server: CacheServer, answer: Answer
     theirs = answer.stats.get("topology_version", version)
     if theirs != version:
         yield f"{who} goes by topology {theirs}, not {version}"
+    found = answer.stats.get("consistency", {})
+    since = found.get("seconds_since_inconsistency")
+    if since is not None and since <= RECENT_SECONDS:
+        number = found["inconsistencies"]
+        yield f"{who} found {number} inconsistencies in followers' caches: see its log, and tao verify"
 
 
 def _of_tailer(region: str, tailer: TailerProcess, answer: Answer) -> Iterator[str]:

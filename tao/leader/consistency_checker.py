@@ -108,6 +108,8 @@ class CheckerFigures:
     looks: int = 0
     unanswered: int = 0
     stale: list[int] = field(default_factory=lambda: [0, 0, 0])
+    newest_inconsistency: float | None = None
+    """When it was found, on the checker's clock."""
 
     @property
     def consistency(self) -> Consistency:
@@ -211,6 +213,7 @@ class ConsistencyChecker:
             if each.sample.suspects is not None:
                 each.sample.suspects.add(server.name)
             if look == len(self._waiting) - 1:
+                self.figures.newest_inconsistency = self._clock.monotonic()
                 self._log.error(
                     "inconsistency_found",
                     follower=server.name,
@@ -272,6 +275,7 @@ class ConsistencyChecker:
     def summary(self) -> dict[str, object]:
         """For `/stats`."""
         figures = self.figures
+        newest = figures.newest_inconsistency
         return {
             "samples": figures.samples,
             "looks": figures.looks,
@@ -281,6 +285,7 @@ class ConsistencyChecker:
                 for seconds, stale in zip(self._settings.looks_seconds, figures.stale, strict=True)
             },
             "inconsistencies": figures.stale[-1],
+            "seconds_since_inconsistency": None if newest is None else round(self._clock.monotonic() - newest, 1),
             "nines": round(figures.consistency.nines, 2),
         }
 

@@ -74,6 +74,36 @@ class Scans:
         )
         return [(EdgeKey(id1, atype, id2), Edge(id2, time, data)) for id1, atype, id2, time, data in rows]
 
+    async def count_edges(self, shard: int, table: str, after: ListKey, limit: int) -> list[tuple[ListKey, int]]:
+        """How many edges each list after that key has in one table, in key order, for ``limit`` lists that have any.
+        Time: all their edges, along the primary key."""
+        rows = await self._select(
+            shard,
+            f"SELECT id1, atype, COUNT(*) FROM {schema_name(shard)}.{check_edge_table(table)} FORCE INDEX (PRIMARY) "
+            "WHERE id1 > %s OR (id1 = %s AND atype > %s) GROUP BY id1, atype ORDER BY id1, atype LIMIT %s",
+            after.id1,
+            after.id1,
+            after.atype,
+            limit,
+        )
+        return [(ListKey(id1, atype), count) for id1, atype, count in rows]
+
+    async def count_again(self, shard: int, table: str, key: ListKey) -> tuple[ListRow, int]:
+        """The row of a list (zeros when there is none) and how many edges it has, in one snapshot."""
+        schema = schema_name(shard)
+        rows = await self._select(
+            shard,
+            f"SELECT counted.edges, COALESCE(list.count, 0), COALESCE(list.version, 0) FROM "
+            f"(SELECT COUNT(*) AS edges FROM {schema}.{check_edge_table(table)} WHERE id1 = %s AND atype = %s) counted "
+            f"LEFT JOIN {schema}.assoc_lists list ON list.id1 = %s AND list.atype = %s",
+            key.id1,
+            key.atype,
+            key.id1,
+            key.atype,
+        )
+        ((edges, count, version),) = rows
+        return ListRow(int(count), int(version)), edges  # COALESCE makes decimals of them
+
     async def _select(self, shard: int, sql: str, *values: object) -> list[Row]:
         deadline = asyncio.get_running_loop().time() + self._page_seconds
         pool = self._pools.of(self._server_of(shard))

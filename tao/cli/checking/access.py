@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from tao.cli.connecting import tls_of_command
 from tao.cli.export_scan import ReaderLogin
@@ -18,6 +19,9 @@ from tao.storage.scans import Scans
 from tao.storage.session import ServerAccount
 from tao.wire.identity import Credentials
 
+PATIENT_PAGE_SECONDS: Final = 120.0
+"""For counting the edges of a page of lists: one of them may have tens of millions."""
+
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -27,6 +31,8 @@ class Access:
     links: Links
     store: MySqlReadStore
     scans: Scans
+    patient_scans: Scans
+    """For pages that look at many rows each."""
     scans_in: Callable[[str], Scans]
     """Of a region's own servers of every database; the others read the masters."""
 
@@ -51,7 +57,8 @@ async def access_of(login: ReaderLogin, token: str) -> AsyncIterator[Access]:
     links = Links(LinkSettings(), Credentials("operator", "operator", token), tls_of_command())
     store = MySqlReadStore(master, master, pools, edge_tables_of(lambda: login.schema))
     try:
-        yield Access(routes, links, store, Scans(master, pools), scans_in)
+        patient = Scans(master, pools, page_seconds=PATIENT_PAGE_SECONDS)
+        yield Access(routes, links, store, Scans(master, pools), patient, scans_in)
     finally:
         await links.close()
         await pools.close()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
-from tao.cli import check
-from tao.cli.checking.caches import Finding, Report, ServerReport
+from tao.cli import check, repair
+from tao.cli.checking.caches import Finding, Report, Sample, ServerReport
+from tao.cli.checking.counts import WrongCount
 from tao.cli.checking.inverses import BrokenPair
 from tao.cli.commands import tao
 from tao.cli.export_scan import ReaderLogin
@@ -33,6 +34,8 @@ class Checked:
     report: Report
     pairs: list[BrokenPair]
     mended: int = 0
+    counts: list[WrongCount] = field(default_factory=list)
+    recounted: int = 0
 
 
 @pytest.fixture
@@ -43,6 +46,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
     async def verify(*_: Any) -> Report:
         return found.report
 
+    async def find_counts(*_: Any) -> list[WrongCount]:
+        return found.counts
+
+    async def mend_counts(*_: Any) -> int:
+        found.recounted = len(found.counts)
+        return found.recounted
+
     async def find(*_: Any) -> list[BrokenPair]:
         return found.pairs
 
@@ -52,8 +62,10 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
 
     monkeypatch.setattr("tao.cli.export_scan.reader_login", lambda **_: login)
     monkeypatch.setattr(check, "_verify", verify)
-    monkeypatch.setattr(check, "_find", find)
-    monkeypatch.setattr(check, "_mend", mend)
+    monkeypatch.setattr(repair, "_find", find)
+    monkeypatch.setattr(repair, "_mend", mend)
+    monkeypatch.setattr(repair, "_find_counts", find_counts)
+    monkeypatch.setattr(repair, "_mend_counts", mend_counts)
     return found
 
 
@@ -107,4 +119,38 @@ def test_findings_name_types_and_other_content_of_the_same_version(checked: Chec
 
 def test_what_is_right_is_told_so(checked: Checked) -> None:
     assert "none wrong: all caches equal the databases" in call("verify").stdout
-    assert call("repair").stdout == "every edge has its inverse\n"
+    assert call("repair").stdout == "every edge has its inverse\nevery list has its count\n"
+    assert call("repair", "--only", "counts").stdout == "every list has its count\n"
+
+
+def test_consistency_is_told_in_nines(checked: Checked) -> None:
+    assert "consistency: 100 % (at least 2.5 nines) of 1,000 entries" in call("verify").stdout
+    checked.report.servers[0].wrong = 1
+    assert "consistency: 99.90 % (3.0 nines) of 1,000 entries" in call("verify").stdout
+    told = json.loads(call("verify", "--json").stdout)["consistency"]
+    assert (told["looks"], told["wrong"], round(told["nines"], 3)) == (1_000, 1, 3.0)
+
+
+def test_wrong_counts_are_shown_and_counted_anew_when_that_is_wanted(checked: Checked) -> None:
+    checked.counts = [WrongCount(5, FRIEND, 7, 3, 1)]
+    result = call("repair", "--dry-run")
+    assert result.exit_code == 1
+    assert "1 count is wrong; 0 mended" in result.stdout
+    assert checked.recounted == 0
+    assert call("repair", "--yes").exit_code == 0
+    assert checked.recounted == 1
+    told = json.loads(call("repair", "--json", "--yes").stdout)
+    assert told["wrong_counts"] == [{"id1": 5, "atype": "friend", "stored": 7, "counted": 3}]
+    assert told["recounted"] == 1
+    assert call("repair", "--only", "inverses").exit_code == 0
+
+
+@pytest.mark.parametrize("sample", ["x", "5.5", "0%", "101%", "%", "-1"])
+def test_a_sample_is_a_number_or_a_share(checked: Checked, sample: str) -> None:
+    assert CliRunner().invoke(tao, ["verify", "--sample", sample]).exit_code == 2
+    assert call("verify", "--sample", "5%").exit_code == 0
+
+
+def test_a_sample_is_spread_over_all_entries() -> None:
+    assert [Sample().stride(1_000), Sample(share=0.05).stride(1_000), Sample(10).stride(1_000)] == [1, 20, 100]
+    assert Sample(10).stride(3) == 1

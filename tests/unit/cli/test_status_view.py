@@ -77,6 +77,18 @@ def test_of_a_healthy_cluster_nothing_is_wrong_and_everybody_has_a_row() -> None
     assert view.databases[0].servers == {"east-db-1": "up", "west-db-1": "up"}
 
 
+def test_an_inconsistency_is_a_problem_for_an_hour_and_a_figure_for_ever() -> None:
+    def found(seconds: float | None) -> Answer:
+        figures = {"looks": 500, "inconsistencies": 2, "seconds_since_inconsistency": seconds}
+        return leader({}, staleness_seconds={"db-1": 1.0}, consistency=figures)
+
+    (problem,) = problems(west_leader=found(60.0))
+    assert "west-leader found 2 inconsistencies in followers' caches" in problem
+    assert problems(west_leader=found(4_000.0)) == problems(west_leader=found(None)) == []
+    view = view_of(TWO, healthy(TWO, west_leader=found(4_000.0)), SECONDS)
+    assert [(row.consistency_looks, row.inconsistencies) for row in view.leaders] == [(None, None), (500, 2)]
+
+
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [

@@ -1,0 +1,99 @@
+"""Which counts are called wrong: compared with a plain count, whatever the pages, tables and gaps (invariant 5)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tao.cli.checking import counts
+from tao.cli.checking.counts import WrongCount, find_wrong_counts, mend_counts
+from tao.model.graph import ListKey
+from tao.model.rows import ListRow
+from tao.model.topology import CacheServer
+from tao.peers.links import Links
+from tao.routing.routes import Routes
+from tao.storage.names import DEFAULT_EDGE_TABLE
+from tao.storage.scans import Scans
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import COMMENT, FRIEND, NOTE, SCHEMA, make_id, make_topology
+
+ROUTES = Routes(make_topology())
+NOTE_TABLE = SCHEMA.atype(NOTE).table or ""
+TABLE_OF = {FRIEND: DEFAULT_EDGE_TABLE, COMMENT: DEFAULT_EDGE_TABLE, NOTE: NOTE_TABLE}
+keys = st.builds(ListKey, st.integers(1, 6), st.sampled_from(sorted(TABLE_OF)))
+amounts = st.dictionaries(keys, st.integers(0, 3))
+
+
+@dataclass
+class Tables:
+    """Shard 0 of a database; other shards are empty."""
+
+    lists: dict[ListKey, int] = field(default_factory=dict)
+    edges: Counter[ListKey] = field(default_factory=Counter)
+
+    async def scan_lists(self, shard: int, after: ListKey, limit: int) -> list[tuple[ListKey, ListRow]]:
+        rows = [(key, ListRow(self.lists[key], 9)) for key in sorted(self.lists) if key > after and shard == 0]
+        return rows[:limit]
+
+    async def count_edges(self, shard: int, table: str, after: ListKey, limit: int) -> list[tuple[ListKey, int]]:
+        found = [
+            (key, self.edges[key])
+            for key in sorted(self.edges)
+            if key > after and shard == 0 and TABLE_OF[key.atype] == table and self.edges[key]
+        ]
+        return found[:limit]
+
+    async def count_again(self, shard: int, table: str, key: ListKey) -> tuple[ListRow, int]:
+        assert TABLE_OF[key.atype] == table
+        return ListRow(self.lists.get(key, 0), 9 if key in self.lists else 0), self.edges[key]
+
+
+async def found_in(tables: Tables) -> list[WrongCount]:
+    return await find_wrong_counts(ROUTES, SCHEMA, cast(Scans, tables))
+
+
+@given(lists=amounts, edges=amounts, page=st.integers(1, 4))
+async def test_wrong_are_exactly_those_whose_count_is_not_that_of_their_edges(
+    lists: dict[ListKey, int], edges: dict[ListKey, int], page: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counts, "PAGE_LISTS", page)
+        found = await found_in(Tables(lists, Counter(edges)))
+    expected = {key for key in lists.keys() | edges.keys() if lists.get(key, 0) != edges.get(key, 0)}
+    assert [(each.id1, each.atype) for each in found] == sorted((key.id1, key.atype) for key in expected)
+    for each in found:
+        key = ListKey(each.id1, each.atype)
+        assert (each.stored, each.counted) == (lists.get(key, 0), edges.get(key, 0))
+
+
+async def test_what_a_write_changed_between_two_pages_is_counted_again_and_right() -> None:
+    class Written(Tables):
+        async def count_edges(self, shard: int, table: str, after: ListKey, limit: int) -> list[tuple[ListKey, int]]:
+            self.edges[ListKey(1, FRIEND)] = self.lists[ListKey(1, FRIEND)] = 5
+            return await super().count_edges(shard, table, after, limit)
+
+    assert await found_in(Written({ListKey(1, FRIEND): 4}, Counter({ListKey(1, FRIEND): 4}))) == []
+
+
+async def test_owners_are_asked_shard_by_shard_with_the_versions_seen() -> None:
+    asked: list[tuple[str, list[int]]] = []
+
+    class Leaders:
+        def to(self, server: CacheServer) -> Leaders:
+            self.name = server.name
+            return self
+
+        async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+            touches = request.touch_keys.touches
+            assert {touch.version for touch in touches} == {9}
+            asked.append((self.name, [touch.id for touch in touches]))
+            return pb.Answer(touched_keys=pb.TouchedKeys(keys=len(touches)))
+
+    wrong = [WrongCount(make_id(number, shard), FRIEND, 1, 2, 9) for shard in (0, 1) for number in range(1, 120)]
+    assert await mend_counts(ROUTES, cast(Links, Leaders()), wrong) == len(wrong)
+    assert [len(ids) for _, ids in asked] == [100, 19, 100, 19]

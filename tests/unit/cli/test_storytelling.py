@@ -1,0 +1,117 @@
+"""The story of a key: all servers' events in one timeline, beside what each holds and what the database has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from tao.cache import witness
+from tao.cache.outcomes import Applied, Stored
+from tao.cli.storytelling import WORDS, tell, version_text
+from tao.model.errors import InvalidArgument, Unavailable
+from tao.model.graph import encode_count, encode_object
+from tao.model.topology import CacheServer
+from tao.peers.links import Links
+from tao.routing.routes import Routes
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import COMMENT, SHARDS, USER, make_id, make_topology
+from tests.rigs.versions import make_version
+
+A = make_id(64)
+V1, V2 = make_version(1, 1), make_version(1, 2)
+ROUTES = Routes(make_topology())
+
+
+@dataclass
+class Servers:
+    """What each server says; who is not there is away. ``stored``: what a critical read is answered with."""
+
+    inspections: dict[str, pb.Inspection] = field(default_factory=dict)
+    stored: bytes | None = None
+
+    def to(self, server: CacheServer) -> _Server:
+        return _Server(self, server.name)
+
+
+@dataclass
+class _Server:
+    servers: Servers
+    name: str
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        if request.HasField("read"):
+            assert request.read.critical
+            if self.servers.stored is None:
+                raise Unavailable("no database")
+            return pb.Answer(read=pb.ReadAnswer(values=[self.servers.stored]))
+        if self.name not in self.servers.inspections:
+            raise Unavailable("it is away")
+        return pb.Answer(inspection=self.servers.inspections[self.name])
+
+
+def said(version: int | None, *events: tuple[int, str, int]) -> pb.Inspection:
+    inspection = pb.Inspection()
+    value = b"" if version is None else encode_object(version, USER, b"")
+    inspection.entries.add(kind="object", id=A, value=value, floor=V2)
+    story = inspection.stories.add(since_unix_ms=5)
+    for unix_ms, event, event_version in events:
+        story.events.add(unix_ms=unix_ms, event=event, version=event_version, cause="somebody")
+    return inspection
+
+
+async def test_events_of_all_servers_are_in_the_order_of_their_time_and_each_server_s_in_its_own() -> None:
+    servers = Servers(
+        {
+            "leader-1": said(V2, (20, "applied", V2)),
+            "leader-2": said(None),
+            "near-1": said(V1, (10, "fill_begun", 0), (10, "stored", V1), (30, "evicted", V1)),
+            "near-2": said(None, (15, "not_cached", V2)),
+        },
+        encode_object(V2, USER, b""),
+    )
+    tale = await tell(ROUTES, cast(Links, servers), A, 0)
+    assert [(event.server, event.event) for event in tale.events] == [
+        ("near-1", "fill_begun"),
+        ("near-1", "stored"),
+        ("near-2", "not_cached"),
+        ("leader-1", "applied"),
+        ("near-1", "evicted"),
+    ]
+    assert [held.server for held in tale.servers] == ["leader-1", "near-1", "near-2"]
+    assert [held.server for held in tale.stale] == ["near-1"]
+    assert tale.stored_version == V2
+
+
+async def test_who_is_away_is_named_and_the_rest_is_told_also_without_the_database() -> None:
+    servers = Servers({"near-1": said(V1)})
+    tale = await tell(ROUTES, cast(Links, servers), A, 0)
+    assert {held.server for held in tale.unreachable} == {"leader-1", "leader-2", "near-2"}
+    assert (tale.stored_version, tale.stored_error) == (None, "no database")
+    assert tale.stale == []
+
+
+async def test_a_list_is_held_when_its_count_is() -> None:
+    inspection = pb.Inspection()
+    inspection.entries.add(kind="list", id=A, atype=COMMENT)
+    inspection.entries.add(kind="count", id=A, atype=COMMENT, value=encode_count(V1, 3))
+    inspection.stories.add()
+    servers = Servers(dict.fromkeys(("leader-1", "leader-2", "near-1", "near-2"), inspection), encode_count(V2, 4))
+    tale = await tell(ROUTES, cast(Links, servers), A, COMMENT)
+    assert {held.cached_version for held in tale.servers} == {V1}
+    assert len(tale.stale) == 4
+
+
+async def test_an_id_of_no_shard_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="this cluster has"):
+        await tell(ROUTES, cast(Links, Servers()), make_id(1, SHARDS), 0)
+
+
+def test_every_event_has_words() -> None:
+    own = {value for name, value in vars(witness).items() if name.isupper()}
+    assert set(WORDS) == own | {str(each) for each in (*Applied, *Stored)}
+
+
+def test_versions_are_shown_as_epoch_and_number_of_changes() -> None:
+    assert [version_text(version) for version in (V2, make_version(3, 7), 0, None)] == ["1.2", "3.7", "-", "-"]
