@@ -58,7 +58,7 @@ class ServingFigures:
             lambda: {"started": fills.started, "joined": fills.joined, "refetched": fills.refetched},
         )
         metrics.gauge("fill_queries", "Fetches now under way.", lambda: fills.under_way)
-        metrics.gauge("hot_keys", "Objects and lists read so often that clients are told.", reads.traffic.hot_keys)
+        metrics.gauge("hot_entries", "Objects and lists read so often that clients are told.", reads.traffic.hot_keys)
         metrics.gauge_family(
             "cache_bytes",
             "Memory that an arena accounts for.",
