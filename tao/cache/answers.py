@@ -14,6 +14,7 @@ from tao.model.edge_block import (
     COMPLETE,
     PREFIX,
     empty_block,
+    first_after,
     first_not_newer,
     header,
     id2_column,
@@ -33,10 +34,14 @@ def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
     return _slice(block, n, flags, pos, pos + limit)
 
 
-def time_range_answer(block: bytes, high: int, low: int, limit: int) -> bytes | None:
-    """At most ``limit`` edges with ``high ≥ time ≥ low``."""
+def time_range_answer(block: bytes, high: int, low: int, limit: int, below_id2: int = 0) -> bytes | None:
+    """At most ``limit`` edges with ``high ≥ time ≥ low``; with ``below_id2`` those after the edge
+    ``(high, below_id2)``."""
     _, _, n, flags = header(block)
-    start = 0 if high >= MAX_TIME else first_not_newer(block, high)
+    if below_id2:
+        start = first_after(block, high, below_id2)
+    else:
+        start = 0 if high >= MAX_TIME else first_not_newer(block, high)
     stop = max(start, first_not_newer(block, low - 1)) if low > 0 else n
     if stop - start < limit and not flags & COMPLETE and not _ends_within(block, n, low):
         return None

@@ -174,12 +174,14 @@ class GraphCache:
                 return block
         return range_answer(block, pos, limit)
 
-    def time_range(self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0) -> bytes | None:
-        """An edge block of at most ``limit`` edges with ``high ≥ time ≥ low``."""
+    def time_range(
+        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
+    ) -> bytes | None:
+        """An edge block of at most ``limit`` edges with ``high ≥ time ≥ low``; see `time_range_answer`."""
         block = self._block(id1, atype, minimum)
         if block is None:
             return self._nothing(id1, atype, minimum)
-        return time_range_answer(block, high, low, limit)
+        return time_range_answer(block, high, low, limit, below_id2)
 
     def edges(
         self,

@@ -14,13 +14,15 @@ Queries that wait in one tick of the event loop travel as one batch per server; 
 with the name of the argument or field. `SyncGraph` has the same methods for programs without an event loop.
 
 Installs alone: it reaches neither the database nor metrics nor the servers' other extras. One reads a query's way in
-this order: `reads` (the operation) → `requests` (its arguments, checked) → `routing` (which server) → `lanes` (the
-batch of this tick) → `dispatch` (sending, and what becomes of failures) → `calls` (what the answers mean).
+this order: `reads` (the operation; `paging` for lists of any length) → `requests` (its arguments, checked) →
+`routing` (which server) → `lanes` (the batch of this tick) → `dispatch` (sending, and what becomes of failures) →
+`calls` (what the answers mean).
 """
 
 from tao.client.failures import SomeFailed
 from tao.client.graph import Graph, connect
 from tao.client.own_writes import Recording
+from tao.client.paging import AssocPage
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.sync import SyncGraph
@@ -55,6 +57,7 @@ __all__ = [
     "MEMORY",
     "Assoc",
     "AssocList",
+    "AssocPage",
     "ClientSettings",
     "ClientStats",
     "Credentials",

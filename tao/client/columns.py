@@ -12,8 +12,8 @@ from typing import Any, Final
 from tao.wire.v1 import session_pb2 as pb
 
 Row = tuple[Any, ...]
-"""``(id,)`` · ``(id1, atype)`` · ``(id1, atype, pos, limit)`` · ``(id1, atype, high, low, limit)`` ·
-``(id1, atype, id2s, high, low)``, by the kind below. The shard of the first item decides who is asked.
+"""``(id,)`` · ``(id1, atype)`` · ``(id1, atype, pos, limit)`` · ``(id1, atype, high, low, limit,
+below_id2)`` · ``(id1, atype, id2s, high, low)``, by the kind below. The shard of the first item decides who is asked.
 (Any: five shapes go the same way, and what they hold has been checked.)"""
 
 OBJECT: Final = 0
@@ -42,14 +42,17 @@ def read_batch(groups: Groups, critical: bool, minimums: Mapping[int, int], max_
     if ranges:
         _extend(ranges, batch.range_id1s, batch.range_atypes, batch.range_positions, batch.range_limits)
     if time_ranges:
+        below = [row[5] for row in time_ranges]
         _extend(
-            time_ranges,
+            [row[:5] for row in time_ranges],
             batch.time_range_id1s,
             batch.time_range_atypes,
             batch.time_range_highs,
             batch.time_range_lows,
             batch.time_range_limits,
         )
+        if any(below):
+            batch.time_range_below_id2s.extend(below)
     if edges:
         id1s, atypes, id2_sets, highs, lows = zip(*edges, strict=True)
         batch.get_id1s.extend(id1s)

@@ -63,7 +63,7 @@ class Requests:
 
     def time_range(self, id1: int, atype: str, high: int | None, low: int | None, limit: int) -> ListQuery:
         found = self._list(id1, atype)
-        return (id1, found.number, *check_bounds(high, low), check_limit(limit)), found
+        return (id1, found.number, *check_bounds(high, low), check_limit(limit), 0), found
 
     def edges(
         self, id1: int, atype: str, id2s: Iterable[int], high: int | None = None, low: int | None = None

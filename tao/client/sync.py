@@ -1,145 +1,36 @@
 """`SyncGraph`: the operations of `Graph` without ``await``, for Django, Flask and scripts (DESIGN.md §12).
 
-The one place of the client with a thread: an event loop of its own, started when first used *in this process*. After
-``os.fork`` (pre-fork servers) the child starts its own and leaves what it inherited untouched, unclosed even: loop and
-sockets are shared with the parent, and closing them here would disturb it there. Any number of threads may use one
-`SyncGraph`; what they ask in the same instant travels together.
+Each runs on the loop of a `tao.client.graph_thread.GraphThread`. Any number of threads may use one `SyncGraph`; what
+they ask in the same instant travels together.
 """
 
 # ruff: noqa: A002 - `id` is what an object's id is called in the paper, the design and every other client
 from __future__ import annotations
 
-import asyncio
-import atexit
-import os
-import threading
-import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
-import uvloop
-
-from tao.client.graph import Graph, connect
+from tao.client.graph import Graph
+from tao.client.graph_thread import GraphThread
 from tao.client.own_writes import After, Recording
-from tao.client.settings import ClientSettings
+from tao.client.paging import PAGE_EDGES, AssocPage
 from tao.client.stats import ClientStats
 from tao.client.trace import Trace
-from tao.client.values import AssocList, Object
-from tao.model.errors import Unavailable
+from tao.client.values import Assoc, AssocList, Object
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
-from tao.wire.identity import Credentials
 
-Result = TypeVar("Result")
 Fields = Mapping[str, object]
-Opener = Callable[[], Coroutine[Any, Any, Graph]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Running:
-    """A graph, its loop and the thread that runs it."""
-
-    graph: Graph
-    loop: asyncio.AbstractEventLoop
-    thread: threading.Thread
-
-
-_everyone: weakref.WeakSet[SyncGraph] = weakref.WeakSet()
-_inherited: list[_Running] = []  # of the parent process: kept for ever, so that no finalizer closes its sockets
-
-
-def _after_fork_in_child() -> None:
-    for each in _everyone:
-        each._forget_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-class SyncGraph:
+class SyncGraph(GraphThread):
     """All methods of `Graph`, blocking. Opened when first used; `close` it, or use it as a context manager; what is
     left open is closed at exit. Each method has its text at `Graph`.
 
     gRPC does not outlive a fork that happens while it is in use: programs that fork use the graph first in the child,
     or connect over frames."""
-
-    def __init__(
-        self,
-        target: str,
-        *,
-        region: str | None = None,
-        tier: str | None = None,
-        settings: ClientSettings | None = None,
-        credentials: Credentials | None = None,
-        opener: Opener | None = None,
-    ) -> None:
-        """As `tao.client.connect`. ``opener``: opens the graph in another way, for tests."""
-
-        async def open_graph() -> Graph:
-            return await connect(target, region=region, tier=tier, settings=settings, credentials=credentials)
-
-        self._opener = opener or open_graph
-        self._lock = threading.Lock()
-        self._running: _Running | None = None
-        self._closed = False
-        _everyone.add(self)
-        atexit.register(self.close)
-
-    def close(self) -> None:
-        """Close; harmless to repeat. Raises nothing for a graph that was never used."""
-        with self._lock:
-            self._closed = True
-            running, self._running = self._running, None
-        atexit.unregister(self.close)
-        if running is not None:
-            asyncio.run_coroutine_threadsafe(running.graph.close(), running.loop).result()
-            _stop(running.loop, running.thread)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _forget_parent(self) -> None:
-        self._lock = threading.Lock()  # another thread of the parent may have held the old one
-        if self._running is not None:
-            _inherited.append(self._running)
-            self._running = None
-
-    def _open(self) -> _Running:
-        running = self._running
-        if running is not None:
-            return running
-        with self._lock:
-            if self._closed:
-                raise Unavailable("the graph is closed")
-            if self._running is None:
-                loop = uvloop.new_event_loop()
-                thread = threading.Thread(target=loop.run_forever, name="tao-client", daemon=True)
-                thread.start()
-                try:
-                    graph = asyncio.run_coroutine_threadsafe(self._opener(), loop).result()
-                except BaseException:
-                    _stop(loop, thread)
-                    raise
-                self._running = _Running(graph, loop, thread)
-            return self._running
-
-    def _run(self, operation: Callable[[Graph], Coroutine[Any, Any, Result]]) -> Result:
-        running = self._open()
-        future = asyncio.run_coroutine_threadsafe(operation(running.graph), running.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # the caller was interrupted (Ctrl-C); harmless when the operation itself has failed
-            raise
 
     def servers(self) -> dict[str, dict[str, object]]:
         async def look(graph: Graph) -> dict[str, dict[str, object]]:
@@ -319,6 +210,47 @@ class SyncGraph:
             )
         )
 
+    def assoc_page(
+        self,
+        id1: int,
+        atype: str,
+        limit: int,
+        cursor: str | None = None,
+        high: int | None = None,
+        low: int | None = None,
+        *,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
+    ) -> AssocPage:
+        return self._run(
+            lambda graph: graph.assoc_page(
+                id1, atype, limit, cursor, high, low, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+        )
+
+    def assoc_iter(
+        self,
+        id1: int,
+        atype: str,
+        *,
+        high: int | None = None,
+        low: int | None = None,
+        page: int = PAGE_EDGES,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
+    ) -> Iterator[Assoc]:
+        cursor: str | None = None
+        while True:
+            found = self.assoc_page(
+                id1, atype, page, cursor, high, low, critical=critical, after=after, max_staleness_ms=max_staleness_ms
+            )
+            yield from found.edges
+            cursor = found.cursor
+            if cursor is None:
+                return
+
     def obj_add(self, otype: str, fields: Fields | None = None, near: int | None = None, id: int | None = None) -> int:
         return self._run(lambda graph: graph.obj_add(otype, fields, near, id))
 
@@ -357,9 +289,3 @@ class SyncGraph:
 
     def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:
         return self._run(lambda graph: graph.reserve_ids(count, near, shard))
-
-
-def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 from tao.client.lanes import WriteRow
 from tao.client.operations import all_or_raise
-from tao.client.reads import ReadOperations
+from tao.client.paging import PagingOperations
 from tao.client.requests import each_item
 from tao.client.validation import (
     MAX_RESERVED_IDS,
@@ -30,7 +30,7 @@ from tao.wire.v1 import session_pb2 as pb
 Fields = Mapping[str, object]
 
 
-class WriteOperations(ReadOperations):
+class WriteOperations(PagingOperations):
     """Writes go through the shard's home follower in the nearest tier."""
 
     async def obj_add(

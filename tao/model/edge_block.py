@@ -164,6 +164,19 @@ def first_not_newer(block: bytes, time: int) -> int:
     return low
 
 
+def first_after(block: bytes, time: int, id2: int) -> int:
+    """Index of the first edge that comes after ``(time, id2)`` in list order; n when there is none."""
+    times, id2s = time_column(block), id2_column(block)
+    low, high = 0, len(times)
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] < time or (times[middle] == time and id2s[middle] < id2):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
 def slice_block(block: bytes, start: int, stop: int, flags: int) -> bytes:
     """The edges at ``start … stop-1`` (clamped to the block) with its version and count, under the given flags."""
     version, count, n, old = _HEADER.unpack_from(block)

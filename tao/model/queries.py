@@ -31,13 +31,15 @@ class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
 
 
 class TimeRangeQuery(msgspec.Struct, frozen=True, tag="time_range"):
-    """→ edge block of at most ``limit`` edges with ``high ≥ time ≥ low``, newest first."""
+    """→ edge block of at most ``limit`` edges with ``high ≥ time ≥ low``, newest first; of those at ``high`` only the
+    ones to ids below ``below_id2``, when it is not 0: what comes after the edge ``(high, below_id2)``."""
 
     id1: int
     atype: int
     high: int
     low: int
     limit: int
+    below_id2: int = 0
 
 
 class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):

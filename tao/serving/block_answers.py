@@ -14,7 +14,7 @@ def answer_from_block(block: bytes, query: RangeQuery | TimeRangeQuery | EdgesQu
         case RangeQuery():
             return range_answer(block, query.pos, query.limit)
         case TimeRangeQuery():
-            return time_range_answer(block, query.high, query.low, query.limit)
+            return time_range_answer(block, query.high, query.low, query.limit, query.below_id2)
         case EdgesQuery():
             found = edges_answer(block, query.id2s, query.high, query.low)
             return None if found is None or found.missing else found.block

@@ -14,6 +14,7 @@ def batch_of(queries: Sequence[tuple[Query, int]]) -> tuple[pb.ReadBatch, list[i
     """The batch for ``(query, minimum version)`` pairs, and for each slot the index of its query."""
     order = sorted(range(len(queries)), key=lambda index: _SLOT_ORDER[type(queries[index][0])])
     batch = pb.ReadBatch(for_fill=True)
+    below_id2s: list[int] = []
     for slot, index in enumerate(order):
         query, minimum = queries[index]
         if minimum:
@@ -36,6 +37,7 @@ def batch_of(queries: Sequence[tuple[Query, int]]) -> tuple[pb.ReadBatch, list[i
                 batch.time_range_highs.append(query.high)
                 batch.time_range_lows.append(query.low)
                 batch.time_range_limits.append(query.limit)
+                below_id2s.append(query.below_id2)
             case EdgesQuery():
                 batch.get_id1s.append(query.id1)
                 batch.get_atypes.append(query.atype)
@@ -43,4 +45,6 @@ def batch_of(queries: Sequence[tuple[Query, int]]) -> tuple[pb.ReadBatch, list[i
                 batch.get_id2s.extend(query.id2s)
                 batch.get_highs.append(query.high)
                 batch.get_lows.append(query.low)
+    if any(below_id2s):
+        batch.time_range_below_id2s.extend(below_id2s)
     return batch, order

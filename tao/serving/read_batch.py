@@ -28,6 +28,7 @@ _OBJ_IDS: Final = _numbers["obj_ids"]
 _COUNT_ID1S: Final = _numbers["count_id1s"]
 _RANGE_ID1S: Final = _numbers["range_id1s"]
 _TIME_RANGE_ID1S: Final = _numbers["time_range_id1s"]
+_BELOW_ID2S: Final = _numbers["time_range_below_id2s"]
 _GET_ID1S: Final = _numbers["get_id1s"]
 _GET_ID2S: Final = _numbers["get_id2s"]
 _LAST_COLUMN: Final = _numbers["minimum_versions"]
@@ -63,6 +64,10 @@ def operation_sizes(batch: pb.ReadBatch) -> tuple[int, int, int, int, int]:
                 if length_of(other) != length:
                     raise InvalidArgument(_UNEVEN)
             matched += 1 + len(others)
+    if _BELOW_ID2S in lengths:  # which may be left out
+        if lengths[_BELOW_ID2S] != length_of(_TIME_RANGE_ID1S):
+            raise InvalidArgument(_UNEVEN)
+        matched += 1
     if _GET_ID2S in lengths or _GET_ID1S in lengths:
         if sum(batch.get_id2_counts) != length_of(_GET_ID2S, 0):
             raise InvalidArgument(_UNEVEN)
@@ -163,13 +168,12 @@ def _answer_windows(
 ) -> int:
     """As `_answer_ranges`."""
     first = len(values)
-    highs, lows = batch.time_range_highs[:], batch.time_range_lows[:]
-    columns = zip(
-        batch.time_range_id1s[:], batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], strict=True
-    )
-    for slot, (id1, atype, high, low, limit) in enumerate(columns, first):
+    id1s, highs, lows = batch.time_range_id1s[:], batch.time_range_highs[:], batch.time_range_lows[:]
+    below = batch.time_range_below_id2s[:] or [0] * len(id1s)
+    columns = zip(id1s, batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], below, strict=True)
+    for slot, (id1, atype, high, low, limit, below_id2) in enumerate(columns, first):
         bound = limits.get(atype, limit)
-        value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0))
+        value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0), below_id2)
         if value is not None:
             if limit > bound:
                 value = mark_cut(value)
@@ -177,8 +181,9 @@ def _answer_windows(
         values.append(value)
         if room < 0:
             break
-    if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
-        _unanswer(values, first, [high > MAX_TIME or low > MAX_TIME for high, low in zip(highs, lows, strict=True)])
+    if max(highs) > MAX_TIME or max(lows) > MAX_TIME or max(below) > MAX_ID:
+        bounds = zip(highs, lows, below, strict=True)
+        _unanswer(values, first, [max(high, low) > MAX_TIME or id2 > MAX_ID for high, low, id2 in bounds])
     return room
 
 
@@ -293,7 +298,10 @@ class BatchQueries:
             i = slot - starts[3]
             high, low = _checked_times(batch.time_range_highs[i], batch.time_range_lows[i])
             id1, atype = _checked_id(batch.time_range_id1s[i], "id1"), batch.time_range_atypes[i]
-            return TimeRangeQuery(id1, atype, high, low, batch.time_range_limits[i])
+            below_id2 = batch.time_range_below_id2s[i] if batch.time_range_below_id2s else 0
+            if below_id2:
+                _checked_id(below_id2, "below_id2")
+            return TimeRangeQuery(id1, atype, high, low, batch.time_range_limits[i], below_id2)
         i = slot - starts[4]
         first, last = self._id2_starts[i], self._id2_starts[i + 1]
         if last - first > MAX_ID2_SET:

@@ -255,7 +255,7 @@ class ReadService:
         if isinstance(query, RangeQuery) and query.limit > bound:
             cut = RangeQuery(query.id1, query.atype, query.pos, bound)
         elif isinstance(query, TimeRangeQuery) and query.limit > bound:
-            cut = TimeRangeQuery(query.id1, query.atype, query.high, query.low, bound)
+            cut = TimeRangeQuery(query.id1, query.atype, query.high, query.low, bound, query.below_id2)
         fetched = await self._fills.answer(cut, minimum, critical=critical)
         if cut is query:
             return fetched

@@ -122,7 +122,7 @@ class ReadPlan:
         if len(edges) == recorded:
             flags = PREFIX | COMPLETE
         elif (isinstance(query, RangeQuery) and query.pos == 0) or (
-            isinstance(query, TimeRangeQuery) and query.high >= MAX_TIME
+            isinstance(query, TimeRangeQuery) and query.high >= MAX_TIME and not query.below_id2
         ):
             flags = PREFIX
         # Rows written by hand may outnumber the recorded count, until the list is touched (DESIGN.md §7).
@@ -190,6 +190,15 @@ class ReadPlan:
                     "WHERE id1 = %s AND atype = %s AND id2 IN %s AND time BETWEEN %s AND %s"
                 )
                 self._add(statement, _EDGE, index, sql, *key, id2s, query.low, query.high)
+        elif isinstance(query, TimeRangeQuery) and query.below_id2:
+            # Two ranges of the index, in its order: edges of one time may be more than a page, or a million.
+            sql = (
+                f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s "
+                "AND ((time = %s AND time >= %s AND id2 < %s) OR (time >= %s AND time < %s)) "
+                f"{newest_first} LIMIT %s"
+            )
+            high, low = query.high, query.low
+            self._add(statement, _EDGE, index, sql, *key, high, low, query.below_id2, low, high, query.limit)
         elif isinstance(query, TimeRangeQuery):
             sql = (
                 f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) "

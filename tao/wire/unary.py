@@ -104,6 +104,7 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
         time_range_highs=[_checked_time(asked.high)],
         time_range_lows=[_checked_time(asked.low)],
         time_range_limits=[asked.limit],
+        time_range_below_id2s=[_checked_id(asked.below_id2)] if asked.below_id2 else (),
         critical=asked.critical,
         max_staleness_ms=asked.max_staleness_ms,
     )

@@ -17,7 +17,7 @@ from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, PREFIX, encode_block
 from tao.model.errors import TaoError
 from tao.model.graph import ABSENT, Edge, ListKey, encode_count, encode_object
-from tao.model.ids import SHARD_SHIFT
+from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
@@ -125,8 +125,9 @@ class MemoryStore(ReadStore):
                 part = edges[pos : pos + limit]
                 flags = PREFIX | (COMPLETE if len(part) == listed.count else 0) if pos == 0 else 0
                 return encode_block(listed.version, listed.count, part, flags)
-            case TimeRangeQuery(high=high, low=low, limit=limit):
-                part = [edge for edge in edges if high >= edge.time >= low][:limit]
+            case TimeRangeQuery(high=high, low=low, limit=limit, below_id2=below):
+                first = (high, below - 1) if below else (high, MAX_ID)
+                part = [edge for edge in edges if first >= (edge.time, edge.id2) >= (low, 0)][:limit]
             case _:
                 part = [edge for edge in edges if edge.id2 in query.id2s and query.high >= edge.time >= query.low]
         return encode_block(listed.version, listed.count, part, 0)

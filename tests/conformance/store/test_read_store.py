@@ -117,6 +117,21 @@ async def test_time_bounds_are_inclusive(stores: Stores) -> None:
     assert await edges_of(stores, EdgesQuery(id1, LIKES, (1, 4, 4, 5, 99), 40, 10)) == [Edge(4, 40), Edge(1, 10)]
 
 
+async def test_the_next_page_begins_after_an_edge_even_among_edges_of_one_time(stores: Stores) -> None:
+    id1 = new_id()
+    edges = [Edge(i, 7 if i < 7 else 9) for i in range(1, 9)]
+    await write(stores, list_of(id1, LIKES, edges))
+    in_order = [Edge(8, 9), Edge(7, 9), *(Edge(i, 7) for i in range(6, 0, -1))]
+    for place, last in enumerate(in_order, 1):
+        page = TimeRangeQuery(id1, LIKES, last.time, 0, 3, last.id2)
+        (block,) = await ask(stores, page)
+        assert decode_block(block) == in_order[place : place + 3]
+        assert not header(block)[3] & PREFIX
+    assert await edges_of(stores, TimeRangeQuery(id1, LIKES, 9, 8, 5, 8)) == [Edge(7, 9)]
+    assert await edges_of(stores, TimeRangeQuery(id1, LIKES, 7, 8, 5, 8)) == []
+    assert await edges_of(stores, TimeRangeQuery(id1, LIKES, MAX_TIME, 0, 2, 1)) == in_order[:2]
+
+
 async def test_a_long_list_is_read_whole_deep_and_by_a_full_id2_set(stores: Stores) -> None:
     id1 = new_id()
     edges = [Edge(i, 3 * i, b"x" * (i % 5)) for i in range(1, MAX_ID2_SET + 11)]

@@ -9,10 +9,10 @@ from pathlib import Path
 from tao.client.configuration import Configuration
 from tao.client.graph import Graph
 from tao.client.settings import ClientSettings
-from tao.model.edge_block import COMPLETE, PREFIX, empty_block, encode_block
+from tao.model.edge_block import COMPLETE, LIMIT_CUT, PREFIX, empty_block, encode_block
 from tao.model.errors import TaoError
 from tao.model.graph import ABSENT, Edge, encode_count, encode_object
-from tao.model.ids import SHARD_SHIFT
+from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import dump_topology
@@ -156,16 +156,21 @@ class FakeLink:
             batch.range_id1s, batch.range_atypes, batch.range_positions, batch.range_limits, strict=True
         ):
             values.append(_block(lists.get((id1, atype), []), slice(pos, pos + limit)))
-        for id1, atype, high, low, limit in zip(
+        for id1, atype, high, low, limit, below in zip(
             batch.time_range_id1s,
             batch.time_range_atypes,
             batch.time_range_highs,
             batch.time_range_lows,
             batch.time_range_limits,
+            batch.time_range_below_id2s or [0] * len(batch.time_range_id1s),
             strict=True,
         ):
-            edges = [edge for edge in lists.get((id1, atype), []) if low <= edge.time <= high]
-            values.append(_block(edges, slice(limit)))
+            first = (high, below - 1) if below else (high, MAX_ID)
+            whole = lists.get((id1, atype), [])
+            edges = [edge for edge in whole if first >= (edge.time, edge.id2) >= (low, 0)]
+            bound = self.cluster.schema.atype(atype).limit
+            cut = LIMIT_CUT if limit > bound else 0
+            values.append(_block(edges, slice(min(limit, bound)), len(whole), cut))
         ends = 0
         for id1, atype, count in zip(batch.get_id1s, batch.get_atypes, batch.get_id2_counts, strict=True):
             wanted = batch.get_id2s[ends : ends + count]
@@ -216,10 +221,10 @@ def silent(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> Non
     """Never answer."""
 
 
-def _block(edges: list[Edge], part: slice) -> bytes:
+def _block(edges: list[Edge], part: slice, count: int | None = None, flags: int = 0) -> bytes:
     if not edges:
         return empty_block(1)
-    return encode_block(1, len(edges), edges[part], COMPLETE | PREFIX)
+    return encode_block(1, len(edges) if count is None else count, edges[part], COMPLETE | PREFIX | flags)
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -30,7 +30,9 @@ def test_both_graphs_have_the_same_operations_with_the_same_signatures() -> None
         one, other = inspect.getattr_static(Graph, name), inspect.getattr_static(SyncGraph, name)
         assert isinstance(one, property) == isinstance(other, property), name
         if not isinstance(one, property):
-            assert inspect.signature(one) == inspect.signature(other), name
+            assert str(inspect.signature(one)).replace("-> 'AsyncIterator", "-> 'Iterator") == str(
+                inspect.signature(other)
+            ), name
 
 
 def test_operations_work_without_a_loop() -> None:
