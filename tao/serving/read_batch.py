@@ -233,11 +233,6 @@ def leave_out(batch: pb.ReadBatch, values: list[bytes | None], shards: Collectio
     _unanswer(values, 0, [id1 >> SHARD_SHIFT in shards for id1 in id1s])
 
 
-def shards_in(batch: pb.ReadBatch) -> set[int]:
-    """All shards that the batch asks of."""
-    columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
-    return {id1 >> SHARD_SHIFT for column in columns for id1 in column[:]}
-
 def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None]) -> None:
     """Empty the answers that the asker has already, at just the version that it named."""
     versions = minimums_of(batch)
@@ -246,6 +241,11 @@ def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None]) -> None:
         if value and int.from_bytes(value[:8], "little") == versions.get(slot):
             values[slot] = b""
 
+
+def shards_in(batch: pb.ReadBatch) -> set[int]:
+    """All shards that the batch asks of."""
+    columns = (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s)
+    return {id1 >> SHARD_SHIFT for column in columns for id1 in column[:]}
 
 
 def runs_within(values: Sequence[bytes], max_run_bytes: int, max_bytes: int) -> list[tuple[int, int]]:
