@@ -6,6 +6,9 @@ as an account that can do nothing else. Such a read is held to everything that t
 through the leader would be. It is kept only while a leader says what changes: else it would be as old as the rest of
 the shard before long, and asking again is what makes it fresh.
 
+A master that is gone is replaced within seconds. Until then another region's leaders answer out of their replica what
+this region has not cached, held to the same minimum.
+
 Not every failure leads there. A leader that is overloaded or finds its database slow has no use for followers that ask
 the same database beside it, and of all followers together the database must bear as much as of one leader: few
 connections each, few queries, no waiting.
@@ -50,18 +53,18 @@ class MissPath:
         self,
         leaders: FillSource,
         database: FillSource,
-        master_region: FillSource,
+        other_region: FillSource,
         databases: Databases,
         leader_is_down: Callable[[int], bool],
         is_told: Callable[[int], bool],
         settings: DirectReadSettings,
     ) -> None:
-        """``leaders``: the region's. ``database``: the region's own. ``master_region``: the leaders of the shards'
-        master regions. ``leader_is_down``: shard → its leader has not answered of late. ``is_told``: shard → a leader
-        has confirmed that it tells this follower of changes."""
+        """``leaders``: the region's. ``database``: the region's own. ``other_region``: the leaders of
+        `Databases.other_region`. ``leader_is_down``: shard → its leader has not answered of late. ``is_told``: shard →
+        a leader has confirmed that it tells this follower of changes."""
         self._leaders: Final = leaders
         self._database: Final = database
-        self._master_region: Final = master_region
+        self._other_region: Final = other_region
         self._databases: Final = databases
         self._leader_is_down: Final = leader_is_down
         self._is_told: Final = is_told
@@ -103,10 +106,11 @@ class MissPath:
     ) -> Fetched:
         began = asyncio.get_running_loop().time()
         is_mastered_here = self._databases.is_mastered_here(shard)
+        has_other = self._databases.other_region(shard) is not None
         failure: TaoError = Unavailable("it is marked down")
         if not self._databases.local_is_down(shard):
             # Where there is another way, a database that hangs must leave time for it.
-            local_seconds = timeout_seconds if is_mastered_here else timeout_seconds / 2
+            local_seconds = timeout_seconds / 2 if has_other else timeout_seconds
             try:
                 fetched = await self._database.fetch(query, minimum, critical=False, timeout_seconds=local_seconds)
             except (StaleRead, Unavailable, DeadlineExceeded) as error:
@@ -114,12 +118,18 @@ class MissPath:
             else:
                 keep = self._is_told(shard) and not self._leader_is_down(shard)
                 return fetched if keep else msgspec.structs.replace(fetched, keep=False)
-        if not is_mastered_here:
+        if is_mastered_here and isinstance(failure, StaleRead):
+            raise failure  # what a master lacks nobody has
+        if has_other:
             left = timeout_seconds - (asyncio.get_running_loop().time() - began)
-            fetched = await self._master_region.fetch(query, minimum, critical=False, timeout_seconds=left)
-            return msgspec.structs.replace(fetched, keep=False)
-        if isinstance(failure, StaleRead):
-            raise failure
+            try:
+                fetched = await self._other_region.fetch(query, minimum, critical=False, timeout_seconds=left)
+            except TaoError as error:
+                if not is_mastered_here:
+                    raise
+                reason = f"{reason}; another region: {error.message}"
+            else:
+                return msgspec.structs.replace(fetched, keep=False)
         kind = DatabaseDown if isinstance(failure, DatabaseDown) else Unavailable
         raise kind(
             f"the leader of shard {shard} cannot serve ({reason}), nor can its database ({failure.message}); try again"

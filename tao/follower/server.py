@@ -236,7 +236,7 @@ class FollowerServer:
             DatabaseSource(store, databases.database_of, self._spawn("database read"), settings.database),
             RemoteSource(
                 configuration,
-                lambda shard: configuration.routes.leaders(configuration.routes.master_region(shard)).home(shard),
+                lambda shard: configuration.routes.leaders(databases.other_region(shard) or region).home(shard),
                 links,
                 settings.misses,
                 budget,

@@ -39,6 +39,15 @@ class Databases:
         """Whether the region's own server is the master. Raises `InvalidArgument`."""
         return self._configuration.routes.master_region(shard) == self._region
 
+    def other_region(self, shard: int) -> str | None:
+        """The region to ask when this one's server cannot answer: the master's, or where the master is in this one, one
+        that has a replica. None when there is none. Raises `InvalidArgument`."""
+        database = self._configuration.routes.database_of(shard)
+        if database.master_region != self._region:
+            return database.master_region
+        replicas = (region for region, server in database.servers.items() if region != self._region and not server.down)
+        return next(replicas, None)
+
     def login(self, user: str, password: str) -> Callable[[str], ServerAccount]:
         """Server name → where it is from here, and as whom to come in. Raises `TopologyError` for an unknown name."""
 

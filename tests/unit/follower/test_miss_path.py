@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from tao.follower.miss_path import DirectReadSettings, MissPath
-from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import encode_object
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.databases import Databases
@@ -42,9 +42,13 @@ class Source:
 @dataclass
 class FakeDatabases:
     down: bool = False
+    regions: int = 2
 
     def is_mastered_here(self, shard: int) -> bool:
         return shard == 0
+
+    def other_region(self, shard: int) -> str | None:
+        return "other" if self.regions > 1 else None
 
     def local_is_down(self, shard: int) -> bool:
         return self.down
@@ -52,14 +56,14 @@ class FakeDatabases:
 
 class Rig:
     def __init__(self, leader_fault: TaoError | None = None, *, max_under_way: int = 4) -> None:
-        self.leaders, self.database, self.master_region = Source(3, leader_fault), Source(1), Source(2)
+        self.leaders, self.database, self.other_region = Source(3, leader_fault), Source(1), Source(2)
         self.databases = FakeDatabases()
         self.leader_is_down = False
         self.told = True
         self.path = MissPath(
             self.leaders,
             self.database,
-            self.master_region,
+            self.other_region,
             cast(Databases, self.databases),
             lambda _: self.leader_is_down,
             lambda _: self.told,
@@ -74,7 +78,7 @@ async def test_a_leader_that_answers_is_the_only_one_asked() -> None:
     rig = Rig()
     assert (await rig.fetch(minimum=7)).keep
     assert rig.leaders.asked == [(ObjectQuery(HERE), 7, False)]
-    assert rig.database.asked == rig.master_region.asked == []
+    assert rig.database.asked == rig.other_region.asked == []
 
 
 @pytest.mark.parametrize("fault", [Unavailable("away"), NotMine("moving"), DeadlineExceeded("slow")])
@@ -107,7 +111,7 @@ async def test_critical_reads_never_go_to_the_database() -> None:
     with pytest.raises(Unavailable):
         await rig.fetch(critical=True)
     assert rig.leaders.asked == [(ObjectQuery(HERE), 0, True)]
-    assert rig.database.asked == rig.master_region.asked == []
+    assert rig.database.asked == rig.other_region.asked == []
 
 
 @pytest.mark.parametrize(("told", "down", "kept"), [(True, False, True), (False, False, False), (True, True, False)])
@@ -118,13 +122,23 @@ async def test_an_answer_may_be_cached_only_while_a_leader_tells_of_changes(told
 
 
 @pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away"), DeadlineExceeded("hangs")])
-async def test_what_the_replica_cannot_tell_the_master_regions_leader_is_asked(fault: TaoError) -> None:
+async def test_what_the_replica_cannot_tell_the_other_regions_leader_is_asked(fault: TaoError) -> None:
     rig = Rig(Unavailable("away"))
     rig.database.fault = fault
     fetched = await rig.fetch(ELSEWHERE, 2)
     assert fetched.value == encode_object(2, USER, b"")
     assert not fetched.keep
-    assert rig.master_region.asked == [(ObjectQuery(ELSEWHERE), 2, False)]
+    assert rig.other_region.asked == [(ObjectQuery(ELSEWHERE), 2, False)]
+
+
+@pytest.mark.parametrize("fault", [Unavailable("away"), DatabaseDown("down"), DeadlineExceeded("hangs")])
+async def test_while_the_master_is_gone_another_regions_leader_is_asked_for_no_less(fault: TaoError) -> None:
+    rig = Rig(DatabaseDown("the leader knows"))
+    rig.database.fault = fault
+    fetched = await rig.fetch(HERE, 2)
+    assert fetched.value == encode_object(2, USER, b"")
+    assert not fetched.keep
+    assert rig.other_region.asked == [(ObjectQuery(HERE), 2, False)]
 
 
 async def test_a_replica_that_is_marked_down_is_not_asked() -> None:
@@ -132,7 +146,7 @@ async def test_a_replica_that_is_marked_down_is_not_asked() -> None:
     rig.databases.down = True
     await rig.fetch(ELSEWHERE)
     assert rig.database.asked == []
-    assert len(rig.master_region.asked) == 1
+    assert len(rig.other_region.asked) == 1
 
 
 async def test_what_the_master_database_lacks_is_refused_as_stale_and_can_be_tried_again() -> None:
@@ -141,13 +155,13 @@ async def test_what_the_master_database_lacks_is_refused_as_stale_and_can_be_tri
     with pytest.raises(StaleRead) as caught:
         await rig.fetch(minimum=9)
     assert caught.value.retryable
-    assert rig.master_region.asked == []
+    assert rig.other_region.asked == []
 
 
 @pytest.mark.parametrize("marked", [False, True])
 async def test_without_leader_and_database_the_error_says_why_neither_can_serve(marked: bool) -> None:
     rig = Rig(Unavailable("leader-1: connection refused"))
-    rig.databases.down = marked
+    rig.databases.down, rig.databases.regions = marked, 1
     rig.database.fault = Unavailable("db-1: gone away")
     with pytest.raises(Unavailable, match="connection refused.*" + ("marked down" if marked else "gone away")):
         await rig.fetch()
