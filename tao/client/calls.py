@@ -78,7 +78,7 @@ class Call(ABC, Generic[Result]):
 class ReadCall(Call[bytes]):
     """Read queries; results are encoded values."""
 
-    __slots__ = ("critical", "groups", "max_staleness_ms", "minimums")
+    __slots__ = ("critical", "groups", "known", "max_staleness_ms", "minimums")
 
     def __init__(
         self,
@@ -89,15 +89,19 @@ class ReadCall(Call[bytes]):
         critical: bool,
         minimums: Mapping[int, int],
         max_staleness_ms: int,
+        known: Mapping[int, bytes],
     ) -> None:
+        """``known``: slot → the answer that is kept here, whose version is its minimum."""
         super().__init__(attempt, waiters)
+        self.known = known
         self.groups = groups
         self.critical = critical
         self.minimums = minimums
         self.max_staleness_ms = max_staleness_ms
 
     def request(self) -> pb.Request:
-        return pb.Request(read=read_batch(self.groups, self.critical, self.minimums, self.max_staleness_ms))
+        batch = read_batch(self.groups, self.critical, self.minimums, self.max_staleness_ms, self.known)
+        return pb.Request(read=batch)
 
     def query(self, slot: int) -> tuple[int, Row]:
         """Kind and row of a slot."""
@@ -115,6 +119,7 @@ class ReadCall(Call[bytes]):
             groups[kind].append(row)
         known = self.minimums
         minimums = {place: known[slot] for place, slot in enumerate(slots) if slot in known} if known else known
+        kept = {place: self.known[slot] for place, slot in enumerate(slots) if slot in self.known}
         return ReadCall(
             attempt,
             groups,
@@ -122,6 +127,7 @@ class ReadCall(Call[bytes]):
             critical=self.critical,
             minimums=minimums,
             max_staleness_ms=self.max_staleness_ms,
+            known=kept,
         )
 
     def take(self, answer: pb.Answer) -> list[Failure]:
@@ -131,6 +137,8 @@ class ReadCall(Call[bytes]):
         slots: Sequence[int] = list(part.slots) or range(len(values))
         if len(slots) != len(values) or (slots and max(slots) >= self.size):
             raise ProtocolError(f"the answer's slots do not fit a batch of {self.size} queries")
+        if self.known:
+            values = [value or self.known.get(slot, b"") for slot, value in zip(slots, values, strict=True)]
         for slot, value in zip(slots, values, strict=True):
             waiter = waiters[slot]
             if waiter is not None:

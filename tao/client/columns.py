@@ -6,7 +6,7 @@ the speed of C when it is sent, and a row is all that is needed to ask for it ag
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Iterable, Mapping, MutableSequence, Sequence
 from typing import Any, Final
 
 from tao.wire.v1 import session_pb2 as pb
@@ -29,9 +29,15 @@ Groups = Sequence[Sequence[Row]]
 """Rows by kind. A row's slot is its place when the groups are laid end to end."""
 
 
-def read_batch(groups: Groups, critical: bool, minimums: Mapping[int, int], max_staleness_ms: int = 0) -> pb.ReadBatch:
+def read_batch(
+    groups: Groups,
+    critical: bool,
+    minimums: Mapping[int, int],
+    max_staleness_ms: int = 0,
+    known: Iterable[int] = (),
+) -> pb.ReadBatch:
     """The message of these rows. ``minimums``: slot → the least version that may answer it. ``max_staleness_ms``: 0
-    for no bound."""
+    for no bound. ``known``: slots whose answer at just that version the asker has."""
     batch = pb.ReadBatch(critical=critical, max_staleness_ms=max_staleness_ms)
     objects, counts, ranges, time_ranges, edges = groups
     if objects:
@@ -65,6 +71,8 @@ def read_batch(groups: Groups, critical: bool, minimums: Mapping[int, int], max_
     if minimums:
         batch.minimum_slots.extend(minimums)
         batch.minimum_versions.extend(minimums.values())
+    if known:
+        batch.known_slots.extend(known)
     return batch
 
 

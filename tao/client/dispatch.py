@@ -74,6 +74,8 @@ class Dispatcher:
     ) -> None:
         self.stats = ClientStats()
         self.trace: Trace | None = None
+        self.on_hot: Callable[[ReadCall, pb.ReadAnswer], None] | None = None
+        """Told of answers that call some of their queries hot, before they are taken."""
         self._settings = settings
         self._refresh = refresh
         self._loop = asyncio.get_running_loop()
@@ -101,6 +103,7 @@ class Dispatcher:
         *,
         critical: bool,
         max_staleness_ms: int,
+        known: Mapping[int, bytes],
     ) -> None:
         self.stats.queries += len(waiters)
         self._send(
@@ -111,6 +114,7 @@ class Dispatcher:
                 critical=critical,
                 minimums=minimums,
                 max_staleness_ms=max_staleness_ms,
+                known=known,
             )
         )
 
@@ -197,6 +201,8 @@ class Dispatcher:
         if answer.HasField("error"):
             return call.unsettled(answer.error)
         self._budget.earn()
+        if self.on_hot is not None and isinstance(call, ReadCall) and answer.read.hot_slots and not call.critical:
+            self.on_hot(call, answer.read)
         failures = call.take(answer)
         if self.trace is not None and isinstance(call, ReadCall):
             self.trace.note(call, answer.read)

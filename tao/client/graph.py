@@ -52,6 +52,7 @@ class Graph(WriteOperations):
     async def close(self) -> None:
         """Close the connections. What is still waited for fails as `Unavailable`."""
         self._own_writes.close()
+        self._hot.close()
         await self._dispatcher.close()
         await self._configuration.close()
         await self._links.close()

@@ -52,6 +52,7 @@ class Outlet(Protocol):
         *,
         critical: bool,
         max_staleness_ms: int,
+        known: Mapping[int, bytes],
     ) -> None: ...
 
     def send_writes(self, lane: Lane, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]) -> None: ...
@@ -60,8 +61,9 @@ class Outlet(Protocol):
 class ReadQueue:
     """Read queries of this tick for one server, all critical or none, all with one bound on staleness or none."""
 
-    __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_lane", "_max_staleness_ms",
-                 "_minimums", "_outlet", "_queries", "_rows", "_scheduled", "_waiters")  # fmt: skip
+    __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_known", "_lane",
+                 "_max_staleness_ms", "_minimums",
+                 "_outlet", "_queries", "_rows", "_scheduled", "_waiters")  # fmt: skip
 
     def __init__(self, lane: Lane, outlet: Outlet, settings: ClientSettings, critical: bool) -> None:
         self._lane = lane
@@ -78,6 +80,7 @@ class ReadQueue:
         self._rows: tuple[list[Row], ...] = ([], [], [], [], [])
         self._waiters: tuple[list[Waiter[bytes] | None], ...] = ([], [], [], [], [])
         self._minimums: list[tuple[int, int, int]] = []  # kind, place among its rows, version
+        self._known: dict[tuple[int, int], bytes] = {}  # the same, of answers kept
         self._queries = 0
         self._edges = 0
 
@@ -89,12 +92,15 @@ class ReadQueue:
             self._max_staleness_ms = max_staleness_ms
         return self
 
-    def add(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int = 0) -> None:
-        """Send the query with the others of this tick. ``minimum``: the least version that may answer."""
+    def add(self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int = 0, known: bytes = b"") -> None:
+        """Send the query with the others of this tick. ``minimum``: the least version that may answer. ``known``: the
+        answer of just that version, if it is kept here."""
         if kind >= RANGE:
             self._edges += _edges_asked(kind, row)
         if minimum:
             self._minimums.append((kind, len(self._rows[kind]), minimum))
+            if known:
+                self._known[kind, len(self._rows[kind])] = known
         self._rows[kind].append(row)
         self._waiters[kind].append(waiter)
         self._queries += 1
@@ -135,13 +141,15 @@ class ReadQueue:
             self._flush()
 
     def _flush(self) -> None:
-        rows, by_kind, asked = self._rows, self._waiters, self._minimums
+        rows, by_kind, asked, kept = self._rows, self._waiters, self._minimums, self._known
         self._clear()
         waiters = [waiter for each in by_kind for waiter in each]
         minimums: dict[int, int] = {}
+        known: dict[int, bytes] = {}
         if asked:
             first_slots = (0, *accumulate(map(len, rows)))
             minimums = {first_slots[kind] + place: version for kind, place, version in asked}
+            known = {first_slots[kind] + place: value for (kind, place), value in kept.items()}
         self._outlet.send_reads(
             self._lane,
             rows,
@@ -149,6 +157,7 @@ class ReadQueue:
             minimums,
             critical=self._critical,
             max_staleness_ms=self._max_staleness_ms,
+            known=known,
         )
 
 

@@ -13,6 +13,7 @@ from tao.client.columns import Row
 from tao.client.configuration import Configuration
 from tao.client.dispatch import Dispatcher
 from tao.client.failures import SomeFailed
+from tao.client.hot_items import HotItems
 from tao.client.lanes import Lane, ReadQueue, WriteRow
 from tao.client.own_writes import CRITICAL, After, Minimums, OwnWrites, Recording
 from tao.client.requests import Requests
@@ -49,6 +50,10 @@ class Operations:
         self._create_future = self._loop.create_future
         self._own_writes = OwnWrites(self._loop, settings.own_writes_keys, settings.own_writes_seconds)
         self._attached = self._own_writes.versions if settings.attach_own_writes else {}
+        self._hot = HotItems(self._router, self._own_writes.versions, self._attached, settings, dispatcher.stats)
+        self._hot_rows = self._hot.by_row
+        if settings.keep_hot_items:
+            dispatcher.on_hot = self._hot.note
         self._requests = Requests(configuration.schema, configuration.topology.shards, random.randrange, unix_seconds)
         self._objects = ObjectReader(configuration.schema)
         configuration.follow(self)
@@ -108,8 +113,11 @@ class Operations:
         requests = self._requests
         self._requests = Requests(schema, requests.shards, requests.any_shard, requests.unix_seconds)
         self._objects = ObjectReader(schema)
+        self._hot.clear()
 
     async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
+        if self._hot_rows and row in self._hot_rows and not critical and after is None and max_staleness_ms is None:
+            return await self._read_hot(row)
         minimum = 0
         if after is not None:
             minimum = Minimums(after, self._attached).of(row)
@@ -129,6 +137,11 @@ class Operations:
             self._dispatcher.note_cancelled()
             raise
 
+    async def _read_hot(self, row: Row) -> bytes:
+        future: asyncio.Future[bytes] = self._create_future()
+        self._hot.read(row, future)
+        return await future
+
     async def _read_many(
         self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
     ) -> list[bytes | TaoError]:
@@ -136,6 +149,12 @@ class Operations:
             check_staleness(max_staleness_ms)
         gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
         waiters = [(gathering, index) for index in range(len(rows))]
+        if self._hot_rows and not critical and after is None and max_staleness_ms is None:
+            hot = [row in self._hot_rows for row in rows]
+            for row, waiter in zip(compress(rows, hot), compress(waiters, hot), strict=True):
+                self._hot.read(row, waiter)
+            rest = [not each for each in hot]
+            rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         asked = self._minimums(rows, after)
         if any(asked) and not critical:
             for row, waiter, minimum in zip(rows, waiters, asked, strict=True):

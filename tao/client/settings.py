@@ -66,6 +66,20 @@ class ClientSettings:
     own_writes_seconds: float = 60.0
     """How long a write is remembered: longer than a replica or a message is late when all is well enough to go on."""
 
+    keep_hot_items: bool = True
+    """Keep what followers call hot, ask for it once for all who want it at the same moment, and pace oneself when they
+    say so. Answers are as fresh as without it."""
+
+    hot_items: int = 1000
+    """Queries kept so: there are never many that a single server answers a thousand times a second."""
+
+    hot_items_bytes: int = 8 << 20
+    """Of their answers together, eight objects of the largest size: a thousandth of what a follower has."""
+
+    hot_unchecked_ms: float | None = None
+    """For so long after it was asked for, a hot item is answered without asking again: what others write is seen that
+    much later, own writes at once. None: every answer is checked with a follower."""
+
     tls: TlsFiles | None = None
     """None: plain connections. ``TlsFiles(authorities=Path("ca.pem"))`` trusts that authority, ``TlsFiles()`` those of
     the system; certificate and key are for servers that demand them."""

@@ -25,5 +25,11 @@ class ClientStats:
     """Queries and writes that failed in the end."""
     inverse_pending: int = 0
     """Writes committed whose inverse edge was left to repair."""
+    hot_joined: int = 0
+    """Reads of hot items that shared a query with others."""
+    hot_unchanged: int = 0
+    """Queries for hot items that were answered "unchanged"."""
+    hot_unchecked: int = 0
+    """Reads of hot items answered without asking (`ClientSettings.hot_unchecked_ms`)."""
     topology_version: int = 0
     """The document routed by."""
