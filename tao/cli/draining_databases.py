@@ -35,7 +35,7 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
         stats = await figures(topology)
         late = [who for who, each in stats.items() if each.get("topology_version", 0) < topology.version]
         found = [f"{who} to notice topology {topology.version}" for who in late]
-        found += [f"{who} to read elsewhere" for who, each in stats.items() if each.get("database_server") == name]
+        found += [f"{who} to read elsewhere" for who, each in stats.items() if each.get("reads_from") == name]
         async with replicas.session(region) as session:
             busy = await _statements(session, replicas.soon())
         if busy:
