@@ -126,9 +126,9 @@ async def _restart_all(
         if cluster.processes[name] in (Role.WATCHER, Role.TAILER):
             await cluster.restart(name)
         else:
-            await _told(regions, "drain", name)
+            await _told(regions, "drain", name, "--timeout", "30")
             await cluster.restart(name)
-            await _told(regions, "undrain", name)
+            await _told(regions, "undrain", name, "--timeout", "30")
         await until_well(cluster, _WELL_SECONDS)
         record.healed(fault)
         seconds[name] = time.monotonic() - began

@@ -15,6 +15,7 @@ from loadtest.chaos.record import Record
 from loadtest.chaos.writing import REST_SECONDS, Writing, absent_ids, make_keys, newest
 from loadtest.scenario import Progress
 from loadtest.two_regions import TwoRegions
+from loadtest.waiting import within
 from tao.client import ClientSettings, connect
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
@@ -24,6 +25,7 @@ _ABSENT_IDS: Final = 200_000
 _TIMEOUT_SECONDS: Final = 5.0
 _QUIET_SECONDS: Final = 120.0
 _SETTLE_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.5
 _BATCH: Final = 12
 """Reads that one client sends at a time."""
 _MAX_UNDER_WAY: Final = 40
@@ -96,10 +98,12 @@ class Load:
 
     async def settle_all(self) -> None:
         """Learn what became of all writes of unknown outcome."""
-        async with asyncio.timeout(_SETTLE_SECONDS + REST_SECONDS):
-            while any(key.rests_until for key in self._keys):
-                await self._writing.settle(self._graphs)
-                await asyncio.sleep(0.5)
+
+        async def settled() -> bool:
+            await self._writing.settle(self._graphs)
+            return not any(key.rests_until for key in self._keys)
+
+        await within(_SETTLE_SECONDS + REST_SECONDS, settled, _LOOK_SECONDS, "not every write's outcome could be read")
 
     async def stale(self, progress: Progress) -> tuple[int, dict[str, int], dict[str, int]]:
         """Wait until all is quiet, and compare: how much differs in all, what `tao verify` and `tao repair` find of it

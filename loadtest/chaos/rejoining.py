@@ -54,11 +54,12 @@ async def command(cluster: DevCluster, *words: str) -> tuple[int, str]:
     try:
         async with asyncio.timeout(_COMMAND_SECONDS):
             _, errors = await process.communicate()
-    except BaseException:
+    except TimeoutError:
+        raise OperatorError(f"tao {' '.join(words)} does not end within {_COMMAND_SECONDS:g} s") from None
+    finally:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-        raise
     return process.returncode or 0, errors.decode(errors="replace").strip()
 
 
