@@ -195,6 +195,8 @@ class ConsistencyChecker:
             return
         if look == 0:
             self.figures.looks += len(samples)
+        if not held:
+            return
         by_version_alone = False
         try:
             read = await self._store.read(

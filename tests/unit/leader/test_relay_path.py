@@ -21,7 +21,7 @@ from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.wire.convert import error_from_pb, relay_to_pb
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import ARENAS, SCHEMA, USER, make_id
+from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.pacing import ManualClock, Tasks, until
 from tests.rigs.versions import make_version
@@ -136,13 +136,15 @@ async def test_a_void_shard_is_so_here_and_at_subscribers_now_and_once_all_rows_
     rig = make_rig()
     rig.hold(A)
     rig.hold(B)
-    (answer,) = rig.relay(Relay(bulk_shards=(0,)))
-    assert answer.HasField("relayed")
+    answers = rig.relay(Relay(bulk_shards=(0,)))
     assert rig.story == ["void 0", "told"]
     assert rig.cache.object(A) is None
     assert rig.cache.object(B) is not None
     rig.hold(A)  # by a SELECT that did not see the change yet
-    await until(lambda: rig.path.voided == 2)
+    assert answers == [], "until then a restarted leader would have to do it again"
+    await until(lambda: answers)
+    assert answers[0].HasField("relayed")
+    assert rig.path.voided == 2
     assert rig.cache.object(A) is None
     assert {message for messages in rig.messages for message in messages.messages} == {ShardInvalidation(0)}
     assert [messages.shard for messages in rig.messages] == [0, 0]
@@ -195,6 +197,17 @@ async def test_a_tailer_that_goes_by_another_topology_proves_nothing(make_rig: C
     (answer,) = rig.relay(Relay(source="db-1", source_unix_ms=5_000), topology_version=version)
     assert answer.HasField("relayed")
     assert rig.publisher.proven == {}
+
+
+async def test_a_bulk_invalidation_of_types_is_followed_by_the_subscribers(make_rig: Callable[[], Rig]) -> None:
+    rig = make_rig()
+    rig.hold(A)
+    assert rig.path.void([0], "asked", atypes=(COMMENT,)) == 1
+    assert rig.cache.object(A) is not None
+    assert rig.path.void([0], "asked", otypes=(USER,)) == 1
+    assert rig.cache.object(A) is None
+    told = [message for messages in rig.messages for message in messages.messages]
+    assert told == [ShardInvalidation(0, (), (COMMENT,)), ShardInvalidation(0, (USER,), ())]
 
 
 async def test_an_operator_s_bulk_invalidation_counts_the_shards_that_are_served(make_rig: Callable[[], Rig]) -> None:
