@@ -201,6 +201,7 @@ class CachedShard:
 
     def accept(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
         """Whether a fill may be kept (``STORED``: yes, now store it). The caller has learnt ``version_epoch``."""
+        self._arenas.moment.now = now
         version = version_of(value)
         floor = self.floor(ticket.id, ticket.atype)
         if not 0 < ticket.version_epoch < self.version_epoch:  # else the floor is one of a lost master
@@ -247,6 +248,7 @@ class CachedShard:
 
     def apply_object(self, change: ObjectChange, now: float, insert: bool) -> Applied:
         """The change carries the whole value, so whatever older is held can be replaced by it."""
+        self._arenas.moment.now = now
         key, after = change.id, change.after
         known = self.floor(key, 0)
         held = self.held_object(key)
@@ -262,6 +264,7 @@ class CachedShard:
 
     def apply_list(self, change: ListChange, now: float, insert: bool) -> Applied:
         """A list is spliced when it is at ``before``, else dropped; the count is carried whole."""
+        self._arenas.moment.now = now
         id1, atype, after = change.id1, change.atype, change.after
         known = self.floor(id1, atype)
         held = self.held_count(id1, atype)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tao.cache.counts import CountTable
-from tao.cache.eviction import Arena
+from tao.cache.eviction import Arena, Moment
 from tao.cache.floors import DepartedVersions
 from tao.cache.outcomes import EntryKind
 from tao.cache.packed import packed_store
@@ -39,13 +39,14 @@ def value_bytes(value: bytes) -> int:
 class Arenas:
     """The arenas of one server, the marks that they share, and the schema's choice among them."""
 
-    __slots__ = ("_arenas", "departed", "keep_count_of_list_bytes", "marks", "types", "witness")
+    __slots__ = ("_arenas", "departed", "keep_count_of_list_bytes", "marks", "moment", "types", "witness")
 
     def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness) -> None:
         self.types = types
         self.witness = witness
         self.departed = DepartedVersions(settings.departed_slots)
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
+        self.moment = Moment()
         self.marks = bytearray(settings.mark_slots)
         self._arenas = {
             name: Arena(
@@ -55,6 +56,7 @@ class Arenas:
                 self.marks,
                 settings.max_second_chances,
                 packed_store(int(budget * settings.packed_counts_fraction)),
+                self.moment,
             )
             for name, budget in settings.arena_bytes.items()
         }
@@ -111,7 +113,7 @@ class EntryTable:
         """Add or replace. The arena may be over its budget afterwards, by this entry: then `Arena.make_room`."""
         old = self.entries.get(key)
         if old is None:
-            self.arena.admit(self.number, key)
+            self.arena.admit(self, key)
             self.arena.bytes += self._key_bytes + value_bytes(value)
             self.live += 1
         elif old:

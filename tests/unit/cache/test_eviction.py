@@ -7,9 +7,9 @@ import gc
 import pytest
 
 from tao.cache import CacheSettings, GraphCache, Stored
-from tao.cache.eviction import RecordQueue
+from tao.cache.records import Ghosts, RecordQueue
 from tao.model.errors import SettingsError
-from tao.model.graph import decode_count
+from tao.model.graph import decode_count, encode_object
 from tests.unit.cache.graphs import (
     ATYPE,
     ID1,
@@ -32,9 +32,9 @@ def figures(cache: GraphCache, name: str = "default") -> tuple[int, int, int, in
 def test_records_come_out_in_the_order_they_went_in_across_chunks() -> None:
     queue = RecordQueue()
     for key in range(20_000):
-        queue.append(1, key)
+        queue.append(1, key, 0.0)
     assert [queue.pop()[1] for _ in range(15_000)] == list(range(15_000))
-    queue.append(2, 5)
+    queue.append(2, 5, 0.0)
     assert [queue.pop() for _ in range(5_001)][-1] == (2, 5)
     with pytest.raises(IndexError):
         queue.pop()
@@ -159,3 +159,47 @@ def test_settings_that_cannot_work_are_refused_with_their_name() -> None:
     ):
         with pytest.raises(SettingsError, match=name):
             CacheSettings(**wrong)
+
+
+def test_a_scan_does_not_flush_what_is_in_use() -> None:
+    cache = open_cache(arena_bytes={"default": 100_000})
+    hot = [ID1 + place for place in range(100)]
+    for key in hot:
+        store_object(cache, v(1), id_=key)
+        store_object(cache, v(1), id_=key + 1_000)
+        assert cache.object(key) is not None
+    for place in range(2_000, 20_000):
+        store_object(cache, v(1), id_=ID1 + place)
+    assert sum(cache.object(key) is not None for key in hot) > 90
+
+
+def test_who_comes_back_soon_after_leaving_is_not_on_trial_again() -> None:
+    ghosts = Ghosts(1 << 20)
+    ghosts.leaves(ID1, ATYPE, 1000)
+    ghosts.leaves(ID1, 0, 1000)
+    assert ghosts.returned(ID1, ATYPE)
+    assert not ghosts.returned(ID1, ATYPE)
+    assert ghosts.returns == [1, 0, 0, 0]
+    for place in range(1, 701):
+        ghosts.leaves(ID1 + place, 0, 1000)
+    assert not ghosts.returned(ID1 + 1000, 0)
+    assert ghosts.returned(ID1 + 1, 0)
+    assert ghosts.returns == [1, 0, 0, 1]
+    for place in range(1, 701):
+        ghosts.leaves(ID1 + place, 0, 2000)
+    assert not ghosts.returned(ID1 + 2, 0)
+
+
+def test_an_arena_says_for_how_long_what_it_evicts_was_not_used() -> None:
+    cache = open_cache(arena_bytes={"default": 20_000})
+    now = 0.0
+    for turn in range(3_000):
+        now += 1.0
+        key = ID1 + turn
+        for again in (key, key - 20):  # the second comes back after it has left the small queue
+            value = encode_object(v(1), 1, b"data")
+            cache.store_object(cache.object_ticket(again, now), value, 1, now)
+            cache.object(again)
+    age = cache._arenas.all()["default"].eviction_age_seconds
+    assert age is not None
+    assert 0 < age < 600
