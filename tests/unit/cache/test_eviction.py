@@ -180,13 +180,12 @@ def test_who_comes_back_soon_after_leaving_is_not_on_trial_again() -> None:
     assert ghosts.returned(ID1, ATYPE)
     assert not ghosts.returned(ID1, ATYPE)
     assert ghosts.returns == [1, 0, 0, 0]
-    for place in range(1, 701):
-        ghosts.leaves(ID1 + place, 0, 1000)
-    assert not ghosts.returned(ID1 + 1000, 0)
+    for place in range(1, 8):
+        ghosts.leaves(ID1 + place, 0, 100_000)
+    assert not ghosts.returned(ID1 + 100, 0)
     assert ghosts.returned(ID1 + 1, 0)
     assert ghosts.returns == [1, 0, 0, 1]
-    for place in range(1, 701):
-        ghosts.leaves(ID1 + place, 0, 2000)
+    ghosts.leaves(ID1 + 200, 0, 1 << 20)
     assert not ghosts.returned(ID1 + 2, 0)
 
 
