@@ -1,4 +1,4 @@
-"""The commands whose scenarios break things, or restart them: `chaos`, `rolling`."""
+"""The commands whose scenarios break things, or restart them: `chaos`, `rolling`, `recovery`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Final
 
 import click
 
-from loadtest import rolling
+from loadtest import recovery, rolling
 from loadtest.chaos import scenario as chaos
 from loadtest.chaos.load import Rates
 from loadtest.chaos.scenario import ChaosSettings
 from loadtest.chaos.striking import all_faults
+from loadtest.recovery import RecoverySettings
 from loadtest.rolling import RollingSettings
 from loadtest.scenario import Scenario
 from tao.model.errors import OperatorError
@@ -78,4 +79,17 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
         wanted = RollingSettings(seed, Rates(reads, writes), roles)
         run_alone(Scenario("rolling", rolling.SUMMARY, partial(rolling.run, wanted=wanted)), toy, json_file)
 
-    return [chaos_command, rolling_command]
+    @click.command("recovery")
+    @click.option("--repetitions", type=int, default=5, show_default=True, help="Crashes of each kind.")
+    @click.option("--seed", type=int, default=1, show_default=True, help="Of the victims.")
+    @_toy_option
+    @_json_option
+    def recovery_command(repetitions: int, seed: int, toy: bool, json_file: Path | None) -> None:
+        """Seconds from the crash of a follower, leader, replica, tailer or master to what clients had before it."""
+        try:
+            wanted = RecoverySettings(repetitions, seed)
+        except OperatorError as error:
+            raise click.UsageError(error.message) from error
+        run_alone(Scenario("recovery", recovery.SUMMARY, partial(recovery.run, wanted=wanted)), toy, json_file)
+
+    return [chaos_command, rolling_command, recovery_command]
