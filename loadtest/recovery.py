@@ -2,9 +2,9 @@
 
 One server after the other is killed, several times over, and a client asks for what only that server gave it: a read
 through its home follower, a write of a shard that the leader led, a miss that the replica answered, a write whose
-master is gone, a change that only the tailer would bring. What comes first after the crash is the figure; the crashed process is
-started again afterwards, as its supervisor would, but for the tailer, which nobody stands in for: its restart is part
-of it.
+master is gone, a change that only the tailer would bring. What comes first after the crash is the figure. The crashed
+process is started again afterwards, as its supervisor would; but a tailer's restart is part of its figure, since nobody
+stands in for it.
 """
 
 from __future__ import annotations
