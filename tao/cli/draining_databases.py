@@ -40,7 +40,7 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
             busy = await _statements(session, replicas.soon())
         if busy:
             found.append(f"{busy} statements at {name} to end")
-        elif not quiet.lasts(found, asyncio.get_running_loop().time()):
+        elif not quiet.lasts(tuple(found), asyncio.get_running_loop().time()):
             found.append(f"{name} to be asked nothing any more")
         return found
 
