@@ -1,0 +1,84 @@
+"""When a server that was marked may be stopped: what is waited for, and when nobody would stand in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tao.cli.draining import Quiet, drain_cache_server, marked, undrain_cache_server, work_of
+from tao.cli.draining_databases import drain_replica
+from tao.model.errors import OperatorError, TopologyError
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.storage.accounts import Account
+from tao.topology.document import dump_topology, parse_topology
+from tao.watcher.replication_set import SetAccounts
+
+
+def tier(name: str, *servers: str) -> Tier:
+    """Of servers that cannot be asked: they are gone already."""
+    return Tier(name=name, servers=tuple(CacheServer(name=each, grpc="127.0.0.1:1") for each in servers))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    region = Region(
+        name="east", leaders=tier("leaders", "l-1", "l-2"), followers=(tier("web", "f-1"), tier("api", "f-2"))
+    )
+    server = DatabaseServer(name="db-1", port=1)
+    database = Database(name="db", master_region="east", servers={"east": server}, shards=((0, 3),))
+    path = tmp_path / "topology.json"
+    path.write_text(dump_topology(Topology(version=1, shards=4, regions=(region,), databases=(database,))))
+    return path
+
+
+def down(file: Path) -> set[str]:
+    (region,) = parse_topology(file.read_bytes(), "topology").regions
+    return {s.name for each in (region.leaders, *region.followers) for s in each.servers if s.down}
+
+
+def say_nothing(_: str) -> None:
+    pass
+
+
+async def test_a_server_that_is_gone_already_is_safe_once_it_is_marked(file: Path) -> None:
+    found = await drain_cache_server(file, "l-1", 5, say_nothing)
+    assert (found.safe_to_stop, found.marked, found.role, found.topology_version) == (True, True, "leader", 2)
+    assert down(file) == {"l-1"}
+    assert (await drain_cache_server(file, "l-1", 5, say_nothing)).topology_version == 2, "nothing to change"
+
+
+async def test_the_last_server_that_could_stand_in_is_refused(file: Path) -> None:
+    await marked(file, "l-1", down=True)
+    with pytest.raises(TopologyError, match="l-2 is the last server of leaders"):
+        await drain_cache_server(file, "l-2", 5, say_nothing)
+    assert (await drain_cache_server(file, "f-1", 5, say_nothing)).safe_to_stop, "the tier behind stands in"
+    with pytest.raises(TopologyError, match="f-2 is the last server of api"):
+        await drain_cache_server(file, "f-2", 5, say_nothing)
+    assert down(file) == {"l-1", "f-1"}
+
+
+async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Path) -> None:
+    nobody = Account("nobody", "x")
+    with pytest.raises(TopologyError, match="tao promote db"):
+        await drain_replica(file, SetAccounts(nobody, nobody), "db-1", 5, say_nothing)
+
+
+async def test_a_server_without_an_admin_port_cannot_be_put_back_by_this_command(file: Path) -> None:
+    with pytest.raises(OperatorError, match="no admin address"):
+        await undrain_cache_server(file, "f-1", 5, say_nothing)
+
+
+def test_a_server_is_quiet_when_its_counters_have_stood_still_for_a_while() -> None:
+    quiet = Quiet()
+    assert not quiet.lasts((1, 2), 10.0)
+    assert not quiet.lasts((1, 2), 10.9)
+    assert quiet.lasts((1, 2), 11.0)
+    assert not quiet.lasts((1, 3), 11.1)
+    assert quiet.lasts((1, 3), 12.1)
+
+
+def test_writes_count_as_work_of_followers_and_leaders_alike() -> None:
+    reads = {"hits": 5, "misses": 2, "failures": 0}
+    assert work_of({**reads, "writes": {"forwarded": 7, "failed": 1}}) == (5, 2, 0, 7, 1)
+    assert work_of({**reads, "writes": {"committed": 7, "failed": 1}}) == (5, 2, 0, 7, 1)
