@@ -77,7 +77,11 @@ class KeySample(msgspec.Struct, frozen=True):
 
 
 class ArenaFigures(msgspec.Struct, frozen=True):
-    """One arena at one moment. ``bytes`` includes what dropped tables still hold; the entry counts do not."""
+    """One arena at one moment. ``bytes`` includes what dropped tables still hold; the entry counts do not.
+
+    ``eviction_age_seconds``: how long what left the main queue last had not been used, None when nothing did yet;
+    ``kept``: entries that the hand found used; ``returns``: keys that came back before an eighth, a quarter, half and
+    all of the budget had left since they did; ``packed_bytes``: those of the blocks in which counts lie."""
 
     name: str
     bytes: int
@@ -86,6 +90,10 @@ class ArenaFigures(msgspec.Struct, frozen=True):
     lists: int
     counts: int
     evictions: int
+    eviction_age_seconds: float | None
+    kept: int
+    returns: tuple[int, ...]
+    packed_bytes: int
 
 
 class FloorFigures(msgspec.Struct, frozen=True):

@@ -79,6 +79,10 @@ def arena_figures(shards: Collection[CachedShard], arenas: Mapping[str, Arena]) 
             live[name, "list"],
             live[name, "count"],
             arena.evictions,
+            arena.eviction_age_seconds,
+            arena.kept,
+            tuple(arena.ghosts.returns),
+            arena.packed.size_bytes,
         )
         for name, arena in arenas.items()
     ]

@@ -8,6 +8,7 @@ import click
 
 from tao import __version__
 from tao.cli.add import add, delete
+from tao.cli.arenas import arenas
 from tao.cli.check import verify
 from tao.cli.databases import accounts, migrate
 from tao.cli.demo import demo
@@ -85,6 +86,7 @@ for command in (
     add,
     delete,
     stats,
+    arenas,
     status,
     load,
     export,

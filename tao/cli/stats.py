@@ -16,31 +16,46 @@ from tao.model.topology import CacheServer, Topology
 
 _COLUMNS = ("server", "tier", "hits", "misses", "hit rate %", "entries", "MB", "evicted", "writes")
 
+_ARENA_COLUMNS = (
+    "server",
+    "arena",
+    "MB",
+    "of MB",
+    "objects",
+    "lists",
+    "counts",
+    "evicted",
+    "age s",
+    "came back",
+)
+
 
 @click.command()
 @connect_option
 @json_option
 def stats(connect: str | None, as_json: bool) -> int:
-    """Show hit rates, cache entries and bytes of every server, since it started.
+    """Show hit rates, cache entries and bytes of every server and of its arenas, since it started.
 
     Exit status 1 when one does not answer. --json gives all of its figures.
     """
-    topology, answers = run(_ask_all(connect))
+    topology, answers = run(ask_all(connect))
     found = {
         name: {"error": answer.message} if isinstance(answer, TaoError) else answer for name, answer in answers.items()
     }
     if as_json:
         print_json(found)
     else:
-        rows = [_row(tier, server.name, found[server.name]) for tier, server in _servers(topology)]
+        rows = [_row(tier, server.name, found[server.name]) for tier, server in servers_of(topology)]
         print_table(_COLUMNS, rows, right=_COLUMNS[2:])
+        print_arenas({name: each for name, each in found.items() if "error" not in each})
         for name, each in found.items():
             if "error" in each:
                 click.echo(f"{name}: {text_of(each['error'])}")
     return int(any("error" in each for each in found.values()))
 
 
-async def _ask_all(connect: str | None) -> tuple[Topology, dict[str, Mapping[str, Any] | TaoError]]:
+async def ask_all(connect: str | None) -> tuple[Topology, dict[str, Mapping[str, Any] | TaoError]]:
+    """The figures of every cache server, or why there are none, by its name."""
     from tao.devcluster.readiness import server_stats
 
     async with graph_of(connect) as graph:
@@ -54,12 +69,31 @@ async def _ask_all(connect: str | None) -> tuple[Topology, dict[str, Mapping[str
         except TaoError as error:
             return error
 
-    servers = [server for _, server in _servers(topology)]
+    servers = [server for _, server in servers_of(topology)]
     answers = await asyncio.gather(*map(ask, servers))
     return topology, {server.name: answer for server, answer in zip(servers, answers, strict=True)}
 
 
-def _servers(topology: Topology) -> list[tuple[str, CacheServer]]:
+def print_arenas(found: Mapping[str, Mapping[str, Any]]) -> None:
+    """One line for each arena of each server."""
+    rows = [_arena_row(name, arena) for name, each in found.items() for arena in each["arenas"]]
+    print_table(_ARENA_COLUMNS, rows, right=_ARENA_COLUMNS[2:])
+
+
+def _arena_row(name: str, arena: Mapping[str, Any]) -> tuple[object, ...]:
+    age = arena["eviction_age_seconds"]
+    return (
+        name,
+        arena["name"],
+        f"{arena['bytes'] / 1e6:,.1f}",
+        f"{arena['budget_bytes'] / 1e6:,.1f}",
+        *(f"{arena[kind]:,}" for kind in ("objects", "lists", "counts", "evictions")),
+        None if age is None else f"{age:,.0f}",
+        f"{sum(arena['returns']):,}",
+    )
+
+
+def servers_of(topology: Topology) -> list[tuple[str, CacheServer]]:
     """Every cache server with its tier, as ``region/tier``."""
     return [
         (f"{region.name}/{tier.name}", server)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tao.cache import GraphCache
+from tao.cache.packed import CORE
 from tao.model.ports import Clock
 from tao.observability.metrics import Metrics
 from tao.routing.failure_detector import Health, Standing
@@ -83,6 +84,18 @@ class ServingFigures:
             "arena",
             lambda: {arena.name: arena.evictions for arena in cache.arenas()},
         )
+        metrics.gauge_family(
+            "cache_eviction_age_seconds",
+            "How long the entry that an arena evicted last out of its main queue had not been used.",
+            "arena",
+            lambda: {arena.name: arena.eviction_age_seconds or 0.0 for arena in cache.arenas() if arena.evictions},
+        )
+        metrics.gauge_family(
+            "cache_returns_total",
+            "Keys that came back before as much as the arena's budget had left since they did.",
+            "arena",
+            lambda: {arena.name: sum(arena.returns) for arena in cache.arenas()},
+        )
         metrics.gauge("cache_open_shards", "Shards cached here.", lambda: len(cache.open_shards()))
 
     def entries(self) -> dict[str, int]:
@@ -118,6 +131,7 @@ class ServingFigures:
             "bytes": sum(arena.bytes for arena in arenas),
             "budget_bytes": sum(arena.budget for arena in arenas),
             "evictions": sum(arena.evictions for arena in arenas),
+            "cache_core": CORE,
             "arenas": [
                 {
                     "name": arena.name,
@@ -127,6 +141,10 @@ class ServingFigures:
                     "lists": arena.lists,
                     "counts": arena.counts,
                     "evictions": arena.evictions,
+                    "eviction_age_seconds": arena.eviction_age_seconds,
+                    "kept": arena.kept,
+                    "returns": list(arena.returns),
+                    "packed_bytes": arena.packed_bytes,
                 }
                 for arena in arenas
             ],
