@@ -47,6 +47,7 @@ from tao.model.errors import (
     Unauthorized,
     Unavailable,
     UnknownType,
+    WriteLost,
     WrongType,
 )
 from tao.model.tokens import WriteToken
@@ -87,6 +88,7 @@ __all__ = [
     "Unauthorized",
     "Unavailable",
     "UnknownType",
+    "WriteLost",
     "WriteToken",
     "WrongType",
     "connect",

@@ -20,7 +20,7 @@ from tao.client.routing import Router
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.waiting import Gathering, Waiter, fail, is_cancelled, settle
-from tao.model.errors import StaleRead, TaoError, Unavailable
+from tao.model.errors import StaleRead, TaoError, Unavailable, WriteLost
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.wire.v1 import session_pb2 as pb
@@ -157,7 +157,7 @@ class HotItems:
         lane.reads.add(item.kind, item.row, (shared, 0), version_of(known) if known else minimum, known)
 
     def _answered(self, item: _Item, waiters: list[Waiter[bytes]], known: bytes, result: bytes | TaoError) -> None:
-        if isinstance(result, StaleRead) and known:
+        if isinstance(result, StaleRead | WriteLost) and known:
             # The version kept was lost with a master: nobody has it any more, and nobody asked for it.
             self._drop(item)
             item.waiting.extend(waiters)

@@ -23,7 +23,7 @@ from tao.client.trace import Trace
 from tao.client.validation import check_staleness
 from tao.client.values import ObjectReader
 from tao.client.waiting import Gathering, Waiter
-from tao.model.errors import TaoError, UnknownType
+from tao.model.errors import TaoError, UnknownType, WriteLost
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
@@ -136,11 +136,19 @@ class Operations:
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
             raise
+        except WriteLost:
+            self._own_writes.forget(row[:2], minimum)
+            raise
 
     async def _read_hot(self, row: Row) -> bytes:
+        minimum = self._attached.get(row[:2], 0)
         future: asyncio.Future[bytes] = self._create_future()
         self._hot.read(row, future)
-        return await future
+        try:
+            return await future
+        except WriteLost:
+            self._own_writes.forget(row[:2], minimum)
+            raise
 
     async def _read_many(
         self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
@@ -156,6 +164,7 @@ class Operations:
             rest = [not each for each in hot]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         asked = self._minimums(rows, after)
+        keys = [row[:2] for row in rows] if asked else []
         if any(asked) and not critical:
             for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
                 if minimum:
@@ -173,7 +182,11 @@ class Operations:
             else:
                 chosen = [lane_of[shard] is lane for shard in shards]
                 queue.add_many(kind, list(compress(rows, chosen)), list(compress(waiters, chosen)))
-        return await self._gathered(gathering)
+        values = await self._gathered(gathering)
+        for key, minimum, value in zip(keys, asked, values, strict=False):
+            if isinstance(value, WriteLost):
+                self._own_writes.forget(key, minimum)
+        return values
 
     def _minimums(self, rows: Sequence[Row], after: After) -> list[int]:
         """What each row asks for; nothing at all when no row can."""

@@ -86,6 +86,11 @@ class OwnWrites:
         if recording is not None:
             recording._note(self, token_of(results))
 
+    def forget(self, key: Row, version: int) -> None:
+        """The write that took the key to ``version`` is lost, and its reader has been told; unless a later one came."""
+        if self.versions.get(key) == version:
+            del self.versions[key], self._written_at[key]
+
     def token(self) -> WriteToken:
         """Names what is kept."""
         keys = list(self._written_at)

@@ -12,6 +12,9 @@ counts as none: a page is never refused because of it, it is as fresh as any oth
         response = await view(request, after=known)
     if (cookie := carrier.set_cookie(recording.token, known)) is not None:
         response.headers["set-cookie"] = cookie
+
+A view that raises `WriteLost` is best repeated with ``known = None``: what the token names is gone, and every page of
+this user would fail until its time is up.
 """
 
 from __future__ import annotations

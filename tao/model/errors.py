@@ -20,6 +20,7 @@ TaoError
  │   ├─ Fenced                the writer no longer owns the shard
  │   └─ StaleRead             every copy within reach is below the version asked for
  ├─ OutcomeUnknown            the write may or may not have been committed
+ ├─ WriteLost                 the write that a read's token names was lost with its master database
  ├─ ProtocolError             a peer broke the wire protocol
  ├─ OperatorError             an operator's mistake; the message says what to do
  │   ├─ SchemaError           the schema file is wrong
@@ -173,6 +174,13 @@ class OutcomeUnknown(TaoError):
     idempotent except for allocation, so repeating it is safe unless another writer came between."""
 
     reason = "OUTCOME_UNKNOWN"
+
+
+class WriteLost(TaoError):
+    """The read asks for nothing older than a write that no longer exists: it was acknowledged, and lost when its master
+    database was replaced before a replica had it (DESIGN.md §8). The same read without the token is answered."""
+
+    reason = "WRITE_LOST"
 
 
 class ProtocolError(TaoError):

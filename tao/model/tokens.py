@@ -58,7 +58,8 @@ class WriteToken:
             del newest[oldest]
             critical[oldest[0] >> SHARD_SHIFT] = None
         self._keys = newest
-        self._shards = tuple(critical)
+        # One more than it can name says "all"; which they are does not matter then.
+        self._shards = tuple(islice(critical, MAX_SHARDS_NAMED + 1))
 
     def __bool__(self) -> bool:
         return bool(self._keys or self._shards)
@@ -93,7 +94,7 @@ class WriteToken:
 
     def text(self) -> str:
         """The opaque form, for a cookie or header: letters, digits, ``-`` and ``_``."""
-        body = bytes((_FORMAT,)) + _encode(_Packed(list(self._triples()), list(self._shards[: MAX_SHARDS_NAMED + 1])))
+        body = bytes((_FORMAT,)) + _encode(_Packed(list(self._triples()), list(self._shards)))
         return base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
 
     @classmethod

@@ -27,6 +27,13 @@ def counter_of(version: int) -> int:
     return version & COUNTER_MASK
 
 
+def answers(version: int, minimum: int, version_epoch: int) -> bool:
+    """Whether a value at ``version`` may answer whoever asks for ``minimum``: it is as new; or it was read under a
+    later version epoch, whose master has all that there still is of the older one (DESIGN.md §8). Then a version below
+    the minimum says that the write it stands for was lost."""
+    return version >= minimum or version_epoch > epoch_of(minimum)
+
+
 def next_version(before: int, epoch: int) -> int:
     """The version after one more transaction under ``epoch``. Never lower than ``before``: a shard whose epoch went
     back (which nothing legal does) keeps the higher one."""

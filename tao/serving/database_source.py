@@ -13,6 +13,7 @@ from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore
 from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
+from tao.model.versions import answers
 from tao.serving.gathering import Gathering
 
 
@@ -66,7 +67,7 @@ class DatabaseSource:
             answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
             self._gathering.add((self._database_of(shard), critical), _Asked(query, timeout_seconds, answer))
             fetched = await answer
-            if version_of(fetched.value) >= minimum:
+            if answers(version_of(fetched.value), minimum, fetched.version_epoch):
                 return fetched
             await asyncio.sleep(pause)
             pause *= 2

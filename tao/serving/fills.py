@@ -20,7 +20,7 @@ from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.model.versions import epoch_of
+from tao.model.versions import answers, epoch_of
 from tao.serving.block_answers import answer_from_block, merge_edges, missing_id2s
 
 _ANY_VERSION: Final = 1 << 64
@@ -96,7 +96,8 @@ class Fills:
         return self._under_way
 
     async def answer(self, query: Query, minimum: int, *, critical: bool) -> Fetched:
-        """The encoded answer, at ``minimum`` version or later. The caller bounds the time. Raises `TaoError`."""
+        """The encoded answer, at ``minimum`` version or later; older only when it was read under a later version epoch,
+        so that nothing newer is left. The caller bounds the time. Raises `TaoError`."""
         if critical:
             return await self._answer_critically(query, minimum)
         match query:
@@ -114,6 +115,8 @@ class Fills:
         fetched = await self._source.fetch(
             query, minimum, critical=True, timeout_seconds=self._settings.timeout_seconds
         )
+        if fetched.version_epoch < self._cache.version_epoch(_shard(query)):
+            raise StaleRead("the shard has got another master while the last one was read; try again")
         self._learn(query, version_of(fetched.value))
         return fetched
 
@@ -194,7 +197,7 @@ class Fills:
                     raise
                 most_to_wait_for = minimum
                 continue
-            if version_of(fetched.value) >= minimum:
+            if answers(version_of(fetched.value), minimum, fetched.version_epoch):
                 return fetched
         raise StaleRead(f"no copy within reach has version {minimum}; try again, or read critically")
 
@@ -274,13 +277,12 @@ class Fills:
                 return self._cache.store_count(ticket, fetched.value, fetched.version_epoch, now)
             case RangeQuery(pos=0) if fill.limit <= self._list_limit(fill.atype):
                 return self._cache.store_list(ticket, fetched.value, fetched.version_epoch, now)
-        # A part of the list that is not a prefix is answered and not kept, but it is held to the floor all the same,
-        # and what it teaches of the version counts for the next reader.
-        version = version_of(fetched.value)
-        if version < max(ticket.floor, self._cache.floor_of_list(fill.id1, fill.atype)):
-            return Stored.BELOW_FLOOR
-        self._learn(fill, version)
-        return Stored.NOT_KEPT
+        # A part of the list that is not a prefix is answered and not kept, but it is held to all that is known, and
+        # what it teaches of the version counts for the next reader.
+        outcome = self._cache.pass_over(ticket, fetched.value, fetched.version_epoch, now)
+        if outcome is not Stored.BELOW_FLOOR:
+            self._learn(fill, version_of(fetched.value))
+        return outcome
 
     def _learn(self, query: Query, version: int) -> None:
         now = self._clock.monotonic()

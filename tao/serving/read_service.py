@@ -24,7 +24,9 @@ from tao.model.errors import (
     TaoError,
     TooLarge,
     Unavailable,
+    WriteLost,
 )
+from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.routing.deadlines import work_seconds
@@ -47,6 +49,11 @@ from tao.serving.traffic import Traffic
 from tao.wire.convert import error_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+
+_LOST: Final = (
+    "the write that the token stands for was lost with the master database that had acknowledged it, before a replica "
+    "had it: do it again, or read without the token"
+)
 
 
 def _unknown_staleness(_: int) -> float:
@@ -195,7 +202,11 @@ class ReadService:
                 if answers.is_full:
                     raise AnswerFull(TOO_MANY_BYTES)
                 query = queries.query(slot)
-                value = await self._answer_one(query, queries.minimums.get(slot, 0), batch)
+                minimum = queries.minimums.get(slot, 0)
+                value = await self._answer_one(query, minimum, batch)
+                # A cache that asks decides for its own readers: what it asks for is not what they ask for.
+                if not batch.for_fill and version_of(value.value) < minimum:
+                    raise WriteLost(_LOST)
                 answers.value(slot, query, value)
             except TaoError as error:
                 counters.failures[_operation_at(sizes, slot)] += 1

@@ -102,7 +102,8 @@ class ReadPlan:
             elif kind == _HEAD:
                 self._heads[index] = (b, c)
             else:
-                self.version_epochs[index] = a
+                # Statements come one after the other: what was read first may lack what the later epoch stands for.
+                self.version_epochs[index] = min(a, self.version_epochs.get(index, a))
 
     def answers(self) -> Iterator[bytes]:
         """The encoded answer to each query, in order, once all rows have been received."""

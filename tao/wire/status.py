@@ -25,6 +25,7 @@ from tao.model.errors import (
     TopologyConflict,
     Unauthorized,
     Unavailable,
+    WriteLost,
     error_from_reason,
 )
 from tao.wire.v1 import session_pb2 as pb
@@ -43,6 +44,7 @@ _CODES: Final[tuple[tuple[type[TaoError], grpc.StatusCode], ...]] = (
     (Fenced, grpc.StatusCode.ABORTED),
     (RetryableError, grpc.StatusCode.UNAVAILABLE),
     (OutcomeUnknown, grpc.StatusCode.UNKNOWN),
+    (WriteLost, grpc.StatusCode.DATA_LOSS),
     (ProtocolError, grpc.StatusCode.INVALID_ARGUMENT),
     (TopologyConflict, grpc.StatusCode.ABORTED),
     (OperatorError, grpc.StatusCode.FAILED_PRECONDITION),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.client import ClientSettings, Graph, StaleRead, Unavailable, WriteToken
+from tao.client import ClientSettings, Graph, StaleRead, Unavailable, WriteLost, WriteToken
 from tao.model.errors import TaoError
 from tao.model.graph import encode_object
 from tao.wire.convert import error_to_pb
@@ -164,11 +164,12 @@ async def test_within_the_window_nothing_is_asked_and_own_writes_end_it(cluster:
         assert await name_of(graph) == "eve"
 
 
+@pytest.mark.parametrize("error", [StaleRead("nobody has version 7"), WriteLost("version 7 is lost")])
 async def test_a_version_that_was_lost_with_its_master_fails_no_read(
-    graph: Graph, cluster: FakeCluster, hot: Hot
+    graph: Graph, cluster: FakeCluster, hot: Hot, error: TaoError
 ) -> None:
     cluster.objects[A] = user("old", 6)
-    hot.error = StaleRead("nobody has version 7")
+    hot.error = error
     for link in ("near-1", "far-1"):
         cluster.link(link).behaviour = hot
     assert await name_of(graph) == "old"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tao.client import ClientSettings, Graph, InvalidArgument, StaleRead, WriteToken
+from tao.client import ClientSettings, Graph, InvalidArgument, SomeFailed, StaleRead, TaoError, WriteLost, WriteToken
 from tao.client.own_writes import OwnWrites
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import MAX_KEYS
@@ -253,3 +253,28 @@ async def test_rows_for_two_servers_take_their_minimums_along() -> None:
     asked = {batch.obj_ids[slot]: version for batch in reads(cluster) for slot, version in minimums(batch).items()}
     assert len(reads(cluster)) == 2
     assert asked == {each: each >> SHARD_SHIFT | 1 for each in ids}
+
+
+async def test_a_lost_write_of_its_own_is_told_once_and_read_past(cluster: FakeCluster, graph: Graph) -> None:
+    await graph.assoc_add(ALICE, "friend", BOB)
+    await graph.assoc_add(BOB, "friend", ALICE)
+    cluster.link("near-1").behaviour = failing(WriteLost("lost"), times=2)
+    with pytest.raises(WriteLost):
+        await graph.assoc_count(ALICE, "friend")
+    with pytest.raises(SomeFailed) as failed:
+        await graph.assoc_count_many([(BOB, "friend")])
+    assert not failed.value.all_retryable
+    assert await graph.assoc_count(ALICE, "friend") == 1
+    assert await graph.assoc_count_many([(BOB, "friend")]) == [1]
+    assert minimums(reads(cluster)[-1]) == {}
+    assert cluster.batches("far-1") == [], "nobody else has it either"
+
+
+async def test_a_lost_write_of_a_token_takes_no_own_write_along(cluster: FakeCluster, graph: Graph) -> None:
+    await graph.assoc_add(ALICE, "friend", BOB)
+    cluster.link("near-1").behaviour = failing(WriteLost("lost"), times=2)
+    for read in (read_everything, read_everything_many):
+        with pytest.raises(TaoError):
+            await read(graph, after=WriteToken([(ALICE, 0, 7), (ALICE, FRIEND, 9)]))
+    await graph.assoc_count(ALICE, "friend")
+    assert minimums(reads(cluster)[-1]) == {0: 1}

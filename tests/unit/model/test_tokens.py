@@ -37,6 +37,15 @@ def test_beyond_its_bound_the_oldest_keys_become_critical_for_their_shard() -> N
     assert token.minimum_of_object(2 << SHARD_SHIFT | 1) == 5
 
 
+def test_of_more_shards_than_it_can_name_a_token_keeps_no_more_than_say_so() -> None:
+    token = WriteToken()
+    for shard in range(2_000):
+        token = token.merged(WriteToken(shards=[shard]))
+    assert token.is_critical(1_999)
+    assert WriteToken.from_text(token.text()) == token
+    assert len(token.text()) < 250
+
+
 def test_a_key_written_again_counts_as_new_and_keeps_the_higher_version() -> None:
     keys = [(1, 0, 9), *((n, 0, 1) for n in range(2, MAX_KEYS + 1)), (1, 0, 3), (99, 0, 1)]
     token = WriteToken(keys)

@@ -43,6 +43,7 @@ class ManualSource:
     def __init__(self, length: int = 10) -> None:
         self.length = length
         self.version = v(1)
+        self.epoch = 1
         self.calls: list[Call] = []
         self.manual = False
 
@@ -54,7 +55,7 @@ class ManualSource:
         return await call.answer
 
     def answer(self, call: Call) -> None:
-        call.answer.set_result(Fetched(self.value(call.query), 1, "source"))
+        call.answer.set_result(Fetched(self.value(call.query), self.epoch, "source"))
 
     def value(self, query: Query) -> bytes:
         edges = [Edge(1000 + time, time) for time in range(self.length, 0, -1)]
@@ -333,3 +334,53 @@ async def test_an_answer_that_may_not_be_kept_is_held_to_the_floor_and_not_cache
 
 def _raise_list_floor(cache: GraphCache) -> Callable[[int, int, float], None]:
     return lambda id1, version, now: cache.raise_list_floor(id1, COMMENT, version, now)
+
+
+A_PART = RangeQuery(A, COMMENT, 380, 50)
+"""Beyond the limit: it is passed through and not kept."""
+EVERY_QUERY = pytest.mark.parametrize(
+    "query",
+    [ObjectQuery(A), CountQuery(A, COMMENT), RangeQuery(A, COMMENT, 0, 4), A_PART],
+    ids=["object", "count", "prefix", "part"],
+)
+EACH_WAY = pytest.mark.parametrize("critical", [False, True], ids=["fill", "critical"])
+
+
+@EVERY_QUERY
+@EACH_WAY
+async def test_a_minimum_of_an_older_epoch_is_met_by_what_was_read_under_a_later_one(
+    rig: Rig, query: Query, critical: bool
+) -> None:
+    """Whatever is left of the older one is in it. Readers without a minimum are one flight with those that have one."""
+    rig.source.length = 500
+    rig.source.epoch = 2
+    token, plain = await asyncio.gather(
+        rig.fills.answer(query, v(9), critical=critical), rig.fills.answer(query, 0, critical=critical)
+    )
+    assert version_of(token.value) == version_of(plain.value) == v(1)
+    assert len(rig.source.calls) == 1 + critical
+
+
+@EVERY_QUERY
+async def test_what_was_heard_of_a_lost_master_holds_up_nobody_who_reads_the_new_one(rig: Rig, query: Query) -> None:
+    rig.source.length = 500
+    rig.cache.raise_object_floor(A, v(9), 1_000.0)
+    rig.cache.raise_list_floor(A, COMMENT, v(9), 1_000.0)
+    rig.source.epoch = 2
+    assert version_of((await rig.fills.answer(query, 0, critical=False)).value) == v(1)
+    assert rig.cache.version_epoch(0) == 2, "and the epoch is known from then on"
+
+
+@EVERY_QUERY
+@EACH_WAY
+async def test_what_was_read_of_a_lost_master_answers_nobody_and_raises_no_floor(
+    rig: Rig, query: Query, critical: bool
+) -> None:
+    rig.source.length = 500
+    rig.source.version = v(9)
+    rig.cache.open_shard(0, 2)
+    with pytest.raises(StaleRead):
+        await rig.fills.answer(query, 0, critical=critical)
+    assert rig.cache.floor_of_object(A) == rig.cache.floor_of_list(A, COMMENT) == 0
+    rig.source.version, rig.source.epoch = v(1), 2
+    assert version_of((await rig.fills.answer(query, 0, critical=critical)).value) == v(1)

@@ -114,3 +114,14 @@ def test_statements_are_bounded_in_parts_and_in_rows_but_a_list_is_never_torn() 
     assert [len(statement.parts) for statement in statements] == [1 + 2 * 3] * 6 + [1 + 2 * 2]
     for statement in statements:
         assert statement.sql.count("assoc_lists") == statement.sql.count("by_time")
+
+
+def test_of_several_statements_on_a_shard_the_epoch_of_the_first_counts() -> None:
+    """What the first one read may lack what the later epoch stands for: a promotion came in between."""
+    queries = [RangeQuery(number, 7, 0, 100) for number in range(1, 4)]
+    plan = ReadPlan(queries, only_table, rows_per_statement=100)
+    assert len(plan.statements) > 1
+    for epoch, statement in enumerate(plan.statements, 4):
+        number = next(int(part.split()[1].rstrip(",")) for part in statement.parts if "version_epoch" in part)
+        plan.receive([(number, epoch, 1, 1, b"")])
+    assert plan.version_epochs == {0: 4}
