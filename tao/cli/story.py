@@ -56,7 +56,7 @@ def story(key: int, atype: str | None, token: str, connect: str | None, as_json:
         print_table(
             ("time", "server", "what happened", "version", "by"),
             [
-                (_time(event.unix_ms), event.server, _words(event), version_text(event.version), event.cause or None)
+                (_time(event.unix_ms), event.server, _words(event), _version(event), event.cause or None)
                 for event in tale.events
             ],
         )
@@ -84,6 +84,15 @@ def _words(event: Event) -> str:
     from tao.cli.storytelling import WORDS
 
     return WORDS.get(event.event, event.event)
+
+
+def _version(event: Event) -> str:
+    """Of a shard its version epoch."""
+    from tao.cli.storytelling import version_text
+
+    if event.of_shard:
+        return f"epoch {event.version}" if event.version else "-"
+    return version_text(event.version)
 
 
 def _time(unix_ms: int) -> str:
