@@ -29,6 +29,7 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
+from tao.serving.amends import Amends
 from tao.serving.applying import TopologyEpochs, apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
@@ -102,6 +103,7 @@ class FollowerServer:
             traffic=Traffic(clock, settings.rates),
         )
         where = (place.region, place.tier)
+        amends = Amends(links, self._spawn("amends"), settings.amends)
         writes = ForwardPath(
             name,
             configuration,
@@ -114,6 +116,7 @@ class FollowerServer:
             self._spawn("write"),
             settings.forwarding,
             self._budget,
+            amends,
         )
         self._subscriptions = Subscriptions(
             name,
@@ -144,7 +147,7 @@ class FollowerServer:
         configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
         metrics = Metrics(role="follower", server=name)
         figures = ServingFigures(metrics, cache, reads, fills, clock)
-        self._register(metrics, writes)
+        self._register(metrics, writes, amends)
         server = configuration.routes.server(name)
         self._faces = Faces(
             server,
@@ -298,7 +301,7 @@ class FollowerServer:
     def _staleness(self) -> dict[str, float]:
         return self._subscriptions.freshness.by_database(self._subscriptions.hosted)
 
-    def _register(self, metrics: Metrics, writes: ForwardPath) -> None:
+    def _register(self, metrics: Metrics, writes: ForwardPath, amends: Amends) -> None:
         subscriptions = self._subscriptions
         metrics.gauge_family(
             "staleness_seconds",
@@ -316,13 +319,15 @@ class FollowerServer:
             )
         metrics.gauge_family(
             "maintenance_total",
-            "What subscriptions brought: messages applied, shards reset, gaps found, siblings that missed a change.",
+            "What subscriptions brought: messages applied, shards reset, gaps found. Siblings: those that missed a "
+            "change, shards that they dropped for it.",
             "event",
             lambda: {
                 "message": subscriptions.messages,
                 "reset": subscriptions.resets,
                 "gap": subscriptions.gaps,
                 "sibling_missed": writes.siblings_missed,
+                "sibling_voided": amends.voided,
             },
         )
         metrics.gauge(

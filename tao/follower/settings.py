@@ -13,6 +13,7 @@ from tao.follower.unary_path import UnarySettings
 from tao.observability.story import StorySettings
 from tao.routing.read_rates import RateSettings
 from tao.routing.retry_budget import RetrySettings
+from tao.serving.amends import AmendsSettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
@@ -68,6 +69,7 @@ class FollowerSettings:
     """A database that is behind has caught up within milliseconds, or the master region is asked."""
 
     forwarding: ForwardSettings = ForwardSettings()
+    amends: AmendsSettings = AmendsSettings()
     rates: RateSettings = RateSettings()
     retries: RetrySettings = RetrySettings()
     subscriptions: SubscriptionSettings = SubscriptionSettings()

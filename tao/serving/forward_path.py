@@ -32,6 +32,7 @@ from tao.planning.coordination import coordinating_shard
 from tao.routing.deadlines import work_seconds
 from tao.routing.retry_budget import RetryBudget
 from tao.schema.registry import Schema
+from tao.serving.amends import Amends
 from tao.serving.configuration import Configuration
 from tao.serving.gathering import Gathering
 from tao.serving.links import LinksPort
@@ -85,10 +86,12 @@ class ForwardPath:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: ForwardSettings,
         budget: RetryBudget,
+        amends: Amends | None = None,
     ) -> None:
         """``next_hop``: shard that coordinates a write → to whom it goes. ``hosts``: shard → the servers of this tier
         that have it. ``apply`` takes changes in here. ``admit``: shard → why it is not served here, or None.
-        ``budget``: of all that this server asks again."""
+        ``budget``: of all that this server asks again. ``amends``: what becomes of a server of this tier that does not
+        hear in time; None: its leader tells it later."""
         self._name: Final = name
         self._configuration: Final = configuration
         self._next_hop: Final = next_hop
@@ -100,6 +103,7 @@ class ForwardPath:
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._budget: Final = budget
+        self._amends: Final = amends
         self._siblings: Gathering[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = Gathering(
             self._tell_sibling, settings.max_batch_changes
         )
@@ -264,9 +268,12 @@ class ForwardPath:
         request = pb.Request(topology_version=self._configuration.routes.version, apply=changes)
 
         def take(answer: pb.Answer) -> None:
+            has_heard = not answer.HasField("error")
+            if not has_heard and self._amends is not None:
+                self._amends.owe(sibling, {messages.shard for messages, _ in told})
             for _, heard in told:
                 if not heard.done():
-                    heard.set_result(not answer.HasField("error"))
+                    heard.set_result(has_heard)
 
         self._links.to(sibling).send(request, self._settings.sibling_timeout_seconds, take)
 

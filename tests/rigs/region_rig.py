@@ -17,6 +17,7 @@ from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
+from tao.serving.amends import Amends, AmendsSettings
 from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
@@ -62,6 +63,7 @@ class FollowerRig:
             traffic=Traffic(clock),
         )
         place = ("east", "near")
+        self.amends = Amends(links, self.tasks, AmendsSettings(first_pause_seconds=0.001))
         self.writes = ForwardPath(
             name,
             self.configuration,
@@ -74,6 +76,7 @@ class FollowerRig:
             self.tasks,
             forwarding or ForwardSettings(first_pause_seconds=0.001),
             budget,
+            self.amends,
         )
         self.subscriptions = Subscriptions(
             name,
