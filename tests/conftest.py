@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from tao.devcluster.database import DatabaseInstance, InstanceSettings
@@ -14,6 +15,10 @@ from tao.devcluster.server_options import Durability, ServerOptions
 from tao.devcluster.template import default_cache_folder
 from tao.model.errors import OperatorError
 from tao.storage.accounts import Account, ServiceAccounts
+
+# How long an example takes is the machine's affair: no test asserts a time, and none of Hypothesis does it for us.
+hypothesis.settings.register_profile("tao", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tao")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
