@@ -7,6 +7,7 @@ shard and the generation of its ownership, and a leader takes none from a genera
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,7 +15,7 @@ from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.model.changes import ShardMessages
-from tao.model.errors import Fenced, Unauthorized
+from tao.model.errors import DatabaseDown, Fenced, NotMine, Unauthorized, Unavailable
 from tao.model.ports import Clock, WriteStore
 from tao.model.rows import ShardRow
 from tao.model.writes import Coordinator, SettleEdge
@@ -22,6 +23,9 @@ from tao.peers.links import Links
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
+
+_FIRST_PAUSE_SECONDS: Final = 0.05
+"""Before a copy that was refused is sent again; it doubles. A takeover takes a few hundred milliseconds."""
 
 
 class SettlingLeaders:
@@ -39,7 +43,23 @@ class SettlingLeaders:
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
     ) -> list[ShardMessages]:
-        """As `tao.leader.inverse_path.OtherLeaders`."""
+        """As `tao.leader.inverse_path.OtherLeaders`. A shard that is just changing hands is asked for again: its writer
+        waits for the copy."""
+        until = self._clock.monotonic() + timeout_seconds
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                return await self._settle(shard, settles, coordinator, until - self._clock.monotonic())
+            except (NotMine, Unavailable) as error:
+                if isinstance(error, DatabaseDown) or self._clock.monotonic() + pause >= until:
+                    raise
+            await asyncio.sleep(pause)
+            pause *= 2
+            await self._configuration.refresh()
+
+    async def _settle(
+        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
         if shard in self._ownership.owned and self.here is not None:
             deadline = self._clock.monotonic() + timeout_seconds
             told: list[ShardMessages] = []

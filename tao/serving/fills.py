@@ -48,6 +48,10 @@ class FillSettings:
     max_refetches: int = 4
     """How often a fill below its floor is fetched again; a row is visible within milliseconds of its message."""
 
+    refetch_pause_seconds: float = 0.1
+    """Before the second of them; it doubles. While a master is replaced, for a second, rows may be of a version epoch
+    that not every server goes by."""
+
     max_flights: int = 20_000
     """Fills under way at once; each holds a task and an answer in memory. More misses are refused as overload."""
 
@@ -243,6 +247,8 @@ class Fills:
     async def _fetch_and_store(self, flight: Flight) -> Fetched:
         fill = flight.query
         for attempt in range(self._settings.max_refetches + 1):
+            if attempt > 1:
+                await asyncio.sleep(self._settings.refetch_pause_seconds * 2 ** (attempt - 2))
             if attempt:
                 flight.ticket = self._ticket(fill)
             fetched = await self._source.fetch(

@@ -228,6 +228,10 @@ class Promoter:
             await apply_received(session, deadline=deadline)
             await self._begin(Step.DETACH)
             await detach(session, deadline=replicas.soon())
+            # Asked before the epoch is raised: from then until the topology is changed reads may find nobody who has
+            # what they know of, and a master that hangs holds up whoever asks it for seconds.
+            members = await replicas.members()
+            lost = next((member.name for member in members if member.is_master and member.state is None), "")
             await self._begin(Step.RAISE_EPOCH)
             # Above the document's, under which the old master may have given out versions nobody here has heard of.
             # Rows above it are of a run that was interrupted, and whoever they were for was never opened.
@@ -235,8 +239,6 @@ class Promoter:
             epoch = max(replicas.database.version_epoch + 1, known)
             await raise_epoch(session, shards, chosen.name, epoch, deadline=deadline)
         await self._begin(Step.TOPOLOGY)
-        members = await replicas.members()
-        lost = next((member.name for member in members if member.is_master and member.state is None), "")
         await self._change_topology(replicas.database, region, epoch, lost)
         changed = await self._set(replicas.database.name)
         return await self._open(changed, settle=True)
