@@ -14,6 +14,10 @@ from tao.planning.row_events import Heartbeat
 
 _NEVER: Final = 0
 
+_AHEAD_MS: Final = 1_000
+"""How far a clock may be ahead of ours. What is dated later proves nothing: a session sets its time as it likes, and a
+machine that was an hour ahead would have everybody believe for an hour that nothing is late."""
+
 
 class Lag:
     """Of one binlog. Times are Unix milliseconds; those of the masters are compared with this machine's clock."""
@@ -26,10 +30,18 @@ class Lag:
         """From its writing to its coming here."""
         self.committed_unix_ms = _NEVER
         """The newest commit seen."""
+        self.from_the_future = 0
+        """Heartbeats dated so far ahead of this machine's clock that they prove nothing."""
 
     def heard(self, heartbeats: Iterable[Heartbeat]) -> bool:
         """Take in heartbeat rows. Whether one was newer than all before."""
-        newest = max((each.unix_ms for each in heartbeats), default=_NEVER)
+        latest = self._unix_ms() + _AHEAD_MS
+        newest = _NEVER
+        for each in heartbeats:
+            if each.unix_ms > latest:
+                self.from_the_future += 1
+            else:
+                newest = max(newest, each.unix_ms)
         if newest <= self.heartbeat_unix_ms:
             return False
         self.heartbeat_unix_ms = newest
@@ -38,7 +50,8 @@ class Lag:
 
     def committed(self, unix_ms: int) -> None:
         """A transaction with this commit time came."""
-        self.committed_unix_ms = max(unix_ms, self.committed_unix_ms)
+        if unix_ms <= self._unix_ms() + _AHEAD_MS:
+            self.committed_unix_ms = max(unix_ms, self.committed_unix_ms)
 
     def seconds(self) -> float:
         """Age of the newest proof: an upper bound of the lag, which on an idle stream includes the interval between

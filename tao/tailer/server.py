@@ -203,6 +203,7 @@ class TailerServer:
                 "reconnection": max(0, reader.connections - 1),
                 "silence": reader.silences,
                 "lost_binlog": tail.counts.lost_binlogs,
+                "heartbeat_from_the_future": lag.from_the_future,
             },
         )
         metrics.gauge_family(

@@ -12,13 +12,15 @@ from typing import Final, Literal
 from tao.storage.names import shard_of_schema
 
 _SHARD_NAME: Final = re.compile(r"\btao_[0-9]{5}\b")
-_COMMENT: Final = re.compile(r"^(\s|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n)+", re.DOTALL)
+_COMMENT: Final = re.compile(r"^(\s|/\*M?!\d*|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n)+", re.DOTALL)
+"""Of ``/*!40000 DROP …*/`` and ``/*M!… */`` only the head: servers run what is in them, and dumps are full of them."""
 _HARMLESS: Final = frozenset(
-    {"CREATE", "ALTER", "GRANT", "REVOKE", "FLUSH", "ANALYZE", "OPTIMIZE", "REPAIR", "SET", "COMMENT", "RENAME"}
+    {"CREATE", "ALTER", "GRANT", "REVOKE", "FLUSH", "ANALYZE", "OPTIMIZE", "REPAIR", "SET", "COMMENT"}
 )
 """First words of statements that leave the rows of a table as they are."""
-_HARMFUL: Final = re.compile(r"\b(PARTITION|TABLESPACE)\b", re.IGNORECASE)
-"""ALTER TABLE … TRUNCATE PARTITION, EXCHANGE PARTITION, IMPORT TABLESPACE change rows after all."""
+_HARMFUL: Final = re.compile(r"\b(PARTITION|TABLESPACE|RENAME|OR\s+REPLACE|SET\s+STATEMENT)\b", re.IGNORECASE)
+"""ALTER TABLE … TRUNCATE PARTITION, EXCHANGE PARTITION and IMPORT TABLESPACE change rows after all. So do a table that
+is put in the place of another, CREATE OR REPLACE, and whatever MariaDB's SET STATEMENT … FOR has behind it."""
 
 Boundary = Literal["begin", "commit", "rollback", "savepoint", "statement", "foreign commit"]
 
