@@ -9,7 +9,7 @@ whose outcome nobody knows rests its register until it is certain (`Register.set
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -120,6 +120,12 @@ class Register:
             if write.value < values[0] and write.fate is Fate.ACKNOWLEDGED and write.value not in have:
                 return Verdict.WRONG
         return Verdict.RIGHT
+
+    def astray(self, values: Collection[int]) -> tuple[list[Write], list[Write]]:
+        """Of all edges of such a list: acknowledged writes that are missing, and refused ones that are there."""
+        writes = self.writes[1:]
+        missing = [write for write in writes if write.fate is Fate.ACKNOWLEDGED and write.value not in values]
+        return missing, [write for write in writes if write.fate is Fate.REFUSED and write.value in values]
 
     def number_of(self, found: int | None) -> int:
         """The last write that left this; 0 when none did."""

@@ -10,7 +10,7 @@ from random import Random
 from typing import Final
 
 from loadtest.chaos.history import Verdict
-from loadtest.chaos.readings import Key, Reader, Reading
+from loadtest.chaos.readings import Key, Kind, Reader, Reading
 from loadtest.chaos.record import Record
 from loadtest.chaos.writing import REST_SECONDS, Writing, absent_ids, make_keys, newest
 from loadtest.scenario import Progress
@@ -26,6 +26,8 @@ _TIMEOUT_SECONDS: Final = 5.0
 _QUIET_SECONDS: Final = 120.0
 _SETTLE_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.5
+_WHOLE: Final = 6_000
+"""Edges: more than any list here has."""
 _BATCH: Final = 12
 """Reads that one client sends at a time."""
 _MAX_UNDER_WAY: Final = 40
@@ -118,6 +120,13 @@ class Load:
             found = await newest(self._graphs[0], key)
             if register.judge(found, register.acknowledged_before(end), end) is not Verdict.RIGHT:
                 record.lose(f"{key.kind} {key.id}: {found}, acknowledged {register.last}")
+            if key.kind is Kind.LIST:
+                times = set((await self._graphs[0].assoc_range(key.id, "follows", 0, _WHOLE, critical=True)).times)
+                missing, uncalled = register.astray(times)
+                for write in missing:
+                    record.lose(f"{key.kind} {key.id}: {write}")
+                for write in uncalled:
+                    record.violation(Verdict.WRONG, "refused", f"{key.kind} {key.id} has {write}")
             for reader in self._readers:
                 cached = await newest(reader.graph, key, critical=False)
                 if cached != found:

@@ -83,6 +83,13 @@ def test_the_head_of_a_list_has_no_holes() -> None:
     assert register.judge_head([3, 1], 4, 9) is Verdict.STALE
 
 
+def test_at_the_end_every_acknowledged_edge_is_there_and_no_refused_one() -> None:
+    register = written(ACK, NO, MAYBE, ACK)
+    missing, uncalled = register.astray({2, 4})
+    assert [write.number for write in missing] == [1]
+    assert [write.number for write in uncalled] == [2]
+
+
 def test_a_fault_explains_what_needs_the_master_and_no_plain_read() -> None:
     def failed(demand: str, *, attached: bool = False) -> FailedRead:
         return FailedRead.of(StaleRead(""), 1.0, "object", demand, "east/tier-1", attached=attached)
