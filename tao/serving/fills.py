@@ -116,13 +116,17 @@ class Fills:
 
     async def _answer_critically(self, query: Query, minimum: int) -> Fetched:
         # Joins no flight: the read must begin after this request arrived.
-        fetched = await self._source.fetch(
-            query, minimum, critical=True, timeout_seconds=self._settings.timeout_seconds
-        )
-        if fetched.version_epoch < self._cache.version_epoch(_shard(query)):
-            raise StaleRead("the shard has got another master while the last one was read; try again")
-        self._learn(query, version_of(fetched.value))
-        return fetched
+        for attempt in range(self._settings.max_refetches + 1):
+            if attempt:
+                await asyncio.sleep(self._settings.refetch_pause_seconds * 2 ** (attempt - 1))
+            fetched = await self._source.fetch(
+                query, minimum, critical=True, timeout_seconds=self._settings.timeout_seconds
+            )
+            if fetched.version_epoch >= self._cache.version_epoch(_shard(query)):
+                self._learn(query, version_of(fetched.value))
+                return fetched
+            self.refetched += 1
+        raise StaleRead("the shard has got another master while the last one was read; try again")
 
     async def _answer_range(self, query: RangeQuery, minimum: int) -> Fetched:
         bound = self._list_limit(query.atype)

@@ -12,6 +12,7 @@ from tao.cache import CacheSettings, GraphCache
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
+from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.serving.fills import Fills, FillSettings
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
@@ -20,7 +21,7 @@ from tests.rigs.versions import make_version
 
 A = make_id(64)
 LIMIT = 400
-SETTINGS = FillSettings(least_prefix_edges=4, max_refetches=2, max_flights=12)
+SETTINGS = FillSettings(least_prefix_edges=4, max_refetches=2, refetch_pause_seconds=0.001, max_flights=12)
 
 
 def v(counter: int) -> int:
@@ -251,6 +252,19 @@ async def test_a_critical_read_joins_no_flight_and_drops_what_it_proves_old(rig:
     assert version_of((await rig.fills.answer(ObjectQuery(A), 0, critical=True)).value) == v(2)
     assert rig.source.calls[-1].critical
     assert rig.cache.peek_object(A) is None
+
+
+async def test_a_critical_read_that_met_the_former_master_is_made_again_at_the_new_one(rig: Rig) -> None:
+    rig.source.manual = True
+    reading = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=True))
+    await quiet()
+    rig.cache.open_shard(A >> SHARD_SHIFT, 2)
+    rig.source.manual = False
+    (former,) = rig.source.calls
+    rig.source.answer(former)
+    rig.source.epoch, rig.source.version = 2, v(7)
+    assert version_of((await reading).value) == v(7)
+    assert [call.critical for call in rig.source.calls] == [True, True]
 
 
 async def test_edges_beyond_the_prefix_are_added_to_those_within(rig: Rig) -> None:
