@@ -65,7 +65,8 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RollingSettin
     ):
         load.start(_TOY_RATES if settings.toy else rolling.rates)
         seconds: dict[str, float] = {}
-        await load.while_running(_restart_all(regions, rolling, record, progress, seconds))
+        names = _names(regions, rolling, one_each=settings.toy)
+        await load.while_running(_restart_all(regions, names, record, progress, seconds))
         await load.stop()
         progress.step("waiting until all is quiet", 0.9)
         await load.settle_all()
@@ -106,17 +107,18 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RollingSettin
     )
 
 
+def _names(regions: TwoRegions, wanted: RollingSettings, *, one_each: bool) -> list[str]:
+    """Who is restarted, in that order. ``one_each``: of each role."""
+    roles = [role for role in _ORDER if not wanted.roles or role in wanted.roles]
+    of_role = [[name for name, each in regions.cluster.processes.items() if each is role] for role in roles]
+    return [name for names in of_role for name in (names[:1] if one_each else names)]
+
+
 async def _restart_all(
-    regions: TwoRegions, wanted: RollingSettings, record: Record, progress: Progress, seconds: dict[str, float]
+    regions: TwoRegions, names: list[str], record: Record, progress: Progress, seconds: dict[str, float]
 ) -> None:
     """``seconds``: by server, from its being drained to its being in use again."""
     cluster = regions.cluster
-    names = [
-        name
-        for role in _ORDER
-        for name, each in cluster.processes.items()
-        if each is role and (not wanted.roles or role in wanted.roles)
-    ]
     for number, name in enumerate(names):
         progress.step(f"{name}; {record.reads:,} reads, {record.failed_reads} failed", 0.9 * number / len(names))
         began = time.monotonic()
