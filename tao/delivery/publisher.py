@@ -98,13 +98,6 @@ class Publisher:
         self._wanted.pop(shard, None)
         self._unlink(shard)
 
-    def unlink_all(self) -> None:
-        """The tailer may have told somebody else of any shard: believe no position proved until it says where it goes
-        on."""
-        for shard in self._streams:
-            self._unlinked[shard] = None
-            self._unlink(shard)
-
     def _unlink(self, shard: int) -> None:
         coverage = self._coverages[shard]
         if coverage.linked:
@@ -126,17 +119,19 @@ class Publisher:
             self._require(shard)
         woken = [span.shard for span in spans if span.shard in self._unlinked]
         marks = [span.shard for span in spans if self._take(span)]
-        self.publish_all(batches)
+        # Spooled first: whoever is woken may be sent through the spool at once, for these as well.
         if self._spool is not None and stored is not None:
             rows = [
                 SpoolRow(coverage.source, coverage.head, each)
                 for batch in batches
-                if batch.shard in self._spooled and (coverage := self._coverages[batch.shard]).linked
+                if batch.messages and batch.shard in self._spooled
+                if (coverage := self._coverages[batch.shard]).linked
                 for each in _pieces(batch, self._settings.max_delivery_messages)
             ]
             self._spool.append(rows, [self._mark(shard) for shard in marks if shard in self._spooled], stored)
         elif stored is not None:
             stored()
+        self.publish_all(batches)
         # Those that were not linked before: also who has nothing to hear learns the position.
         for shard in (*woken, *(shard for shard in marks if self._anyone_waits_for(shard))):
             self._wake(shard)
@@ -261,10 +256,16 @@ class Publisher:
                 subscription.pump()
 
     def forget_proofs(self) -> None:
-        """What was proved of the shards so far says nothing of those that come: wait for other proofs."""
+        """The topology has changed. What was proved of the shards so far says nothing of those that come: wait for
+        other proofs. And the tailer may have told somebody else of any shard in between: believe no position until it
+        says where it goes on."""
         self._proven.clear()
         self._reached.clear()
         self._proofs += 1
+        self._asked.clear()
+        for shard in self._streams:
+            self._unlinked[shard] = None
+            self._unlink(shard)
 
     @property
     def proven(self) -> Mapping[str, int]:

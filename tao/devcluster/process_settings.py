@@ -105,6 +105,7 @@ def settings_text(
         found |= {
             "leader_user": accounts.leader.user,
             "leader_password": accounts.leader.password,
+            "spool": {"folder": str(folder.path / "servers" / member.name)},
         }
     if member.role in (Role.LEADER, Role.FOLLOWER):
         found |= {"reader_user": accounts.reader.user, "reader_password": accounts.reader.password}

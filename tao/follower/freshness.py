@@ -33,11 +33,14 @@ class Freshness:
         times = dict(proven)
         if not times:
             return
-        for shard, teller in self._teller.items():
-            if teller == leader and is_told(shard):
-                proven_unix_ms = times.get(self._database_of(shard), 0)
-                if proven_unix_ms > self._proven_unix_ms.get(shard, 0):
-                    self._proven_unix_ms[shard] = proven_unix_ms
+        for shard in self.told_by(leader, is_told):
+            proven_unix_ms = times.get(self._database_of(shard), 0)
+            if proven_unix_ms > self._proven_unix_ms.get(shard, 0):
+                self._proven_unix_ms[shard] = proven_unix_ms
+
+    def told_by(self, leader: str, is_told: Callable[[int], bool]) -> list[int]:
+        """The shards that the leader tells of. ``is_told``: whether it still does."""
+        return [shard for shard, teller in self._teller.items() if teller == leader and is_told(shard)]
 
     def follow(self, leader_of: Callable[[int], str], hosted: frozenset[int]) -> None:
         """The topology has changed: believe no leader any more of a shard that is another's now, until that one has

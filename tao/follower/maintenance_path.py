@@ -2,8 +2,8 @@
 
 A shard is open in the cache from the moment its leader has confirmed the subscription, so nothing is ever answered
 from memory that no message could correct. When a leader goes away the follower serves on from what it has -
-availability before freshness - and continues where it was once a leader confirms the shard again, or drops it when
-that leader cannot continue.
+availability before freshness - and continues where it was once a leader confirms the shard again, the same one or
+another, or drops it when that leader cannot continue.
 """
 
 from __future__ import annotations
@@ -205,6 +205,8 @@ class Subscriptions:
         # Last: what a delivery proves is true once its messages are applied.
         self.freshness.confirmed(leader, received.confirmed)
         self.freshness.heard(leader, delivery.proven, self.is_told)
+        if delivery.reached:
+            self._inbox.prove(delivery.reached, self.freshness.told_by(leader, self.is_told))
         return missing
 
     def _take(self, received: Received) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sized
 from functools import partial
 
-from tao.delivery.publisher import Publisher
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
+from tao.leader.publishing import Publishing
 from tao.leader.relay_path import RelayPath
 from tao.leader.touch_path import TouchPath
 from tao.leader.write_path import WritePath
@@ -22,11 +22,12 @@ def register_figures(
     inverses: InversePath,
     relays: RelayPath,
     touches: TouchPath,
-    publisher: Publisher,
+    publishing: Publishing,
     links: Links,
     tasks: Sized,
 ) -> None:
     """Have them collected with each scrape."""
+    publishing.register(metrics)
     metrics.gauge_family(
         "writes_total",
         "Writes of this leader's shards, by outcome.",
@@ -63,7 +64,7 @@ def register_figures(
         ("owed_shards", "Subscribed shards with messages not delivered yet."),
         ("unacknowledged_bytes", "Sent to subscribers and not acknowledged."),
     ):
-        metrics.gauge(f"delivery_{name}", help_text, partial(_figure, publisher, name))
+        metrics.gauge(f"delivery_{name}", help_text, partial(publishing.figure, name))
     metrics.gauge("inverse_pairs", "Pairs whose edges are being written at both ends.", lambda: inverses.pairs_held)
     metrics.gauge_family(
         "link_failures",
@@ -85,7 +86,3 @@ def summary_of_writes(writes: WritePath, inverses: InversePath) -> dict[str, flo
         "inverses_left_pending": inverses.left_pending,
         "inverses_settled_later": inverses.settled_later,
     }
-
-
-def _figure(publisher: Publisher, name: str) -> float:
-    return publisher.figures()[name]

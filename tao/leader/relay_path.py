@@ -22,11 +22,12 @@ from typing import Any, Final
 from tao.delivery.publisher import Publisher
 from tao.leader.touch_path import TouchPath
 from tao.model.changes import ListInvalidation, ObjectInvalidation, ShardInvalidation, ShardMessages
+from tao.model.delivery import Span
 from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
 from tao.model.ports import Clock
-from tao.model.relay import Touch, TouchKind
+from tao.model.relay import Relay, Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
-from tao.wire.convert import error_to_pb, relay_from_pb
+from tao.wire.convert import error_to_pb, relay_from_pb, span_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -97,46 +98,88 @@ class RelayPath:
             for messages in relay.changes:
                 self._apply(messages)
                 self.messages += len(messages.messages)
-        self._publisher.publish_all(relay.changes)
         most = self._settings.max_drops_per_shard
         void = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
-        if void:
-            self.void(void, cause)
-            asyncio.get_running_loop().call_later(self._settings.visible_after_seconds, self.void, void, cause)
         with self._because(f"changed by someone else: {cause}"):
-            self._drop([touch for touch in relay.touches if touch.shard not in void])
+            dropped = self._drop([touch for touch in relay.touches if touch.shard not in void])
+        # A void shard has been told this much only when it has been voided again: so far it is a quicker copy.
+        self._publisher.publish_all(messages for messages in relay.changes if messages.shard in void)
+        self.void(void, cause)
+        kept = asyncio.Event()
+        told = [*(messages for messages in relay.changes if messages.shard not in void), *dropped]
+        self._publisher.relayed(told, self._spans(relay, lambda shard: shard not in void), kept.set)
         own = [touch for touch in relay.touches if not self._hosts(touch.shard)]
-        if own:
-            self._spawn(self._touch(own, request, reply))
+        if own or void or not kept.is_set():
+            self._spawn(self._finish(relay, own, void, kept, request, reply))
         else:
-            self._done(request, reply)
+            self._done(relay, request, reply)
 
-    def _done(self, request: pb.Request, reply: Reply) -> None:
-        """Everything in the relay has been told."""
-        relay = request.relay
+    def _spans(self, relay: Relay, chosen: Callable[[int], bool]) -> list[Span]:
+        # What only says where a shard goes on is nothing to a leader that has given it up.
+        return [span for span in relay.spans if chosen(span.shard) and self._serves(span.shard)]
+
+    def _done(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
+        """Everything in the relay has been told, and is kept."""
         # Of another topology the tailer may have told another leader what it says here that all have been told.
         if relay.source_unix_ms and request.topology_version == self._topology_version():
-            self._publisher.prove(relay.source, relay.source_unix_ms)
-        reply.send(pb.Answer(relayed=pb.Relayed()))
+            self._publisher.prove(relay.source, relay.source_unix_ms, *relay.reached)
+        wanted = map(span_to_pb, self._publisher.wants())
+        reply.send(pb.Answer(relayed=pb.Relayed(wanted=wanted)))
 
-    async def _touch(self, touches: Sequence[Touch], request: pb.Request, reply: Reply) -> None:
+    async def _finish(
+        self,
+        relay: Relay,
+        own: Sequence[Touch],
+        void: set[int],
+        kept: asyncio.Event,
+        request: pb.Request,
+        reply: Reply,
+    ) -> None:
+        try:
+            if void:
+                await asyncio.sleep(self._settings.visible_after_seconds)
+                await self._void_again(relay, void)
+            if not own or await self._touched(own, request, reply):
+                await kept.wait()
+                self._done(relay, request, reply)
+        except NotMine as error:
+            reply.send(pb.Answer(error=error_to_pb(error)))
+        except Exception as error:
+            failure = InternalError(f"{type(error).__name__} in the relay path; see the leader's log")
+            reply.send(pb.Answer(error=error_to_pb(failure)))
+            raise
+
+    async def _void_again(self, relay: Relay, void: set[int]) -> None:
+        """Now what made the shards void can be seen by whoever reads. Raises `NotMine`."""
+        for shard in void:
+            if not self._serves(shard):
+                raise NotMine(f"this leader does not serve shard {shard} any more", self._topology_version())
+        told = [messages for messages in relay.changes if messages.shard in void]
+        for shard in void:
+            invalidation = ShardMessages(shard, self._version_epoch(shard), (ShardInvalidation(shard),))
+            with self._because(f"binlog of {relay.source} up to {relay.position}"):
+                self._apply(invalidation)
+            told.append(invalidation)
+        self.voided += len(void)
+        kept = asyncio.Event()
+        self._publisher.relayed(told, self._spans(relay, void.__contains__), kept.set)
+        await kept.wait()
+
+    async def _touched(self, touches: Sequence[Touch], request: pb.Request, reply: Reply) -> bool:
+        """Whether they are; if not, that has been answered."""
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
         try:
             await self.touches.touch(touches, deadline)
-        except NotMine as error:
-            reply.send(pb.Answer(error=error_to_pb(error)))
+        except NotMine:
+            raise
         except TaoError as error:
             # Whatever it was, it is this shard's: what the tailer has to tell of others must not wait for it.
             reply.send(pb.Answer(error=error_to_pb(ShardBlocked(f"keys not touched yet: {error.message}"))))
-        except Exception as error:
-            failure = InternalError(f"{type(error).__name__} while touching keys; see the leader's log")
-            reply.send(pb.Answer(error=error_to_pb(failure)))
-            raise
-        else:
-            self._done(request, reply)
+            return False
+        return True
 
-    def _drop(self, touches: Iterable[Touch]) -> None:
-        """Forget these keys, whatever their version, here and at all subscribers."""
+    def _drop(self, touches: Iterable[Touch]) -> list[ShardMessages]:
+        """Forget these keys, whatever their version. Returns what makes all subscribers do likewise."""
         by_shard: dict[int, list[ObjectInvalidation | ListInvalidation]] = {}
         for touch in touches:
             by_shard.setdefault(touch.shard, []).append(
@@ -144,12 +187,12 @@ class RelayPath:
                 if touch.kind is TouchKind.OBJECT
                 else ListInvalidation(touch.id, touch.atype, NEVER_WRITTEN)
             )
-        for shard, dropped in by_shard.items():
-            # No version epoch: what is older than the cache's own drops its key and tells nothing.
-            messages = ShardMessages(shard, 0, tuple(dropped))
+        # No version epoch: what is older than the cache's own drops its key and tells nothing.
+        told = [ShardMessages(shard, 0, tuple(dropped)) for shard, dropped in by_shard.items()]
+        for messages in told:
             self._apply(messages)
-            self._publisher.publish(messages)
-            self.dropped += len(dropped)
+            self.dropped += len(messages.messages)
+        return told
 
     def void(
         self, shards: Iterable[int], cause: str, *, otypes: tuple[int, ...] = (), atypes: tuple[int, ...] = ()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import os
 import sys
 from collections.abc import Coroutine
 from contextlib import suppress
@@ -12,7 +11,6 @@ from functools import partial
 from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
-from tao.delivery.publisher import Publisher
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.elsewhere import Elsewhere
 from tao.leader.figures import register_figures, summary_of_writes
@@ -22,6 +20,7 @@ from tao.leader.hosting import Hosting
 from tao.leader.inverse_path import InversePath
 from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
+from tao.leader.publishing import open_publishing
 from tao.leader.relay_path import RelayPath
 from tao.leader.service import LeaderService
 from tao.leader.settings import LeaderSettings
@@ -54,8 +53,8 @@ from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
-from tao.serving.traffic import Traffic
 from tao.serving.stall_guard import StallGuard
+from tao.serving.traffic import Traffic
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
@@ -111,8 +110,8 @@ class LeaderServer:
         read_store = MySqlReadStore(databases.local, databases.master, self._read_pools, tables)
         write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._copy_fence = CopyFence(write_store, timeout_seconds=settings.inverses.settle_timeout_seconds)
-        # The process id and time make a stream's name unique to this run of this leader.
-        self._publisher = Publisher(settings.delivery, f"{name}-{os.getpid()}-{clock.unix_ms()}")
+        self._publishing = await open_publishing(settings, clock, self._log)
+        self._publisher = self._publishing.publisher
         ownership = self._ownership = Ownership(
             name,
             write_store,
@@ -263,7 +262,7 @@ class LeaderServer:
             clock,
         )
         register_figures(
-            metrics, ownership, writes, inverses, relays, self._touches, self._publisher, self._links, self._tasks
+            metrics, ownership, writes, inverses, relays, self._touches, self._publishing, self._links, self._tasks
         )
         checker.register(metrics)
         register_links(metrics, self._links.standings)
@@ -299,7 +298,7 @@ class LeaderServer:
                 "reads_sent_to_master_region": self._source.sent_away,
                 "writes": summary_of_writes(writes, inverses),
                 "consistency": checker.summary(),
-                "delivery": self._publisher.figures(),
+                "delivery": self._publishing.figures(),
                 "links": self._links.figures(),
                 "databases": {"read": self._read_pools.figures(), "write": self._write_pools.figures()},
                 "retries": budget.figures(),
@@ -333,6 +332,7 @@ class LeaderServer:
         await self._faces.close()
         await self._admin.close()
         await self._tasks.close()
+        await self._publishing.close()
         await self._links.close()
         await self._read_pools.close()
         await self._write_pools.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tao.delivery.settings import DeliverySettings
+from tao.delivery.settings import DeliverySettings, SpoolSettings
 from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.hosting import HostingSettings
@@ -86,5 +86,6 @@ class LeaderSettings:
     retries: RetrySettings = RetrySettings()
     master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()
+    spool: SpoolSettings = SpoolSettings()
     story: StorySettings = StorySettings()
     checker: CheckerSettings = CheckerSettings()

@@ -195,6 +195,36 @@ def joined(earlier: str, later: str) -> str | None:
     return later if int(two[2]) > int(one[2]) else earlier
 
 
+def history_of(gtid: str) -> tuple[str, int]:
+    """Who numbered the transaction, and its number; of a word of a position, the newest one's. Raises
+    `OperatorError` for what is no GTID."""
+    if ":" in gtid:
+        uuid, _, runs = gtid.partition(":")
+        return _mysql_parts(f"{uuid}:{runs.rpartition(':')[2].rpartition('-')[2]}")
+    domain, server, number = _mariadb_parts(gtid)
+    return f"{domain}-{server}", number
+
+
+def rewound(position: str, history: str, number: int) -> str:
+    """The position as it was when transaction ``number`` of ``history`` was the newest of them. Raises
+    `OperatorError`."""
+    if history.count("-") == 1:
+        domain = history.partition("-")[0]
+        others = [word for word in _words(position) if _mariadb_parts(word)[0] != domain]
+        return ",".join([*others, f"{history}-{number}"])
+    kept = []
+    for word in _words(position):
+        uuid, *intervals = word.lower().split(":")
+        if uuid == history:
+            bounds = [
+                (int(first), int(last or first)) for first, _, last in (each.partition("-") for each in intervals)
+            ]
+            intervals = [f"{first}-{min(last, number)}" for first, last in bounds if first <= number]
+        if intervals:
+            kept.append(":".join([uuid, *intervals]))
+    return ",".join(kept)
+
+
 def _words(text: str) -> list[str]:
     return [word for part in text.split(",") if (word := part.strip())]
 

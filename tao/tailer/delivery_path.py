@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
+from tao.model.delivery import Span
 from tao.model.errors import (
     InternalError,
     InvalidArgument,
@@ -32,43 +33,20 @@ from tao.model.errors import (
     TopologyError,
 )
 from tao.model.relay import Relay
-from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
-from tao.peers.links import Links
 from tao.planning.row_events import Translated
 from tao.routing.retry_budget import RetryBudget
 from tao.routing.routes import Routes, TierRoutes
+from tao.tailer.continuity import Continuity
 from tao.tailer.lane import Lane, head_of
-from tao.tailer.relay_parts import Part, Receipt, contents_of, is_proof, is_void, proof, relay_of
+from tao.tailer.leaders import LeaderPort
+from tao.tailer.relay_parts import Content, Part, Receipt, contents_of, is_proof, is_void, proof, relay_of
 from tao.tailer.settings import DeliverySettings
-from tao.wire.convert import relay_to_pb
-from tao.wire.v1 import session_pb2 as pb
 
 _FINISHED_RECEIPTS: Final = 64
 """So few are not worth merging."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
-
-
-class LeaderPort(Protocol):
-    """The way to leaders."""
-
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
-        """Returns when the leader has applied and passed on the whole relay. Raises `NotMine` when a shard of it is
-        not that leader's, and then, or with any other `TaoError`, it has to be sent again."""
-
-
-class LinkedLeaders:
-    """`LeaderPort` over links."""
-
-    def __init__(self, links: Links, topology_version: Callable[[], int]) -> None:
-        self._links: Final = links
-        self._topology_version: Final = topology_version
-
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
-        """See `LeaderPort`."""
-        request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
-        await self._links.to(leader).ask(request, timeout_seconds)
 
 
 class DeliveryPath:
@@ -81,6 +59,7 @@ class DeliveryPath:
         routes: Callable[[], Routes],
         refresh_routes: Callable[[], Awaitable[None]],
         leaders: LeaderPort,
+        continuity: Continuity,
         acknowledged: Callable[[str], None],
         spawn: Spawn,
         settings: DeliverySettings,
@@ -91,6 +70,7 @@ class DeliveryPath:
         self._routes: Final = routes
         self._refresh_routes: Final = refresh_routes
         self._leaders: Final = leaders
+        self._continuity: Final = continuity
         self._acknowledged: Final = acknowledged
         self._spawn: Final = spawn
         self._settings: Final = settings
@@ -101,6 +81,8 @@ class DeliveryPath:
         self._receipts: deque[Receipt] = deque()
         self._finished = 0  # of the receipts
         self._progress: Final = asyncio.Event()
+        self.on_wanted: Callable[[Iterable[Span]], None] = lambda _: None
+        """Told what a leader that has taken a relay wants to know."""
         self.unacknowledged_bytes = 0
         """Estimated, of all lanes."""
         self.relays = 0
@@ -123,11 +105,25 @@ class DeliveryPath:
         leaders = self._routes().leaders(self._region)
         receipt = Receipt([gtid] if gtid else [])
         self._receipts.append(receipt)
-        for shard, content, size in contents_of(translated, self._settings):
-            self._queue(Part(receipt, shard, content, size), leaders)
+        contents = list(contents_of(translated, self._settings))
+        spans = self._continuity.spans_of(gtid, [shard for shard, _, _ in contents])
+        for (shard, content, size), span in zip(contents, spans, strict=True):
+            self._queue(Part(receipt, shard, content, size, span), leaders)
         if proven_unix_ms:
+            reached = self._continuity.proven(gtid)
             for leader in leaders.up:
-                self._add(self._lane(leader.name), proof(receipt, proven_unix_ms))
+                self._add(self._lane(leader.name), proof(receipt, proven_unix_ms, reached))
+        if not receipt.unacknowledged:
+            self._finished += 1
+        self._settle()
+
+    def tell_again(self, parts: Iterable[tuple[Content, int, Span]]) -> None:
+        """What was told before, to be told whoever leads its shards by now: contents with their sizes."""
+        leaders = self._routes().leaders(self._region)
+        receipt = Receipt([])
+        self._receipts.append(receipt)
+        for content, size, span in parts:
+            self._queue(Part(receipt, span.shard, content, size, span), leaders)
         if not receipt.unacknowledged:
             self._finished += 1
         self._settle()
@@ -137,6 +133,10 @@ class DeliveryPath:
         while self._receipts:
             self._progress.clear()
             await self._progress.wait()
+
+    def begin(self, position: str) -> None:
+        """What is submitted from now on is all that follows the position."""
+        self._continuity.begin(position)
 
     def forget_gtids(self) -> None:
         """What has been submitted will be told, but counts for no position any more."""
@@ -238,7 +238,7 @@ class DeliveryPath:
             relay = relay_of(parts, self._database)
             if relay.source_unix_ms and self._others_owe(lane):
                 relay = msgspec.structs.replace(relay, source_unix_ms=0)
-            await self._send(lane.leader, relay)
+            wanted = await self._send(lane.leader, relay)
         except (RequestError, NotMine, ShardBlocked, InternalError, ProtocolError) as error:
             shards = {part.shard for part in parts if not is_proof(part)}
             if not shards:
@@ -253,8 +253,11 @@ class DeliveryPath:
         self._budget.earn()
         self.relays += 1
         for _ in parts:
-            self._done(queue.popleft())
+            part = queue.popleft()
+            self._continuity.acknowledged(part.span)
+            self._done(part)
         self._settle()
+        self.on_wanted(wanted)
         return True
 
     def _others_owe(self, lane: Lane) -> bool:
@@ -283,13 +286,13 @@ class DeliveryPath:
                 self._done(superfluous)
             self._settle()
 
-    async def _send(self, leader: str, relay: Relay) -> None:
+    async def _send(self, leader: str, relay: Relay) -> Iterable[Span]:
         try:
             server = self._routes().server(leader)
         except TopologyError as error:
             raise NotMine(error.message) from error
         try:
-            await self._leaders.relay(server, relay, self._settings.timeout_seconds)
+            return await self._leaders.relay(server, relay, self._settings.timeout_seconds)
         except TaoError:
             raise
         except Exception as error:  # an encoder's, which means something that the relay holds

@@ -8,6 +8,7 @@ import msgspec
 
 from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
+from tao.model.delivery import Span
 from tao.model.relay import Relay, Touch
 from tao.planning.row_events import Translated
 from tao.storage.gtid import joined
@@ -39,12 +40,13 @@ class Receipt(msgspec.Struct, gc=False):
 
 
 class Part(msgspec.Struct, gc=False):
-    """What goes to the leader of one shard; ``content=None`` proves a time to any leader."""
+    """What goes to the leader of one shard; ``content=None`` proves a time to any leader, and its span a number."""
 
     receipt: Receipt
     shard: int
     content: Content | None
     size_bytes: int
+    span: Span
     proven_unix_ms: int = 0
 
 
@@ -69,9 +71,15 @@ def contents_of(translated: Translated, settings: DeliverySettings) -> Iterator[
         yield shard, shard, _PART_BYTES
 
 
-def proof(receipt: Receipt, unix_ms: int) -> Part:
-    """A part that tells only that all commits up to then have come."""
-    return Part(receipt, -1, None, _PART_BYTES, unix_ms)
+def proof(receipt: Receipt, unix_ms: int, reached: tuple[str, int]) -> Part:
+    """A part that tells only that all commits up to then, up to that transaction of a history, have come."""
+    source, number = reached
+    return Part(receipt, -1, None, _PART_BYTES, Span(-1, source, number, number), unix_ms)
+
+
+def link(receipt: Receipt, span: Span) -> Part:
+    """A part that tells only where the shard's other parts go on."""
+    return Part(receipt, span.shard, ShardMessages(span.shard, 0, ()), _PART_BYTES, span)
 
 
 def relay_of(parts: Iterable[Part], source: str) -> Relay:
@@ -79,11 +87,17 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
     messages: dict[tuple[int, int], list[Message]] = {}
     touches: dict[Touch, None] = {}
     void: dict[int, None] = {}
+    spans: dict[int, list[Span]] = {}
     proven_unix_ms = 0
+    reached = ("", 0)
     position = ""
     for part in parts:
         position = part.receipt.gtids[-1] if part.receipt.gtids else position
-        proven_unix_ms = max(proven_unix_ms, part.proven_unix_ms)
+        if is_proof(part):
+            if part.proven_unix_ms > proven_unix_ms:
+                proven_unix_ms, reached = part.proven_unix_ms, (part.span.source, part.span.number)
+        else:
+            _add_span(spans.setdefault(part.shard, []), part.span)
         match part.content:
             case ShardMessages() as of_shard:
                 messages.setdefault((of_shard.shard, of_shard.version_epoch), []).extend(of_shard.messages)
@@ -100,7 +114,18 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
         source=source,
         source_unix_ms=proven_unix_ms,
         position=position,
+        spans=tuple(span for of_shard in spans.values() for span in of_shard),
+        reached=reached,
     )
+
+
+def _add_span(spans: list[Span], span: Span) -> None:
+    """Spans that follow each other are one."""
+    if spans and spans[-1].source == span.source and spans[-1].after <= span.after <= spans[-1].number:
+        before = spans[-1]
+        spans[-1] = Span(span.shard, span.source, before.after, max(before.number, span.number))
+    else:
+        spans.append(span)
 
 
 def _runs(of_shard: ShardMessages, settings: DeliverySettings) -> Iterator[tuple[ShardMessages, int]]:

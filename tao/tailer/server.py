@@ -19,13 +19,17 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.configuration import Configuration
 from tao.serving.schema_file import SchemaFile
+from tao.storage.gtid import rewound
 from tao.storage.session import ServerAccount
 from tao.tailer.checkpoint import Checkpoint
-from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders
+from tao.tailer.continuity import Continuity
+from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.lag import Lag
+from tao.tailer.leaders import LinkedLeaders
 from tao.tailer.reader import BinlogReader
+from tao.tailer.rewind import Rewind
 from tao.tailer.settings import TailerSettings
-from tao.tailer.tail_path import TailPath
+from tao.tailer.tail_path import TailPath, meaning_of
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials
 
@@ -55,10 +59,10 @@ class TailerServer:
         credentials = Credentials(settings.name, "tailer", settings.token)
         links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
         configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
-        configuration.on_routes(lambda routes: self._reader.read_from(self._login(self._binlog_of(routes))))
+        configuration.on_routes(self._read_from)
         reader = self._reader = BinlogReader(
             self._login(server),
-            settings.server_id or _UPPER_HALF | zlib.crc32(settings.name.encode()),
+            settings.server_id or self._server_id(),
             settings.reader,
             self._log,
         )
@@ -74,17 +78,31 @@ class TailerServer:
             settings.tail,
             self._log,
         )
+        continuity = Continuity(database.name, lambda: self._database().version_epoch)
         delivery = self._delivery = DeliveryPath(
             settings.region,
             database.name,
             lambda: configuration.routes,
             self._refresh_routes,
             LinkedLeaders(self._links, lambda: configuration.routes.version),
+            continuity,
             tail.acknowledged,
             self._spawn_lane,
             settings.delivery,
             self._log,
         )
+        again = self._again = BinlogReader(self._login(server), self._server_id("/again"), settings.reader, self._log)
+        rewind = self._rewind = Rewind(
+            again,
+            continuity,
+            delivery,
+            lambda each: meaning_of(each, configuration.schema, self._shards, settings.tail.max_touches_per_shard),
+            lambda source, number: rewound(tail.position, source.rpartition(":")[2], number),
+            settings.delivery,
+            settings.rewind,
+            self._log,
+        )
+        delivery.on_wanted = rewind.wanted
         metrics = Metrics(role="tailer", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=self._not_ready)
@@ -92,6 +110,7 @@ class TailerServer:
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
         self._tasks.start(tail.run(delivery), "tail")
+        self._tasks.keep(rewind.run, "reading again")
         self._tasks.start(self._schema_file.watch(configuration.use_schema_text), "schema")
         self._stop_watching = self._topology_file.watch(configuration.use_topology)
         self._log.info("tailing", database=database.name, database_server=server.name, region=settings.region)
@@ -114,6 +133,15 @@ class TailerServer:
 
     async def _refresh_routes(self) -> None:
         self._configuration.use_topology(await self._topology_file.load())
+
+    def _server_id(self, purpose: str = "") -> int:
+        """Of a reader: the servers of a replication set and their readers must not have one twice."""
+        return _UPPER_HALF | zlib.crc32(f"{self._settings.name}{purpose}".encode())
+
+    def _read_from(self, routes: Routes) -> None:
+        account = self._login(self._binlog_of(routes))
+        for reader in (self._reader, self._again):
+            reader.read_from(account)
 
     def _spawn_lane(self, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, "lane")
@@ -168,6 +196,8 @@ class TailerServer:
             "void_shards": counts.void_shards,
             "lost_binlogs": counts.lost_binlogs,
             "unacknowledged_bytes": delivery.unacknowledged_bytes,
+            "told_again_shards": self._rewind.shards,
+            "not_told_again_shards": self._rewind.refused,
         }
 
     def _register(self, metrics: Metrics) -> None:
@@ -221,6 +251,17 @@ class TailerServer:
         )
         metrics.gauge(
             "relay_unacknowledged_bytes", "Waiting for leaders, estimated.", lambda: delivery.unacknowledged_bytes
+        )
+        metrics.gauge_family(
+            "rewound_total",
+            "For leaders that went on where others had ended: shards told again from the binlog, shards that could not "
+            "be, and transactions read for it.",
+            "what",
+            lambda: {
+                "shard": self._rewind.shards,
+                "refused_shard": self._rewind.refused,
+                "transaction": self._rewind.transactions,
+            },
         )
         metrics.gauge("binlog_waiting_bytes", "Read ahead of delivery, estimated.", lambda: reader.waiting_bytes)
         metrics.gauge("binlog_connections", "1 while the binlog's stream is open.", lambda: float(reader.connected))

@@ -91,6 +91,20 @@ class TailSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RewindSettings:
+    """How far the binlog is read again for a leader that goes on where another one ended."""
+
+    seconds: float = 4.0
+    """Less than subscribers wait before they start cold (``continue_seconds`` of leaders)."""
+
+    max_transactions: int = 50_000
+    """What a reader comes through in that time; a subscriber that is further behind starts cold."""
+
+    max_bytes: int = 16 << 20
+    """Of what is told again, estimated: held in memory until it is acknowledged, as much as of new messages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TailerSettings:
     """Everything that one tailer process is told."""
 
@@ -141,6 +155,7 @@ class TailerSettings:
     reader: ReaderSettings = ReaderSettings()
     delivery: DeliverySettings = DeliverySettings()
     tail: TailSettings = TailSettings()
+    rewind: RewindSettings = RewindSettings()
 
     def __post_init__(self) -> None:
         if not 0 <= self.server_id < 1 << 32:

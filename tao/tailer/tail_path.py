@@ -124,6 +124,7 @@ class TailPath:
         await self._until_reached(now)
         position = self.position
         self._log.info("following_binlog", position=position)
+        delivery.begin(position)
         async with aclosing(self._source.batches(position)) as batches:
             self.trouble = ""
             async for batch in batches:
@@ -155,10 +156,7 @@ class TailPath:
 
     async def _pass_on(self, transaction: BinlogTransaction, delivery: DeliveryPath) -> None:
         counts = self.counts
-        void = set(self._shards()) if transaction.void_all else transaction.void_shards
-        translated = translate(transaction.events, self._schema(), self._settings.max_touches_per_shard)
-        if void:
-            translated = _without(translated, void)
+        translated = meaning_of(transaction, self._schema(), self._shards, self._settings.max_touches_per_shard)
         counts.transactions += 1
         counts.rows += len(transaction.events)
         counts.messages += sum([len(of_shard.messages) for of_shard in translated.messages])
@@ -189,6 +187,15 @@ class TailPath:
                 # A full disk must not stop the messages; until it is mended, a restart repeats more.
                 self._moved = self._moved or self._position is position
                 self._log.error("checkpoint_not_stored", reason=error.message)
+
+
+def meaning_of(
+    transaction: BinlogTransaction, schema: Schema, shards: Callable[[], Iterable[int]], max_touches_per_shard: int
+) -> Translated:
+    """Messages, touches and void shards of a transaction. ``shards``: all that the database has."""
+    void = set(shards()) if transaction.void_all else transaction.void_shards
+    translated = translate(transaction.events, schema, max_touches_per_shard)
+    return _without(translated, void) if void else translated
 
 
 def _without(translated: Translated, void: Iterable[int]) -> Translated:

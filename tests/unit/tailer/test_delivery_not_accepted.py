@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from tao.model.delivery import Span
 from tao.model.errors import InternalError, InvalidArgument, NotMine, ShardBlocked, TaoError, Unavailable
 from tao.model.relay import Relay, Touch
 from tao.model.topology import CacheServer
@@ -108,10 +109,10 @@ async def test_what_a_leader_fails_over_twice_is_told_as_void_and_the_rest_as_it
 async def test_what_cannot_be_encoded_is_told_as_void(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     told = rig.leaders.relay
 
-    async def relay(leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+    async def relay(leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
         if relay.changes:
             raise ValueError("no number of 64 bits")
-        await told(leader, relay, timeout_seconds)
+        return await told(leader, relay, timeout_seconds)
 
     monkeypatch.setattr(rig.leaders, "relay", relay)
     await rig.path.submit("t1", about(change(0, 1)))

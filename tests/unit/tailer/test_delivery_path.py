@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
 from tao.model.changes import ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
+from tao.model.delivery import Span
 from tao.model.errors import NotMine, TaoError, TooLarge, Unavailable
 from tao.model.relay import Relay, Touch
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
+from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.settings import DeliverySettings
 from tao.topology import edits
@@ -34,7 +36,7 @@ class Leaders:
         self.open.set()
         self.under_way: dict[str, int] = {}
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
         assert not self.under_way.get(leader.name)
         self.under_way[leader.name] = 1
         try:
@@ -46,6 +48,7 @@ class Leaders:
             self.told.append((leader.name, relay))
         finally:
             self.under_way[leader.name] = 0
+        return ()
 
     def versions(self, shard: int, leader: str | None = None) -> list[int]:
         """Of the objects told about, in order."""
@@ -65,12 +68,14 @@ class Rig:
         self.next_routes: Routes | None = None
         self.acknowledged: list[str] = []
         self.tasks: set[asyncio.Task[None]] = set()
+        self.continuity = Continuity("db", lambda: 1)
         self.path = DeliveryPath(
             "east",
             "db",
             lambda: self.routes,
             self.refresh,
             self.leaders,
+            self.continuity,
             self.acknowledged.append,
             lambda job: self.tasks.add(asyncio.create_task(job)),
             settings,

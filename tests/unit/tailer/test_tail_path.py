@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from tao.model.changes import ObjectChange
+from tao.model.delivery import Span
 from tao.model.errors import OperatorError, TaoError, Unavailable
 from tao.model.relay import Relay
 from tao.model.topology import CacheServer
@@ -16,6 +17,7 @@ from tao.routing.routes import Routes
 from tao.storage.gtid import MariadbPosition
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
 from tao.tailer.checkpoint import Checkpoint
+from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.lag import Lag
 from tao.tailer.settings import DeliverySettings, TailSettings
@@ -75,10 +77,11 @@ class Leaders:
         self.told: list[Relay] = []
         self.failure: TaoError | None = None
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
         if self.failure is not None:
             raise self.failure
         self.told.append(relay)
+        return ()
 
 
 class Tailer:
@@ -116,6 +119,7 @@ class Tailer:
             lambda: routes,
             refresh,
             self.leaders,
+            Continuity("db", lambda: 1),
             self.tail.acknowledged,
             lambda job: self.tasks.add(asyncio.create_task(job)),
             QUICK,

@@ -1,0 +1,161 @@
+"""Followers stay warm while their leaders die, come back, and are stood in for; and converge when a spool is lost
+(DESIGN §7, Positions). Writes go on all the while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from tao.client import ClientSettings, Graph, TaoError, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import Shape
+from tao.devcluster.readiness import server_stats
+from tao.topology import edits
+from tao.topology.file_store import TopologyFile
+from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.database,
+    pytest.mark.timeout(180),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+SHARDS = 8
+USERS = 40
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[DevCluster]:
+    shape = Shape(tiers=1, followers=1, leaders=2, databases=1, shards=SHARDS)
+    async with running_cluster(tmp_path_factory.mktemp("cluster"), shape) as cluster:
+        yield cluster
+
+
+async def stats(cluster: DevCluster, name: str) -> dict[str, Any]:
+    return await server_stats(cluster.admin(name))
+
+
+async def until(condition: Callable[[], Coroutine[Any, Any, bool]], what: str) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + PATIENT_SECONDS
+    while not await condition():
+        assert loop.time() < deadline, what
+        await asyncio.sleep(0.05)
+
+
+async def until_linked(cluster: DevCluster) -> None:
+    """Every follower is told of every shard, and every leader knows from where."""
+
+    async def linked() -> bool:
+        followers = [await stats(cluster, "follower-1a")]
+        leaders = [await stats(cluster, name) for name in ("leader-1", "leader-2")]
+        return (
+            not any(each["unsubscribed_shards"] for each in followers)
+            and not any(each["delivery"]["unlinked_shards"] for each in leaders)
+            and sum(each["owned_shards"] for each in leaders) == SHARDS
+        )
+
+    await until(linked, "not every shard is subscribed and linked")
+
+
+async def resets(cluster: DevCluster) -> int:
+    return int((await stats(cluster, "follower-1a"))["resets"])
+
+
+@asynccontextmanager
+async def writes(graph: Graph, users: list[int]) -> AsyncIterator[None]:
+    """Objects change all the while; what a leader that is away does not take is left."""
+
+    async def write() -> None:
+        number = 0
+        while True:
+            number += 1
+            try:
+                await graph.obj_update(users[number % len(users)], {"home": str(number)})
+            except TaoError:
+                await asyncio.sleep(0.02)
+            await asyncio.sleep(0.002)
+
+    task = asyncio.create_task(write())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def warm(cluster: DevCluster) -> AsyncIterator[tuple[Graph, list[int]]]:
+    """Users that nobody writes, all of them cached; others are being written."""
+    await until_linked(cluster)
+    async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
+        still = await asyncio.gather(*(graph.obj_add("user", {"name": "still"}) for _ in range(USERS)))
+        written = await asyncio.gather(*(graph.obj_add("user", {"name": "written"}) for _ in range(USERS)))
+        async with writes(graph, written):
+            await asyncio.gather(*map(graph.obj_get, still))
+            await until_linked(cluster)
+            yield graph, still
+    await assert_converges(cluster)
+
+
+async def test_a_leader_that_is_killed_and_started_again_leaves_its_followers_warm(
+    cluster: DevCluster, warm: tuple[Graph, list[int]]
+) -> None:
+    before = await resets(cluster)
+    await cluster.kill("leader-1")
+    await cluster.restart("leader-1")
+    await until_linked(cluster)
+    assert await resets(cluster) == before
+    assert (await stats(cluster, "leader-1"))["delivery"]["continued_total"] > 0
+
+
+async def mark(cluster: DevCluster, name: str, *, down: bool) -> None:
+    store = TopologyFile(cluster.topology_path, on_error=lambda _: None)
+    before = await store.load()
+    await store.change(before.version, edits.mark_server(before, name, down))
+
+
+async def test_a_leader_s_stand_in_has_the_binlog_read_again_and_its_followers_stay_warm(
+    cluster: DevCluster, warm: tuple[Graph, list[int]]
+) -> None:
+    before = await resets(cluster)
+    await cluster.kill("leader-1")
+    await mark(cluster, "leader-1", down=True)
+
+    async def stood_in_for() -> bool:
+        stand_in, follower = await stats(cluster, "leader-2"), await stats(cluster, "follower-1a")
+        return stand_in["owned_shards"] == SHARDS and not follower["unsubscribed_shards"]
+
+    await until(stood_in_for, "leader-2 does not stand in")
+    assert await resets(cluster) == before
+    await cluster.restart("leader-1")
+    await mark(cluster, "leader-1", down=False)
+    await until_linked(cluster)
+    assert await resets(cluster) == before
+
+
+async def test_a_leader_whose_spool_is_damaged_says_so_and_everything_converges(
+    cluster: DevCluster, warm: tuple[Graph, list[int]]
+) -> None:
+    await cluster.kill("leader-2")
+    spool = cluster.topology_path.parent / "servers" / "leader-2" / "spool.sqlite"
+    damage(spool)
+    await cluster.restart("leader-2")
+    await until_linked(cluster)
+    assert spool.with_name("spool.sqlite.unreadable").exists()
+    assert (await stats(cluster, "leader-2"))["delivery"]["spool"]["set_aside_total"] == 1
+
+
+def damage(spool: Path) -> None:
+    """As after somebody's slip."""
+    assert spool.stat().st_size > 0
+    spool.write_bytes(b"no database" * 1_000)
+    for suffix in ("-wal", "-shm"):
+        Path(f"{spool}{suffix}").unlink(missing_ok=True)

@@ -1,0 +1,135 @@
+"""The spool's bounds and its troubles: full disks, torn and foreign files, flipped bits, age."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tao.delivery.settings import SpoolSettings
+from tao.delivery.spool import SqliteSpool
+from tao.model.changes import ObjectChange, ShardMessages
+from tao.model.delivery import SpoolMark, SpoolRow
+from tao.observability.logs import logger
+
+
+class Opened:
+    """A spool, with what it said of changes."""
+
+    def __init__(self, folder: Path, settings: SpoolSettings) -> None:
+        self.spool = SqliteSpool(folder, settings, logger("test"))
+        self.dropped: list[tuple[int, str, int]] = []
+        self.losses = 0
+        self.spool.on_change(lambda *each: self.dropped.append(each), self._lost)
+
+    def _lost(self) -> None:
+        self.losses += 1
+
+    async def append(self, number: int, size: int = 10) -> None:
+        stored = asyncio.Event()
+        messages = ShardMessages(1, 1, (ObjectChange(1 << 47 | 1, 1, 2, 1, b"x" * size),))
+        marks = [SpoolMark(1, "h", 0, number, linked=True)]
+        self.spool.append([SpoolRow("h", number, messages)], marks, stored.set)
+        await stored.wait()
+
+    async def numbers(self) -> list[int] | None:
+        answer: asyncio.Future[list[int] | None] = asyncio.get_running_loop().create_future()
+        self.spool.read(
+            1, "h", (0, 1 << 62), 1 << 20,
+            lambda rows: answer.set_result(None if rows is None else [row.number for row in rows]),
+        )  # fmt: skip
+        return await answer
+
+
+class Opener:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opened: list[Opened] = []
+
+    async def __call__(self, **settings: float) -> Opened:
+        opened = Opened(self.folder, SpoolSettings(**settings))  # type: ignore[arg-type]
+        self.opened.append(opened)
+        await opened.spool.open()
+        return opened
+
+
+@pytest.fixture
+async def open_spool(tmp_path: Path) -> AsyncIterator[Opener]:
+    opener = Opener(tmp_path / "spool")
+    yield opener
+    for opened in opener.opened:
+        await opened.spool.close()
+
+
+async def test_the_oldest_rows_make_room_and_it_is_said_up_to_where(open_spool: Opener) -> None:
+    opened = await open_spool(max_bytes=5_000)
+    for number in range(1, 11):
+        await opened.append(number, 1_000)
+    assert opened.spool.bytes <= 5_000
+    kept = await opened.numbers()
+    assert kept == list(range(11 - len(kept or ()), 11))
+    assert opened.dropped[-1] == (1, "h", 10 - len(kept or ()))
+    await opened.spool.close()
+    (mark,) = (await open_spool()).spool.marks()
+    assert (mark.after, mark.head) == (10 - len(kept or ()), 10)
+
+
+async def test_old_rows_go_too(open_spool: Opener) -> None:
+    opened = await open_spool(max_age_seconds=-10.0)
+    await opened.append(1)
+    assert opened.dropped == [(1, "h", 1)]
+
+
+async def test_a_full_disk_is_said_and_what_follows_is_stored_once_there_is_room(open_spool: Opener) -> None:
+    opened = await open_spool(max_bytes=4_096, retry_seconds=0.0)
+    await opened.append(1)
+    await opened.append(2, 8 << 20)  # more than the file may have
+    assert opened.losses == 1
+    assert opened.spool.failures == 1
+    assert opened.spool.trouble
+    await opened.append(3)
+    assert opened.spool.trouble == ""
+    assert await opened.numbers() == [1, 3]
+
+
+async def test_what_was_given_before_a_loss_was_known_is_not_stored(open_spool: Opener) -> None:
+    opened = await open_spool(max_bytes=4_096, retry_seconds=0.0)
+    later = asyncio.gather(opened.append(1, 8 << 20), opened.append(2), opened.append(3))
+    await later
+    assert opened.losses >= 1
+    assert await opened.numbers() == []
+
+
+@pytest.mark.parametrize("damage", ["no database", "torn", "another form", "flipped bit", "flipped mark"])
+async def test_a_file_that_cannot_be_read_is_set_aside(open_spool: Opener, damage: str) -> None:
+    opened = await open_spool()
+    for number in range(1, 200):
+        await opened.append(number, 1_000) if number < 3 else None
+    await opened.spool.close()
+    path = open_spool.folder / "spool.sqlite"
+    if damage == "no database":
+        path.write_bytes(b"something else" * 1_000)
+    elif damage == "torn":
+        path.write_bytes(path.read_bytes()[: 4_096 * 2 + 100])
+    else:
+        statement = {
+            "another form": "PRAGMA user_version = 77",
+            "flipped bit": "UPDATE messages SET body = zeroblob(length(body)) WHERE place = 1",
+            "flipped mark": "UPDATE marks SET head = head + 1",
+        }[damage]
+        with sqlite3.connect(path) as connection:
+            connection.execute(statement)
+        connection.close()
+    again = await open_spool()
+    await again.append(3)
+    if damage == "flipped bit":
+        assert await again.numbers() is None
+        assert again.losses == 1
+    else:
+        assert list(again.spool.marks()) == []
+        assert await again.numbers() == [3]
+    assert again.spool.set_aside == 1
+    assert (open_spool.folder / "spool.sqlite.unreadable").exists()
