@@ -125,8 +125,9 @@ class Operations:
             minimum = self._attached.get(row[:2], 0)
         lane = self._router.reader(row[0] >> SHARD_SHIFT)
         future: asyncio.Future[bytes] = self._create_future()
-        if critical or minimum == CRITICAL:  # which is new enough for any token
-            lane.critical_reads.add(kind, row, future)
+        if critical or minimum == CRITICAL:
+            # New enough for any token; but only who says what was written hears that it was lost.
+            lane.critical_reads.add(kind, row, future, max(minimum, 0))
         elif max_staleness_ms is None:
             lane.reads.add(kind, row, future, minimum)
         else:
@@ -157,18 +158,19 @@ class Operations:
             check_staleness(max_staleness_ms)
         gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
         waiters = [(gathering, index) for index in range(len(rows))]
+        asked = self._minimums(rows, after)
+        every_row, every_minimum = rows, asked
         if self._hot_rows and not critical and after is None and max_staleness_ms is None:
             hot = [row in self._hot_rows for row in rows]
             for row, waiter in zip(compress(rows, hot), compress(waiters, hot), strict=True):
                 self._hot.read(row, waiter)
             rest = [not each for each in hot]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
-        asked = self._minimums(rows, after)
-        keys = [row[:2] for row in rows] if asked else []
-        if any(asked) and not critical:
+            asked = list(compress(asked, rest))
+        if any(asked):
             for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
                 if minimum:
-                    self._add_with_minimum(kind, row, waiter, minimum, max_staleness_ms)
+                    self._add_with_minimum(kind, row, waiter, minimum, critical, max_staleness_ms)
             rest = [not minimum for minimum in asked]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
         # Routed once per shard and handed over once per server: a third of what each row by itself would cost.
@@ -183,9 +185,9 @@ class Operations:
                 chosen = [lane_of[shard] is lane for shard in shards]
                 queue.add_many(kind, list(compress(rows, chosen)), list(compress(waiters, chosen)))
         values = await self._gathered(gathering)
-        for key, minimum, value in zip(keys, asked, values, strict=False):
+        for row, minimum, value in zip(every_row, every_minimum, values, strict=False):
             if isinstance(value, WriteLost):
-                self._own_writes.forget(key, minimum)
+                self._own_writes.forget(row[:2], minimum)
         return values
 
     def _minimums(self, rows: Sequence[Row], after: After) -> list[int]:
@@ -197,13 +199,11 @@ class Operations:
         return [minimum_of(row) for row in rows]
 
     def _add_with_minimum(
-        self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int, max_staleness_ms: int | None
+        self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int, critical: bool, max_staleness_ms: int | None
     ) -> None:
         lane = self._router.reader(row[0] >> SHARD_SHIFT)
-        if minimum == CRITICAL:
-            lane.critical_reads.add(kind, row, waiter)
-        else:
-            _queue(lane, False, max_staleness_ms).add(kind, row, waiter, minimum)
+        queue = _queue(lane, critical or minimum == CRITICAL, max_staleness_ms)
+        queue.add(kind, row, waiter, max(minimum, 0))
 
     async def _write(self, row: WriteRow) -> pb.WriteResult:
         future: asyncio.Future[pb.WriteResult] = self._create_future()

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.client import ClientSettings, Graph, StaleRead, Unavailable, WriteLost, WriteToken
+from tao.client import ClientSettings, Graph, SomeFailed, StaleRead, Unavailable, WriteLost, WriteToken
 from tao.model.errors import TaoError
 from tao.model.graph import encode_object
 from tao.wire.convert import error_to_pb
@@ -173,6 +173,15 @@ async def test_a_version_that_was_lost_with_its_master_fails_no_read(
     for link in ("near-1", "far-1"):
         cluster.link(link).behaviour = hot
     assert await name_of(graph) == "old"
+
+
+async def test_a_lost_write_among_hot_items_is_told_once(graph: Graph, hot: Hot) -> None:
+    await graph.obj_update(B, {"name": "Bob"}, "user")
+    hot.error = WriteLost("the write is lost")
+    with pytest.raises(SomeFailed) as failed:
+        await graph.obj_get_many([A, B])
+    assert failed.value.errors.keys() == {1}
+    assert await name_of(graph, B) == "bob"
 
 
 async def test_what_is_kept_is_bounded_in_number_and_bytes(cluster: FakeCluster, hot: Hot) -> None:

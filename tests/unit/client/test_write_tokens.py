@@ -79,11 +79,19 @@ async def test_in_a_many_form_only_the_rows_written_ask_and_answers_stay_in_orde
     assert [batch.obj_ids[slot] for slot in minimums(batch)] == [written]
 
 
-async def test_a_critical_read_asks_for_no_version(cluster: FakeCluster, graph: Graph) -> None:
-    await graph.assoc_add(ALICE, "friend", BOB)
+async def test_a_critical_read_names_what_was_written_so_that_a_lost_write_is_told(
+    cluster: FakeCluster, graph: Graph
+) -> None:
     await read_everything(graph, critical=True, after=TOKEN)
     await read_everything_many(graph, critical=True, after=TOKEN.text())
-    assert [(batch.critical, minimums(batch)) for batch in reads(cluster)] == [(True, {}), (True, {})]
+    assert [(batch.critical, minimums(batch)) for batch in reads(cluster)] == [(True, ALL_OF_TOKEN)] * 2
+
+
+async def test_what_is_critical_by_its_token_is_asked_for_without_a_version(cluster: FakeCluster, graph: Graph) -> None:
+    token = WriteToken(shards=[ALICE >> SHARD_SHIFT])
+    await read_everything(graph, critical=True, after=token)
+    await read_everything_many(graph, after=token)
+    assert [(batch.critical, minimums(batch)) for batch in reads(cluster)] == [(True, {})] * 2
 
 
 @pytest.mark.parametrize("form", [lambda token: token, WriteToken.text], ids=["a token", "its text"])
