@@ -16,6 +16,7 @@ from typing import Final
 
 from tao.client.calls import ReadCall
 from tao.client.columns import Row
+from tao.client.lanes import ReadQueue
 from tao.client.routing import Router
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
@@ -28,9 +29,10 @@ from tao.wire.v1 import session_pb2 as pb
 
 class _Item:
     """One query that is asked very often. ``value``: its last answer, empty when there is none to go by;
-    ``checked_at``: when that was asked for; ``waiting``: who shares the next query."""
+    ``checked_at``: when that was asked for; ``shared``: the last query, which others may join while its message is not
+    sent; ``waiting``: who shares the next one, after a pause."""
 
-    __slots__ = ("checked_at", "is_hot", "kind", "not_before", "row", "value", "waiting")
+    __slots__ = ("checked_at", "is_hot", "kind", "not_before", "row", "shared", "value", "waiting")
 
     def __init__(self, kind: int, row: Row) -> None:
         self.kind = kind
@@ -38,25 +40,36 @@ class _Item:
         self.value = b""
         self.checked_at = self.not_before = 0.0
         self.is_hot = True
+        self.shared: _Shared | None = None
         self.waiting: list[Waiter[bytes]] = []
 
 
 class _Shared(Gathering[bytes]):
-    """One query under way, and all who wait for its answer."""
+    """One query, and all who wait for its answer."""
 
-    __slots__ = ("_item", "_items", "_known", "_waiters")
+    __slots__ = ("_generation", "_item", "_items", "_queue", "known", "minimum", "waiters")
 
-    def __init__(self, items: HotItems, item: _Item, waiters: list[Waiter[bytes]], known: bytes) -> None:
+    def __init__(
+        self, items: HotItems, item: _Item, queue: ReadQueue, waiters: list[Waiter[bytes]], minimum: int, known: bytes
+    ) -> None:
         super().__init__(1, asyncio.get_running_loop())
         self._items = items
         self._item = item
-        self._waiters = waiters
-        self._known = known
+        self._queue = queue
+        self._generation = queue.generation
+        self.waiters = waiters
+        self.minimum = minimum
+        self.known = known
+
+    @property
+    def is_sent(self) -> bool:
+        """Who asks now has asked too late for its answer."""
+        return self._queue.generation != self._generation
 
     def put(self, index: int, result: bytes | TaoError) -> None:
         """See `Gathering`."""
         super().put(index, result)
-        self._items._answered(self._item, self._waiters, self._known, result)
+        self._items._answered(self._item, self, result)
 
 
 class HotItems:
@@ -90,13 +103,18 @@ class HotItems:
             self._stats.hot_unchecked += 1
             settle(waiter, item.value)
             return
-        item.waiting.append(waiter)
-        if item in self._due:
+        shared = item.shared
+        if shared is not None and not shared.is_sent and self._attached.get(row[:2], 0) <= shared.minimum:
             self._stats.hot_joined += 1
+            shared.waiters.append(waiter)
+        elif item in self._due:
+            self._stats.hot_joined += 1
+            item.waiting.append(waiter)
         elif item.not_before > self._loop.time():
-            self._due[item] = self._loop.call_at(item.not_before, self._ask, item)
+            item.waiting.append(waiter)
+            self._due[item] = self._loop.call_at(item.not_before, self._ask_late, item)
         else:
-            self._due[item] = self._loop.call_soon(self._ask, item)
+            self._ask(item, [waiter])
 
     def note(self, call: ReadCall, part: pb.ReadAnswer) -> None:
         """Keep what this part of an answer calls hot. To be called before it is taken."""
@@ -138,31 +156,35 @@ class HotItems:
             return False
         return version_of(item.value) >= self._own_versions.get(item.row[:2], 0)
 
-    def _ask(self, item: _Item) -> None:
+    def _ask_late(self, item: _Item) -> None:
         del self._due[item]
         waiters = [waiter for waiter in item.waiting if not is_cancelled(waiter)]
         item.waiting = []
-        if not waiters:
-            return
+        if waiters:
+            self._ask(item, waiters)
+
+    def _ask(self, item: _Item, waiters: list[Waiter[bytes]]) -> None:
         minimum = self._attached.get(item.row[:2], 0)
         known = item.value if item.value and version_of(item.value) >= minimum else b""
+        minimum = version_of(known) if known else minimum
         item.is_hot = False  # until the answer says so
         try:
-            lane = self._router.reader(item.row[0] >> SHARD_SHIFT)
+            queue = self._router.reader(item.row[0] >> SHARD_SHIFT).reads
         except TaoError as error:  # of a shard that a new topology does not have
             for waiter in waiters:
                 fail(waiter, type(error)(error.message))
             return
-        shared = _Shared(self, item, waiters, known)
-        lane.reads.add(item.kind, item.row, (shared, 0), version_of(known) if known else minimum, known)
+        item.shared = shared = _Shared(self, item, queue, waiters, minimum, known)
+        queue.add(item.kind, item.row, (shared, 0), minimum, known)
 
-    def _answered(self, item: _Item, waiters: list[Waiter[bytes]], known: bytes, result: bytes | TaoError) -> None:
-        if isinstance(result, StaleRead | WriteLost) and known:
+    def _answered(self, item: _Item, shared: _Shared, result: bytes | TaoError) -> None:
+        waiters = shared.waiters
+        if isinstance(result, StaleRead | WriteLost) and shared.known:
             # The version kept was lost with a master: nobody has it any more, and nobody asked for it.
             self._drop(item)
             item.waiting.extend(waiters)
             if item not in self._due:
-                self._due[item] = self._loop.call_soon(self._ask, item)
+                self._due[item] = self._loop.call_soon(self._ask_late, item)
             return
         if not item.is_hot:
             self._drop(item)
@@ -170,7 +192,7 @@ class HotItems:
             for waiter in waiters:
                 fail(waiter, type(result)(result.message))
             return
-        self._stats.hot_unchanged += result is known
+        self._stats.hot_unchanged += result is shared.known
         for waiter in waiters:
             settle(waiter, result)
 

@@ -59,11 +59,12 @@ class Outlet(Protocol):
 
 
 class ReadQueue:
-    """Read queries of this tick for one server, all critical or none, all with one bound on staleness or none."""
+    """Read queries of this tick for one server, all critical or none, all with one bound on staleness or none.
+    ``generation`` rises with every message sent."""
 
     __slots__ = ("_bound_edges", "_bound_queries", "_call_soon", "_critical", "_edges", "_known", "_lane",
                  "_max_staleness_ms", "_minimums",
-                 "_outlet", "_queries", "_rows", "_scheduled", "_waiters")  # fmt: skip
+                 "_outlet", "_queries", "_rows", "_scheduled", "_waiters", "generation")  # fmt: skip
 
     def __init__(self, lane: Lane, outlet: Outlet, settings: ClientSettings, critical: bool) -> None:
         self._lane = lane
@@ -74,6 +75,7 @@ class ReadQueue:
         self._bound_edges = settings.max_batch_edges
         self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
         self._scheduled = False
+        self.generation = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -143,6 +145,7 @@ class ReadQueue:
     def _flush(self) -> None:
         rows, by_kind, asked, kept = self._rows, self._waiters, self._minimums, self._known
         self._clear()
+        self.generation += 1
         waiters = [waiter for each in by_kind for waiter in each]
         minimums: dict[int, int] = {}
         known: dict[int, bytes] = {}
