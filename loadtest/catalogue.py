@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, converge, geo, load, master_lost, tailing, writes
+from loadtest import cached_reads, converge, geo, hot_key, load, master_lost, memory, tailing, writes
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.scenario import Registry, Scenario
@@ -13,6 +13,8 @@ def all_scenarios() -> Registry:
     return Registry(
         [
             Scenario("cached_reads", cached_reads.SUMMARY, cached_reads.run),
+            Scenario("hot_key", hot_key.SUMMARY, hot_key.run),
+            Scenario("memory", memory.SUMMARY, memory.run),
             Scenario("writes", writes.SUMMARY, writes.run),
             Scenario("tailing", tailing.SUMMARY, tailing.run),
             Scenario("geo", geo.SUMMARY, geo.run),

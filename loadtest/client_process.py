@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
-from loadtest.jobs import GeoJob, Job, ReadsJob
+from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob
 from loadtest.peers.peers_process import PeersJob, run_peers
 from loadtest.published.load_process import AskJob, FillJob, ask, fill
 from loadtest.scenario import Progress
@@ -102,6 +102,10 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         return await fill(job, tell)
     if isinstance(job, AskJob):
         return await ask(job, tell)
+    if isinstance(job, HotKeyJob):
+        from loadtest.hot_key_client import run_hot_key
+
+        return await run_hot_key(job, tell)
     if isinstance(job, PeersJob):
         return await run_peers(job, tell)
     from loadtest.writes_client import run_writes

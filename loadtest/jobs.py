@@ -69,4 +69,20 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True, tag="geo"):
     seed: int
 
 
-Job = ReadsJob | WritesJob | GeoJob | FillJob | AskJob | PeersJob
+class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True, tag="hot_key"):
+    """Reads of which half are for one object, the first of ``ids``, with and without a cache in the client."""
+
+    topology_file: str
+    admins: dict[str, str]
+    """Of each follower, ``host:port``."""
+    pids: dict[str, int]
+    ids: tuple[int, ...]
+    cloned: bool
+    """Whether the object's shard has clones, for the name of the contestant."""
+    clients: int
+    awaiters: int
+    """Of each client."""
+    pace: Pace
+
+
+Job = HotKeyJob | ReadsJob | WritesJob | GeoJob | FillJob | AskJob | PeersJob
