@@ -1,20 +1,20 @@
 """Which twin of the packed counts this process uses: the compiled one, or Python where there was no compiler.
 
-Measured on CPython 3.11, a table of 200,000 counts, in nanoseconds for a look-up that answers with encoded bytes and
-for a store, and in bytes of resident memory for an entry of a full table of a million:
+Measured on CPython 3.11, a table of 200,000 counts: nanoseconds of a look-up that answers with encoded bytes and of a
+store, and bytes of resident memory for an entry of a full table of a million (`python -m loadtest bench --only memory`):
 
 ==================================  ======  =====  =====
 where                               look    store  bytes
 ==================================  ======  =====  =====
-dictionary of encoded bytes             58     67    115
+dictionary of encoded bytes            147    136    163
 NumPy, two arrays of buckets         1,330  1,280     16
-`packed_twin` (bytearray, struct)    2,080  2,140     14
-`packed_core` (Cython)                  57     57     14
+`packed_twin` (bytearray, struct)    2,170  2,690     14
+`packed_core` (Cython)                  75    174     14
 ==================================  ======  =====  =====
 
 The standard library reaches the size and not the speed, since each of a dozen steps costs a call. NumPy saves none of
 them, because a hit looks at one bucket at a time, and would come as a dependency of every server. Compiled, a count
-costs no more time than in a dictionary, in an eighth of its memory; so that is what a build makes where it finds a
+costs no more time than in a dictionary, in a twelfth of its memory; so that is what a build makes where it finds a
 compiler (`hatch_build.py`). The twin serves everywhere else, at two microseconds a count, and is the specification.
 """
 

@@ -39,7 +39,8 @@ cdef struct Ways:
 
 
 cdef inline uint32_t mixed(uint64_t key) noexcept nogil:
-    return <uint32_t>(((key ^ (key >> 32)) * <uint64_t>0x9E3779B97F4A7C15) >> 32)
+    key = (key ^ (key >> 32)) * <uint64_t>0x9E3779B97F4A7C15
+    return <uint32_t>(((key ^ (key >> 32)) * <uint64_t>0xD6E8FEB86659FD93) >> 32)
 
 
 cdef inline uint32_t mask_for(uint32_t buckets) noexcept nogil:
@@ -337,7 +338,7 @@ cdef class PackedCounts:
             return 1
         steps = 0
         while steps < 4 and ways.buckets < ways.limit:
-            if ways.entries < 4 * <uint64_t>ways.buckets and not (<uint64_t *>bucket)[WAYS - 1]:
+            if ways.entries < 3 * <uint64_t>ways.buckets and not (<uint64_t *>bucket)[WAYS - 1]:
                 break
             split(ways)
             bucket = bucket_at(ways, place_of(ways, hashed))

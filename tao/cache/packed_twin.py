@@ -14,7 +14,7 @@ What does not fit (one list in millions) is for the caller to keep elsewhere: `P
 
 **Buckets** of 8 ways: 8 keys, then 8 values, the most recently used first; a hit slides the others down, a newcomer
 displaces the last. **Growth** is linear hashing: a bucket at a time is split in two, at most four for one entry, and
-memory comes in segments, so there is never a pause to hash anew. Tables grow before they are half full, which keeps
+memory comes in segments, so there is never a pause to hash anew. Tables grow when they are three eighths full, which keeps
 displacements rare, up to a power of two of buckets; from then on they fill up, and nothing is spent but the entries.
 
 **Voiding** a shard or a type forgets its number, at once; `PackedStore.sweep` takes its entries out in steps, and only
@@ -44,11 +44,14 @@ _KEYS: Final = struct.Struct(f"<{WAYS}Q")
 _KEYS_BYTES: Final = 8 * WAYS
 _LIVE, _DYING, _SWEPT = 1, 2, 3
 _SPLITS_PER_ENTRY: Final = 4
+_ROOMY_ENTRIES: Final = 3  # of a bucket, on average
 
 
 def _mixed(key: int) -> int:
-    """32 bits that depend on all bits of the key: ids of one millisecond differ between shards in the highest alone."""
-    return ((key ^ key >> 32) * 0x9E3779B97F4A7C15 & _WORD_MASK) >> 32
+    """32 bits that depend on all bits of the key, evenly: ids follow each other, and those of one millisecond differ
+    between shards in the highest bits alone. One multiplication leaves a quarter of the buckets empty."""
+    key = (key ^ key >> 32) * 0x9E3779B97F4A7C15 & _WORD_MASK
+    return ((key ^ key >> 32) * 0xD6E8FEB86659FD93 & _WORD_MASK) >> 32
 
 
 class _Ways:
@@ -257,7 +260,7 @@ class PackedCounts:
             ways.to_front(block, start, keys.index(key), key, field)
             return 1
         for _ in range(_SPLITS_PER_ENTRY):
-            if ways.buckets >= ways.limit or (ways.entries < 4 * ways.buckets and not keys[-1]):
+            if ways.buckets >= ways.limit or (ways.entries < _ROOMY_ENTRIES * ways.buckets and not keys[-1]):
                 break
             ways.split()
             block, start = ways.at(ways.place_of(hashed))

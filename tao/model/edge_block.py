@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import struct
 import sys
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
+from operator import neg
 from typing import Final
 
 from tao.model.errors import ProtocolError
@@ -153,15 +155,7 @@ def position_of(block: bytes, id2: int) -> int:
 
 def first_not_newer(block: bytes, time: int) -> int:
     """Index of the first edge whose time is ≤ ``time``; n when there is none."""
-    times = time_column(block)
-    low, high = 0, len(times)
-    while low < high:
-        middle = (low + high) // 2
-        if times[middle] <= time:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(time_column(block), -time, key=neg)  # newest first: their negatives ascend
 
 
 def first_after(block: bytes, time: int, id2: int) -> int:
