@@ -54,6 +54,14 @@ def check_figures(result: ScenarioResult) -> None:
         assert figure.client_cpu_us > 0
 
 
+def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--only", "memory").scenarios["memory"]
+    assert {"count", "nothing there", "object of 673 bytes"} <= {each.name for each in result.quantities}
+    assert all(each.value > 0 for each in result.quantities)
+    assert {"hits, packed", "hits, dictionary", "hits, python"} <= set(result.measured)
+    assert all(figure > 0 for figure in result.measured["hits, python"].values())
+
+
 @needs_redis
 def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: Path) -> None:
     report = bench(tmp_path, "--only", "cached_reads")

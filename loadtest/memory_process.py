@@ -1,0 +1,255 @@
+"""A process that fills one cache and says what it grew by, or what its hits cost: see `loadtest.memory`.
+
+One job a process, on the command line as JSON, so that no filling finds memory that another has freed.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import process_time
+from typing import Any, Final
+
+import msgspec
+
+from loadtest.published.graph_plan import GraphPlan
+from loadtest.published.workload import tao_atc13
+from tao.model.edge_block import PREFIX, pack_columns
+from tao.model.graph import encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
+from tao.model.versions import next_version
+
+SHARDS: Final = 64
+ATYPE: Final = 1
+COUNTS_FRACTION: Final = 0.2
+_PAGE_BYTES: Final = 4096
+_VERSION: Final = next_version(0, 1)
+_ROUNDS: Final = 5
+_OPERATIONS: Final = 20_000
+_BATCH: Final = {"obj_get": 29, "assoc_count": 12, "assoc_range": 40, "assoc_time_range": 3, "assoc_get": 16}
+"""A hundred queries of the paper's mix."""
+
+
+class MemoryJob(msgspec.Struct, frozen=True):
+    """``what``: count, negative, object, list, mix or hits. ``entries`` of ``edges`` each, of ``data_bytes`` payload
+    (of an edge, or the object). ``core``: as it is, or ``python`` or ``dictionary`` for counts without the compiled
+    module or without packing."""
+
+    what: str
+    entries: int
+    edges: int = 0
+    data_bytes: int = 0
+    core: str = "packed"
+
+
+class Types:
+    """One arena; no list is cut."""
+
+    def object_arena(self, otype: int) -> str:
+        return "default"
+
+    def list_arena(self, atype: int) -> str:
+        return "default"
+
+    def list_limit(self, atype: int) -> int:
+        return 10_000
+
+
+def main() -> None:
+    """Do the job of the command line, and print its figures."""
+    job = msgspec.json.decode(sys.argv[1], type=MemoryJob)
+    if job.core == "python":
+        sys.modules["tao.cache.packed_core"] = None  # type: ignore[assignment]  # as where nothing was compiled
+    figures = hit_figures(job) if job.what == "hits" else memory_figures(job)
+    sys.stdout.write(msgspec.json.encode(figures).decode())
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
+
+
+def key_of(place: int) -> int:
+    """Ids as they come: one after the other on every shard in turn."""
+    return (place % SHARDS << SHARD_SHIFT) + (place // SHARDS + 1) * 64
+
+
+class Filled:
+    """A cache and what puts things into it."""
+
+    def __init__(self, job: MemoryJob, budget_bytes: int) -> None:
+        from tao.cache import CacheSettings, GraphCache  # after the core was chosen
+
+        fraction = 0.0 if job.core == "dictionary" else COUNTS_FRACTION
+        settings = CacheSettings(arena_bytes={"default": budget_bytes}, packed_counts_fraction=fraction)
+        self.cache = GraphCache(settings, Types())
+        for shard in range(SHARDS):
+            self.cache.open_shard(shard, 1)
+
+    def object(self, key: int, size: int) -> None:
+        value = encode_object(_VERSION, 1, bytes(size))
+        self.cache.store_object(self.cache.object_ticket(key, 0.0), value, 1, 0.0)
+
+    def count(self, key: int, count: int) -> None:
+        self.cache.store_count(self.cache.list_ticket(key, ATYPE, 0.0), encode_count(_VERSION, count), 1, 0.0)
+
+    def list(self, key: int, edges: int, data: list[bytes]) -> None:
+        id2s, times = range(key + edges, key, -1), range(10**9 + edges, 10**9, -1)
+        block = pack_columns(_VERSION, edges, PREFIX, id2s, times, data)
+        self.cache.store_list(self.cache.list_ticket(key, ATYPE, 0.0), block, 1, 0.0)
+
+
+def memory_figures(job: MemoryJob) -> dict[str, float]:
+    """What the process grew by, what the arenas believe, and how many entries there are."""
+    buckets = 8
+    while buckets * 8 < job.entries:
+        buckets *= 2
+    bucket_bytes, part = (112, 3 / 2) if job.what == "count" else (80, 3)
+    # Room for the power of two of buckets that holds the entries; twice as many come, so that all of it is full.
+    budget = int(buckets * bucket_bytes * part / COUNTS_FRACTION) + 1024
+    counts = job.what in ("count", "negative")
+    filled = Filled(job, budget if counts and job.core != "dictionary" else 8 << 30)
+    plan = GraphPlan(tao_atc13(), job.entries, 1) if job.what == "mix" else None
+    gc.collect()
+    before = resident_bytes()
+    payload = 0
+    for place in range((2 if job.core != "dictionary" else 1) * buckets * 8 if counts else job.entries):
+        key = key_of(place)
+        if plan is not None:
+            filled.object(key, plan.object_size(place))
+            if place % 3:
+                sizes = [plan.edge_size(place, index) for index in range(plan.degree(place))]
+                filled.list(key, plan.degree(place), [bytes(size) for size in sizes])
+            else:
+                filled.count(key, plan.degree(place))
+        elif counts:
+            filled.count(key, place % 50 + 1 if job.what == "count" else 0)
+        elif job.what == "object":
+            filled.object(key, job.data_bytes)
+            payload += job.data_bytes
+        else:
+            filled.list(key, job.edges, [bytes(job.data_bytes)] * job.edges)
+            payload += job.edges * job.data_bytes
+    gc.collect()
+    grown = max(_PAGE_BYTES, resident_bytes() - before)
+    (arena,) = filled.cache.arenas()
+    entries = arena.objects + arena.lists + arena.counts
+    return {
+        "grown_bytes": grown,
+        "believed_bytes": arena.bytes,
+        "entries": entries,
+        "evictions": arena.evictions,
+        "payload_bytes": payload,
+        "bytes_per_entry": grown / entries,
+    }
+
+
+def least_microseconds(run: Callable[[], object], operations: int) -> float:
+    """CPU of one of the operations that a call makes: the least of some rounds."""
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        begun = process_time()
+        run()
+        best = min(best, process_time() - begun)
+    return 1e6 * best / operations
+
+
+def hit_figures(job: MemoryJob) -> dict[str, float]:
+    """CPU of a hit by operation, in the process, and of a query of the paper's mix in batches of 100, from the bytes
+    of a request to the bytes of its answer."""
+    filled = Filled(job, 1 << 30)
+    entries, cache = job.entries, filled.cache
+    for place in range(entries):
+        filled.object(key_of(place), 673)
+        filled.list(key_of(place), 100, [])
+        filled.count(key_of(place + entries), place % 50)
+    ids = [key_of(place * 7919 % entries) for place in range(_OPERATIONS)]
+    # While packed counts grow, a few in a hundred displace each other: asked for is what is there.
+    held = [key for place in range(entries, 2 * entries) if cache.peek_count(key := key_of(place), ATYPE)]
+    counted = [held[place * 7919 % len(held)] for place in range(_OPERATIONS)]
+    hundreds = [ids[start : start + 100] for start in range(0, _OPERATIONS, 100)]
+    operations: dict[str, Callable[[], object]] = {
+        "obj_get": lambda: [cache.object(key) for key in ids],
+        "obj_get, by the hundred": lambda: [cache.objects(keys) for keys in hundreds],
+        "assoc_count, of a count": lambda: [cache.count(key, ATYPE) for key in counted],
+        "assoc_count, of a list": lambda: [cache.count(key, ATYPE) for key in ids],
+        "assoc_range, all": lambda: [cache.range(key, ATYPE, 0, 1000) for key in ids],
+        "assoc_range, a page of 50": lambda: [cache.range(key, ATYPE, 0, 50) for key in ids],
+        "assoc_time_range": lambda: [cache.time_range(key, ATYPE, 10**9 + 60, 10**9 + 20, 50) for key in ids],
+        "assoc_get": lambda: [cache.edges(key, ATYPE, (key + 50,)) for key in ids],
+    }
+    figures = {name: least_microseconds(run, _OPERATIONS) for name, run in operations.items()}
+    return figures | {"a batch of 100": batch_microseconds(cache, ids, counted)}
+
+
+class Sink:
+    """Takes answers as a connection would: encodes them."""
+
+    peer: Any = None  # `Any`: nobody asks who it is
+    closed = False
+
+    def send(self, answer: Any) -> None:  # a protobuf message
+        answer.SerializeToString()
+
+    def on_close(self, _: Callable[[], None]) -> None:
+        """Nothing here is ever closed."""
+
+
+def batch_microseconds(cache: Any, ids: list[int], counted: list[int]) -> float:
+    """Of one query; ``cache`` is a `GraphCache` (whose module is imported late)."""
+    from tao.schema.registry import load_schema
+    from tao.serving.read_service import ReadService
+    from tao.serving.traffic import Traffic
+    from tao.wire.v1 import session_pb2 as pb
+
+    class Clock:
+        def monotonic(self) -> float:
+            return 0.0
+
+        def unix_ms(self) -> int:
+            return 0
+
+    file = Path(__file__).with_name("published") / "schema.yaml"
+    no_fills: Any = None  # everything hits
+    service = ReadService(
+        cache, no_fills, load_schema(file.read_text(), file.name), lambda _: None, cache.version_epoch, no_fills,
+        traffic=Traffic(Clock()),
+    )  # fmt: skip
+    messages = []
+    for start in range(0, _OPERATIONS, 100):
+        keys = iter(ids[start : start + 100])
+        read = pb.ReadBatch(obj_ids=[next(keys) for _ in range(_BATCH["obj_get"])])
+        read.count_id1s.extend(counted[start : start + _BATCH["assoc_count"]])
+        read.count_atypes.extend([ATYPE] * _BATCH["assoc_count"])
+        for _ in range(_BATCH["assoc_range"]):
+            read.range_id1s.append(next(keys))
+            read.range_atypes.append(ATYPE)
+            read.range_positions.append(0)
+            read.range_limits.append(1000)
+        for _ in range(_BATCH["assoc_time_range"]):
+            read.time_range_id1s.append(next(keys))
+            read.time_range_atypes.append(ATYPE)
+            read.time_range_highs.append(10**9 + 60)
+            read.time_range_lows.append(10**9 + 20)
+            read.time_range_limits.append(50)
+        for _ in range(_BATCH["assoc_get"]):
+            read.get_id1s.append(key := next(keys))
+            read.get_atypes.append(ATYPE)
+            read.get_id2_counts.append(1)
+            read.get_id2s.append(key + 50)
+            read.get_highs.append((1 << 63) - 1)
+            read.get_lows.append(0)
+        messages.append(pb.Request(number=1, deadline_ms=1000, read=read).SerializeToString())
+    sink = Sink()
+
+    def serve() -> None:
+        for message in messages:
+            service.handle(pb.Request.FromString(message), sink)
+
+    return least_microseconds(serve, _OPERATIONS)
+
+
+if __name__ == "__main__":
+    main()
