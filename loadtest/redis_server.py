@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import redis.asyncio
 import redis.exceptions
 
-from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.processes import ManagedProcess
+from loadtest.private_servers import private_server
+from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError
-
-_START_SECONDS = 10.0
-_PROBE_PAUSE_SECONDS = 0.02
 
 
 def find_redis_server() -> tuple[str, str]:
@@ -33,43 +27,24 @@ def find_redis_server() -> tuple[str, str]:
     return path, next((word.removeprefix("v=") for word in text.split() if word.startswith("v=")), text.strip())
 
 
-@asynccontextmanager
-async def private_redis(folder: Path, max_mb: int = 0) -> AsyncIterator[tuple[int, int]]:
+def private_redis(folder: Path, max_mb: int = 0) -> AbstractAsyncContextManager[tuple[int, int]]:
     """Run one; gives ``(port, pid)``. ``max_mb``: as a cache of that size, which evicts; 0: everything stays. Raises
     `OperatorError` when it does not come up."""
     path, _ = find_redis_server()
-    with reserve_port() as reservation:
-        port = reservation.port
-        argv = [path, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no"]
-        if max_mb:
-            argv += ["--maxmemory", f"{max_mb}mb", "--maxmemory-policy", "allkeys-lru"]
-        process = ManagedProcess("redis-server", argv, os.environ, folder / "redis.log", stop_seconds=5.0)
-        process.start()
-        try:
-            await _wait_until_it_answers(process, port)
-        except BaseException:
-            await process.stop()
-            raise
-    try:
-        yield port, process.pid
-    finally:
-        await process.stop()
+    cache = ["--maxmemory", f"{max_mb}mb", "--maxmemory-policy", "allkeys-lru"] if max_mb else []
+
+    def argv(port: int) -> list[str]:
+        return [path, "--port", str(port), "--bind", LOOPBACK, "--save", "", "--appendonly", "no", *cache]
+
+    return private_server("redis-server", argv, _answers, folder)
 
 
-async def _wait_until_it_answers(process: ManagedProcess, port: int) -> None:
+async def _answers(port: int) -> bool:
     client = redis.asyncio.Redis(host=LOOPBACK, port=port)
     try:
-        async with asyncio.timeout(_START_SECONDS):
-            while True:
-                try:
-                    await client.ping()
-                except redis.exceptions.ConnectionError:
-                    if not process.is_running:
-                        raise OperatorError(f"redis-server ended at once:\n{process.log_tail()}") from None
-                    await asyncio.sleep(_PROBE_PAUSE_SECONDS)
-                else:
-                    return
-    except TimeoutError:
-        raise OperatorError(f"redis-server did not answer in {_START_SECONDS:g} s:\n{process.log_tail()}") from None
+        await client.ping()
+    except redis.exceptions.ConnectionError:
+        return False
     finally:
         await client.aclose()
+    return True

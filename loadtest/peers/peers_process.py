@@ -183,7 +183,7 @@ class _Arena:
     async def check(self) -> None:
         """Every contestant finds what the plan says, before anything is written. Raises `WrongAnswer`."""
         plan = self._plan
-        requests = [each for each in self._stream(99).take(4 * _CHECKED) if each.kind in _CHECKABLE][:_CHECKED]
+        requests = [each for each in self._stream(99).take(4 * _CHECKED) if each.kind in CHECKABLE][:_CHECKED]
         for name, contestant in self.contestants.items():
             for request in requests:
                 found, expected = await contestant.ask(request), expected_of(plan, request)
@@ -254,7 +254,8 @@ class _Arena:
         return found
 
 
-_CHECKABLE: Final = (Kind.OBJ_GET, Kind.ASSOC_COUNT, Kind.ASSOC_RANGE, Kind.ASSOC_TIME_RANGE, Kind.ASSOC_GET)
+CHECKABLE: Final = (Kind.OBJ_GET, Kind.ASSOC_COUNT, Kind.ASSOC_RANGE, Kind.ASSOC_TIME_RANGE, Kind.ASSOC_GET)
+"""The reads of which `expected_of` knows the answer."""
 
 
 def expected_of(plan: GraphPlan, request: Request) -> int:

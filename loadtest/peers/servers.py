@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Final
 
 import aiomcache
 
+from loadtest.private_servers import private_server
 from loadtest.redis_server import private_redis
-from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.processes import ManagedProcess
+from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError
 
-_START_SECONDS: Final = 10.0
-_PROBE_PAUSE_SECONDS: Final = 0.02
 _SMALLEST_MB: Final = 4
 """Of one server: Redis needs a megabyte for itself, and memcached hands memory out in pages of a megabyte, one at least
 for each class of sizes in use."""
@@ -34,45 +30,27 @@ def find_memcached() -> tuple[str, str]:
     return path, text.removeprefix("memcached").strip()
 
 
-@asynccontextmanager
-async def private_memcached(folder: Path, megabytes: int) -> AsyncIterator[tuple[int, int]]:
+def private_memcached(folder: Path, megabytes: int) -> AbstractAsyncContextManager[tuple[int, int]]:
     """Run one; gives ``(port, pid)``. Raises `OperatorError` when it does not come up."""
     path, _ = find_memcached()
-    with reserve_port() as reservation:
-        port = reservation.port
-        argv = [path, "-p", str(port), "-l", LOOPBACK, "-m", str(max(_SMALLEST_MB, megabytes)), "-I", "2m"]
-        # As root it insists on another account; it opens no files.
-        argv += ["-u", "nobody"] if os.geteuid() == 0 else []
-        process = ManagedProcess("memcached", argv, os.environ, folder / "memcached.log", stop_seconds=5.0)
-        process.start()
-        try:
-            await _wait_until_it_answers(process, port)
-        except BaseException:
-            await process.stop()
-            raise
-    try:
-        yield port, process.pid
-    finally:
-        await process.stop()
+    # As root it insists on another account; it opens no files.
+    account = ["-u", "nobody"] if os.geteuid() == 0 else []
+
+    def argv(port: int) -> list[str]:
+        return [path, "-p", str(port), "-l", LOOPBACK, "-m", str(megabytes), "-I", "2m", *account]
+
+    return private_server("memcached", argv, _answers, folder)
 
 
-async def _wait_until_it_answers(process: ManagedProcess, port: int) -> None:
+async def _answers(port: int) -> bool:
     client = aiomcache.Client(LOOPBACK, port)
     try:
-        async with asyncio.timeout(_START_SECONDS):
-            while True:
-                try:
-                    await client.version()
-                except OSError:
-                    if not process.is_running:
-                        raise OperatorError(f"memcached ended at once:\n{process.log_tail()}") from None
-                    await asyncio.sleep(_PROBE_PAUSE_SECONDS)
-                else:
-                    return
-    except TimeoutError:
-        raise OperatorError(f"memcached did not answer in {_START_SECONDS:g} s:\n{process.log_tail()}") from None
+        await client.version()
+    except OSError:
+        return False
     finally:
         await client.close()
+    return True
 
 
 async def several_redis(
@@ -91,7 +69,7 @@ async def several_memcached(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """As `several_redis`."""
     found = [
-        await stack.enter_async_context(private_memcached(folder / f"memcached-{number}", megabytes))
+        await stack.enter_async_context(private_memcached(folder / f"memcached-{number}", max(_SMALLEST_MB, megabytes)))
         for number in range(count)
     ]
     return tuple(port for port, _ in found), tuple(pid for _, pid in found)

@@ -8,9 +8,10 @@ from random import Random
 
 import pytest
 
+from loadtest.peers.peers_process import CHECKABLE, expected_of
 from loadtest.published.conformity import Tally, compare, reads_of
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.requests import Request, RequestStream
+from loadtest.published.requests import RequestStream
 from loadtest.published.shapes import CutExponential, Degrees, LogNormal, Popularity, geometric, log_uniform
 from loadtest.published.workload import Kind, Workload, workload_named, workload_names
 from tao.model.errors import OperatorError
@@ -19,30 +20,11 @@ NODES = 20_000
 REQUESTS = 25_000
 
 
-def found_by(plan: GraphPlan, request: Request) -> int:
-    """What the planned graph answers, before anything is written."""
-    degree = plan.degree(request.node) if request.node >= 0 else 0
-    match request.kind:
-        case Kind.OBJ_GET:
-            return 1
-        case Kind.ASSOC_COUNT:
-            return degree
-        case Kind.ASSOC_RANGE:
-            return min(degree, request.limit)
-        case Kind.ASSOC_TIME_RANGE:
-            newest = plan.newest_time(request.node)
-            return min(request.limit, max(0, min(degree, newest - request.low + 1)))
-        case Kind.ASSOC_GET:
-            return len({edge.other for edge in plan.list_of(request.node)} & set(request.others))
-        case _:
-            return 0
-
-
 def generated(workload: Workload, count: int = REQUESTS, seed: int = 1) -> tuple[GraphPlan, Tally]:
     plan = GraphPlan(workload, NODES, seed)
     tally = Tally()
     for request in islice(RequestStream(workload, plan, seed, 0, shards=50), count):
-        tally.note(request, found_by(plan, request))
+        tally.note(request, expected_of(plan, request) if request.kind in CHECKABLE else 0)
     return plan, tally
 
 
