@@ -133,8 +133,10 @@ class Publisher:
             stored()
         self.publish_all(batches)
         # Those that were not linked before: also who has nothing to hear learns the position.
+        heard = {batch.shard for batch in batches}
         for shard in (*woken, *(shard for shard in marks if self._anyone_waits_for(shard))):
-            self._wake(shard)
+            if shard not in heard:
+                self._wake(shard)
 
     def _anyone_waits_for(self, shard: int) -> bool:
         return any(subscription.waits_for(shard) for subscription in self._followed.get(shard, ()))
@@ -179,8 +181,9 @@ class Publisher:
         asked: dict[tuple[int, str], int] = {}
         for shard in islice([shard for shard in self._unlinked if shard not in self._asked], _MAX_WANTS):
             self._asked.add(shard)
-            coverage = self._coverages[shard]
-            asked[shard, coverage.source] = coverage.head
+            if shard not in self._wanted:  # the answer to a subscriber's want says it, too
+                coverage = self._coverages[shard]
+                asked[shard, coverage.source] = coverage.head
         for shard in tuple(islice(self._wanted, _MAX_WANTS)):
             for source, number in self._wanted.pop(shard).items():
                 asked[shard, source] = number

@@ -1,0 +1,79 @@
+"""What a tailer says of its parts, and what it answers a leader that asks where a shard goes on."""
+
+from __future__ import annotations
+
+from tao.model.delivery import Span
+from tao.tailer.continuity import Continuity
+
+H = "db@1:0-1"
+
+
+def begun(position: str = "0-1-100") -> Continuity:
+    continuity = Continuity("db", lambda: 1)
+    continuity.begin(position)
+    return continuity
+
+
+def test_each_part_of_a_shard_goes_on_where_the_one_before_it_ended() -> None:
+    continuity = begun()
+    assert continuity.spans_of("0-1-103", [1, 2]) == [Span(1, H, 100, 103), Span(2, H, 100, 103)]
+    assert continuity.spans_of("0-1-104", [2]) == [Span(2, H, 103, 104)]
+    assert continuity.spans_of("0-1-107", [1]) == [Span(1, H, 103, 107)]
+
+
+def test_of_several_parts_of_one_transaction_only_the_last_reaches_it() -> None:
+    continuity = begun()
+    spans = continuity.spans_of("0-1-103", [1, 2, 1, 1])
+    assert spans == [Span(1, H, 100, 102), Span(2, H, 100, 103), Span(1, H, 102, 102), Span(1, H, 102, 103)]
+
+
+def test_another_server_s_numbers_are_another_history_and_so_are_those_of_another_epoch() -> None:
+    epochs = [1]
+    continuity = Continuity("db", lambda: epochs[0])
+    continuity.begin("0-1-100")
+    continuity.spans_of("0-1-101", [1])
+    assert continuity.spans_of("0-2-102", [1]) == [Span(1, "db@1:0-2", 101, 102)]
+    epochs[0] = 2
+    assert continuity.spans_of("0-2-103", [1]) == [Span(1, "db@2:0-2", 102, 103)]
+
+
+def test_what_no_position_counts_continues_nothing_and_is_continued_by_nothing() -> None:
+    continuity = begun()
+    continuity.spans_of("0-1-101", [1])
+    assert continuity.spans_of("", [1]) == [Span(1, "", 0, 0)]
+    assert continuity.spans_of("0-1-105", [1]) == [Span(1, H, 104, 105)]
+
+
+def test_a_shard_of_which_nobody_was_told_since_goes_on_without_reading() -> None:
+    continuity = begun()
+    assert continuity.answer(Span(1, H, 100, 100)) == (Span(1, H, 100, 100), None)
+    (span,) = continuity.spans_of("0-1-103", [1])
+    assert continuity.answer(Span(1, H, 100, 100)) == (None, None), "what is queued says it"
+    continuity.acknowledged(span)
+    assert continuity.answer(Span(1, H, 103, 103)) == (Span(1, H, 103, 103), None)
+    assert continuity.answer(Span(1, H, 250, 250)) == (Span(1, H, 103, 103), None)
+
+
+def test_what_somebody_else_was_told_is_read_again_as_far_back_as_it_can_be() -> None:
+    continuity = begun()
+    for number in (103, 105):
+        (span,) = continuity.spans_of(f"0-1-{number}", [1])
+        continuity.acknowledged(span)
+    assert continuity.answer(Span(1, H, 101, 101)) == (None, Span(1, H, 101, 105))
+    assert continuity.answer(Span(1, H, 99, 99)) == (Span(1, H, 105, 105), None), "reading began later"
+    assert continuity.answer(Span(1, "db@0:0-1", 101, 101)) == (Span(1, H, 105, 105), None), "of another history"
+    continuity.unreadable(1)
+    assert continuity.answer(Span(1, H, 101, 101)) == (Span(1, H, 105, 105), None)
+
+
+def test_a_shard_that_never_changed_is_in_the_history_of_the_newest_heartbeat() -> None:
+    continuity = begun("")
+    assert continuity.answer(Span(1, "", 0, 0)) == (None, None), "nothing is known yet"
+    assert continuity.proven("0-1-50") == (H, 50)
+    assert continuity.answer(Span(1, "", 0, 0)) == (Span(1, H, 49, 49), None)
+
+
+def test_mysql_s_positions_are_understood() -> None:
+    uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+    continuity = begun(f"{uuid}:1-4:6-90")
+    assert continuity.spans_of(f"{uuid}:95", [1]) == [Span(1, f"db@1:{uuid}", 90, 95)]
