@@ -1,7 +1,7 @@
 """Which twin of the packed counts this process uses: the compiled one, or Python where there was no compiler.
 
-Measured on CPython 3.11, a table of 200,000 counts: nanoseconds of a look-up that answers with encoded bytes and of a
-store, and bytes of resident memory for an entry of a full table of a million (`python -m loadtest bench --only memory`):
+Measured on CPython 3.11, a table of 200,000 counts: nanoseconds of a look-up that answers with encoded bytes, and of a
+store; bytes of resident memory for an entry of a full table of a million (`loadtest bench --only memory`):
 
 ==================================  ======  =====  =====
 where                               look    store  bytes

@@ -14,8 +14,9 @@ What does not fit (one list in millions) is for the caller to keep elsewhere: `P
 
 **Buckets** of 8 ways: 8 keys, then 8 values, the most recently used first; a hit slides the others down, a newcomer
 displaces the last. **Growth** is linear hashing: a bucket at a time is split in two, at most four for one entry, and
-memory comes in segments, so there is never a pause to hash anew. Tables grow when they are three eighths full, which keeps
-displacements rare, up to a power of two of buckets; from then on they fill up, and nothing is spent but the entries.
+memory comes in segments, so there is never a pause to hash anew. Tables grow when they are three eighths full, which
+keeps displacements rare (3 in a hundred), up to a power of two of buckets; from then on they fill up, and nothing is
+spent but the entries.
 
 **Voiding** a shard or a type forgets its number, at once; `PackedStore.sweep` takes its entries out in steps, and only
 then is the number given out again.

@@ -11,6 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 TOLERANCE = 0.15
+TOLERANCE_OF_A_MIX = 0.1
 
 FILL = """
 import gc, json, sys
@@ -74,3 +75,14 @@ def test_believed_bytes_are_the_growth_of_the_process(kind: str, first_shard: in
     assert measured["evictions"] == 0
     ratio = measured["believed"] / measured["grown"]
     assert 1 - TOLERANCE < ratio < 1 + TOLERANCE, measured
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
+def test_with_the_published_sizes_of_objects_lists_and_counts_the_sum_is_within_a_tenth() -> None:
+    job = '{"what": "mix", "entries": 60000}'
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtest.memory_process", job], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    measured = json.loads(done.stdout)
+    ratio = measured["believed_bytes"] / measured["grown_bytes"]
+    assert 1 - TOLERANCE_OF_A_MIX < ratio < 1 + TOLERANCE_OF_A_MIX, measured
