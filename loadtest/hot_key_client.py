@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import AsyncExitStack
 from itertools import cycle
 from random import Random
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Final
 
 import msgspec
@@ -43,6 +43,7 @@ class HotKeyTurn(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float
     queries: dict[str, float]
     cpu_seconds: dict[str, float]
+    client_cpu_seconds: float
     faults: list[str] = []
 
 
@@ -70,9 +71,9 @@ async def run_hot_key(job: HotKeyJob, tell: Callable[[str, float], None]) -> lis
 
 async def _turn(name: str, graphs: list[Graph], job: HotKeyJob) -> HotKeyTurn:
     queries, cpu = await _queries(job), _cpu(job)
-    began = perf_counter()
+    began, client_cpu = perf_counter(), process_time()
     latencies, faults = await _drive(graphs, job, job.pace.round_seconds)
-    seconds = perf_counter() - began
+    seconds, client_cpu = perf_counter() - began, process_time() - client_cpu
     queries_after, cpu_after = await _queries(job), _cpu(job)
     latencies.sort()
     if not latencies:
@@ -84,6 +85,7 @@ async def _turn(name: str, graphs: list[Graph], job: HotKeyJob) -> HotKeyTurn:
         p50_ms=1e3 * latencies[len(latencies) // 2],
         p99_ms=1e3 * latencies[len(latencies) * 99 // 100],
         queries={server: after - queries[server] for server, after in queries_after.items()},
+        client_cpu_seconds=client_cpu,
         cpu_seconds={server: after - cpu[server] for server, after in cpu_after.items()},
         faults=faults,
     )

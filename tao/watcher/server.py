@@ -20,7 +20,9 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.storage.accounts import Account
 from tao.topology.file_store import TopologyFile
 from tao.watcher.cache_probes import CacheProbes
+from tao.watcher.cloning import Cloner, CloningSettings, asking_by
 from tao.watcher.database_probes import DatabaseProbes
+from tao.watcher.hot_shards import HotShards
 from tao.watcher.locks import FileLocks, LockTaken
 from tao.watcher.marks import Verdict, View, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
@@ -89,6 +91,7 @@ class WatcherServer:
         mastership = self._mastership = Mastership(
             settings, promoter, self._locks, peers, self._databases.silent_seconds, clock, self._log
         )
+        hot_shards = self._hot_shards = self._policy(links)
         metrics = Metrics(role="watcher", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
@@ -100,6 +103,8 @@ class WatcherServer:
         self._tasks.keep(self._peers.run, "other watchers")
         self._tasks.keep(mastership.keep_leases, "leases")
         self._tasks.keep(self._be_active, "activity")
+        if settings.clone_hot_shards:
+            self._tasks.keep(hot_shards.run, "hot shards")
         self._stop_watching = self._topology_file.watch(self._use_topology)
         self._log.info("watching", region=settings.region, dry_run=settings.dry_run)
         return self
@@ -118,6 +123,22 @@ class WatcherServer:
     async def reload(self) -> None:
         """See `tao.runtime.process.RunningServer`: look at the topology now."""
         self._use_topology(await self._topology_file.load())
+
+    def _policy(self, links: Links) -> HotShards:
+        def tell(step: str) -> None:
+            self._log.info("cloning", step=step)
+
+        settings, cloning = self._settings, CloningSettings()
+        cloner = Cloner(self._topology_file, asking_by(links, cloning), cloning, tell)
+        return HotShards(
+            self._current,
+            lambda: self._mastership.is_active,
+            links,
+            cloner,
+            settings.cloning,
+            self._log,
+            dry_run=settings.dry_run,
+        )
 
     def _looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
         self._mastership.looked(replicas, members)
@@ -191,6 +212,7 @@ class WatcherServer:
             "peers": {region: view is not None for region, view in self._peers.views.items()},
             "replication_lag_seconds": self._databases.lags,
             "marks_set": self._marks_set,
+            "cloning": self._hot_shards.done,
             "deeds": mastership.deeds,
             "failed_deeds": mastership.failed_deeds,
             "renewed_seconds_ago": mastership.renewed_seconds_ago(),
@@ -210,6 +232,12 @@ class WatcherServer:
         )
         metrics.gauge_family(
             "marks_total", "Down marks set and taken away.", "outcome", lambda: {"stored": self._marks_set}
+        )
+        metrics.gauge_family(
+            "clonings_total",
+            "Shards cloned because they were read much, clones given back, failures, what a dry run would have done.",
+            "outcome",
+            self._hot_shards.done.copy,
         )
         metrics.gauge_family(
             "lease_renewals_total",

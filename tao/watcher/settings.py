@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tao.model.errors import SettingsError
+from tao.routing.hot_shards import CloningPolicy
 from tao.storage.lease import EVENT_SECONDS
 from tao.wire.tls import TlsFiles
 
@@ -122,6 +123,10 @@ class WatcherSettings:
     """Whether masters are writable only under leases. Without them a master that is cut off takes writes until somebody
     closes it, and nothing is promoted automatically unless the database is semi-synchronous."""
 
+    clone_hot_shards: bool = False
+    """Whether shards of follower tiers are cloned while they are read too much, and clones made so given
+    back. Off, because a clone costs memory and messages, and an operator may know better what is hot, and why."""
+
     dry_run: bool = False
     """Log what would be done, do nothing."""
 
@@ -140,6 +145,7 @@ class WatcherSettings:
     log_form: Literal["json", "console"] = "json"
     """``json`` for machines, ``console`` for a person at a terminal."""
 
+    cloning: CloningPolicy = CloningPolicy()
     probes: ProbeSettings = ProbeSettings()
     lease: LeaseSettings = LeaseSettings()
     promotion: PromotionSettings = PromotionSettings()
