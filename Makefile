@@ -55,7 +55,7 @@ test: check ## check, and every test, on a real database
 	@.ci/ensure-database
 	$(BIN)/pytest
 
-demo: $(STAMP) ## start a cluster, show a page and a social graph through it, stop (EDGES=file OBJECTS=file)
+demo: $(STAMP) ## start a cluster, show a page, a social graph and two regions, stop (EDGES=file OBJECTS=file)
 	@.ci/ensure-database
 	@$(BIN)/tao demo $(if $(EDGES),--edges "$(EDGES)") $(if $(OBJECTS),--objects "$(OBJECTS)")
 

@@ -38,7 +38,7 @@ _file = click.Path(path_type=Path, exists=True, dir_okay=False)
     "--json", "figures_file", type=click.Path(path_type=Path, dir_okay=False), help="Write what was measured there."
 )
 def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int, figures_file: Path | None) -> int:
-    """Show a whole cluster at work: a page for two viewers, a social graph cold and warm, writes, a check.
+    """Show a whole cluster at work: a page for two viewers, a social graph cold and warm, writes, a check, two regions.
 
     Takes a minute or two. The last line is "demo: ok" when everything shown was as it should be; exit status 1 when
     something was not.

@@ -84,6 +84,7 @@ def test_the_demonstration_tells_its_story_and_ends_with_ok(tmp_path: Path) -> N
     # An answer that comes sooner has not been where the masters are.
     assert regions["acknowledged_elsewhere"]["p50_ms"] >= regions["rtt_ms"]
     assert regions["critical_ms"] >= regions["rtt_ms"]
+    assert regions["by_token_ms"] >= regions["rtt_ms"]
     assert regions["compared"] > 0
     assert regions["wrong"] == 0
     assert left_behind(tmp_path) == []

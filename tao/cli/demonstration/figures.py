@@ -100,8 +100,9 @@ class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 class RegionFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Writes and reads in two regions, ``rtt_ms`` apart; the first is the master region. ``seen``: from the answer to a
-    writer of the first until the second shows it. ``behind_ms`` and ``critical_ms``: a read of the second region, and a
-    critical one, while its database stood still; ``caught_up_ms``: from its release until all reads knew."""
+    writer of the first until the second shows it. ``behind_ms``, ``by_token_ms`` and ``critical_ms``: a read of the
+    second region, one with the token of the write, and a critical one, while its database stood still;
+    ``caught_up_ms``: from its release until all reads knew."""
 
     rtt_ms: float
     acknowledged_in_master_region: Latency
@@ -109,6 +110,7 @@ class RegionFigures(msgspec.Struct, frozen=True, kw_only=True):
     seen_p50_ms: float
     seen_max_ms: float
     behind_ms: float
+    by_token_ms: float
     critical_ms: float
     caught_up_ms: float
     compared: int

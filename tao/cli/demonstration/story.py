@@ -329,15 +329,17 @@ async def _chapter_regions() -> RegionFigures:
         ("and then seen in west within", ms(found.seen_p50_ms)),
         ("half of the writes in west, acknowledged within", ms(found.acknowledged_elsewhere.p50_ms)),
         ("a read in west while replication stands still (behind)", ms(found.behind_ms)),
+        ("one with the token of the write (up to date)", ms(found.by_token_ms)),
         ("a critical read at the same time (up to date)", ms(found.critical_ms)),
         ("replication goes on: west knows within", ms(found.caught_up_ms)),
     ]
     table(("", "time"), rows, right=("time",))
     say(
         f"""A write in west pays for the round trip once. Its writer finds it in west's memory at once, on both ends of
-        the edge, though west's own database has it only later: the change came back with the answer. A critical read
-        pays for the round trip too, and is never behind. At the end {found.compared:,} cache entries and rows of both
-        regions are compared: zero differences."""
+        the edge, though west's own database has it only later: the change came back with the answer. Two kinds of
+        reads pay for the round trip too, and are never behind: one that carries the token of a write, where west does
+        not know of that write yet, and a critical one, always. At the end {found.compared:,} cache entries and rows of
+        both regions are compared: zero differences."""
     )
     return found
 

@@ -55,7 +55,7 @@ async def measure_regions() -> RegionFigures:
         here, seen = await _write(east, west, alice, post, 0)
         # The master region's followers know of these before their writer does.
         there, _ = await _write(west, east, alice, post, _REPEATS)
-        behind, critical, caught_up = await _hold_replication(cluster, east, west, alice, post)
+        behind, by_token, critical, caught_up = await _hold_replication(cluster, east, west, alice, post)
         compared, wrong = await _compare(cluster)
     return RegionFigures(
         rtt_ms=DEFAULT_RTT_MS,
@@ -64,6 +64,7 @@ async def measure_regions() -> RegionFigures:
         seen_p50_ms=Latency.of(seen).p50_ms,
         seen_max_ms=1000 * max(seen),
         behind_ms=1000 * behind,
+        by_token_ms=1000 * by_token,
         critical_ms=1000 * critical,
         caught_up_ms=1000 * caught_up,
         compared=compared,
@@ -96,32 +97,38 @@ async def _write(near: Graph, far: Graph, user: int, post: int, start: int) -> t
 
 async def _hold_replication(
     cluster: DevCluster, east: Graph, west: Graph, user: int, post: int
-) -> tuple[float, float, float]:
-    """While the second region's database stands still: seconds of a read there, which is behind, and of a critical
-    one, which is not; then until all reads know, once replication goes on."""
+) -> tuple[float, float, float, float]:
+    """While the second region's database stands still: seconds of a read there, which is behind, and of two that are
+    not, with the token of the write and critical; then until all reads know, once replication goes on."""
     topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
     accounts = service_accounts(cluster.record.passwords)
     before = await west.assoc_count(user, "likes")
     for replica in replicas(topology):
         await hold(replica, accounts.administrator)
     try:
-        await east.assoc_delete(user, "likes", post)
+        with east.recording() as recording:
+            await east.assoc_delete(user, "likes", post)
         began = time.perf_counter()
         held = await west.assoc_count(user, "likes")
         behind = time.perf_counter() - began
+        began = time.perf_counter()
+        told = await west.assoc_count(user, "likes", after=recording.token.text())
+        by_token = time.perf_counter() - began
         began = time.perf_counter()
         known = await west.assoc_get(user, "likes", [post], critical=True)
         critical = time.perf_counter() - began
     finally:
         for replica in replicas(topology):
             await follow(replica, accounts.administrator, accounts.replicator)
-    if held != before or known:
-        raise DemonstrationFailed(f"while replication stands still, reads say {held} likes, critical ones {known}")
+    if held != before or told != before - 1 or known:
+        raise DemonstrationFailed(
+            f"while replication stands still, reads say {held} likes, with the token {told}, critically {known}"
+        )
 
     async def caught_up() -> bool:
         return await west.assoc_count(post, "liked_by") == 0
 
-    return behind, critical, await _seconds_until(caught_up, "what was written while replication stood still")
+    return behind, by_token, critical, await _seconds_until(caught_up, "what was written while replication stood still")
 
 
 async def _compare(cluster: DevCluster) -> tuple[int, int]:
