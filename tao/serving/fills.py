@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tao.cache import GraphCache, Stored, Ticket
-from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError
+from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
@@ -255,16 +255,25 @@ class Fills:
                 await asyncio.sleep(self._settings.refetch_pause_seconds * 2 ** (attempt - 2))
             if attempt:
                 flight.ticket = self._ticket(fill)
-            fetched = await self._source.fetch(
-                fill,
-                max(flight.minimum, flight.ticket.floor),
-                critical=attempt == self._settings.max_refetches,
-                timeout_seconds=self._settings.timeout_seconds,
-            )
+            is_last = attempt == self._settings.max_refetches
+            try:
+                fetched = await self._fetch(flight, critical=is_last)
+            except Unavailable:
+                if not (attempt and is_last):
+                    raise
+                # The master is gone, and its successor is not known everywhere yet: in a moment it is.
+                await asyncio.sleep(self._settings.refetch_pause_seconds * 2**attempt)
+                flight.ticket = self._ticket(fill)
+                fetched = await self._fetch(flight, critical=False)
             if self._store(flight.ticket, fill, fetched) is not Stored.BELOW_FLOOR:
                 return fetched
             self.refetched += 1
         raise StaleRead("the source keeps answering with less than is known here; try again, or read critically")
+
+    async def _fetch(self, flight: Flight, *, critical: bool) -> Fetched:
+        minimum = max(flight.minimum, flight.ticket.floor)
+        seconds = self._settings.timeout_seconds
+        return await self._source.fetch(flight.query, minimum, critical=critical, timeout_seconds=seconds)
 
     def _ticket(self, fill: Query) -> Ticket:
         now = self._clock.monotonic()

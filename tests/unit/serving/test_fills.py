@@ -10,7 +10,7 @@ import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
-from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
@@ -244,6 +244,23 @@ async def test_a_failed_fetch_fails_all_who_wait_and_is_forgotten(rig: Rig, erro
     assert rig.fills.under_way == 0
     assert rig.tasks.errors == ([] if expected is Unavailable else [error]), "and a bug is heard of"
     rig.tasks.errors.clear()
+
+
+async def test_a_fill_that_needs_a_master_that_is_just_being_replaced_is_made_once_more_without_it(rig: Rig) -> None:
+    rig.cache.raise_object_floor(A, v(2), 1_000.0)
+    rig.source.manual = True
+    reading = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    for number in range(3):
+        await until(lambda number=number: len(rig.source.calls) > number)  # type: ignore[misc]
+        if rig.source.calls[number].critical:
+            rig.source.calls[number].answer.set_exception(DatabaseDown("the former master"))
+        else:
+            rig.source.answer(rig.source.calls[number])
+    await until(lambda: len(rig.source.calls) == 4)
+    rig.source.version = v(2)
+    rig.source.answer(rig.source.calls[3])
+    assert version_of((await reading).value) == v(2)
+    assert [call.critical for call in rig.source.calls] == [False, False, True, False]
 
 
 async def test_a_critical_read_joins_no_flight_and_drops_what_it_proves_old(rig: Rig) -> None:
