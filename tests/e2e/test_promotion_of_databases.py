@@ -25,6 +25,7 @@ from tao.storage.promotion import acknowledging_replicas, fence, stop_receiving
 from tao.watcher.locks import LockTaken
 from tao.watcher.promotion import Step
 from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, Wish
+from tao.watcher.replication_set import ReplicationSet, SetAccounts
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, soon
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
@@ -218,3 +219,32 @@ async def test_under_semi_sync_what_no_replica_has_is_acknowledged_to_nobody(
 async def waiting_for_replica(rig: ReplicationRig) -> int:
     rows = await rig.rows(WEST, "SHOW FULL PROCESSLIST")
     return sum("semi-sync ACK" in str(row[6]) for row in rows)
+
+
+async def test_a_master_that_closes_itself_while_a_commit_waits_for_a_replica_is_fenced_all_the_same(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+        assert (await rig.promoter().promote("db", Wish(WEST))).waits_for_replica
+        async with rig.session(EAST) as session:
+            await stop_receiving(session, deadline=soon())
+        async with rig.session(WEST) as session:
+            await install_lease(session, EVENT_SECONDS, deadline=soon())
+        writing = asyncio.create_task(rig.write(WEST, 1))
+        async with asyncio.timeout(30):
+            # The lease is over, and the event that closes the server waits for that commit, as everything does then.
+            while not await waiting_to_close(rig):  # noqa: ASYNC110 - the server does it
+                await asyncio.sleep(0.05)
+        accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
+        await ReplicationSet(rig.database, accounts, seen_from="", statement_seconds=10).close(WEST)
+        assert await rig.open_servers() == set()
+        with pytest.raises(TaoError):
+            await writing
+
+
+async def waiting_to_close(rig: ReplicationRig) -> bool:
+    rows = await rig.rows(WEST, "SHOW FULL PROCESSLIST")
+    waits = any("semi-sync ACK" in str(row[6]) for row in rows)
+    return waits and any(
+        "read_only" in str(row[7]).lower() and "processlist" not in str(row[7]).lower() for row in rows
+    )
