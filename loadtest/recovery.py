@@ -133,8 +133,8 @@ class _Crashes:
         graph = self._graphs[MASTER]
         await graph.obj_get(user)
         await self._cluster.kill(home)
-        reading = await _until(lambda: graph.obj_get(user))
-        writing = await _until(lambda: self._write(graph, user))
+        reading = await _until("follower, reading", lambda: graph.obj_get(user))
+        writing = await _until("follower, writing", lambda: self._write(graph, user))
         began = time.monotonic()
         await self._cluster.restart(home)
         return {"reads": reading, "writes": writing, "start": time.monotonic() - began}
@@ -146,9 +146,11 @@ class _Crashes:
         leader = self._routes().leaders(region).home(user >> SHARD_SHIFT).name
         await self._cluster.kill(leader)
         graph = self._graphs[region]
-        missing = await _until(lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows"))
-        writing = await _until(lambda: self._write(graph, user))
-        critical = await _until(lambda: graph.obj_get(user, critical=True))
+        missing = await _until(
+            "leader, missing", lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows")
+        )
+        writing = await _until("leader, writing", lambda: self._write(graph, user))
+        critical = await _until("leader, critical", lambda: graph.obj_get(user, critical=True))
         await self._cluster.restart(leader)
         return {"misses": missing, "writes": missing + writing, "critical reads": missing + writing + critical}
 
@@ -158,10 +160,12 @@ class _Crashes:
         database = self._topology().databases[0]
         graph, name = self._graphs[region], database.servers[region].name
         await self._cluster.kill(name)
-        missing = await _until(lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows"))
+        missing = await _until(
+            "replica, missing", lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows")
+        )
         began = time.monotonic()
         starting = asyncio.create_task(self._cluster.restart(name))
-        writing = await _until(lambda: self._write(graph, user))
+        writing = await _until("replica, writing", lambda: self._write(graph, user))
         await starting
         return {"misses": missing, "writes, since its start": writing, "start": time.monotonic() - began}
 
@@ -182,7 +186,7 @@ class _Crashes:
                 raise OperatorError("not yet")
 
         starting = asyncio.create_task(self._cluster.restart(tailer))
-        await _until(seen)
+        await _until("tailer, fresh", seen)
         fresh = time.monotonic() - began
         await starting
         return {"fresh again": fresh}
@@ -192,8 +196,10 @@ class _Crashes:
         user, region = self._chance.choice(self._users), self._master_region()
         name, graph = self._topology().databases[0].servers[region].name, self._graphs[region]
         await self._cluster.kill(name)
-        missing = await _until(lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows"))
-        writing = missing + await _until(lambda: self._write(graph, user))
+        missing = await _until(
+            "master, missing", lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows")
+        )
+        writing = missing + await _until("master, writing", lambda: self._write(graph, user))
         promotion = await self._promotion()
         await self._cluster.restart(name)
         return {
@@ -234,7 +240,7 @@ class _Crashes:
         return next(region for region in self._graphs if region != self._master_region())
 
 
-async def _until(ask: Callable[[], Awaitable[object]]) -> float:
+async def _until(what: str, ask: Callable[[], Awaitable[object]]) -> float:
     """Ask until it succeeds; seconds until that answer came. Raises `OperatorError` when it never does."""
     began = time.monotonic()
     last = ""
@@ -246,7 +252,7 @@ async def _until(ask: Callable[[], Awaitable[object]]) -> float:
             await asyncio.sleep(_PAUSE_SECONDS)
         else:
             return time.monotonic() - began
-    raise OperatorError(f"no service again within {_PATIENT_SECONDS:g} s: {last}")
+    raise OperatorError(f"{what}: no service again within {_PATIENT_SECONDS:g} s: {last}")
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:

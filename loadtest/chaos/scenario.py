@@ -141,7 +141,10 @@ class _Run:
         deck: list[str] = []
         while record.now() < self.wanted.seconds:
             deck = deck or chance.sample(kinds, len(kinds))
-            together = [deck.pop() for _ in range(2 if self.wanted.overlapping and len(deck) > 1 else 1)]
+            together = [deck.pop()]
+            # Without the document nobody knows whom else to strike, or whom to have rejoin.
+            if self.wanted.overlapping and deck and "topology_gone" not in (together[0], deck[-1]):
+                together.append(deck.pop())
             await asyncio.sleep(chance.uniform(0.2, 1.0) * min(_PEACE_SECONDS, self.wanted.seconds / 4))
             await asyncio.gather(*(self._strike(kind) for kind in together))
 
