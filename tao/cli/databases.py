@@ -128,6 +128,7 @@ async def _migrate(database: Database, tables: dict[str, int], login: ServerAcco
             shards,
             tables,
             _master(database).name,
+            version_epoch=database.version_epoch,
             progress=lambda done, _: counting.show(database.name, done),
         )
 

@@ -84,6 +84,7 @@ async def migrate(
     tables: Mapping[str, int],
     master_server: str,
     *,
+    version_epoch: int = FIRST_EPOCH,
     progress: Progress | None = None,
     settings: MigrationSettings | None = None,
 ) -> int:
@@ -91,7 +92,8 @@ async def migrate(
 
     ``account``: an administrator's, at the master (replicas get it by replication). ``tables``: custom edge table →
     bytes of data (see `tao.schema.Schema.custom_tables`). ``master_server``: the server's name in the topology, which
-    a new shard's row starts with, ownerless, at `FIRST_EPOCH`; an existing row is left alone.
+    a new shard's row starts with, ownerless, at ``version_epoch``, the topology's of the database: what is read under
+    an older one is believed by no cache. An existing row is left alone.
     Raises `OperatorError`, `Unavailable` or `DeadlineExceeded`; shards done stay done, and a second run goes on.
     """
     settings = settings or MigrationSettings()
@@ -108,7 +110,7 @@ async def migrate(
             for statements in queue:
                 deadline = asyncio.get_running_loop().time() + settings.shard_seconds
                 sql = "; ".join(statement.rstrip("; \n") for statement in statements)
-                await session.run(sql, _first_row(master_server), deadline=deadline)
+                await session.run(sql, (master_server, version_epoch), deadline=deadline)
                 done += 1
                 if progress is not None:
                     progress(done, len(shards))
@@ -170,10 +172,6 @@ def _statements(shard: int, migrations: Sequence[Migration], tables: Sequence[st
         "INSERT IGNORE INTO shard (only_row, master_server, version_epoch, owner, generation) VALUES (1, %s, %s, '', 0)"
     )
     return [*statements, "COMMIT"]
-
-
-def _first_row(master_server: str) -> tuple[object, ...]:
-    return master_server, FIRST_EPOCH
 
 
 def _custom_table(name: str) -> str:
