@@ -24,6 +24,7 @@ from tests.sim.shrinking import shrink
 from tests.sim.variants import VARIANTS, find
 
 _LAST_EVENTS = 60
+_PROGRESS_SEEDS = 100
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--start", type=int, default=0, help="the first seed (%(default)s)")
     parser.add_argument("--minutes", type=float, default=6.0, help="simulated minutes of each (%(default)s)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="of real time, after which no seed is begun")
+    parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--plan", type=Path, help="play this plan, which a failure has left, and show what happens")
     parser.add_argument("--keep", type=Path, default=Path(), help="folder for plans that fail (%(default)s)")
     parser.add_argument("--variants", action="store_true", help="break the product, and see that it is noticed")
@@ -64,6 +66,10 @@ def _sweep(chosen: argparse.Namespace) -> int:
         if outcome.violation is not None:
             failed += 1
             _report(seed, outcome, chosen.keep)
+            if chosen.first:
+                break
+        if not played % _PROGRESS_SEEDS:
+            _say(f"{played} seeds, {failed} failed; {minutes:.0f} minutes, {time.monotonic() - began:.0f} s")
     rate = minutes / cpu_seconds if cpu_seconds else 0.0
     _say(f"{played} seeds, {failed} failed; {minutes:.0f} simulated minutes, {rate:.1f} for each second of CPU")
     _say(f"operations: {_counted(results)}")

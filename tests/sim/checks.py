@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
@@ -22,6 +23,7 @@ from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, ListRow, RowChanges
+from tao.model.versions import epoch_of
 from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.database import DatabaseServer, Past, Rows, part_of
@@ -133,7 +135,7 @@ class Checks:
                     value, atype = rest[0], 0
                 else:
                     atype, value = rest
-                self._entry(held(shard, key, atype), key, atype, value, is_list=name == "_put_list")
+                self._entry(shard, held(shard, key, atype), key, atype, value, is_list=name == "_put_list")
                 return put(shard, key, *rest)
 
             return watch
@@ -146,7 +148,7 @@ class Checks:
             for name, put in kept.items():
                 setattr(CachedShard, name, put)
 
-    def _entry(self, held: bytes, key: int, atype: int, value: bytes, *, is_list: bool) -> None:
+    def _entry(self, shard: CachedShard, held: bytes, key: int, atype: int, value: bytes, *, is_list: bool) -> None:
         process = CURRENT.get()
         if process is None or process.state == "swept":
             return
@@ -154,6 +156,10 @@ class Checks:
         if held and version_of(held) > version_of(value):
             text = f"{process.name} held {_name(key)}/{atype} at {version_of(held)}, now at {version_of(value)}"
             self._found(Violation("4", text))
+        lost = self._past_of(key).lost.get((key, atype))
+        if lost and version_of(value) in lost and shard.version_epoch > epoch_of(version_of(value)):
+            text = f"{process.name} knows epoch {shard.version_epoch}, and keeps {_name(key)}/{atype}"
+            self._found(Violation("lost", f"{text} at the lost version {version_of(value)}"))
         seen = (key, atype, value)
         if seen in self._right:
             return
@@ -185,7 +191,7 @@ class Checks:
         """An answer has come."""
         self.looked_at["answers"] += 1
         kind, row = expected.kind, expected.row
-        if version_of(value) < expected.minimum:
+        if version_of(value) < self._past_of(row[0]).least(row[0], 0 if kind == OBJECT else row[1], expected.minimum):
             told = (
                 f"{_name(row[0])} {row[1:]} is answered at {version_of(value)}, {expected.why} has {expected.minimum}"
             )
@@ -207,7 +213,7 @@ class Checks:
         ):
             past = self._past_of(key)
             versions = past.lists[ListKey(key, atype)] if atype else past.objects[key]
-            if version not in versions or self._version_now(key, atype) < version:
+            if version not in versions or self._version_now(key, atype) < past.least(key, atype, version):
                 self._found(Violation("1", f"{_name(key)}/{atype} at {version} is acknowledged and not there"))
             known = self._in_tier.get((tier, key, atype), (0, 0.0))
             self._in_tier[tier, key, atype] = max(known, (version, self._now()))
@@ -232,7 +238,10 @@ class Checks:
         return self._schema.atype(atype).inverse or 0
 
     def _half_pair(self, pair: IntentKey) -> str:
-        low, high = (self._master_of(each >> SHARD_SHIFT).truth for each in (pair.low_id, pair.high_id))
+        masters = [self._master_of(each >> SHARD_SHIFT) for each in (pair.low_id, pair.high_id)]
+        if any(pair in master.past.lost_pairs for master in masters):
+            return ""  # one side's transaction is lost, and what had been told of it elsewhere is for `tao repair`
+        low, high = (master.truth for master in masters)
         for atype in self._schema.assocs:
             if not atype.inverse or pair.low_id == pair.high_id:
                 continue
@@ -244,10 +253,16 @@ class Checks:
 
     # calm
 
-    def converged(self, servers: list[DatabaseServer], caches: dict[str, GraphCache]) -> None:
+    def calmer(self) -> None:
+        """Something that was begun in a storm has ended."""
+        if self.calm.since != inf:
+            self.calm.since = self._now()
+
+    def converged(self, masters: list[DatabaseServer], caches: dict[str, GraphCache]) -> None:
         """Everything equals everything. Raises `Violation`."""
-        masters = [server for server in servers if server.replicas]
         for master in masters:
+            if len(master.replicas) != 1:
+                raise Violation("unforeseen", f"{master.name} has {len(master.replicas)} replicas")
             for server in (master, *master.replicas):
                 for table in ("objects", "lists", "intents", "shards"):
                     if getattr(server.rows, table) != getattr(master.truth, table):

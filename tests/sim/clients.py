@@ -137,6 +137,17 @@ class Client:
         lists = [self.graph.assoc_range(each, atype, 0, 50) for each in ids for atype in EDGE_TYPES]
         await asyncio.gather(*objects, *lists, return_exceptions=True)
 
+    async def write_all_at_once(self) -> None:
+        """Whatever comes of it."""
+        assert self.graph is not None
+        self._writes += 1
+        names = {number: f"{self.process.name} {self._writes} all {number}" for number in range(KEYS)}
+        writes = [
+            self.graph.obj_add("user", {"name": name}, id=key_id(number, self._shards))
+            for number, name in names.items()
+        ]
+        await asyncio.gather(*writes, return_exceptions=True)
+
     async def read_all(self) -> str:
         """Every key, one by one; the first error, or nothing."""
         assert self.graph is not None

@@ -3,7 +3,8 @@
 A commit is written to the binlog first and becomes visible a moment later, on the master as on replicas, which is what
 real servers show (docs/DESIGN.md §4, floors). Shard rows are locked as in the real store: in share mode by a
 transaction until it ends, exclusively by a takeover. ``past`` keeps every content that any version of a key ever had:
-what a cache holds or answers is compared with it.
+what a cache holds or answers is compared with it. A set that has lost its master may have lost transactions with it;
+that memory knows which.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ class Rows:
             self.intents.pop(intent, None)
         self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
 
+    def take_over(self, other: Rows) -> None:
+        """Be as the other tables are."""
+        self.shards = dict(other.shards)
+        self.objects = dict(other.objects)
+        self.lists = dict(other.lists)
+        self.edges = {key: dict(edges) for key, edges in other.edges.items()}
+        self.intents = dict(other.intents)
+
     def edge(self, key: EdgeKey) -> Edge | None:
         return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)
 
@@ -98,18 +107,49 @@ class Past:
         self.foreign: Final[set[int | ListKey]] = set()
         """Keys that somebody has written past the product: until it has learnt of that its changes are right and their
         result in a cache is not, and no version tells the two apart."""
+        self.lost: Final[dict[tuple[int, int], dict[int, int]]] = defaultdict(dict)
+        """Object (with 0) or list → version that was lost with a master → what was left in its place."""
+        self.lost_pairs: Final[set[IntentKey]] = set()
+        """Of edges that a lost transaction was about: what had been done about them elsewhere was not lost."""
+
+    def lose(self, left: Rows, gone: Iterable[Logged]) -> None:
+        """A promotion has left these rows, without these transactions."""
+        for key, of_object in self.objects.items():
+            row = left.objects.get(key)
+            self._lose((key, 0), of_object, row.version if row else 0)
+        for list_key, of_list in self.lists.items():
+            self._lose((list_key.id1, list_key.atype), of_list, left.lists.get(list_key, ListRow(0, 0)).version)
+        for logged in gone:
+            changes = logged.changes
+            edges = (*changes.put_edges, *changes.delete_edges)
+            self.lost_pairs.update(IntentKey(*sorted((edge.id1, edge.id2))) for edge in edges)
+            self.lost_pairs.update(IntentKey(row.low_id, row.high_id) for row in changes.put_intents)
+            self.lost_pairs.update(changes.delete_intents)
+
+    def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:
+        known = self.lost[key]
+        known.update({version: left for version in versions if version > left and version not in known})
+
+    def least(self, key: int, atype: int, version: int) -> int:
+        """What somebody who was told of this version may ask for: less, when it is lost."""
+        known = self.lost.get((key, atype), {})
+        while version in known:
+            version = known[version]
+        return version
 
     def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey]) -> None:
         for key in objects:
             row = rows.objects[key]
             content = (ABSENT, b"") if row.deleted else (row.otype, row.data)
             contents = self.objects[key].setdefault(row.version, [])
+            self.lost[key, 0].pop(row.version, None)
             if content not in contents:
                 contents.append(content)
         for list_key in lists:
             listed = rows.lists.get(list_key, ListRow(0, 0))
             edges = (listed.count, tuple(rows.sorted_edges(list_key)))
             known = self.lists[list_key].setdefault(listed.version, [])
+            self.lost[list_key.id1, list_key.atype].pop(listed.version, None)
             if edges not in known:
                 known.append(edges)
 
@@ -188,7 +228,13 @@ class DatabaseServer:
         """Open ones, with whose they are."""
         self.commit_faults: Final[list[str]] = []
         """What happens to the next commits: ``aborted``, ``lost before`` or ``lost after`` (the commit happens)."""
-        self.down = False
+        self.stopped = False
+        self.lost = False
+        """As far as anybody can tell: another server is promoted in its place."""
+        self.read_only = True
+        """As every server is that is not a master."""
+        self.answers_after = (0.0, 0.0)
+        """Seconds, at least and at most, that a read's answer takes although the rows have been read."""
         self.lag_seconds = 0.02
         """Longest delay of a transaction on its way to this replica."""
         self.stopped_until = 0.0
@@ -204,17 +250,61 @@ class DatabaseServer:
         self._applies_at = 0.0
         self._relay_log: Final[deque[Logged]] = deque()
         self._visible_until = 0.0
+        self._purged = ""
+
+    @property
+    def down(self) -> bool:
+        return self.stopped or self.lost
 
     @property
     def position(self) -> str:
         """Where the binlog ends."""
-        last = self.purged_before + len(self.binlog)
-        return f"0-{self._server_id}-{last}" if last else ""
+        return self.binlog[-1].gtid if self.binlog else self._purged
+
+    def after(self, position: str) -> list[Logged] | None:
+        """What follows a position; None: that is not known here, or not any more."""
+        if position == self._purged:
+            return self.binlog
+        at = _number(position) - self.purged_before
+        if not 0 < at <= len(self.binlog) or self.binlog[at - 1].gtid != position:
+            return None
+        return self.binlog[at:]
 
     def purge(self) -> None:
         """Whoever has not read it yet never will."""
-        self.purged_before += len(self.binlog)
+        self._purged = self.position
+        self.purged_before = _number(self._purged)
         self.binlog.clear()
+
+    # masters
+
+    def forget_received(self, most: int) -> list[Logged]:
+        """The last transactions, as many of those that are not applied yet, have never come."""
+        gone = [self._relay_log.pop() for _ in range(min(most, len(self._relay_log)))]
+        return gone[::-1]
+
+    @property
+    def has_applied_all(self) -> bool:
+        """Whether everything that has come is visible."""
+        return not self._relay_log and self._loop.now > self._visible_until
+
+    def waiting(self) -> int:
+        """Transactions in the relay log."""
+        return len(self._relay_log)
+
+    def become_master(self) -> None:
+        """What has been applied is the truth from now on."""
+        self.truth.take_over(self.rows)
+
+    def follow(self, master: DatabaseServer, *, anew: bool) -> None:
+        """Be a replica from now on: of whose every transaction is here, or ``anew``, from a copy."""
+        if anew:
+            self.rows.take_over(master.truth)
+            self.binlog[:] = master.binlog
+            self.purged_before, self._purged = master.purged_before, master._purged
+            self._relay_log.clear()
+        self.read_only = True
+        master.replicas.append(self)
 
     def host(self, shards: Iterable[int], master: str) -> None:
         for rows in (self.rows, self.truth):
@@ -267,6 +357,8 @@ class DatabaseServer:
         if self._loop.now < self.stopped_until:
             self._loop.call_at(self.stopped_until, self._apply_next, context=self.process.context.copy())
             return
+        if not self._relay_log:
+            return  # it has never come
         logged = self._relay_log.popleft()
         self._append(logged)
         self._visible_until = max(self._visible_until, self._loop.now + self._until_visible())
@@ -275,6 +367,10 @@ class DatabaseServer:
 
     def _until_visible(self) -> float:
         return self._random.random() * 0.01 if self._random.random() < 0.1 else 0.0
+
+
+def _number(position: str) -> int:
+    return int(position.rpartition("-")[2] or 0)
 
 
 UNIX_MS_AT_START: Final = 1_750_000_000_000

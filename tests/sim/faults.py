@@ -6,6 +6,7 @@ everything can be mended, and has to mend itself.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import Context
 from functools import partial
@@ -19,7 +20,8 @@ from tao.model.topology import CacheServer, Tier, Topology
 from tao.routing.routes import Routes
 from tests.sim.loop import Process
 from tests.sim.plans import Fault
-from tests.sim.world import REGIONS, World
+from tests.sim.promotion import Promotions
+from tests.sim.world import DATABASES, REGIONS, World
 
 COMMIT_FAULTS: Final = ("aborted", "lost before", "lost after")
 _WITHOUT_INVERSE: Final = ("comment", "note")
@@ -53,7 +55,12 @@ class Faults:
             "tailer cut off": self._cut_tailer_off,
             "binlog lost": self._lose_binlog,
             "foreign write": self._write_past_the_product,
+            "spool needed": self._restart_leader_of_absent,
+            "disk full": self._fill_disk,
+            "promotion": self._promote,
+            "master lost": self._lose_master,
         }
+        self._promotions: Final = Promotions(world)
 
     def begin(self, fault: Fault) -> None:
         """Do it; what ends it is done after its time, or by `mend`."""
@@ -209,43 +216,75 @@ class Faults:
         masters = self._world.masters
         masters[fault.pick % len(masters)].commit_faults.append(COMMIT_FAULTS[fault.other % 3])
 
-    def _stop_database(self, fault: Fault) -> Callable[[], None]:
+    def _stop_database(self, fault: Fault) -> Callable[[], None] | None:
         world = self._world
         database = world.databases[self._database(fault.pick)]
+        if self._promotions.is_changing(database.name):
+            return None
         world.stop_database(database)
 
         def start() -> None:
-            database.down = False
+            database.stopped = False
 
         return start
 
-    def _lose_binlog(self, fault: Fault) -> Callable[[], None]:
+    def _promote(self, fault: Fault) -> Callable[[], None] | None:
+        """A planned switch of masters."""
+        return self._change_master(fault, None)
+
+    def _lose_master(self, fault: Fault) -> Callable[[], None] | None:
+        """What the master has committed in its last moments has reached nobody."""
+        return self._change_master(fault, (0.05, 0.5, 2.5)[fault.other % 3])
+
+    def _change_master(self, fault: Fault, lost_after: float | None) -> Callable[[], None] | None:
+        name = DATABASES[fault.pick % len(DATABASES)]
+        if not self._promotions.can_begin(name):
+            return None
+        returned = asyncio.Event()
+        self._world.spawn(self._promotions.promote(name, returned, lost_after=lost_after))
+        return returned.set
+
+    def _lose_binlog(self, fault: Fault) -> None:
         """Of a slow replica, while its reader is away, and everybody reads everything."""
         world = self._world
-        (replica,) = world.master_of(fault.pick % world.shape.shards).replicas
+        replicas = world.master_of(fault.pick % world.shape.shards).replicas
+        if not replicas or replicas[0].down:
+            return
+        replica = replicas[0]
         name = f"tailer-{replica.region}-{replica.name.partition('-')[0]}"
         if world.is_up(name):
             world.kill(name)
-        world.network.slow[replica.name] = 0.9
-
+        replica.answers_after = (0.55, 0.9)
+        # As an operator's `tao invalidate`: everybody has to read everything.
+        for leader in world.names("leader"):
+            self._void(leader, replica.region)
         readers = [client for client in world.clients if client.process.region == replica.region]
+        writers = [client for client in world.clients if client.process.region != replica.region]
 
         def read() -> None:
             for client in readers:
                 world.spawn(client.read_all_at_once(), client.process)
 
-        world.loop.call_later(0.4, read)
-        world.loop.call_later(1.6, read)
+        def write() -> None:
+            for client in writers[:1]:
+                world.spawn(client.write_all_at_once(), client.process)
 
         def follow_again() -> None:
             # Answers that are under way stay late.
-            self._slow_no_more(replica.name)
+            replica.answers_after = (0.0, 0.0)
             replica.purge()
             if not world.is_up(name):
                 world.start_server(name)
 
-        world.loop.call_later(0.8, follow_again)
-        return partial(self._slow_no_more, replica.name)
+        world.loop.call_later(0.1, read)
+        world.loop.call_later(0.2, write)
+        world.loop.call_later(0.35, follow_again)
+
+    def _void(self, leader: str, region: str) -> None:
+        world = self._world
+        process, server = world.processes[leader], world.servers.get(leader)
+        if server is not None and process.state == "runs" and process.region == region:
+            process.context.copy().run(server._relays.void, range(world.shape.shards), "an operator")
 
     def _write_past_the_product(self, fault: Fault) -> None:
         """Somebody's script changes rows and knows nothing of versions."""
@@ -273,6 +312,34 @@ class Faults:
             changes.put_edges[key] = msgspec.structs.replace(edge, time=edge.time + 1)
         if changes:
             world.spawn(world.write_past_the_product(master, changes))
+
+    # disks
+
+    def _fill_disk(self, fault: Fault) -> Callable[[], None] | None:
+        world = self._world
+        names = world.names("leader")
+        file = world.spools.get(names[fault.pick % len(names)])
+        if file is None:
+            return None
+
+        def free() -> None:
+            file.full = False
+
+        file.full = True
+        return free
+
+    def _restart_leader_of_absent(self, fault: Fault) -> Callable[[], None]:
+        """A follower is away while its leader hears of changes; then the leader crashes."""
+        world = self._world
+        followers = world.names("follower")
+        follower = followers[fault.pick % len(followers)]
+        region = world.processes[follower].region
+        leaders = [name for name in world.names("leader") if world.processes[name].region == region]
+        end = self._cut([follower], leaders)
+        world.loop.call_later(
+            0.5 + min(fault.seconds, 15.0), self._kill_and_restart, leaders[fault.other % len(leaders)]
+        )
+        return end
 
     # topology
 

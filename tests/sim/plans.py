@@ -98,7 +98,13 @@ FAULT_WEIGHTS: Final = {
     "binlog lost": 1,
     "there and back": 1,
     "depose": 1,
+    "spool needed": 2,
+    "disk full": 1,
+    "promotion": 1,
+    "master lost": 2,
 }
+_WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed")
+"""Faults that nobody would notice without writes."""
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost")
 
 
@@ -131,6 +137,8 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[s
                 pick = near.one if kind in _OF_SHARDS else pick
             if begin + LOOK_SECONDS <= at < begin + BUSY_SECONDS:
                 faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng)))
+                if kind in _WHILE_WRITING:
+                    ops += _burst(rng, at, shape)
     return Plan(
         seed, acts, shape, tuple(sorted(ops, key=lambda op: op.at)), tuple(sorted(faults, key=lambda each: each.at))
     )

@@ -139,7 +139,7 @@ class _Player:
         why = world.not_ready()
         if why:
             raise Violation("7", f"long after the last fault: {why}")
-        world.checks.converged(list(world.databases.values()), world.caches)
+        world.checks.converged(world.masters, world.caches)
         for client in world.clients:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())
             if error := await reading:

@@ -7,13 +7,14 @@ in between learns nothing, and a commit on its way happens all the same.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
 import msgspec
 
-from tao.model.errors import DeadlineExceeded, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError, Unavailable
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import OnRead, ReadStore
@@ -42,6 +43,9 @@ class Databases(Protocol):
     def schema(self) -> Schema: ...
 
     @property
+    def random(self) -> random.Random: ...
+
+    @property
     def databases(self) -> dict[str, DatabaseServer]: ...
 
     def committing(self, writer: Process, changes: RowChanges) -> None:
@@ -62,6 +66,8 @@ async def _at(
 
     async def do() -> None:
         try:
+            if server.down:
+                raise Unavailable(f"{server.name} closed the connection")
             result: Result | TaoError = await work()
         except TaoError as error:
             result = error
@@ -115,7 +121,11 @@ class SimReadStore(ReadStore):
 
             async def look() -> FillRead:
                 epochs = {_shard(query): server.rows.shards[_shard(query)].version_epoch for query in asked}
-                return FillRead([server.rows.value(query) for query in asked], epochs)
+                found = FillRead([server.rows.value(query) for query in asked], epochs)
+                least, most = server.answers_after
+                if most:
+                    await asyncio.sleep(least + self._world.random.random() * (most - least))
+                return found
 
             try:
                 found: FillRead | TaoError = await _at(self._world, server, look, timeout_seconds)
@@ -154,6 +164,7 @@ class SimWriteStore:
             except TimeoutError:
                 raise ShardBlocked(f"the lock of shard {shard} was not had", shard) from None
             try:
+                _check_writable(server)
                 row = server.truth.shards[shard]
                 row = msgspec.structs.replace(row, owner=owner, generation=row.generation + 1)
                 await asyncio.sleep(server.log(RowChanges(), self._world.schema, {shard: row}))
@@ -181,6 +192,7 @@ class SimWriteStore:
         server = self._world.databases[self._master_of(shard)]
 
         async def write() -> None:
+            _check_writable(server)
             await asyncio.sleep(server.log(RowChanges(), self._world.schema, heartbeat=(shard, writer, unix_ms)))
 
         await _at(self._world, server, write, timeout_seconds)
@@ -266,6 +278,7 @@ class SimTransaction:
         """See the port."""
 
         async def apply() -> None:
+            _check_writable(self._server)
             if self not in self._server.transactions:
                 raise Unavailable("the transaction was rolled back")
 
@@ -277,6 +290,8 @@ class SimTransaction:
         self._committing = True
         try:
             await self._do(self._commit)
+        except MasterReadOnly:
+            raise
         except TaoError as error:
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
         finally:
@@ -288,6 +303,9 @@ class SimTransaction:
         server = self._server
         if self not in server.transactions:
             raise Unavailable("the transaction was rolled back")
+        if server.read_only:
+            self.roll_back()
+        _check_writable(server)
         fault = server.commit_faults.pop(0) if server.commit_faults else ""
         if fault in ("aborted", "lost before"):
             self.roll_back()
@@ -307,6 +325,13 @@ class SimTransaction:
 
     async def _do(self, work: Callable[[], Awaitable[Result]]) -> Result:
         return await _at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))
+
+
+def _check_writable(server: DatabaseServer) -> None:
+    if server.down:
+        raise Unavailable(f"{server.name} closed the connection")
+    if server.read_only:
+        raise MasterReadOnly(f"{server.name} is read-only")
 
 
 def roll_back_all_of(server: DatabaseServer, process: Process | None) -> None:

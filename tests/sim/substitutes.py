@@ -8,18 +8,21 @@ run, and follows it when it changes.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
 import tao.follower.server
 import tao.leader.server
 import tao.tailer.server
 from tao.cache import CacheSettings, GraphCache
+from tao.delivery.spool import SqliteSpool
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Topology
 from tao.peers.links import LinkSettings
@@ -42,6 +45,7 @@ from tao.wire.frames_client import connect_frames
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tests.sim.database import unix_ms
+from tests.sim.disks import Machine, SimSpool
 from tests.sim.loop import CURRENT, Process
 from tests.sim.network import SESSION, Listener, Network
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
@@ -51,7 +55,7 @@ HOUSE_SECONDS: Final = 15.0
 """Between two rounds of housekeeping: the product's tenth of a second would be most of what happens."""
 
 
-class Outside(Databases, Protocol):
+class Outside(Databases, Machine, Protocol):
     """What the substitutes need of the world."""
 
     @property
@@ -227,7 +231,6 @@ class SimBinlogReader:
     async def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
         """See `tao.tailer.binlog.BinlogSource`."""
         server = self._server
-        after = int(position.rpartition("-")[2]) if position else 0
         server.listeners[self] = self._more.set
         try:
             while True:
@@ -235,14 +238,14 @@ class SimBinlogReader:
                 if server is not self._server:
                     raise BinlogMoved(f"the binlog of {self._server.name} is to be read")
                 self.connected = True
-                if after < server.purged_before:
-                    raise BinlogLost(f"transactions after {position} are purged")
-                logged = server.binlog[after - server.purged_before :]
+                logged = server.after(position)
+                if logged is None:
+                    raise BinlogLost(f"{server.name} does not know what follows {position}")
                 if not logged:
                     self._more.clear()
                     await self._more.wait()
                     continue
-                after += len(logged)
+                position = logged[-1].gtid
                 yield [
                     BinlogTransaction(gtid=each.gtid, events=each.events, committed_unix_ms=each.unix_ms // 1000 * 1000)
                     for each in logged
@@ -297,6 +300,8 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(MySqlWriteStore, partial(SimWriteStore, world)),
         Substitution(BinlogReader, partial(SimBinlogReader, world)),
         Substitution(Checkpoint, partial(SimCheckpoint, world)),
+        Substitution(SqliteSpool, partial(SimSpool, world)),
+        Substitution(os, SimpleNamespace(getpid=lambda: 1)),
         Substitution(CacheSettings, cache_settings),
         Substitution(LinkSettings, partial(LinkSettings, session=SESSION)),
         Substitution(keep_house, keep_house_seldom),

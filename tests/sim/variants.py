@@ -12,6 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import msgspec
+
+from tao.cache import GraphCache, Ticket
 from tao.cache.floors import ShardFloors
 from tao.cache.outcomes import Applied
 from tao.cache.shard import CachedShard
@@ -23,10 +26,13 @@ from tao.leader.write_path import WritePath
 from tao.model.changes import ListChange, ObjectChange
 from tao.model.delivery import Delivery
 from tao.model.graph import encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
 from tao.planning.row_events import Translated
 from tao.tailer.delivery_path import DeliveryPath
+from tests.sim import promotion
+from tests.sim.disks import SimSpool
 from tests.sim.plans import Shape, make_plan
 from tests.sim.runs import Outcome, run
 
@@ -78,6 +84,38 @@ def _version_check_removed() -> AbstractContextManager[None]:
 def _floor_ignored() -> Iterator[None]:
     """A fill is kept although something newer has been heard of."""
     with _replaced(ShardFloors, get=lambda *_: 0), _replaced(CachedShard, floor=lambda *_: 0):
+        yield
+
+
+@contextmanager
+def _ticket_epoch_ignored() -> Iterator[None]:
+    """What was read before a bulk invalidation is kept after it, and may be waited for."""
+    accept = GraphCache._accept
+
+    def accept_all(cache: GraphCache, ticket: Ticket, *rest: Any) -> Any:
+        shard = cache._shards.get(ticket.id >> SHARD_SHIFT)
+        generation = ticket.generation if shard is None else shard.generation
+        return accept(cache, msgspec.structs.replace(ticket, generation=generation), *rest)
+
+    with _replaced(GraphCache, _accept=accept_all, is_void=lambda *_: False):
+        yield
+
+
+@contextmanager
+def _version_epoch_not_raised() -> Iterator[None]:
+    """A new master goes on under the version epoch of the lost one."""
+    kept = promotion.next_epoch
+    promotion.next_epoch = lambda database: database.version_epoch
+    try:
+        yield
+    finally:
+        promotion.next_epoch = kept
+
+
+@contextmanager
+def _spool_not_synced() -> Iterator[None]:
+    """What a leader acknowledges is in its machine's memory, and on its disk by and by."""
+    with _replaced(SimSpool, synced=False):
         yield
 
 
@@ -168,6 +206,9 @@ def _position_gap_ignored() -> Iterator[None]:
 VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, {"lag": 1, "slow": 1, "break": 1}, seeds=60),
     Variant("floor ignored", _floor_ignored, {"lag": 2, "slow": 2, "replication stops": 1}, seeds=60),
+    Variant("ticket's epoch ignored", _ticket_epoch_ignored, {"binlog lost": 1}, seeds=60),
+    Variant("version epoch not raised", _version_epoch_not_raised, {"master lost": 1}, seeds=60),
+    Variant("spool not synced", _spool_not_synced, {"spool needed": 1}, seeds=60),
     Variant("follower told before its leader", _follower_told_before_leader, {"binlog lost": 1}, seeds=60),
     Variant(
         "checkpoint before acknowledgement",

@@ -18,8 +18,10 @@ from typing import Any, Final, cast
 import msgspec
 
 from tao.cache import GraphCache
+from tao.delivery.settings import SpoolSettings
 from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.settings import FollowerSettings
+from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
@@ -37,6 +39,7 @@ from tests.sim import substitutes
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
 from tests.sim.database import DatabaseServer, Past
+from tests.sim.disks import SpoolFile
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 from tests.sim.plans import Shape
@@ -110,6 +113,7 @@ class World:
         self.schema: Final[Schema] = load_schema(SCHEMA_TEXT, "schema.yaml")
         self.arena_bytes: Final = shape.arena_bytes
         self.disks: Final[dict[str, str]] = {}
+        self.spools: Final[dict[str, SpoolFile]] = {}
         self.topology_watchers: Final[dict[object, tuple[Process, Callable[[Topology], None]]]] = {}
         self.clock_skew_ms: Final[dict[str, int]] = {}
         self.topology = make_topology(shape)
@@ -138,7 +142,7 @@ class World:
 
     @property
     def masters(self) -> list[DatabaseServer]:
-        return [server for server in self.databases.values() if server.replicas]
+        return [self.databases[each.servers[each.master_region].name] for each in self.topology.databases]
 
     def names(self, role: str) -> list[str]:
         return [name for name, (of, _) in self._roles.items() if of == role]
@@ -167,7 +171,12 @@ class World:
         """Run it as that process does, or as nobody in particular."""
         task = self.loop.create_task(job, context=Context() if process is None else process.context.copy())
         self._under_way[task] = None
-        task.add_done_callback(lambda _: self._under_way.pop(task, None))
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._under_way[task]
+        if not task.cancelled() and (error := task.exception()):
+            self.found(Violation("unforeseen", f"in the simulation: {error!r}"))
 
     async def _serve(self, name: str, role: str, process: Process) -> None:
         log = cast(Logger, ProcessLog(name, self.trace.note, lambda text: self.found(Violation("unforeseen", text))))
@@ -224,7 +233,7 @@ class World:
 
     def stop_database(self, database: DatabaseServer) -> None:
         """Connections are refused, and what was open is rolled back; the disk keeps what was committed."""
-        database.down = True
+        database.stopped = True
         roll_back_all_of(database, None)
 
     async def write_past_the_product(self, master: DatabaseServer, changes: RowChanges) -> None:
@@ -238,7 +247,7 @@ class World:
             current = current and all(
                 master.truth.edge(key) is not None for key in (*changes.put_edges, *changes.delete_edges)
             )
-            if current:
+            if current and not master.read_only and not master.down:
                 versions = [
                     msgspec.structs.replace(row, version=master.truth.objects[row.id].version)
                     for row in changes.put_objects
@@ -293,15 +302,16 @@ class World:
         for database in self.topology.databases:
             servers = {}
             for region, named in database.servers.items():
-                server_id = 1 + DATABASES.index(database.name)
+                server_id = 1 + len(self.databases)
                 server = DatabaseServer(named.name, region, self.loop, self.random, server_id)
                 server.past = past[database.name]
+                server.on_commit = self.checks.committed
                 for first, last in database.shards:
                     server.host(range(first, last + 1), database.servers[database.master_region].name)
                 servers[region] = self.databases[named.name] = server
             master = servers[database.master_region]
             master.replicas.extend(server for server in servers.values() if server is not master)
-            master.on_commit = self.checks.committed
+            master.read_only = False
 
     def _place_servers(self) -> None:
         for region in self.topology.regions:
@@ -333,6 +343,8 @@ class World:
                     ownership=OwnershipSettings(check_seconds=5.0, retry_seconds=3.0),
                     inverses=InverseSettings(repair_seconds=8.0),
                     heartbeats=HeartbeatSettings(interval_seconds=15.0),
+                    checker=CheckerSettings(tick_seconds=2.0),
+                    spool=SpoolSettings(folder=Path(name)),
                     stalls=_STALLS,
                 )
             case "follower":
