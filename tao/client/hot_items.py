@@ -119,12 +119,13 @@ class HotItems:
     def note(self, call: ReadCall, part: pb.ReadAnswer) -> None:
         """Keep what this part of an answer calls hot. To be called before it is taken."""
         asked_at = call.attempt.deadline - self._settings.timeout_seconds
-        values = dict(zip(list(part.slots) or range(len(part.values)), part.values, strict=False))
+        slots, values = list(part.slots), part.values
+        places = dict(zip(slots, range(len(slots)), strict=True)) if slots else range(len(values))
         now = self._loop.time()
         for slot, pause_ms in zip(part.hot_slots, part.slow_down_ms, strict=False):
-            value = values.get(slot)
-            if value is None:
-                continue
+            if slot not in places or places[slot] >= len(values):
+                continue  # in another part
+            value = values[places[slot]]
             kind, row = call.query(slot)
             item = self.by_row.pop(row, None) or _Item(kind, row)
             self.by_row[row] = item  # the last ones used stand last

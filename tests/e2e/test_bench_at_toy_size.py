@@ -62,6 +62,15 @@ def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(tmp_path: Pat
     assert all(figure > 0 for figure in result.measured["hits, python"].values())
 
 
+def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client(tmp_path: Path) -> None:
+    result = bench(tmp_path, "--only", "hot_key").scenarios["hot_key"]
+    assert list(result.measured) == ["neither", "client cache", "clones", "clones and client cache"]
+    for found in result.measured.values():
+        assert found["reads_per_second"] > 0
+        assert 0 < found["busiest_queries_per_read"] <= found["queries_per_read"]
+    assert result.measured["clones"]["busiest_share"] < result.measured["neither"]["busiest_share"]
+
+
 @needs_redis
 def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: Path) -> None:
     report = bench(tmp_path, "--only", "cached_reads")
