@@ -21,6 +21,7 @@ from tao.model.errors import (
     TooLarge,
     Unauthorized,
     Unavailable,
+    WriteLost,
 )
 from tao.model.graph import ABSENT, MAX_TIME, Edge, encode_count, encode_object
 from tao.model.ids import make_id
@@ -157,6 +158,7 @@ async def test_a_hit_and_a_miss_in_two_parts_are_one_reply(bench: Bench) -> None
     ("error", "code"),
     [
         (TooLarge("m"), grpc.StatusCode.INVALID_ARGUMENT),
+        (WriteLost("m"), grpc.StatusCode.DATA_LOSS),
         (Unauthorized("m"), grpc.StatusCode.UNAUTHENTICATED),
         (NotMine("m", 6), grpc.StatusCode.UNAVAILABLE),
         (Overloaded("m"), grpc.StatusCode.RESOURCE_EXHAUSTED),
