@@ -10,9 +10,8 @@ import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
-from tao.model.errors import DatabaseDown, InternalError, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
-from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.serving.fills import Fills, FillSettings
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
@@ -246,42 +245,12 @@ async def test_a_failed_fetch_fails_all_who_wait_and_is_forgotten(rig: Rig, erro
     rig.tasks.errors.clear()
 
 
-async def test_a_fill_that_needs_a_master_that_is_just_being_replaced_is_made_once_more_without_it(rig: Rig) -> None:
-    rig.cache.raise_object_floor(A, v(2), 1_000.0)
-    rig.source.manual = True
-    reading = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
-    for number in range(3):
-        await until(lambda number=number: len(rig.source.calls) > number)  # type: ignore[misc]
-        if rig.source.calls[number].critical:
-            rig.source.calls[number].answer.set_exception(DatabaseDown("the former master"))
-        else:
-            rig.source.answer(rig.source.calls[number])
-    await until(lambda: len(rig.source.calls) == 4)
-    rig.source.version = v(2)
-    rig.source.answer(rig.source.calls[3])
-    assert version_of((await reading).value) == v(2)
-    assert [call.critical for call in rig.source.calls] == [False, False, True, False]
-
-
 async def test_a_critical_read_joins_no_flight_and_drops_what_it_proves_old(rig: Rig) -> None:
     await rig.fills.answer(ObjectQuery(A), 0, critical=False)
     rig.source.version = v(2)
     assert version_of((await rig.fills.answer(ObjectQuery(A), 0, critical=True)).value) == v(2)
     assert rig.source.calls[-1].critical
     assert rig.cache.peek_object(A) is None
-
-
-async def test_a_critical_read_that_met_the_former_master_is_made_again_at_the_new_one(rig: Rig) -> None:
-    rig.source.manual = True
-    reading = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=True))
-    await quiet()
-    rig.cache.open_shard(A >> SHARD_SHIFT, 2)
-    rig.source.manual = False
-    (former,) = rig.source.calls
-    rig.source.answer(former)
-    rig.source.epoch, rig.source.version = 2, v(7)
-    assert version_of((await reading).value) == v(7)
-    assert [call.critical for call in rig.source.calls] == [True, True]
 
 
 async def test_edges_beyond_the_prefix_are_added_to_those_within(rig: Rig) -> None:
