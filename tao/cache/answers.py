@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tao.cache.membership import MembershipFilter
 from tao.cache.outcomes import EdgesAnswer
 from tao.model.edge_block import (
     COMPLETE,
@@ -23,7 +24,7 @@ from tao.model.edge_block import (
     slice_block,
     time_column,
 )
-from tao.model.graph import MAX_TIME
+from tao.model.graph import MAX_TIME, decode_count, version_of
 
 
 def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
@@ -77,6 +78,26 @@ def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> Edge
     if len(found) == 1:
         return EdgesAnswer(slice_block(block, found[0], found[0] + 1, 0), missing)
     return EdgesAnswer(pick_edges(block, found, 0), missing)
+
+
+def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
+    """The empty answer to a range that begins at or after the end of the list, by its count alone."""
+    version, count = decode_count(count_value)
+    if count == 0:
+        return empty_block(version)
+    return empty_block(version, count, 0) if pos >= count else None
+
+
+def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: MembershipFilter) -> EdgesAnswer | None:
+    """``known``, an answer with ids missing, or None; without the ids that the filter denies, which tells only of its
+    own version."""
+    if known is not None and version_of(known.block) != held.version:
+        return known
+    missing = known.missing if known is not None else dict.fromkeys(id2s)
+    left = tuple(id2 for id2 in missing if held.may_have(id2))
+    if known is not None:
+        return EdgesAnswer(known.block, left)
+    return None if len(left) == len(missing) else EdgesAnswer(empty_block(held.version, held.count, 0), left)
 
 
 def _slice(block: bytes, n: int, flags: int, start: int, stop: int) -> bytes:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, Literal, cast
 
 from tao.cache import witness as events
-from tao.cache.answers import edges_answer, range_answer, time_range_answer
+from tao.cache.answers import beyond_answer, edges_answer, filtered_answer, range_answer, time_range_answer
 from tao.cache.outcomes import (
     Applied,
     ArenaFigures,
@@ -34,19 +34,19 @@ from tao.model.changes import (
     ObjectInvalidation,
     ShardInvalidation,
 )
-from tao.model.edge_block import COMPLETE, empty_block
-from tao.model.graph import MAX_TIME, decode_count, version_of
+from tao.model.edge_block import COMPLETE
+from tao.model.graph import MAX_TIME, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import epoch_of
 
-_N_FLAGS: Final = struct.Struct("<II").unpack_from
-_N_FLAGS_AT: Final = 16  # in an edge block
+_N_FLAGS: Final = struct.Struct("<II").unpack_from  # at 16 in an edge block
 
 
 class GraphCache:
     """Caches what belongs to open shards; reads of a closed shard miss and fills of it are passed over."""
 
-    __slots__ = ("_arenas", "_generation", "_mark_slots", "_marks", "_old_overflows", "_settings", "_shards", "witness")
+    __slots__ = ("_arenas", "_generation", "_mark_slots", "_marks", "_old_overflows", "_settings", "_shards", "denials",
+                 "witness")  # fmt: skip
 
     def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness | None = None) -> None:
         """``witness`` is told what happens to keys, hits excepted; None: nobody is."""
@@ -58,6 +58,7 @@ class GraphCache:
         self._shards: dict[int, CachedShard] = {}
         self._generation = 0
         self._old_overflows = 0
+        self.denials = 0  # queries for edges that a membership filter answered, wholly or in the end
 
     def set_types(self, types: ArenaChoice) -> None:
         """Follow a new schema. Lists whose arena changed are dropped; limits hold from the next change or fill on."""
@@ -167,9 +168,9 @@ class GraphCache:
         block = self._block(id1, atype, minimum)
         if block is None:
             count = self.count(id1, atype, minimum)
-            return self._beyond(count, pos) if count is not None else None
+            return beyond_answer(count, pos) if count is not None else None
         if pos == 0:
-            n, flags = _N_FLAGS(block, _N_FLAGS_AT)
+            n, flags = _N_FLAGS(block, 16)
             if n <= limit and flags & COMPLETE:
                 return block
         return range_answer(block, pos, limit)
@@ -184,20 +185,33 @@ class GraphCache:
         return time_range_answer(block, high, low, limit, below_id2)
 
     def edges(
-        self,
-        id1: int,
-        atype: int,
-        id2s: Sequence[int],
-        high: int = MAX_TIME,
-        low: int = 0,
-        minimum: int = 0,
+        self, id1: int, atype: int, id2s: Sequence[int], high: int = MAX_TIME, low: int = 0, minimum: int = 0
     ) -> EdgesAnswer | None:
         """The edges to ``id2s`` with ``high ≥ time ≥ low``, and the ids that the cache cannot decide."""
         block = self._block(id1, atype, minimum)
         if block is None:
             nothing = self._nothing(id1, atype, minimum)
-            return EdgesAnswer(nothing) if nothing is not None else None
-        return edges_answer(block, id2s, high, low)
+            return EdgesAnswer(nothing) if nothing is not None else self._filtered(None, id1, atype, id2s, minimum)
+        answer = edges_answer(block, id2s, high, low)
+        if answer is not None and not answer.missing:
+            return answer
+        return self._filtered(answer, id1, atype, id2s, minimum)
+
+    def _filtered(
+        self, known: EdgesAnswer | None, id1: int, atype: int, id2s: Sequence[int], minimum: int
+    ) -> EdgesAnswer | None:
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        held = shard.filters.get(id1, atype) if shard is not None else None
+        if held is None or held.version < minimum:
+            return known
+        self._marks[(id1 + atype) % self._mark_slots] = 1
+        answer = filtered_answer(known, id2s, held)
+        self.denials += answer is not None and not answer.missing
+        return answer
+
+    def filter_shard(self, shard: int) -> CachedShard | None:
+        """Where the filters of a shard are built; None: it is not open."""
+        return self._shards.get(shard)
 
     def _block(self, id1: int, atype: int, minimum: int) -> bytes | None:
         shard = self._shards.get(id1 >> SHARD_SHIFT)
@@ -212,15 +226,7 @@ class GraphCache:
     def _nothing(self, id1: int, atype: int, minimum: int) -> bytes | None:
         """The answer to any query on a list that is known to be empty, by its count alone."""
         count = self.count(id1, atype, minimum)
-        return self._beyond(count, 0) if count is not None else None
-
-    @staticmethod
-    def _beyond(count_value: bytes, pos: int) -> bytes | None:
-        """The empty answer to a range that begins at or after the end of the list."""
-        version, count = decode_count(count_value)
-        if count == 0:
-            return empty_block(version)
-        return empty_block(version, count, 0) if pos >= count else None
+        return beyond_answer(count, 0) if count is not None else None
 
     # what is held, without a mark of use
 
@@ -239,14 +245,11 @@ class GraphCache:
 
     def floor_of_object(self, id: int) -> int:  # noqa: A002
         """The highest version known by any means; 0 for a closed shard."""
-        return self._floor(id, 0)
+        return self.floor_of_list(id, 0)
 
     def floor_of_list(self, id1: int, atype: int) -> int:
-        return self._floor(id1, atype)
-
-    def _floor(self, key: int, atype: int) -> int:
-        shard = self._shards.get(key >> SHARD_SHIFT)
-        return 0 if shard is None else shard.floor(key, atype)
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        return 0 if shard is None else shard.floor(id1, atype)
 
     def sample_keys(self, shard: int, limit: int, after: int = 0, stride: int = 1) -> KeySample:
         """Every ``stride``-th key of the shard, from place ``after`` on, at most ``limit``. What comes or goes between
@@ -362,18 +365,15 @@ class GraphCache:
     def raise_object_floor(self, id: int, version: int, now: float) -> None:  # noqa: A002
         """The object has been at ``version``, says a token, a peer or a critical read: fills below it are no good, and
         what is held below it is dropped. Not for tokens of an older version epoch: their write may be lost (§8)."""
-        self._raise_floor(id, 0, version, now)
+        self.raise_list_floor(id, 0, version, now)
 
     def raise_list_floor(self, id1: int, atype: int, version: int, now: float) -> None:
         """The same for a list and its count."""
-        self._raise_floor(id1, atype, version, now)
-
-    def _raise_floor(self, key: int, atype: int, version: int, now: float) -> None:
-        shard = self._shards.get(key >> SHARD_SHIFT)
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
         if shard is not None:
             self._learn(shard, epoch_of(version))
-            shard.raise_floor(key, atype, version, now)
-            self.witness.tell_key(key, atype, events.LEARNT, version)
+            shard.raise_floor(id1, atype, version, now)
+            self.witness.tell_key(id1, atype, events.LEARNT, version)
 
     # figures
 

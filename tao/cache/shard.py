@@ -7,9 +7,10 @@ anything else happens. Data of an older version epoch changes nothing; as a mess
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from tao.cache.counts import CountTable
+from tao.cache.filters import FilterBuild, ShardFilters
 from tao.cache.floors import ShardFloors, floor_key
 from tao.cache.outcomes import Applied, Stored, Ticket
 from tao.cache.packed import PackedCounts
@@ -31,6 +32,7 @@ class CachedShard:
         "_object_tables",
         "_settings",
         "counts",
+        "filters",
         "floors",
         "generation",
         "lists",
@@ -46,6 +48,7 @@ class CachedShard:
         self.number = number
         self.version_epoch = version_epoch
         self.floors = ShardFloors(settings.floor_seconds, settings.max_floors_per_shard)
+        self.filters = ShardFilters(arenas)
         self._arenas = arenas
         self._settings = settings
         self._reset(generation)
@@ -70,13 +73,14 @@ class CachedShard:
         """The tables are looked into no more. Time: the number of tables, whatever is in them."""
         for table in self.tables():
             table.retire()
+        self.filters.void()
 
     def bump(self, generation: int) -> None:
         """Void all entries, and all tickets taken before. Floors stay: what was heard is still true."""
         self.retire()
         self._reset(generation)
 
-    def void_types(self, otypes: Collection[int], atypes: Iterable[int], generation: int) -> None:
+    def void_types(self, otypes: Collection[int], atypes: Collection[int], generation: int) -> None:
         """Void the lists of ``atypes``, the objects in the arenas of ``otypes``, and all tickets taken before: what is
         on its way to other types is answered and not kept."""
         self.generation = generation
@@ -85,6 +89,7 @@ class CachedShard:
                 table.retire()
             self.lists.pop(atype, None)
             self.counts.pop(atype, None)
+        self.filters.void(atypes)
         # Objects known to be absent have no type, and lie in the default arena: they may be of one of these types.
         for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():
             held = self._object_tables.pop(name, None)
@@ -102,6 +107,7 @@ class CachedShard:
                 for table in pair:
                     table.retire()
                 del self._list_tables[atype], self.lists[atype], self.counts[atype]
+        self.filters.retire_moved()
 
     def _objects_of(self, otype: int) -> EntryTable:
         arena = self._arenas.for_object(otype)
@@ -151,7 +157,8 @@ class CachedShard:
         """The highest version of the object (``atype`` 0) or list that is known by any means."""
         held = self.held(key, atype)
         heard = self.floors.get(floor_key(key, atype))
-        return max(heard, self._arenas.departed.get(key, atype), version_of(held) if held else 0)
+        departed = self._arenas.departed.get(key, atype)
+        return max(heard, departed, version_of(held) if held else 0, self.filters.version(key, atype) if atype else 0)
 
     # ways in: each leaves its arena within the budget
 
@@ -182,7 +189,11 @@ class CachedShard:
         return True
 
     def drop(self, key: int, atype: int) -> Applied:
-        """Forget the object (``atype`` 0), or list and count; not their version."""
+        """Forget the object (``atype`` 0), or list, count and filter; not their version."""
+        self.filters.drop(key, atype)
+        return self._forget(key, atype)
+
+    def _forget(self, key: int, atype: int) -> Applied:
         held = self.held(key, atype)
         if not held:
             return Applied.NOT_CACHED
@@ -194,8 +205,25 @@ class CachedShard:
     def raise_floor(self, key: int, atype: int, version: int, now: float) -> Applied:
         """Remember the version, and drop what is older."""
         self.floors.raise_to(floor_key(key, atype), version, now)
+        self.filters.hear(key, atype, version)
         held = self.held(key, atype)
-        return Applied.IGNORED if held and version_of(held) >= version else self.drop(key, atype)
+        return Applied.IGNORED if held and version_of(held) >= version else self._forget(key, atype)
+
+    # membership filters
+
+    def begin_filter(self, id1: int, atype: int) -> FilterBuild:
+        """To be taken before the list is scanned. See `ShardFilters.begin`."""
+        return self.filters.begin(id1, atype, self.floor(id1, atype), self.version_epoch)
+
+    def finish_filter(self, build: FilterBuild, now: float) -> bool:
+        """Keep what was built, once it has caught up. False: not yet, or never (``is_void``)."""
+        if build.is_void or build.filter is None or self.floors.is_overflowed(now) or not build.catch_up():
+            return False
+        version = build.filter.version
+        if version < self.floor(build.id1, build.atype):
+            return False
+        self.raise_floor(build.id1, build.atype, version, now)
+        return self.filters.put(build)
 
     # fills
 
@@ -208,6 +236,8 @@ class CachedShard:
             floor = max(floor, ticket.floor)
         if version_epoch < self.version_epoch or version < floor:
             return Stored.BELOW_FLOOR
+        if ticket.kind == "list":
+            self.filters.hear(ticket.id, ticket.atype, version)
         if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
             return self.pass_over(ticket, version)
         return Stored.STORED
@@ -269,6 +299,7 @@ class CachedShard:
         known = self.floor(id1, atype)
         held = self.held_count(id1, atype)
         self.floors.raise_to(floor_key(id1, atype), after, now)
+        self.filters.apply(change)
         if held and version_of(held) >= after:
             return Applied.IGNORED
         block = self.held_list(id1, atype)

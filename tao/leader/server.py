@@ -18,6 +18,7 @@ from tao.leader.freshness_figures import FreshnessFigures
 from tao.leader.heartbeats import Heartbeats
 from tao.leader.hosting import Hosting
 from tao.leader.inverse_path import InversePath
+from tao.leader.membership_path import MembershipFilters
 from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
 from tao.leader.publishing import open_publishing
@@ -55,6 +56,7 @@ from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
 from tao.serving.stall_guard import StallGuard
 from tao.serving.traffic import Traffic
+from tao.storage.member_scans import MySqlMemberScans
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
@@ -187,7 +189,7 @@ class LeaderServer:
             settings.relays.touched_keys_per_write,
         )
         relays = self._relays = RelayPath(
-            self._serves,
+            cache.is_open,
             lambda shard: shard in hosting.hosted,
             lambda messages: apply_messages(cache, clock, messages, insert=False),
             cache.witness.because,
@@ -204,14 +206,13 @@ class LeaderServer:
         replica = DatabaseSource(read_store, databases.database_of, self._spawn("replica read"), impatient)
         master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region, budget)
         self._source = RegionSource(
-            source,
-            replica,
-            master_region,
-            elsewhere.is_mastered_here,
-            databases.local_is_down,
-            settings.replica,
+            source, replica, master_region, elsewhere.is_mastered_here, databases.local_is_down, settings.replica
         )
-        fills = Fills(cache, self._source, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        scans = MySqlMemberScans(databases.local, self._read_pools, tables)
+        filters = MembershipFilters(
+            self._source, cache, scans, clock, self._spawn("membership filter"), settings.membership, self._log
+        )
+        fills = Fills(cache, filters, clock, self._list_limit, self._spawn("fill"), settings.fills)
         spawn, traffic = self._spawn("read"), Traffic(clock)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, spawn, traffic=traffic)
         service = LeaderService(
@@ -265,6 +266,7 @@ class LeaderServer:
             metrics, ownership, writes, inverses, relays, self._touches, self._publishing, self._links, self._tasks
         )
         checker.register(metrics)
+        filters.register(metrics)
         register_links(metrics, self._links.standings)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.standings, pool=pool)
@@ -298,6 +300,7 @@ class LeaderServer:
                 "reads_sent_to_master_region": self._source.sent_away,
                 "writes": summary_of_writes(writes, inverses),
                 "consistency": checker.summary(),
+                "membership_filters": filters.summary(),
                 "delivery": self._publishing.figures(),
                 "links": self._links.figures(),
                 "databases": {"read": self._read_pools.figures(), "write": self._write_pools.figures()},
@@ -376,10 +379,6 @@ class LeaderServer:
         if shard >= shards:
             return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
         return self._ownership.refusal(shard)
-
-    def _serves(self, shard: int) -> bool:
-        """Whether messages of the shard are for this leader now."""
-        return self._cache.is_open(shard)
 
     def _list_limit(self, atype: int) -> int:
         return self._types.list_limit(atype)

@@ -12,6 +12,7 @@ from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
+from tao.leader.membership_path import MembershipSettings
 from tao.leader.miss_path import ReplicaSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.relay_path import RelaySettings
@@ -75,6 +76,7 @@ class LeaderSettings:
 
     misses: MissSettings = MissSettings()
     replica: ReplicaSettings = ReplicaSettings()
+    membership: MembershipSettings = MembershipSettings()
     ownership: OwnershipSettings = OwnershipSettings()
     writes: WriteSettings = WriteSettings()
     inverses: InverseSettings = InverseSettings()

@@ -12,7 +12,7 @@ from typing import Protocol, Self
 
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.model.errors import TaoError
-from tao.model.queries import FillRead, Query
+from tao.model.queries import FillRead, MemberPage, Query
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
 from tao.model.topology import Topology
 
@@ -57,6 +57,14 @@ class ReadStore(Protocol):
 
         await self.read_each(queries, critical=critical, timeout_seconds=timeout_seconds, on_read=take)
         return FillRead(values, epochs)
+
+
+class MemberScans(Protocol):
+    """Reads long lists for their membership filters (DESIGN.md §10)."""
+
+    async def read_members(self, id1: int, atype: int, after_id2: int, limit: int, *, deadline: float) -> MemberPage:
+        """The id2s above ``after_id2``, ascending, at most ``limit``, all of one snapshot of the region's database.
+        ``deadline`` is in the loop's time. Raises `TaoError`."""
 
 
 class Transaction(Protocol):

@@ -55,6 +55,15 @@ class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):
 Query = ObjectQuery | CountQuery | RangeQuery | TimeRangeQuery | EdgesQuery
 
 
+class MemberPage(msgspec.Struct, frozen=True):
+    """Some id2s of a list, ascending, and what shard and list were in the snapshot that they are of."""
+
+    version_epoch: int
+    version: int
+    count: int
+    id2s: list[int]
+
+
 class FillRead(msgspec.Struct, frozen=True):
     """Answers to queries, one encoded value each, and the version epoch of every shard asked."""
 

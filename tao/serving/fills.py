@@ -156,15 +156,20 @@ class Fills:
         return await self._fly_for(query, minimum)
 
     async def _answer_edges(self, query: EdgesQuery, minimum: int) -> Fetched:
-        held = self._held(query, minimum)
+        held, origin = self._held(query, minimum), "memory"
         if held is None:
             wanted = min(self._settings.least_prefix_edges + 1, self._list_limit(query.atype))
             fetched = await self._fly_for(self._prefix(query, wanted), minimum)
             answer = answer_from_block(fetched.value, query)
             if answer is not None:
                 return Fetched(answer, fetched.version_epoch, fetched.origin)
-            held = fetched.value
+            held, origin = fetched.value, fetched.origin
         missing = missing_id2s(held, query)
+        known = self._cache.edges(query.id1, query.atype, query.id2s, query.high, query.low, minimum)
+        if known is not None and version_of(known.block) == version_of(held):
+            missing = known.missing  # a membership filter may have denied some
+            if not missing:
+                return Fetched(known.block, self._cache.version_epoch(_shard(query)), origin)
         if len(missing) < len(query.id2s):
             rest = EdgesQuery(query.id1, query.atype, missing, query.high, query.low)
             found = await self._fly_for(rest, minimum)

@@ -8,9 +8,22 @@ import pytest
 
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
-from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.queries import CountQuery, EdgesQuery, MemberPage, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ObjectRow, RowChanges
-from tests.conformance.store.stores import LIKES, LONG, SHARDS, Stores, list_of, new_id, version, write
+from tao.storage.member_scans import MySqlMemberScans
+from tests.conformance.store.stores import (
+    LIKES,
+    LONG,
+    SERVER,
+    SHARDS,
+    MakePools,
+    Stores,
+    list_of,
+    new_id,
+    table_of,
+    version,
+    write,
+)
 
 pytestmark = pytest.mark.database
 
@@ -186,3 +199,19 @@ async def test_rows_that_outnumber_the_recorded_count_still_make_a_sound_block(s
     await write(stores, changes)
     (block,) = await ask(stores, RangeQuery(id1, LIKES, 0, 10))
     assert header(check_block(block)) == (version(1), 2, 2, PREFIX)
+
+
+async def test_the_ids_of_a_list_are_scanned_in_pages_with_the_version_of_each(
+    stores: Stores, make_pools: MakePools
+) -> None:
+    id1, other = new_id(), new_id()
+    scans = MySqlMemberScans(lambda _: SERVER, make_pools(writes=False), table_of)
+    edges = [Edge(i, 1_000 - i, b"x") for i in range(1, 301)]
+    await write(stores, list_of(id1, LONG, edges, 3))
+    await write(stores, list_of(other, LONG, [Edge(i, 1) for i in range(500, 510)]))
+    deadline = asyncio.get_running_loop().time() + 10
+    first = await scans.read_members(id1, LONG, 0, 200, deadline=deadline)
+    assert first == MemberPage(1, version(3), 300, list(range(1, 201)))
+    last = await scans.read_members(id1, LONG, 200, 200, deadline=deadline)
+    assert last == MemberPage(1, version(3), 300, list(range(201, 301)))
+    assert await scans.read_members(new_id(), LIKES, 0, 9, deadline=deadline) == MemberPage(1, 0, 0, [])
