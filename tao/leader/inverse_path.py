@@ -49,7 +49,7 @@ class InverseSettings:
     """Bounds of pair writes."""
 
     settle_timeout_seconds: float = 2.0
-    """For the other leader's side. Within a request's deadline of 5 s, so that its writer hears what happened."""
+    """For the other leader's side at most: less when the writer waits for less, so that it hears what happened."""
 
     settle_linger_seconds: float = 5.0
     """How long a copy that was not acknowledged may still be under way after its deadline: the bound on the other
@@ -162,10 +162,10 @@ class InversePath:
             written, pending = await self._commit_and_settle(added, deadline, hold)
             rest = SettleEdge(key.id1, key.atype, key.id2, present=False)
             with _second_half():
-                told = await self._settle_far(rest, coordinator)
+                told = await self._settle_far(rest, coordinator, hold)
         else:
             far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
-            told = await self._settle_far(far, coordinator)
+            told = await self._settle_far(far, coordinator, hold)
             deletion = AssocDelete(write.id1, old.number, write.id2)
             with _second_half():
                 written, pending = await self._commit_and_settle(deletion, deadline, hold)
@@ -178,9 +178,16 @@ class InversePath:
         row = self._ownership.row(pair.low_id >> SHARD_SHIFT)
         return Coordinator(row.shard, row.generation)
 
-    async def _settle_far(self, settle: SettleEdge, coordinator: Coordinator) -> list[ShardMessages]:
-        timeout_seconds = self._settings.settle_timeout_seconds
+    async def _settle_far(self, settle: SettleEdge, coordinator: Coordinator, hold: Hold) -> list[ShardMessages]:
+        timeout_seconds = self._far_side_seconds(hold)
         return await self._others.settle(settle.id1 >> SHARD_SHIFT, (settle,), coordinator, timeout_seconds)
+
+    def _far_side_seconds(self, hold: Hold) -> float:
+        """What is committed here is to be acknowledged in time, with its mirror or without; when its writer waits no
+        longer there is no hurry."""
+        left = hold.deadline - self._clock.monotonic()
+        longest = self._settings.settle_timeout_seconds
+        return min(left, longest) if left > 0 else longest
 
     async def _commit_and_settle(self, write: Write, deadline: float, hold: Hold) -> tuple[Written, bool]:
         """The coordinator's side, then its mirror. The second value says that the inverse is still pending."""
@@ -194,8 +201,8 @@ class InversePath:
 
     @asynccontextmanager
     async def _held(self, pair: IntentKey, timeout_seconds: float) -> AsyncIterator[Hold]:
+        hold = Hold(self._clock.monotonic() + timeout_seconds)
         await self._pairs.acquire(pair, timeout_seconds)
-        hold = Hold()
         try:
             yield hold
         finally:
@@ -227,7 +234,7 @@ class InversePath:
                     settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema())
                 )
             told = await self._others.settle(
-                intent.high_id >> SHARD_SHIFT, settles, coordinator, self._settings.settle_timeout_seconds
+                intent.high_id >> SHARD_SHIFT, settles, coordinator, self._far_side_seconds(hold)
             )
         except RequestError as error:
             self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)

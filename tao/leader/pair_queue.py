@@ -92,9 +92,11 @@ class PairQueue:
 
 
 class Hold:
-    """A pair being written. ``until``: keep it held till then, because a copy may still be under way."""
+    """A pair being written. ``deadline``: whoever writes it waits no longer. ``until``: keep it held till then, because
+    a copy may still be under way."""
 
-    __slots__ = ("until",)
+    __slots__ = ("deadline", "until")
 
-    def __init__(self) -> None:
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
         self.until: float | None = None

@@ -83,10 +83,12 @@ class OtherRigs:
         self.faults: list[TaoError] = []
         self.after_writing = False
         self.settled: list[tuple[SettleEdge, ...]] = []
+        self.timeouts: list[float] = []
 
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
     ) -> list[ShardMessages]:
+        self.timeouts.append(timeout_seconds)
         gate, self.gate = self.gate, None
         if gate is not None:
             await gate.pass_through()

@@ -84,6 +84,16 @@ async def test_a_mirror_that_cannot_be_written_is_owed_and_the_write_is_acknowle
     assert two.coordinator.inverses.left_pending == 1
 
 
+async def test_the_other_leader_gets_no_more_time_than_the_writer_waits(two: TwoLeaders) -> None:
+    """Else a write that is committed would end unknown because a server hangs that is not needed for it."""
+    await two.coordinator.write(add(7), within=1.0)
+    await two.coordinator.write(add(8), within=60.0)
+    assert two.others.timeouts[0] <= 1.0
+    assert two.others.timeouts[1] == InverseSettings().settle_timeout_seconds
+    await two.coordinator.write(AssocChangeType(HIGH, FRIEND, LOW, COMMENT), within=1.0)
+    assert max(two.others.timeouts[2:]) <= 1.0
+
+
 async def test_the_next_write_of_the_pair_settles_what_was_owed_for_another_type_too(two: TwoLeaders) -> None:
     two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7, LIKES))
