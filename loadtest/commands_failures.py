@@ -20,6 +20,8 @@ from loadtest.scenario import Scenario
 from tao.model.errors import OperatorError
 
 DEFAULT_CHAOS: Final = ChaosSettings()
+_AROUND_SECONDS: Final = 600.0
+"""For what comes before the load and after it: the cluster's start, the last fault's healing, the comparison."""
 RunAlone = Callable[[Scenario, bool, Path | None], None]
 """Run one scenario, at toy size or not, and write its figures into a file."""
 
@@ -61,7 +63,8 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
             wanted = ChaosSettings(seconds, seed, overlapping, kinds, Rates(reads, writes), logs)
         except OperatorError as error:
             raise click.UsageError(error.message) from error
-        run_alone(Scenario("chaos", chaos.SUMMARY, partial(chaos.run, wanted=wanted)), toy, json_file)
+        job, most_seconds = partial(chaos.run, wanted=wanted), seconds + _AROUND_SECONDS
+        run_alone(Scenario("chaos", chaos.SUMMARY, job, most_seconds), toy, json_file)
 
     @click.command("rolling")
     @click.option("--seed", type=int, default=1, show_default=True, help="Of the load.")

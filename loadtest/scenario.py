@@ -78,6 +78,8 @@ class Scenario:
     name: str
     summary: str
     run: Run
+    most_seconds: float | None = None
+    """Bound on it, set-up included, where that is another than `BenchSettings.scenario_seconds`."""
 
 
 class Registry(Mapping[str, Scenario]):
