@@ -362,19 +362,6 @@ async def test_migrating_again_changes_nothing_and_finishes_what_was_cut_off(mig
     await run_as(account, f"SELECT data FROM {schema_name(SHARDS[0])}.assocs_extra")
 
 
-async def test_a_shard_that_comes_after_promotions_begins_at_the_epoch_they_have_reached(
-    migrated: DatabaseInstance,
-) -> None:
-    administrator = migrated.accounts.administrator
-    account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password)
-    new = max(SHARDS) + 1
-    await migrate(account, [*SHARDS, new], {}, SERVER, version_epoch=4)
-    for shard, epoch in ((new, 4), (SHARDS[0], 1)):
-        (rows,) = (await run_as(account, f"SELECT version_epoch FROM {schema_name(shard)}.shard"))[:1]
-        assert rows == [(epoch,)]
-    await run_as(account, f"DROP DATABASE {schema_name(new)}")
-
-
 async def run_as(account: ServerAccount, sql: str) -> list[list[tuple[object, ...]]]:
     deadline = asyncio.get_running_loop().time() + 10
     session = await open_session(account, SERVER, WRITE_SETUP, deadline=deadline)
