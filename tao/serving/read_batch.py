@@ -101,10 +101,11 @@ def answer_hits(
     sizes: tuple[int, int, int, int, int],
     limits: Mapping[int, int],
     max_list_bytes: int,
+    minimums: Mapping[int, int],
 ) -> list[bytes | None]:
     """One value per slot, None where the cache cannot tell. ``limits``: association type → bound on a limit. Parts of
-    lists are copies: with those that go beyond ``max_list_bytes`` in all, the values end."""
-    minimums = minimums_of(batch)
+    lists are copies: with those that go beyond ``max_list_bytes`` in all, the values end. ``minimums``:
+    `minimums_of` it."""
     values: list[bytes | None] = []
     objects, counts, ranges, windows, gets = sizes
     if objects:
@@ -233,9 +234,8 @@ def leave_out(batch: pb.ReadBatch, values: list[bytes | None], shards: Collectio
     _unanswer(values, 0, [id1 >> SHARD_SHIFT in shards for id1 in id1s])
 
 
-def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None]) -> None:
+def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None], versions: Mapping[int, int]) -> None:
     """Empty the answers that the asker has already, at just the version that it named."""
-    versions = minimums_of(batch)
     for slot in batch.known_slots:
         value = values[slot] if slot < len(values) else None
         if value and int.from_bytes(value[:8], "little") == versions.get(slot):

@@ -41,6 +41,7 @@ from tao.serving.read_batch import (
     leave_out,
     leave_out_known,
     mark_cut,
+    minimums_of,
     operation_sizes,
     runs_within,
     shards_in,
@@ -125,11 +126,12 @@ class ReadService:
         if batch.critical:
             values = [None] * queries
         else:
-            values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes)
+            minimums = minimums_of(batch)
+            values = answer_hits(self._cache, batch, sizes, self._limits, settings.max_answer_bytes, minimums)
             if batch.max_staleness_ms:
                 self._leave_out_stale(batch, values)
-            if batch.minimum_slots and batch.known_slots:
-                leave_out_known(batch, values)
+            if minimums and batch.known_slots:
+                leave_out_known(batch, values, minimums)
             if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
                 # No slots: the values answer 0, 1, 2, … in order.
                 answer = pb.Answer()

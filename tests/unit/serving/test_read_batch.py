@@ -297,7 +297,7 @@ async def test_parts_of_lists_are_not_copied_beyond_what_goes_into_the_answer(ri
         "range_limits": [300] * 1_000,
     }
     batch = pb.ReadBatch(**columns)
-    copied = answer_hits(rig.cache, batch, operation_sizes(batch), {COMMENT: 10_000}, 50_000)
+    copied = answer_hits(rig.cache, batch, operation_sizes(batch), {COMMENT: 10_000}, 50_000, {})
     assert 50_000 < sum(len(value or b"") for value in copied) < 60_000
     asked = Asked(rig, reads=bounded(rig, max_answer_bytes=50_000), **columns)
     assert sum(sizes_of(asked)) <= 50_000
