@@ -197,13 +197,15 @@ class SqliteSpool:
         self._connection, self._marks = connection, marks
 
     def _put_aside(self, error: Exception) -> None:
-        self.set_aside += 1
+        """Raises `OSError`."""
         aside = self._path.with_name(f"{_FILE}.unreadable")
         self._log.error("spool_unreadable", reason=str(error), set_aside=str(aside))
-        for suffix in ("", "-wal", "-shm"):
+        # The file goes last: without its journal it is only older, while a new file would take over an old journal.
+        for suffix in ("-wal", "-shm", ""):
             part = Path(f"{self._path}{suffix}")
             if part.exists():
                 part.replace(f"{aside}{suffix}")
+        self.set_aside += 1
 
     def _failed(self, error: Exception) -> None:
         """Nothing is stored until it is tried again. What is on disk stays: it is true as far as it goes."""
@@ -251,7 +253,10 @@ class SqliteSpool:
                 dropped.clear()
                 self._failed(error)
                 if not isinstance(error, sqlite3.OperationalError):
-                    self._put_aside(error)
+                    try:
+                        self._put_aside(error)
+                    except OSError as refusal:
+                        self._failed(refusal)
                 self._thread_era += 1
                 for job in jobs:
                     if isinstance(job, _Read):

@@ -133,3 +133,27 @@ async def test_a_file_that_cannot_be_read_is_set_aside(open_spool: Opener, damag
         assert await again.numbers() == [3]
     assert again.spool.set_aside == 1
     assert (open_spool.folder / "spool.sqlite.unreadable").exists()
+
+
+async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failing_disk_and_nobody_waits_for_ever(
+    open_spool: Opener,
+) -> None:
+    """As where the file system has been made read-only because of the same damage."""
+    opened = await open_spool(retry_seconds=0.0)
+    await opened.append(1)
+    with sqlite3.connect(open_spool.folder / "spool.sqlite") as connection:
+        connection.execute("UPDATE messages SET body = zeroblob(length(body))")
+    connection.close()
+    in_the_way = open_spool.folder / "spool.sqlite.unreadable"
+    in_the_way.mkdir()
+    async with asyncio.timeout(10.0):
+        assert await opened.numbers() is None
+        assert opened.spool.trouble
+        await opened.append(2)
+    assert opened.losses >= 1
+    in_the_way.rmdir()
+    async with asyncio.timeout(10.0):
+        assert await opened.numbers() is None
+        await opened.append(3)
+        assert await opened.numbers() == [3]
+    assert opened.spool.trouble == ""
