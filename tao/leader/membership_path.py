@@ -167,12 +167,12 @@ class MembershipFilters:
             lambda: {"built": self.built, "given_up": self.voided},
         )
         metrics.gauge(
-            "membership_filter_denials_total",
+            "membership_filter_queries",
             "Queries for edges answered with the help of a filter, without the database.",
             lambda: self._cache.denials,
         )
         metrics.gauge("membership_filter_bytes", "Memory of filters, within the arenas.", lambda: self.held()[1])
-        metrics.gauge("membership_filters", "Filters held.", lambda: self.held()[0])
+        metrics.gauge("membership_filter_entries", "Filters held.", lambda: self.held()[0])
 
     def held(self) -> tuple[int, int]:
         """Filters held, and their bytes."""

@@ -16,6 +16,7 @@ from tao.model.errors import Unavailable
 from tao.model.graph import Edge
 from tao.model.queries import EdgesQuery, Fetched, MemberPage, Query, RangeQuery
 from tao.observability.logs import logger
+from tao.observability.metrics import Metrics
 from tao.serving.fills import Fills, FillSettings
 from tests.properties.test_cache_model import Types
 from tests.rigs.leader_rig import make_id
@@ -169,3 +170,15 @@ async def test_shorter_lists_or_none_at_all_get_filters_by_setting(least: int) -
     for id2 in range(900, 910):
         assert await rig.edges(id2) == []
     assert rig.stored.pages == 0
+
+
+async def test_its_figures_can_be_collected() -> None:
+    rig = Rig()
+    metrics = Metrics(role="leader", server="leader-1")
+    rig.filters.register(metrics)
+    for id2 in (900, 901):
+        await rig.edges(id2)
+    await until(lambda: rig.filters.built)
+    text = metrics.render().decode()
+    assert 'tao_membership_filter_builds_total{outcome="built"' in text
+    assert "tao_membership_filter_entries" in text
