@@ -26,6 +26,7 @@ _ROOT: Final = Path(__file__).resolve().parent.parent
 _OBJECT_BYTES: Final = 673
 _EDGE_DATA_BYTES: Final = 98
 _TOY_PART: Final = 250
+_TURNS: Final = 3
 _CORES: Final = {"packed": f"packed ({CORE})", "dictionary": "dictionaries", "python": "packed (python)"}
 _FIGURES = dict[str, float]
 
@@ -77,10 +78,12 @@ async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
     rows.append(
         ("the paper's sizes, all kinds", "", f"{share:.3f}", f"± 0.1: {'met' if abs(share - 1) < 0.1 else 'not met'}")
     )
-    hits: dict[str, _FIGURES] = {}
-    for number, core in enumerate(_CORES):
-        progress.step(f"hits, {core}", (len(_MEASURES) + 1 + number) / steps)
-        hits[core] = await _measured(msgspec.structs.replace(_HITS, core=core), toy=settings.toy)
+    hits: dict[str, _FIGURES] = {core: {} for core in _CORES}
+    for turn in range(1 if settings.toy else _TURNS):  # the least of turns: other work on the machine only adds
+        for number, core in enumerate(_CORES):
+            progress.step(f"hits, {core}", (len(_MEASURES) + 1 + number + turn / _TURNS) / steps)
+            found = await _measured(msgspec.structs.replace(_HITS, core=core), toy=settings.toy)
+            hits[core] = {name: min(cost, hits[core].get(name, cost)) for name, cost in found.items()}
     measured |= {f"hits, {core}": figures for core, figures in hits.items()}
     listings = [
         Listing(title="memory", columns=("of one", "bytes", "believed / real", "aim"), rows=rows),

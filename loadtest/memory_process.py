@@ -6,6 +6,7 @@ One job a process, on the command line as JSON, so that no filling finds memory 
 from __future__ import annotations
 
 import gc
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ SHARDS: Final = 64
 ATYPE: Final = 1
 COUNTS_FRACTION: Final = 0.2
 _PAGE_BYTES: Final = 4096
+_WORD: Final = struct.Struct("<Q")
 _VERSION: Final = next_version(0, 1)
 _ROUNDS: Final = 5
 _OPERATIONS: Final = 20_000
@@ -72,8 +74,10 @@ def resident_bytes() -> int:
 
 
 def key_of(place: int) -> int:
-    """Ids as they come: one after the other on every shard in turn."""
-    return (place % SHARDS << SHARD_SHIFT) + (place // SHARDS + 1) * 64
+    """Ids as they come: one after the other on every shard in turn, and in the form that a message's decoder gives
+    them. A sum of two integers keeps room for a carry, and would take 16 bytes more for each entry."""
+    (key,) = _WORD.unpack(_WORD.pack((place % SHARDS << SHARD_SHIFT) + (place // SHARDS + 1) * 64))
+    return int(key)
 
 
 class Filled:
