@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Literal, TextIO, cast
 
 import msgspec
@@ -55,7 +56,7 @@ def configure_logs(role: str, server: str, level: Level, form: Form, stream: Tex
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy(stream))),
         # Off, so that loggers made before this call (at import, in a test) follow it too. It costs 5 µs a line, and
         # nothing is logged per request.
         cache_logger_on_first_use=False,
@@ -66,6 +67,23 @@ def configure_logs(role: str, server: str, level: Level, form: Form, stream: Tex
 def logger(name: str) -> Logger:
     """A logger whose lines carry ``logger=name``. Usable before `configure_logs`, and follows it."""
     return cast(Logger, structlog.get_logger(logger_name=name))
+
+
+class _Lossy:
+    """A log that cannot be written, to a full disk say, loses lines. It must not end the thread or task that has
+    something to say, least of all one that would tell of the full disk."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 class _Forward(logging.Handler):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -82,3 +83,20 @@ def test_the_console_form_is_for_people() -> None:
     logger("x").info("hello", shard=3)
     assert "hello" in stream.getvalue()
     assert "shard=3" in stream.getvalue()
+
+
+def test_a_log_that_cannot_be_written_loses_lines_and_nothing_else() -> None:
+    class FullDisk(io.StringIO):
+        full = True
+
+        def write(self, text: str) -> int:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(text)
+
+    stream = FullDisk()
+    configure_logs("leader", "leader-1", "info", "json", stream)
+    logger("spool").error("spool_failed")
+    stream.full = False
+    logger("spool").info("spool_well")
+    assert stream.getvalue().count("spool_") == 1
