@@ -6,7 +6,7 @@ store; bytes of resident memory for an entry of a full table of a million (`load
 ==================================  ======  =====  =====
 where                               look    store  bytes
 ==================================  ======  =====  =====
-dictionary of encoded bytes            147    136    163
+dictionary of encoded bytes            147    136    148
 NumPy, two arrays of buckets         1,330  1,280     16
 `packed_twin` (bytearray, struct)    2,170  2,690     14
 `packed_core` (Cython)                  75    174     14
@@ -14,7 +14,7 @@ NumPy, two arrays of buckets         1,330  1,280     16
 
 The standard library reaches the size and not the speed, since each of a dozen steps costs a call. NumPy saves none of
 them, because a hit looks at one bucket at a time, and would come as a dependency of every server. Compiled, a count
-costs no more time than in a dictionary, in a twelfth of its memory; so that is what a build makes where it finds a
+costs no more time than in a dictionary, in an eleventh of its memory; so that is what a build makes where it finds a
 compiler (`hatch_build.py`). The twin serves everywhere else, at two microseconds a count, and is the specification.
 """
 
