@@ -41,6 +41,7 @@ tier_option = click.option(
 
 
 def changing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a command that changes the document."""
     yes = click.option("--yes", is_flag=True, help="Do it without asking.")
     for option in (json_option, yes, file_option):
         command = option(command)
