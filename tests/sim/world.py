@@ -47,7 +47,7 @@ from tests.sim.stores import roll_back_all_of
 
 REGIONS: Final = ("east", "west")
 DATABASES: Final = ("db1", "db2")
-SCHEMA_TEXT: Final = (Path(__file__).parents[2] / "config/schema.yaml").read_text()
+SCHEMA: Final = load_schema((Path(__file__).parents[2] / "config/schema.yaml").read_text(), "schema.yaml")
 _NOWHERE: Final = Path("simulated")
 _KEPT_EVENTS: Final = 3_000
 _STALLS: Final = StallSettings(tick_seconds=1.2)
@@ -110,7 +110,7 @@ class World:
         self.random: Final = random.Random(seed ^ 0x5EED)
         self.trace: Final = Trace(loop)
         self.network: Final = Network(loop, seed ^ 0x0E7, self.trace.note)
-        self.schema: Final[Schema] = load_schema(SCHEMA_TEXT, "schema.yaml")
+        self.schema: Final[Schema] = SCHEMA
         self.arena_bytes: Final = shape.arena_bytes
         self.disks: Final[dict[str, str]] = {}
         self.spools: Final[dict[str, SpoolFile]] = {}
