@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+import resource
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import Shape
+from tao.devcluster.layout import Role, Shape
 from tao.devcluster.readiness import server_stats
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
@@ -151,6 +152,82 @@ async def test_a_leader_whose_spool_is_damaged_says_so_and_everything_converges(
     await until_linked(cluster)
     assert spool.with_name("spool.sqlite.unreadable").exists()
     assert (await stats(cluster, "leader-2"))["delivery"]["spool"]["set_aside_total"] == 1
+
+
+@contextmanager
+def full_disk(pid: int) -> Iterator[None]:
+    """No file of the process may grow: what a full disk is to whoever writes spools, positions and logs."""
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+
+
+async def pid_of(cluster: DevCluster, name: str) -> int:
+    (pid,) = [process.pid for process in (await cluster.status()).processes if process.name == name]
+    assert pid is not None
+    return pid
+
+
+async def changes_reach_everybody(cluster: DevCluster, graph: Graph, users: list[int], home: str) -> None:
+    """Writes succeed, are read, and come through the binlog to the followers."""
+    told = (await stats(cluster, "follower-1a"))["messages"]
+    for user in users:
+        await graph.obj_update(user, {"home": home})
+        found = await graph.obj_get(user)
+        assert found is not None
+        assert found.fields["home"] == home
+
+    async def heard() -> bool:
+        return bool((await stats(cluster, "follower-1a"))["messages"] > told)
+
+    await until(heard, "the follower is told nothing more")
+
+
+async def test_a_leader_whose_disk_is_full_goes_on_in_memory_says_so_and_spools_again(
+    cluster: DevCluster, warm: tuple[Graph, list[int]]
+) -> None:
+    graph, users = warm
+    before = await resets(cluster)
+
+    async def spool() -> dict[str, Any]:
+        return dict((await stats(cluster, "leader-1"))["delivery"]["spool"])
+
+    async def in_trouble() -> bool:
+        return bool((await spool())["trouble"])
+
+    with full_disk(await pid_of(cluster, "leader-1")):
+        await until(in_trouble, "the spool does not notice")
+        await changes_reach_everybody(cluster, graph, users, "during")
+        await changes_reach_everybody(cluster, graph, users, "later")
+    stored = (await spool())["rows_total"]
+
+    async def spools_again() -> bool:
+        now = await spool()
+        return not now["trouble"] and now["rows_total"] > stored
+
+    await until(spools_again, "nothing is spooled when there is room again")
+    await changes_reach_everybody(cluster, graph, users, "after")
+    assert await resets(cluster) == before
+
+
+async def test_a_tailer_whose_disk_is_full_goes_on_telling_and_stores_its_position_when_there_is_room(
+    cluster: DevCluster, warm: tuple[Graph, list[int]]
+) -> None:
+    graph, users = warm
+    (tailer,) = [name for name, role in cluster.processes.items() if role is Role.TAILER]
+    (position,) = (cluster.topology_path.parent / "servers" / tailer).glob("*.position.json")
+
+    async def moved() -> bool:
+        return position.read_bytes() != stored
+
+    with full_disk(await pid_of(cluster, tailer)):
+        await changes_reach_everybody(cluster, graph, users, "during")
+        stored = position.read_bytes()
+        await changes_reach_everybody(cluster, graph, users, "later")
+        assert not await moved()
+    await until(moved, "the position is not stored when there is room again")
 
 
 def damage(spool: Path) -> None:
