@@ -217,6 +217,17 @@ def test_a_tailer_reads_its_region_s_server_and_keeps_its_position_on_a_volume_o
     assert "--owner=tao" in made
 
 
+@pytest.mark.parametrize(
+    "name", [each.name for region in example_topology().regions for each in region.leaders.servers]
+)
+def test_a_leader_keeps_its_spool_on_a_volume_of_its_own(name: str) -> None:
+    volumes = dict(reversed(volume.split(":")[:2]) for volume in SERVICES[name]["volumes"])
+    folder = settings_of(name, LeaderSettings).spool.folder
+    assert volumes[str(folder)] == name
+    (made,) = (line for line in instructions("RUN") if str(folder) in line)
+    assert "--owner=tao" in made
+
+
 def test_every_volume_is_declared_and_used() -> None:
     used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", ())}
     assert {name for name in used if not name.startswith("..")} == set(COMPOSE["volumes"])

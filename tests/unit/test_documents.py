@@ -15,7 +15,7 @@ from tao.cli.commands import tao
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "docs/DESIGN.md", "docs/MYSQL.md", "docs/deployment.md", "docs/operations.md", "docs/sdk.md")
 INSTRUMENTS = ("counter", "gauge", "gauge_family", "histogram")
-ROLES = ("serving", "follower", "leader", "watcher")
+ROLES = ("serving", "follower", "leader", "tailer", "watcher")
 
 
 def sources(*folders: str) -> Iterator[Path]:
