@@ -1,6 +1,6 @@
 """`python -m loadtest bench` runs scenarios and prints a table; `python -m loadtest list` says which there are.
 
-`geo`, `converge`, `run` and `peers` run one scenario with options of its own."""
+`geo`, `converge`, `whale`, `run` and `peers` run one scenario with options of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from loadtest import converge, geo
+from loadtest import converge, geo, whale
 from loadtest.catalogue import all_scenarios
 from loadtest.commands_failures import failure_commands
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
@@ -34,6 +34,7 @@ from loadtest.published.workload import workload_names
 from loadtest.results import Report, ScenarioResult, this_machine
 from loadtest.scenario import BenchSettings, Registry, Scenario
 from loadtest.table import print_report
+from loadtest.whale import DEFAULT_EDGES, WhaleSettings
 from tao.devcluster.layout import DEFAULT_RTT_MS
 from tao.model.errors import OperatorError, TaoError
 
@@ -142,6 +143,19 @@ def converge_command(
     with _mistakes_told():
         wanted = ConvergeSettings(writes, tailer_kills, link_cuts, rtt_ms, seed)
     _run_alone(Scenario("converge", converge.SUMMARY, partial(converge.run, converge=wanted)), toy, json_file)
+
+
+@main.command("whale")
+@click.option("--edges", type=int, default=DEFAULT_EDGES, show_default=True, help="Of the list.")
+@_toy_option
+@_json_option
+def whale_command(edges: int, toy: bool, json_file: Path | None) -> None:
+    """One list that is too long for any cache, with and without a membership filter.
+
+    The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
+    with _mistakes_told():
+        wanted = WhaleSettings(edges)
+    _run_alone(Scenario("whale", whale.SUMMARY, partial(whale.run, whale=wanted)), toy, json_file)
 
 
 @main.command("geo")

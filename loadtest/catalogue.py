@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, converge, geo, hot_key, load, master_lost, memory, tailing, writes
+from loadtest import cached_reads, converge, geo, hot_key, load, master_lost, memory, tailing, whale, writes
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.scenario import Registry, Scenario
@@ -20,6 +20,7 @@ def all_scenarios() -> Registry:
             Scenario("geo", geo.SUMMARY, geo.run),
             Scenario("converge", converge.SUMMARY, converge.run),
             Scenario("master_lost", master_lost.SUMMARY, master_lost.run),
+            Scenario("whale", whale.SUMMARY, whale.run),
             Scenario("load", load.SUMMARY, load.run),
             Scenario("run", published.SUMMARY, published.run),
             Scenario("peers", peers.SUMMARY, peers.run),

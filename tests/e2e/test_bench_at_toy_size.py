@@ -71,6 +71,14 @@ def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client
     assert result.measured["clones"]["busiest_share"] < result.measured["neither"]["busiest_share"]
 
 
+def test_a_list_too_long_for_caches_is_asked_with_and_without_its_filter(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "whale"))
+    assert found["wrong_answers"] == 0
+    assert found["before_without_database:ratio"] < 0.1
+    assert found["after_without_database:ratio"] > 0.9
+    assert 1 < found["filter:bytes_per_edge"] < 3
+
+
 @needs_redis
 def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: Path) -> None:
     report = bench(tmp_path, "--only", "cached_reads")

@@ -11,6 +11,7 @@ from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, d
 from tao.model.queries import CountQuery, EdgesQuery, MemberPage, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ObjectRow, RowChanges
 from tao.storage.member_scans import MySqlMemberScans
+from tao.storage.read_plan import ReadPlan
 from tests.conformance.store.stores import (
     LIKES,
     LONG,
@@ -215,3 +216,23 @@ async def test_the_ids_of_a_list_are_scanned_in_pages_with_the_version_of_each(
     last = await scans.read_members(id1, LONG, 200, 200, deadline=deadline)
     assert last == MemberPage(1, version(3), 300, list(range(201, 301)))
     assert await scans.read_members(new_id(), LIKES, 0, 9, deadline=deadline) == MemberPage(1, 0, 0, [])
+
+
+async def test_a_page_among_many_edges_of_one_time_reads_no_more_rows_than_it_has(
+    stores: Stores, make_pools: MakePools
+) -> None:
+    id1 = new_id()
+    await write(stores, list_of(id1, LIKES, [Edge(i, 7) for i in range(1, 3_001)]))
+    deadline = asyncio.get_running_loop().time() + 10
+    plan = ReadPlan([TimeRangeQuery(id1, LIKES, 7, 0, 20, 1_500)], table_of)
+    async with make_pools(writes=False).of(SERVER).session(deadline=deadline) as session:
+
+        async def rows_read() -> int:
+            (rows,) = await session.run("SHOW SESSION STATUS LIKE 'Handler_read_%%'", deadline=deadline)
+            return sum(int(value) for name, value in rows if name in ("Handler_read_next", "Handler_read_prev"))
+
+        before = await rows_read()
+        (statement,) = plan.statements
+        await session.stream(statement.sql, statement.values, plan.receive, deadline=deadline)
+        assert [edge.id2 for edge in decode_block(next(plan.answers()))] == list(range(1_499, 1_479, -1))
+        assert 10 < await rows_read() - before < 100

@@ -1,0 +1,258 @@
+"""Scenario `whale`: one list of a million edges, too long for any cache (DESIGN.md §10 "High degree"; paper §5.4).
+
+Its edges are put straight into the shard's tables, as a bulk load would leave them. Told are the times of what is asked
+of such a list - its count, its first page, pages deep in it, by cursor and by position, an edge more - and how many of
+the questions after edges that are not there reach the database before the leader has a membership filter, and after.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any, Final
+
+import aiomysql
+
+from loadtest.dataset import ITEM, LINK
+from loadtest.results import Quantity, ScenarioResult
+from loadtest.scenario import BenchSettings, Progress
+from loadtest.waiting import within
+from tao.client import ClientSettings, Graph, connect
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.readiness import server_stats
+from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import service_accounts
+from tao.model.errors import OperatorError
+from tao.model.ids import SHARD_SHIFT
+from tao.model.versions import next_version
+
+SUMMARY: Final = "a list of a million edges: pages, counts, and what is not there, with and without a membership filter"
+DEFAULT_EDGES: Final = 1_000_000
+TOY_EDGES: Final = 25_000
+_SCHEMA: Final = Path(__file__).with_name("schema.yaml")
+_SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
+_ROWS_PER_STATEMENT: Final = 5_000
+_TIMEOUT_SECONDS: Final = 30.0
+_BUILD_SECONDS: Final = 300.0
+_ASKED_BEFORE: Final = 100
+_ASKED_AFTER: Final = 50_000
+_TOY_ASKED: Final = 2_000
+_AT_ONCE: Final = 100
+_TIMES: Final = 30
+_PAGE: Final = 100
+_EDGES_PER_TIME: Final = 7  # edges that share a time
+
+
+@dataclass(frozen=True, slots=True)
+class WhaleSettings:
+    """What may be chosen. Raises `OperatorError`."""
+
+    edges: int = DEFAULT_EDGES
+    """Of the list. Below the leader's `membership.least_edges` it gets no filter."""
+
+    def __post_init__(self) -> None:
+        if not TOY_EDGES <= self.edges <= 20_000_000:
+            raise OperatorError(f"--edges {self.edges}: give a number from {TOY_EDGES} to 20,000,000")
+
+
+DEFAULTS: Final = WhaleSettings()
+
+
+async def run(settings: BenchSettings, progress: Progress, *, whale: WhaleSettings = DEFAULTS) -> ScenarioResult:
+    """See `SUMMARY`. An answer that is wrong is a fault. Raises `OperatorError`."""
+    edges = TOY_EDGES if settings.toy else whale.edges
+    cluster_settings = ClusterSettings(
+        state_dir=settings.work_dir / "whale", shape=_SHAPE, schema_file=_SCHEMA, durability=Durability.RELAXED
+    )
+    async with AsyncExitStack() as stack:
+        cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
+        patient = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        graph = await stack.enter_async_context(connect(str(cluster.topology_path), settings=patient))
+        whale_id = await graph.obj_add(ITEM, {"value": b"whale"})
+        progress.step(f"loading {edges:,} edges", 0.2)
+        started = time.perf_counter()
+        ids = await _load(cluster, graph, whale_id, edges)
+        loaded = time.perf_counter() - started
+        measured = await _Whale(graph, cluster, whale_id, ids, settings.toy).measure(progress)
+    quantities = [Quantity(name="bulk load", value=edges / loaded, unit="edges_per_second")]
+    for key, name in _NAMES.items():
+        unit = key.split(":")[1]
+        value, unit = (100 * measured[key], "percent") if unit == "ratio" else (measured[key], unit)
+        quantities.append(Quantity(name=name, value=value, unit=unit))
+    return ScenarioResult(
+        summary=SUMMARY,
+        conditions={"edges": edges, "edges_per_time": _EDGES_PER_TIME, "page_edges": _PAGE},
+        quantities=quantities,
+        measured={**measured, "edges": edges},
+        faults=[f"{measured['wrong_answers']} answers were wrong"] if measured["wrong_answers"] else [],
+    )
+
+
+_NAMES: Final = {
+    "count:ms": "count",
+    "first_page:ms": "first page",
+    "deep_page_by_cursor:ms": "page in the middle, by cursor",
+    "deep_page_by_position:ms": "page in the middle, by position",
+    "add:ms": "an edge more",
+    "walk:edges_per_second": "walk",
+    "before_without_database:ratio": "not there, without filter: answered without the database",
+    "after_without_database:ratio": "not there, with filter: answered without the database",
+    "before_not_there:ms": "not there, without filter, of a batch",
+    "after_not_there:ms": "not there, with filter, of a batch",
+    "false_positives:ratio": "false positives",
+    "filter:bytes_per_edge": "memory of the filter",
+    "build:seconds": "filter built within",
+}
+"""Figure, with its unit behind a colon → what it is called."""
+
+
+async def _load(cluster: DevCluster, graph: Graph, whale_id: int, count: int) -> list[int]:
+    """Rows with the versions that writes would have left, past the binlog, before anybody has asked. Returns the id2s,
+    newest first."""
+    account = service_accounts(cluster.record.passwords).administrator
+    (database,) = graph.topology.databases
+    server = database.servers[database.master_region]
+    schema = f"tao_{whale_id >> SHARD_SHIFT:05d}"
+    atype = graph.schema.atype(LINK).number
+    shards = graph.topology.shards
+    edges = [(number // _EDGES_PER_TIME, number % shards << SHARD_SHIFT | number) for number in range(1, count + 1)]
+    edges.sort(reverse=True)
+    connection = await aiomysql.connect(
+        host=server.host, port=server.port, user=account.user, password=account.password, autocommit=True
+    )
+    try:
+        async with connection.cursor() as cursor:
+            await cursor.execute("SET SESSION sql_log_bin = 0")
+            await cursor.execute(f"SELECT version_epoch FROM {schema}.shard")  # noqa: S608
+            ((version_epoch,),) = await cursor.fetchall()
+            version = next_version(0, version_epoch)
+            for start in range(0, count, _ROWS_PER_STATEMENT):
+                some = edges[start : start + _ROWS_PER_STATEMENT]
+                values = ",".join(f"({whale_id},{atype},{id2},{at},{version},'')" for at, id2 in some)
+                await cursor.execute(f"INSERT INTO {schema}.assocs VALUES {values}")  # noqa: S608 - numbers
+            await cursor.execute(
+                f"INSERT INTO {schema}.assoc_lists VALUES (%s, %s, %s, %s)",  # noqa: S608
+                (whale_id, atype, count, version),
+            )
+    finally:
+        await connection.ensure_closed()
+    return [id2 for _, id2 in edges]
+
+
+class _Whale:
+    """Asks, and checks what is answered."""
+
+    def __init__(self, graph: Graph, cluster: DevCluster, whale_id: int, ids: Sequence[int], toy: bool) -> None:
+        self._graph = graph
+        self._id = whale_id
+        self._ids = ids
+        self._toy = toy
+        (self._leader,) = (server.admin for server in graph.topology.regions[0].leaders.servers)
+        self._chance = Random(1)
+        self._wrong = 0
+        self._absent = iter(range(len(ids) + 1, 1 << 40))
+
+    async def measure(self, progress: Progress) -> dict[str, float]:
+        """The figures by name, and how many answers were wrong."""
+        graph, whale, middle = self._graph, self._id, len(self._ids) // 2
+        found: dict[str, float] = {}
+        progress.step("what is not there, without a filter", 0.4)
+        asked = _ASKED_BEFORE
+        began = time.perf_counter()
+        found |= self._named("before", asked, *await self._ask_absent(asked))
+        progress.step("building the filter", 0.5)
+        await within(_BUILD_SECONDS, self._is_built, 0.1, "no filter was built")
+        found["build:seconds"] = time.perf_counter() - began
+        progress.step("what is not there, with a filter", 0.6)
+        asked = _TOY_ASKED if self._toy else _ASKED_AFTER
+        found |= self._named("after", asked, *await self._ask_absent(asked))
+        found["false_positives:ratio"] = 1 - found["after_without_database:ratio"]
+        figures = (await server_stats(self._leader))["membership_filters"]
+        found["filter:bytes_per_edge"] = figures["bytes"] / len(self._ids)
+        progress.step("what is there", 0.8)
+        for id2 in self._chance.sample(self._ids, 10 * _TIMES):
+            self._check((await graph.assoc_get(whale, LINK, [id2])).id2s == [id2])
+        progress.step("counts and pages", 0.9)
+        found["count:ms"] = await self._median_ms(lambda: graph.assoc_count(whale, LINK))
+        found["first_page:ms"] = await self._median_ms(lambda: graph.assoc_range(whale, LINK, 0, _PAGE))
+        found["deep_page_by_position:ms"] = await self._median_ms(
+            lambda: graph.assoc_range(whale, LINK, middle + self._chance.randrange(1000), _PAGE)
+        )
+        found["deep_page_by_cursor:ms"] = await self._pages_from_the_middle()
+        found["add:ms"] = await self._median_ms(self._add)
+        found["walk:edges_per_second"] = await self._walk()
+        self._check((await server_stats(self._leader))["membership_filters"]["filters"] == 1)
+        return {**found, "wrong_answers": self._wrong}
+
+    def _check(self, is_right: bool) -> None:
+        self._wrong += not is_right
+
+    @staticmethod
+    def _named(phase: str, asked: int, to_database: int, batch_ms: float) -> dict[str, float]:
+        return {f"{phase}_without_database:ratio": 1 - to_database / asked, f"{phase}_not_there:ms": batch_ms}
+
+    async def _is_built(self) -> bool:
+        return bool((await server_stats(self._leader))["membership_filters"]["filters"])
+
+    async def _ask_absent(self, count: int) -> tuple[int, float]:
+        """How many of so many questions the leader had to hand on to the database, and milliseconds of a batch."""
+        misses = await self._misses()
+        took: list[float] = []
+        for _ in range(count // _AT_ONCE):
+            started = time.perf_counter()
+            queries = [(self._id, LINK, [id2]) for id2 in islice(self._absent, _AT_ONCE)]
+            for answer in await self._graph.assoc_get_many(queries):
+                self._check(len(answer) == 0)
+            took.append(1000 * (time.perf_counter() - started))
+        return await self._misses() - misses, median(took)
+
+    async def _misses(self) -> int:
+        misses: int = (await server_stats(self._leader))["reads"]["assoc_get"]["misses"]
+        return misses
+
+    async def _median_ms(self, ask: Callable[[], Awaitable[Any]]) -> float:
+        """Of some times, one after the other. `Any`: whatever it answers."""
+        took: list[float] = []
+        for _ in range(_TIMES):
+            started = time.perf_counter()
+            await ask()
+            took.append(1000 * (time.perf_counter() - started))
+        return median(took)
+
+    async def _pages_from_the_middle(self) -> float:
+        """Milliseconds of a page, each after the one before; and whether they are what the list has there."""
+        middle = len(self._ids) // 2
+        page = await self._graph.assoc_page(self._id, LINK, _PAGE, high=(len(self._ids) - middle) // _EDGES_PER_TIME)
+        seen, took = page.edges.id2s, []
+        for _ in range(_TIMES):
+            started = time.perf_counter()
+            page = await self._graph.assoc_page(self._id, LINK, _PAGE, page.cursor)
+            took.append(1000 * (time.perf_counter() - started))
+            seen += page.edges.id2s
+        first = self._ids.index(seen[0])
+        self._check(seen == list(self._ids[first : first + len(seen)]))
+        return median(took)
+
+    async def _add(self) -> None:
+        """The newest of all, which is there at once."""
+        id2 = next(self._absent)
+        await self._graph.assoc_add(self._id, LINK, id2, time=len(self._ids))
+        self._check((await self._graph.assoc_get(self._id, LINK, [id2])).id2s == [id2])
+
+    async def _walk(self) -> float:
+        """Edges a second, down the first of them."""
+        wanted = min(len(self._ids), 20_000)
+        started = time.perf_counter()
+        seen = 0
+        async for _ in self._graph.assoc_iter(self._id, LINK):
+            seen += 1
+            if seen == wanted:
+                break
+        return seen / (time.perf_counter() - started)
