@@ -8,6 +8,7 @@ import os
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import pytest
@@ -152,3 +153,38 @@ async def test_a_database_that_is_stopped_and_started_again_is_used_again_withou
 ) -> None:
     database = cluster.database("db-1")
     await trouble_and_recovery(cluster, graph, database.stop, database.start)
+
+
+@asynccontextmanager
+async def at_a_tenth_of_its_speed(pid: int) -> AsyncIterator[None]:
+    """A process that runs a little and stands still a little, over and over: every answer of it is late."""
+
+    async def slow() -> None:
+        while True:
+            os.kill(pid, signal.SIGSTOP)
+            await asyncio.sleep(0.18)
+            os.kill(pid, signal.SIGCONT)
+            await asyncio.sleep(0.02)
+
+    task = asyncio.create_task(slow())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        os.kill(pid, signal.SIGCONT)
+
+
+async def test_a_slow_database_slows_its_misses_and_writes_and_fails_none(cluster: DevCluster) -> None:
+    async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
+        slow, quick = await users_of_both_databases(graph)
+        never_read = await graph.reserve_ids(8, near=slow)
+        async with at_a_tenth_of_its_speed(cluster.database("db-1").process.pid):
+            for round_, unknown in enumerate(never_read):
+                await graph.obj_update(slow, {"home": f"{round_}"})
+                assert await home_of(graph, slow) == f"{round_}"
+                assert await graph.obj_get(unknown) is None
+                await graph.assoc_add(quick, "friend", slow, round_)
+                assert await home_of(graph, slow, critical=True) == f"{round_}"
+            await until_done(lambda: both_ends_agree(graph, quick, slow))
+    await assert_converges(cluster)
