@@ -11,6 +11,7 @@ import asyncio
 import os
 import random
 import time
+from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final
@@ -22,6 +23,7 @@ from tao.devcluster.database import DatabaseInstance, InstanceSettings
 from tao.devcluster.server_binary import find_server_binary
 from tao.devcluster.server_options import Durability, ServerOptions
 from tao.devcluster.template import default_cache_folder
+from tao.model.delivery import Span
 from tao.model.ids import make_id
 from tao.model.relay import Relay
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
@@ -38,6 +40,7 @@ from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
+from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import DeliverySettings, ReaderSettings
@@ -69,9 +72,10 @@ class _Caught:
 class _Acknowledging:
     """The leaders' port: encodes, as the way to a leader would, and answers."""
 
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> None:
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
         relay_to_pb(relay).SerializeToString()
         await asyncio.sleep(_ANSWER_SECONDS)
+        return ()
 
 
 async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
@@ -132,8 +136,10 @@ async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batc
     async def refresh() -> None:
         return
 
+    continuity = Continuity("db", lambda: 1)
+    continuity.begin(start)
     delivery = DeliveryPath(
-        "east", "db", lambda: routes, refresh, _Acknowledging(), position.advance,
+        "east", "db", lambda: routes, refresh, _Acknowledging(), continuity, position.advance,
         lambda job: tasks.start(job, "lane"), DeliverySettings(), log,
     )  # fmt: skip
     read = 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tao.devcluster.server_binary import Flavour
-from tao.model.changes import Change, ListChange, ListInvalidation, ObjectChange
+from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange
 from tao.model.graph import ABSENT
 from tao.model.ids import make_id
 from tao.model.relay import Touch
@@ -80,12 +80,12 @@ def random_batch(chance: random.Random) -> list[Write]:
 async def test_the_binlog_of_a_leaders_transactions_holds_its_changesets(rig: BinlogRig) -> None:
     chance = random.Random(7)
     following = await rig.follow()
-    changesets: list[Change] = []
+    changesets: list[Message] = []
     objects = [
         ObjAdd(an_id(number, shard), USER, user(f"a\0{number}"), False) for shard in SHARDS for number in range(3)
     ]
     for batch in [objects] + [random_batch(chance) for _ in range(40)]:
-        by_shard: dict[int, list[Change]] = {}
+        by_shard: dict[int, list[Message]] = {}
         for change in await rig.write(*batch):
             by_shard.setdefault(change.shard, []).append(change)
         for shard in sorted(by_shard):
@@ -140,7 +140,7 @@ async def test_heartbeats_come_through(rig: BinlogRig) -> None:
 
 async def test_altered_tables_rotated_logs_and_statements_stop_nothing(rig: BinlogRig) -> None:
     following = await rig.follow()
-    seen: list[Change] = []
+    seen: list[Message] = []
     alterations = [
         "ALTER TABLE tao_00000.objects ADD COLUMN note VARBINARY(20) NULL FIRST",
         "FLUSH BINARY LOGS",
@@ -234,7 +234,7 @@ async def test_a_transaction_too_large_to_keep_is_told_by_its_shards(rig: Binlog
 
 async def test_a_killed_server_is_followed_again_without_loss_or_repetition(rig: BinlogRig) -> None:
     following = await rig.follow()
-    seen: list[Change] = []
+    seen: list[Message] = []
     for number in range(4):
         seen.extend(await rig.write(ObjAdd(an_id(number), USER, user("a"), False)))
         if number % 2:
@@ -254,7 +254,7 @@ async def test_a_killed_server_is_followed_again_without_loss_or_repetition(rig:
 
 async def test_a_cut_connection_is_made_anew_from_the_position_reached(rig: BinlogRig) -> None:
     following = await rig.follow()
-    seen: list[Change] = []
+    seen: list[Message] = []
     for number in range(5):
         seen.extend(await rig.write(ObjAdd(an_id(number), USER, user("a"), False)))
         await mark(rig, following, f"before {number}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tao.devcluster.server_binary import Flavour
-from tao.model.changes import Change
+from tao.model.changes import Message
 from tao.model.ids import make_id
 from tao.model.writes import AssocAdd, ObjAdd, ObjUpdate, Write
 from tao.schema.codec import encode_fields, encode_patch
@@ -53,7 +53,7 @@ async def test_the_binlog_of_a_replica_holds_the_masters_changesets(
         await attach(replica, master)
         followings = [await replica.follow(reader=replica.reader(server_id=100 + n)) for n in range(2)]
         followings.append(await master.follow(reader=master.reader(server_id=200)))
-        changes: list[Change] = []
+        changes: list[Message] = []
         for number in range(1, 30):
             batch: list[Write] = [
                 ObjAdd(make_id(0, NOW + number, 0), USER, encode_fields(SCHEMA.otype(USER), {"name": "a"}), False),

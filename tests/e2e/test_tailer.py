@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tao.model.changes import Change, Message
+from tao.model.changes import Message
 from tao.model.ids import make_id
 from tao.model.relay import Relay, Touch
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
@@ -75,7 +75,7 @@ class Rig:
         self.process = None
         return status
 
-    async def write(self) -> Change:
+    async def write(self) -> Message:
         self._sequence += 1
         data = encode_fields(SCHEMA.otype(USER), {"name": "a"})
         (change,) = await self.binlog.write(ObjAdd(make_id(1, NOW + self._sequence, 0), USER, data, False))

@@ -196,6 +196,7 @@ def check_versions_and_changes(before: ExistingRows, after: ExistingRows, plan: 
         if isinstance(change, ObjectChange):
             assert change in changed
             continue
+        assert isinstance(change, ListChange)  # only a touch is told as an invalidation
         assert (change.id1, change.atype) in changed
         check_list_change(before, after, change)
 

@@ -10,13 +10,14 @@ import pytest
 
 from tao.cli.checking import caches
 from tao.cli.checking.caches import ALL, Report, Sample, verify_caches
+from tao.model.graph import encode_object
 from tao.model.ports import OnRead
 from tao.model.queries import Query
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
 from tao.routing.routes import Routes
 from tests.rigs.leader_rig import make_id, make_topology
-from tests.unit.leader.test_consistency_checker import V1, V2, V3, A, Follower, Store, encode_object
+from tests.unit.leader.test_consistency_checker import V1, V2, V3, A, Follower, Store
 
 ROUTES = Routes(make_topology())
 

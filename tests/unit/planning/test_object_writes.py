@@ -134,4 +134,6 @@ def test_an_object_added_and_deleted_in_one_batch_leaves_a_tombstone(stored: Sto
 
 def test_versions_continue_under_a_higher_epoch(ann: StoredRows) -> None:
     ann.epoch = 4
-    assert ann.run(ObjDelete(LOW)).changes[0].after == version(2, epoch=4)
+    (change,) = ann.run(ObjDelete(LOW)).changes
+    assert isinstance(change, ObjectChange)
+    assert change.after == version(2, epoch=4)
