@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed-$(shell cksum requirements.lock pyproject.toml hatch
 
 PROTOS := $(wildcard protos/tao/wire/v1/*.proto)
 
-.PHONY: help env proto proto-check format lint types layers check unit test demo bench wheel-check lock clean
+.PHONY: help env proto proto-check format lint types layers check unit test demo bench report wheel-check lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -64,6 +64,9 @@ bench: $(STAMP) ## measure reads, writes, regions and whole workloads, beside th
 	@.ci/ensure-redis build/bin
 	@.ci/ensure-memcached
 	PATH="$(CURDIR)/build/bin:$$PATH" $(BIN)/python -m loadtest bench --json build/bench.json
+
+report: $(STAMP) ## make docs/benchmarks.md of the JSON files in build/benchmarks (REMARK=text)
+	$(BIN)/python -m loadtest report --from build/benchmarks --out docs/benchmarks.md $(if $(REMARK),--remark "$(REMARK)")
 
 wheel-check: $(STAMP) ## build the wheel and install it in clean environments: the SDK alone, then a server
 	@.ci/check-wheel "$(PYTHON)" "$(BIN)"

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import shutil
 import signal
 import sys
@@ -23,6 +24,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from loadtest import converge, geo, whale
 from loadtest.catalogue import all_scenarios
+from loadtest.commands_capacity import capacity_commands
 from loadtest.commands_failures import failure_commands
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
@@ -221,11 +223,13 @@ def peers_command(toy: bool, seconds: float | None, json_file: Path | None, **wa
 def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None, seconds: float | None = None) -> None:
     report = _run(Registry([scenario]), (), seconds=seconds, toy=toy)
     if scenario.name in report.scenarios:
-        _write_json(json_file, {**report.scenarios[scenario.name].measured, "machine": report.machine})
+        command = f"python -m loadtest {shlex.join(sys.argv[1:])}"
+        measured = report.scenarios[scenario.name].measured
+        _write_json(json_file, {**measured, "machine": report.machine, "command": command})
     _finish(report)
 
 
-for _command in failure_commands(_run_alone):
+for _command in (*failure_commands(_run_alone), *capacity_commands(_run_alone)):
     main.add_command(_command)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, converge, geo, hot_key, load, master_lost, memory, tailing, whale, writes
+from loadtest import cached_reads, converge, geo, hot_key, load, locality, master_lost, memory, tailing, whale, writes
+from loadtest.capacity import scenario as capacity
+from loadtest.cold import herd, storm
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.scenario import Registry, Scenario
@@ -24,5 +26,9 @@ def all_scenarios() -> Registry:
             Scenario("load", load.SUMMARY, load.run),
             Scenario("run", published.SUMMARY, published.run),
             Scenario("peers", peers.SUMMARY, peers.run),
+            Scenario("herd", herd.SUMMARY, herd.run),
+            Scenario("storm", storm.SUMMARY, storm.run),
+            Scenario("capacity", capacity.SUMMARY, capacity.run),
+            Scenario("locality", locality.SUMMARY, locality.run),
         ]
     )

@@ -17,6 +17,8 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
+from loadtest.capacity.capacity_client import CapacityJob, GrowJob, run_capacity, run_grow
+from loadtest.cold.herd_client import HerdJob, run_herd
 from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob
 from loadtest.peers.peers_process import PeersJob, run_peers
 from loadtest.published.load_process import AskJob, FillJob, ask, fill
@@ -106,6 +108,12 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         from loadtest.hot_key_client import run_hot_key
 
         return await run_hot_key(job, tell)
+    if isinstance(job, HerdJob):
+        return await run_herd(job, tell)
+    if isinstance(job, GrowJob):
+        return await run_grow(job, tell)
+    if isinstance(job, CapacityJob):
+        return await run_capacity(job, tell)
     if isinstance(job, PeersJob):
         return await run_peers(job, tell)
     from loadtest.writes_client import run_writes

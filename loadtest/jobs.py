@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from loadtest.capacity.capacity_client import CapacityJob, GrowJob
+from loadtest.cold.herd_client import HerdJob
 from loadtest.dataset import DatasetSize
 from loadtest.peers.peers_process import PeersJob
 from loadtest.published.load_process import AskJob, FillJob
@@ -85,4 +87,4 @@ class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True, tag="hot_key"):
     pace: Pace
 
 
-Job = HotKeyJob | ReadsJob | WritesJob | GeoJob | FillJob | AskJob | PeersJob
+Job = HotKeyJob | ReadsJob | WritesJob | GeoJob | FillJob | AskJob | PeersJob | HerdJob | GrowJob | CapacityJob

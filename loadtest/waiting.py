@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from tao.model.errors import OperatorError
+
+Result = TypeVar("Result")
 
 
 async def until(condition: Callable[[], Awaitable[bool]], pause_seconds: float) -> None:
@@ -21,3 +24,13 @@ async def within(seconds: float, condition: Callable[[], Awaitable[bool]], pause
             await until(condition, pause_seconds)
     except TimeoutError:
         raise OperatorError(f"{what} within {seconds:g} s") from None
+
+
+async def together(works: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """The results of all, run side by side. The first failure cancels the others and is raised by itself."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]

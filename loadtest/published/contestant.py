@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import Request
 from loadtest.published.workload import Kind
-from tao.client import Graph
+from tao.client import Graph, SomeFailed
 from tao.client.trace import MEMORY
 
 NODE: Final = "node"
@@ -20,6 +20,8 @@ MARK: Final = "mark"
 _ADDED_BOUND: Final = 10_000
 _BATCH: Final = 2000
 _RESERVED_AT_ONCE: Final = 1000
+_ATTEMPTS: Final = 5
+"""Of a batch: on a busy machine some rows of a bulk are not written in time, and all may be written again."""
 
 
 class Contestant(Protocol):
@@ -133,7 +135,7 @@ async def load_graph(
     for start in range(0, plan.nodes, _BATCH):
         nodes = range(start, min(plan.nodes, start + _BATCH))
         rows = [(NODE, {"payload": payloads.next(plan.object_size(node))}, None, ids[node]) for node in nodes]
-        await graph.obj_add_many(rows)
+        await written(graph.obj_add_many, rows)
         done += len(rows)
         tell("writing objects", done / total)
     edges = []
@@ -142,13 +144,27 @@ async def load_graph(
             fields = {"payload": payloads.next(edge.size)} if edge.size else None
             edges.append((ids[node], LINK, ids[edge.other], edge.time, fields))
             if len(edges) == _BATCH:
-                await graph.assoc_add_many(edges)
+                await written(graph.assoc_add_many, edges)
                 done += len(edges)
                 edges.clear()
                 tell("writing edges", done / total)
     if edges:
-        await graph.assoc_add_many(edges)
+        await written(graph.assoc_add_many, edges)
     return ids
+
+
+async def written(write_many: Callable[[Sequence[Any]], Awaitable[object]], rows: Sequence[Any]) -> None:
+    """Write rows that may be written twice, again where it failed. `Any`: rows as the many-form takes them. Raises
+    `SomeFailed` when some are not to be had, and what else the many-form raises."""
+    for last in (False,) * (_ATTEMPTS - 1) + (True,):
+        try:
+            await write_many(rows)
+        except SomeFailed as failure:
+            if last:
+                raise
+            rows = [rows[index] for index in failure.errors]
+        else:
+            return
 
 
 def read_ids(path: Path) -> Sequence[int]:

@@ -123,6 +123,39 @@ def test_a_published_workload_says_what_was_asked_and_what_was_generated(tmp_pat
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_herd_is_counted_by_the_database(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "herd"))
+    for herd in found["herds"]:
+        assert (herd["answered"], herd["failed"], herd["wrong"]) == (found["clients"], {}, 0)
+        assert 1 <= herd["database_queries"] <= found["followers"]
+        assert herd["latency_ms"]["p99"] > 0
+    assert set(found["database_queries"]) == {"object", "list"}
+
+
+def test_a_tier_restarts_cold_under_load_without_a_failed_request(tmp_path: Path) -> None:
+    plot = tmp_path / "storm.png"
+    found = msgspec.json.decode(run(tmp_path, "storm", "--plot", str(plot)))
+    assert (found["failed"], found["wrong_answers"]) == ({}, 0)
+    assert found["tier_away_seconds"] > 0
+    assert any(each["at"] > 0 for each in found["timeline"])
+    assert found["database_selects_before"] > 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_capacity_is_measured_and_put_into_the_model(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "capacity"))
+    assert {each["batch"] for each in found["by_hit_rate"]} == {1, 20}
+    assert all(each["throughput_qps"] > 0 for each in found["by_hit_rate"])
+    assert [each["followers"] for each in found["by_followers"]] == [1]
+    assert found["by_growth"][0]["growth"] == 1
+    assert all(each["follower_servers"] > 0 for each in found["billion_reads"].values())
+
+
+def test_hit_rates_by_assumption_need_no_server(tmp_path: Path) -> None:
+    found = msgspec.json.decode(run(tmp_path, "locality"))
+    assert all(0 < each["hit_rate"] < 1 for each in found["surface"])
+
+
 def test_durable_writes_are_measured_beside_single_transactions(tmp_path: Path) -> None:
     result = bench(tmp_path, "--only", "writes").scenarios["writes"]
     check_figures(result)

@@ -1,0 +1,1 @@
+"""Caches that have nothing: everybody misses one key at once (`herd`), a tier that restarts (`storm`)."""

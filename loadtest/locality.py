@@ -1,0 +1,168 @@
+"""Scenario `locality`: the hit rate that a cache policy can have, by what nobody has published: skew and repetition.
+
+No server: the product's eviction policy, played in one process. What is asked for is Zipf by an exponent, and a share
+of it repeats one of the last 512 keys; the cache is a share of the bytes of the data. The surface says how much of a
+hit rate that a run reports belongs to its assumptions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import msgspec
+
+from loadtest.eviction.policies import SmallAndMain
+from loadtest.published.graph_plan import GraphPlan
+from loadtest.published.shapes import Popularity
+from loadtest.published.workload import READS, Kind, tao_atc13
+from loadtest.results import Listing, ScenarioResult
+from loadtest.scenario import BenchSettings, Progress
+
+SUMMARY: Final = "the hit rate that an eviction policy can have, by skew, repetition and cache size"
+SKEWS: Final = (0.6, 0.8, 1.0, 1.1, 1.2)
+AGAIN: Final = (0.0, 0.3, 0.6, 0.8)
+CACHE_SHARES: Final = (0.05, 0.1, 0.2)
+_OBJECT_OVERHEAD: Final = 136
+"""Of key, slot, queue and headers, beside the payload."""
+_EDGE_BYTES: Final = 16
+_PACKED_BYTES: Final = 14
+"""Of an empty list, which the cache keeps as a packed count."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalitySettings:
+    """What a run consists of."""
+
+    nodes: int = 20_000
+    requests: int = 400_000
+    """Of which the first half warms up. Ten for every object and list: the share that is asked for the first time,
+    which no cache can answer, is told beside each hit rate."""
+    seed: int = 7
+
+
+class HitRate(msgspec.Struct, frozen=True, kw_only=True):
+    """One point of the surface."""
+
+    skew: float
+    again: float
+    cache_share: float
+    hit_rate: float
+    first_time_share: float
+    """Of the counted requests, those for what nobody had asked for before: no cache can answer them."""
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """The surface, as the JSON has it, and the point that the workload assumes."""
+
+    nodes: int
+    requests: int
+    assumed_skew: float
+    assumed_again: float
+    surface: list[HitRate]
+
+
+async def run(
+    settings: BenchSettings, progress: Progress, wanted: LocalitySettings | None = None, plot_file: Path | None = None
+) -> ScenarioResult:
+    """See `SUMMARY`; ``plot_file``: a PNG to draw."""
+    locality = wanted or LocalitySettings()
+    skews: tuple[float, ...] = SKEWS
+    again: tuple[float, ...] = AGAIN
+    if settings.toy:
+        locality, skews, again = LocalitySettings(nodes=300, requests=2_000), SKEWS[2:4], AGAIN[1:3]
+    sizes = entry_sizes(locality.nodes, locality.seed)
+    surface: list[HitRate] = []
+    for skew in skews:
+        for repeated in again:
+            progress.step(f"skew {skew:g}, {repeated:.0%} repeated", len(surface) / (len(skews) * len(again) * 3))
+            keys = await asyncio.to_thread(trace, locality, skew, repeated)
+            surface += await asyncio.to_thread(hit_rates, keys, sizes, skew, repeated)
+    assumed = tao_atc13().assumed
+    measured = Measured(
+        nodes=locality.nodes,
+        requests=locality.requests,
+        assumed_skew=assumed.read_skew,
+        assumed_again=assumed.again,
+        surface=surface,
+    )
+    if plot_file is not None:
+        # Loaded here: it takes a second, which a run without a plot need not wait for.
+        from loadtest.report.plots import draw_locality
+
+        draw_locality(msgspec.to_builtins(measured), plot_file)
+    return ScenarioResult(
+        summary=SUMMARY,
+        conditions={"nodes": locality.nodes, "requests": locality.requests},
+        listings=[_listing(measured)],
+        notes=["Users alone, one cache, no writes; a first request for a key is a miss for every policy."],
+        measured=msgspec.to_builtins(measured),
+    )
+
+
+def entry_sizes(nodes: int, seed: int) -> list[int]:
+    """Bytes in the cache of each key: objects are even, lists odd."""
+    plan = GraphPlan(tao_atc13(), nodes, seed)
+
+    def size(key: int) -> int:
+        node = key // 2
+        if key % 2 == 0:
+            return _OBJECT_OVERHEAD + plan.object_size(node)
+        degree = plan.degree(node)
+        edges = sum(plan.edge_size(node, index) for index in range(degree))
+        return _OBJECT_OVERHEAD + _EDGE_BYTES * degree + edges if degree else _PACKED_BYTES
+
+    return [size(key) for key in range(2 * nodes)]
+
+
+def trace(locality: LocalitySettings, skew: float, again: float) -> list[int]:
+    """Keys in the order in which they are asked for."""
+    workload, chance = tao_atc13(), Random(locality.seed)
+    objects = workload.mix[Kind.OBJ_GET] / sum(share for kind, share in workload.mix.items() if kind in READS)
+    order = list(range(locality.nodes))
+    chance.shuffle(order)
+    of_objects = Popularity(order, skew, chance, again=again)
+    of_lists = Popularity(order[::-1], skew, chance, again=again)
+    return [
+        2 * of_objects.draw() if chance.random() < objects else 2 * of_lists.draw() + 1
+        for _ in range(locality.requests)
+    ]
+
+
+def hit_rates(keys: list[int], sizes: list[int], skew: float, again: float) -> list[HitRate]:
+    """By cache size."""
+    return [hit_rate(keys, sizes, skew, again, share) for share in CACHE_SHARES]
+
+
+def hit_rate(keys: list[int], sizes: list[int], skew: float, again: float, share: float) -> HitRate:
+    """Of the second half of ``keys``."""
+    policy = SmallAndMain(int(sum(sizes) * share))
+    held, hits, first = policy.held, 0, 0
+    seen = set[int]()
+    warm = len(keys) // 2
+    for turn, key in enumerate(keys):
+        counted = turn >= warm
+        if key in held:
+            policy.hit(key)
+            hits += counted
+            continue
+        if key not in seen:
+            seen.add(key)
+            first += counted
+        policy.add(key, sizes[key])
+    asked = len(keys) - warm
+    return HitRate(skew=skew, again=again, cache_share=share, hit_rate=hits / asked, first_time_share=first / asked)
+
+
+def _listing(measured: Measured) -> Listing:
+    again = sorted({each.again for each in measured.surface})
+    found = {(each.skew, each.again, each.cache_share): each.hit_rate for each in measured.surface}
+    rows: list[tuple[str, ...]] = [
+        (f"skew {skew:g}, cache {share:.0%}", *(f"{found[skew, each, share]:.1%}" for each in again))
+        for share in CACHE_SHARES
+        for skew in sorted({each.skew for each in measured.surface})
+    ]
+    return Listing(title="hit rate", columns=("", *(f"{each:.0%} repeated" for each in again)), rows=rows)

@@ -1,0 +1,115 @@
+"""The head of the note: ratios to the peers, and published, our and the peers' figures in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from loadtest.published import figures
+from loadtest.report.found import Found, number, percent, table
+
+_PEERS: Final = ("redis_lookaside", "memcached_lookaside", "mysql")
+_NAMES: Final = {
+    "tao": "tao",
+    "redis_lookaside": "Redis look-aside",
+    "memcached_lookaside": "memcached look-aside",
+    "mysql": "MySQL alone",
+}
+_AIMS: Final = {"redis_lookaside": 3.0, "mysql": 5.0}
+
+
+def ratios(found: Found) -> list[str]:
+    """What a user would pick instead, side by side in one run."""
+    peers = found.get("peers")
+    if peers is None:
+        return ["Not measured: `peers`.", ""]
+    ours, rows, below = peers["tao"], list[tuple[str, ...]](), list[str]()
+    for name in _PEERS:
+        theirs = peers.get(name)
+        if theirs is None:
+            continue
+        ratio = theirs["ratio"]
+        aim = _AIMS.get(name)
+        verdict = "" if aim is None else f"≥ {aim:g}: {'met' if ratio['throughput'] >= aim else 'not met'}"
+        server = theirs["server_cpu_us_per_query"] / ours["server_cpu_us_per_query"]
+        client = theirs["client_cpu_us_per_query"] / ours["client_cpu_us_per_query"]
+        values = (ratio["throughput"], ratio["p50"], ratio["p99"], server, client)
+        rows.append((_NAMES[name], *(f"{value:.2f} ×" for value in values), verdict))
+        below += [
+            f"{_NAMES[name]} is better in {what} ({value:.2f} ×)"
+            for what, value in zip(
+                ("throughput", "p50", "p99", "CPU of servers", "CPU of the client"), values, strict=True
+            )
+            if value < 1
+        ]
+    lines = table(("tao compared with", "throughput", "p50", "p99", "servers' CPU", "client's CPU", "aim"), rows)
+    lines += ["Above 1 is in tao's favour, in every column. " + ("; ".join(below) + "." if below else ""), ""]
+    absolute = [
+        (
+            _NAMES[name],
+            number(each["throughput_qps"], 0),
+            number(each["p50_ms"], 2),
+            number(each["p99_ms"], 2),
+            number(each["server_cpu_us_per_query"]),
+            number(each["client_cpu_us_per_query"]),
+            percent(each["hit_rate"]),
+            ", ".join(f"{stale['stale']} of {stale['reads']:,} ({stale['within']})" for stale in each["stale_reads"]),
+        )
+        for name, each in peers.items()
+        if name in _NAMES
+    ]
+    columns = ("", "queries/s", "p50 ms", "p99 ms", "server µs", "client µs", "hit rate", "stale reads")
+    return lines + table(columns, absolute)
+
+
+def one_table(found: Found) -> list[str]:
+    """Published | here | peers, figure by figure; a dash where nobody has one."""
+    paper = figures.atc13().published_results
+    run, geo, peers = found.get("run") or {}, found.get("geo") or {}, found.get("peers") or {}
+
+    def of_peers(key: str, show: Any) -> tuple[str, ...]:
+        return tuple(show(peers.get(name, {}).get(key)) for name in _PEERS)
+
+    nobody = ("–",) * len(_PEERS)
+    rows: list[tuple[str, ...]] = [
+        ("hit rate of reads", percent(paper["overall_read_hit_rate"]), percent(run.get("hit_rate")),
+         *of_peers("hit_rate", percent)),
+        ("failed share", f"{paper['failed_query_fraction_90_days']:.1e}", _share(run.get("failed_fraction")), *nobody),
+        ("queries/s, of this machine", "–", number(run.get("throughput_qps"), 0),
+         *of_peers("throughput_qps", lambda value: number(value, 0))),
+        ("all queries, p50 ms", "–", number(peers.get("tao", {}).get("p50_ms"), 2),
+         *of_peers("p50_ms", lambda value: number(value, 2))),
+        ("all queries, p99 ms", "–", number(peers.get("tao", {}).get("p99_ms"), 2),
+         *of_peers("p99_ms", lambda value: number(value, 2))),
+    ]  # fmt: skip
+    for how in ("hit_ms", "miss_ms"):
+        for kind, published in paper[how].items():
+            ours = (run.get("operations", {}).get(kind) or {}).get(how) or {}
+            rows.append(
+                (
+                    f"`{kind}` {how.removesuffix('_ms')}, p50 / avg / p99 ms",
+                    _three(published, 1),
+                    _three(ours, 2),
+                    *nobody,
+                )
+            )
+    writes: Mapping[str, Any] = paper["write_ms"]
+    for where, key in (("same_region", "same_region_avg"), ("remote_region", "remote_region_avg")):
+        ours = geo.get("write_ms", {}).get(where, {})
+        name = f"write, {where.replace('_', ' ')}, avg ms"
+        rows.append((name, number(writes[key]), number(ours.get("avg")), *nobody))
+    lag = geo.get("visible_ms", {})
+    rows.append(
+        ("visible in the other region, p50 / p99 ms", "85 % < 1 s, 99 % < 3 s",
+         f"{number(lag.get('p50'))} / {number(lag.get('p99'))}", *nobody)
+    )  # fmt: skip
+    columns = ("figure", "TAO, published", "here", *(_NAMES[name] for name in _PEERS))
+    return table(columns, rows)
+
+
+def _three(found: Mapping[str, Any], digits: int) -> str:
+    return " / ".join(number(found.get(key), digits) for key in ("p50", "avg", "p99"))
+
+
+def _share(value: Any) -> str:
+    return "–" if not isinstance(value, (int, float)) else "0" if not value else f"{value:.1e}"

@@ -1,0 +1,116 @@
+"""The note's pictures, each from one scenario's figures as its JSON file has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from matplotlib.figure import Figure
+
+from loadtest.published import figures
+
+_INCHES: Final = (11.0, 4.2)
+_DPI: Final = 110
+_THIN: Final = 0.3
+
+
+def draw_run(measured: Mapping[str, Any], file: Path) -> None:
+    """Median latency of hits and misses by operation beside the published one, and the throughput over time."""
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    latencies, throughput = figure.subplots(1, 2)
+    paper = figures.atc13().published_results
+    names = [name for name in paper["hit_ms"] if name in measured["operations"]]
+    offset = 0.0
+    for how in ("hit_ms", "miss_ms"):
+        ours = [((measured["operations"][name].get(how) or {}).get("p50") or 0.0) for name in names]
+        theirs = [paper[how][name]["p50"] for name in names]
+        for label, values in ((f"here, {how[:-3]}", ours), (f"TAO, {how[:-3]}", theirs)):
+            latencies.bar([index + offset for index in range(len(names))], values, 0.2, label=label)
+            offset += 0.2
+    latencies.set_xticks([index + 0.3 for index in range(len(names))], names, fontsize=8)
+    latencies.set_ylabel("p50, milliseconds")
+    latencies.legend(fontsize=8)
+    throughput.plot(measured["throughput_by_second"], linewidth=1)
+    throughput.set_ylim(bottom=0)
+    throughput.set_xlabel("second of the run")
+    throughput.set_ylabel("requests answered")
+    _save(figure, file)
+
+
+def draw_storm(measured: Mapping[str, Any], file: Path) -> None:
+    """Hit rate on the left, reads of leader and database on the right, by second since the restart."""
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    rates, loads = figure.subplots(1, 2)
+    timeline = measured["timeline"]
+    known = [each for each in timeline if each["hit_rate"] is not None]
+    rates.plot([each["at"] for each in known], [100 * each["hit_rate"] for each in known], linewidth=1)
+    rates.axhline(100 * measured["old_hit_rate"], linestyle=":", linewidth=1)
+    rates.set_ylabel("hit rate of followers, %")
+    for key, label in (("leader_reads", "leader: reads"), ("database_selects", "database: SELECTs")):
+        loads.plot([each["at"] for each in timeline], [each[key] for each in timeline], linewidth=1, label=label)
+    loads.set_ylim(bottom=0)
+    loads.set_ylabel("a second")
+    loads.legend(fontsize=8)
+    for axes in (rates, loads):
+        axes.axvline(0, color="black", linewidth=_THIN)
+        axes.set_xlabel("seconds since the restart began")
+        axes.grid(visible=True, linewidth=_THIN)
+    _save(figure, file)
+
+
+def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
+    """Rates by hit rate on the left (the paper's figure 7), CPU per query by size of the data on the right."""
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    rates, growth = figure.subplots(1, 2)
+    for batch in sorted({each["batch"] for each in measured["by_hit_rate"]}):
+        points = [each for each in measured["by_hit_rate"] if each["batch"] == batch]
+        at = [100 * each["hit_rate"] for each in points]
+        rates.plot(at, [each["follower_limit_qps"] for each in points], marker=".", label=f"alone, batches of {batch}")
+        rates.plot(at, [each["throughput_qps"] for each in points], ":", marker=".", label=f"measured, {batch}")
+    rates.set_yscale("log")
+    rates.set_xlabel("hit rate of the follower, %")
+    rates.set_ylabel("queries a second of one follower")
+    rates.legend(fontsize=8)
+    for grows, label in ((True, "cache grows with it"), (False, "cache stays")):
+        # The smallest belongs to both.
+        some = [each for each in measured["by_growth"] if each["cache_grows"] is grows or each["growth"] == 1]
+        total = [sum(each["cost"][f"{role}_us"] for role in ("follower", "leader", "database")) for each in some]
+        growth.plot([each["growth"] for each in some], total, marker=".", label=label)
+    growth.set_xscale("log")
+    growth.set_ylim(bottom=0)
+    growth.set_xlabel("data, × the smallest")
+    growth.set_ylabel("CPU of all servers, µs per query")
+    growth.legend(fontsize=8)
+    for axes in (rates, growth):
+        axes.grid(visible=True, linewidth=_THIN)
+    _save(figure, file)
+
+
+def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
+    """Hit rate by exponent, a line for each share of repetitions; one picture for each cache size."""
+    surface = measured["surface"]
+    shares = sorted({each["cache_share"] for each in surface})
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    for axes, share in zip(figure.subplots(1, len(shares), sharey=True, squeeze=False)[0], shares, strict=True):
+        for again in sorted({each["again"] for each in surface}):
+            points = [each for each in surface if each["cache_share"] == share and each["again"] == again]
+            axes.plot(
+                [each["skew"] for each in points],
+                [100 * each["hit_rate"] for each in points],
+                marker=".",
+                label=f"{again:.0%} repeated",
+            )
+        axes.axhline(96.4, color="black", linestyle=":", linewidth=1)
+        axes.set_title(f"cache {share:.0%} of the data", fontsize=9)
+        axes.set_xlabel("Zipf exponent")
+        axes.grid(visible=True, linewidth=_THIN)
+        axes.legend(fontsize=7)
+    figure.supylabel("hit rate, %", fontsize=10)
+    _save(figure, file)
+
+
+def _save(figure: Figure, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # No date inside: the same figures give the same file.
+    figure.savefig(file, dpi=_DPI, metadata={"Software": None})

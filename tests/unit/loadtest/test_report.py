@@ -1,0 +1,138 @@
+"""One note is made of whatever JSON files there are, and says what was not measured."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from loadtest.__main__ import main
+from loadtest.report.found import read_folder
+from loadtest.report.note import note, write_note
+from loadtest.results import this_machine
+from tao.model.errors import OperatorError
+
+LATENCY = {"avg": 1.5, "p50": 1.0, "p99": 9.0, "count": 1000, "p90": 2.0, "p999": 9.5, "max": 10.0}
+COST = {
+    "batch": 1, "hit_rate": 0.9, "throughput_qps": 5000.0, "follower_us": 20.0, "leader_us": 5.0, "database_us": 2.0,
+    "client_us": 30.0, "follower_limit_qps": 50_000.0,
+}  # fmt: skip
+
+
+def peer(throughput: float, **more: Any) -> dict[str, Any]:
+    stale = [{"reads": 100, "stale": 0, "within": "one tier"}]
+    return {
+        "throughput_qps": throughput, "p50_ms": 1.0, "p99_ms": 5.0, "server_cpu_us_per_query": 50.0,
+        "client_cpu_us_per_query": 60.0, "hit_rate": 0.9, "stale_reads": stale, **more,
+    }  # fmt: skip
+
+
+TOY: dict[str, dict[str, Any]] = {
+    "run": {
+        "workload": "tao_atc13", "throughput_qps": 6000.0, "hit_rate": 0.87, "failed_fraction": 0.0, "cache_bytes": 19,
+        "data_bytes": 100, "server_cpu_us_per_query": 20.0, "client_cpu_us_per_query": 20.0,
+        "database_cpu_us_per_query": 5.0, "throughput_by_second": [1, 2, 3],
+        "generated": [{"name": "share of obj_get", "asked": 0.288, "generated": 0.29}],
+        "operations": {"obj_get": {"all_ms": LATENCY, "hit_ms": LATENCY, "miss_ms": None}},
+    },
+    "peers": {
+        "tao": peer(6000.0, ratio=None),
+        "redis_lookaside": peer(2400.0, ratio={"throughput": 2.5, "p50": 1.2, "p99": 0.8}),
+        "memcached_lookaside": peer(2000.0, ratio={"throughput": 3.0, "p50": 1.2, "p99": 1.1}),
+        "mysql": peer(1000.0, hit_rate=None, ratio={"throughput": 6.0, "p50": 5.0, "p99": 4.0}),
+    },
+    "geo": {
+        "rtt_ms": 58.1, "failed": {}, "visible_ms": LATENCY, "read_ms": {"remote_region": LATENCY},
+        "write_ms": {"same_region": LATENCY, "remote_region": LATENCY},
+    },
+    "herd": {
+        "clients": 10_000, "processes": 4, "sessions": 16, "followers": 4,
+        "database_queries": {"object": 1, "list": 2}, "latency_ms": {"object": LATENCY, "list": LATENCY},
+    },
+    "storm": {
+        "rate": 1000.0, "answered": 60_000, "failed": {}, "tier_away_seconds": 3.0, "old_hit_rate": 0.9,
+        "lowest_hit_rate": 0.3, "recovery_seconds": 12.0, "database_selects_before": 10.0,
+        "database_selects_most": 50.0, "leader_reads_before": 100.0, "leader_reads_most": 900.0,
+        "timeline": [
+            {"at": float(at), "reads": 1.0, "hit_rate": None if at == 0 else 0.9, "leader_reads": 1.0,
+             "database_selects": 1.0} for at in range(-2, 3)
+        ],
+    },
+    "capacity": {
+        "cpus": 2,
+        "by_hit_rate": [COST, {**COST, "batch": 20}],
+        "by_followers": [{"followers": 1, "cost": COST}],
+        "by_growth": [
+            {"growth": growth, "objects": 10, "cache_mb": 1, "cache_grows": growth == 1, "cost": COST}
+            for growth in (1, 10)
+        ],
+        "costs": {"1": {"hit_us": 10.0, "miss_us": 50.0, "leader_us": 9.0, "database_us": 9.0, "hit_bytes": 900.0}},
+        "assumptions": {
+            "hit_rate": 0.964, "leader_hit_rate": 0.5, "write_share": 0.002, "utilisation": 0.5, "cores": 16,
+        },
+        "billion_reads": {
+            "1": {"follower_servers": 1500, "leader_servers": 60, "database_servers": 70,
+                  "follower_network_gbit": 7000.0, "reads_per_follower_server": 666_666.0}
+        },
+    },
+    "locality": {
+        "requests": 1000, "nodes": 100, "assumed_skew": 1.0, "assumed_again": 0.6,
+        "surface": [
+            {"skew": skew, "again": again, "cache_share": 0.2, "hit_rate": 0.97, "first_time_share": 0.01}
+            for skew in (0.8, 1.0) for again in (0.3, 0.6)
+        ],
+    },
+    "whale": {"adds": {"per_second": 1234.5}, "edges": 2_000_000},
+    "recovery": {"follower": {"p50": 1.5}},
+}  # fmt: skip
+
+
+def write(folder: Path, *names: str) -> None:
+    machine = msgspec.to_builtins(this_machine({"mariadb": "10.11"}))
+    for name in names:
+        value = {**TOY[name], "machine": machine, "command": f"python -m loadtest {name}"}
+        (folder / f"{name}.json").write_bytes(msgspec.json.encode(value))
+
+
+def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
+    write(tmp_path, *TOY)
+    file = tmp_path / "docs" / "results.md"
+    outcome = CliRunner().invoke(main, ["report", "--from", str(tmp_path), "--out", str(file), "--remark", "Shared."])
+    assert outcome.exit_code == 0, outcome.output
+    text = file.read_text()
+    assert text.index("| Redis look-aside | 2.50 ×") < text.index("| hit rate of reads | 96.4 % | 87.0 %")
+    assert "most. Shared." in text
+    assert "≥ 3: not met" in text
+    assert "≥ 5: met" in text
+    assert "Redis look-aside is better in p99 (0.80 ×)" in text
+    assert "| one list | 2 |" in text
+    assert "`adds.per_second`" in text
+    assert "## `recovery`" in text
+    assert "Not measured" not in text
+    assert "mariadb 10.11" in text
+    assert "    python -m loadtest storm" in text
+    pictures = re.findall(r"\]\((results/\w+\.png)\)", text)
+    assert len(pictures) == 4
+    assert all((file.parent / each).read_bytes().startswith(b"\x89PNG") for each in pictures)
+
+
+def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
+    write(tmp_path, "herd")
+    missing = write_note(tmp_path, tmp_path / "note.md")
+    assert missing == ["run", "peers", "geo", "storm", "capacity", "locality", "whale"]
+    text = (tmp_path / "note.md").read_text()
+    assert all(f"- **`{name}`**: not measured" in text for name in missing)
+    assert note(read_folder(tmp_path)) == note(read_folder(tmp_path))
+
+
+def test_a_file_that_no_scenario_wrote_is_told(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match="no JSON file"):
+        read_folder(tmp_path)
+    (tmp_path / "run.json").write_text("[1]")
+    with pytest.raises(OperatorError, match="was not written by a scenario"):
+        read_folder(tmp_path)
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(OperatorError, match="is not JSON"):
+        read_folder(tmp_path)
