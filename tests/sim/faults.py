@@ -279,6 +279,7 @@ class Faults:
         world.loop.call_later(0.1, read)
         world.loop.call_later(0.2, write)
         world.loop.call_later(0.35, follow_again)
+        world.loop.call_later(1.4, read)
 
     def _void(self, leader: str, region: str) -> None:
         world = self._world

@@ -51,7 +51,7 @@ class Variant:
 
 
 @contextmanager
-def _replaced(owner: type, **instead: object) -> Iterator[None]:
+def _replaced(owner: object, **instead: object) -> Iterator[None]:
     kept = {name: getattr(owner, name) for name in instead}
     for name, value in instead.items():
         setattr(owner, name, value)
@@ -122,21 +122,25 @@ def _spool_not_synced() -> Iterator[None]:
 @contextmanager
 def _follower_told_before_leader() -> Iterator[None]:
     """A leader has its subscribers drop a shard, and drops its own entries a moment later."""
-    void = RelayPath.void
+    void, void_again = RelayPath.void, RelayPath._void_again
 
-    def void_late(path: RelayPath, *what: Any, **types: Any) -> int:
+    def applied_late(path: RelayPath) -> AbstractContextManager[None]:
         now = path._apply
 
         def later(*bumped: Any) -> None:
             asyncio.get_running_loop().call_later(3.0, now, *bumped)
 
-        path._apply = later  # type: ignore[misc]
-        try:
-            return void(path, *what, **types)
-        finally:
-            path._apply = now  # type: ignore[misc]
+        return _replaced(path, _apply=later)
 
-    with _replaced(RelayPath, void=void_late):
+    def void_late(path: RelayPath, *what: Any, **types: Any) -> int:
+        with applied_late(path):
+            return void(path, *what, **types)
+
+    async def void_again_late(path: RelayPath, *what: Any) -> None:
+        with applied_late(path):
+            await void_again(path, *what)
+
+    with _replaced(RelayPath, void=void_late, _void_again=void_again_late):
         yield
 
 
