@@ -192,8 +192,10 @@ class _Run:
                     )
                     if growth == middle and grows:
                         by_hit_rate = await self._by_hit_rate(cluster)
+                        if 1 in capacity.followers:
+                            by_followers.append(OfFollowers(followers=1, cost=await self._all_hits(cluster)))
             if growth == middle:
-                for followers in capacity.followers:
+                for followers in sorted({*capacity.followers} - {1}):
                     async with self._cluster(_SMALLEST_MB * growth, followers) as cluster:
                         by_followers.append(OfFollowers(followers=followers, cost=await self._all_hits(cluster)))
         costs = {str(batch): fit([_point(each) for each in by_hit_rate if each.batch == batch]) for batch in _BATCHES}

@@ -104,7 +104,7 @@ async def run(
     storm = wanted or StormSettings()
     if settings.toy:
         storm = StormSettings(
-            nodes=400, rate=min(storm.rate, 150.0), warm_seconds=1.0, before_seconds=2.0, after_seconds=6.0
+            nodes=400, rate=min(storm.rate, 150.0), warm_seconds=1.0, before_seconds=2.0, after_seconds=5.0
         )
     subject = Subject(
         workload="tao_atc13",
