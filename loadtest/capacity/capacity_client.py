@@ -61,7 +61,7 @@ class CapacityJob(msgspec.Struct, frozen=True, kw_only=True, tag="capacity"):
     residents: int
     """Keys that are to stay in the cache: the first ones."""
     warm_keys: int
-    """By popularity: the most popular that are read before."""
+    """The most popular, which are read before reads by popularity; they stay for long, and are no keys that miss."""
     awaiters: int
     turns: tuple[Turn, ...]
     admins: dict[str, list[str]]
@@ -107,7 +107,7 @@ async def run_capacity(job: CapacityJob, tell: Callable[[str, float], None]) -> 
     """One result a turn. Raises a `TaoError`."""
     ids = read_ids(Path(job.ids_file))
     chance = Random(f"capacity {job.number}")
-    others = ids[job.residents :]
+    others = ids[max(job.residents, job.warm_keys) :]
     # Processes that run side by side begin at different places, or one would bring in what the other asks for next.
     start = len(others) * job.number // 4
     cold = cycle([*others[start:], *others[:start]])

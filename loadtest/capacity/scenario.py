@@ -191,7 +191,7 @@ class _Run:
                         )
                     )
                     if growth == middle and grows:
-                        by_hit_rate = await self._by_hit_rate(cluster)
+                        by_hit_rate = await self._by_hit_rate(cluster, cache_mb)
                         if 1 in capacity.followers:
                             by_followers.append(OfFollowers(followers=1, cost=await self._all_hits(cluster)))
             if growth == middle:
@@ -237,20 +237,22 @@ class _Run:
         await run_job(job, self._progress, self._settings.work_dir / "grow.log", int)
 
     async def _by_popularity(self, cluster: DevCluster, cache_mb: int, growth: int) -> Cost:
-        held = (cache_mb << 20) // (self._object_bytes + _ENTRY_BYTES)
         turn = Turn(resident=None, batch=1, seconds=self._capacity.seconds)
-        warm_keys = min(held, self._capacity.objects * growth)
+        warm_keys = min(self._held(cache_mb), self._capacity.objects * growth)
         ((result,),) = await self._asked(cluster, [turn], warm_keys=warm_keys)
         return cost_of(turn, [result])
 
-    async def _by_hit_rate(self, cluster: DevCluster) -> list[Cost]:
+    def _held(self, cache_mb: int) -> int:
+        return (cache_mb << 20) // (self._object_bytes + _ENTRY_BYTES)
+
+    async def _by_hit_rate(self, cluster: DevCluster, cache_mb: int) -> list[Cost]:
         capacity = self._capacity
         turns = [
             Turn(resident=share, batch=batch, seconds=capacity.seconds)
             for batch in _BATCHES
             for share in capacity.hit_rates
         ]
-        (results,) = await self._asked(cluster, turns)
+        (results,) = await self._asked(cluster, turns, warm_keys=self._held(cache_mb))
         return [cost_of(turn, [result]) for turn, result in zip(turns, results, strict=True)]
 
     async def _all_hits(self, cluster: DevCluster) -> Cost:

@@ -64,7 +64,10 @@ def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
     figure = Figure(figsize=_INCHES, layout="constrained")
     rates, growth = figure.subplots(1, 2)
     for batch in sorted({each["batch"] for each in measured["by_hit_rate"]}):
-        points = [each for each in measured["by_hit_rate"] if each["batch"] == batch]
+        points = sorted(
+            (each for each in measured["by_hit_rate"] if each["batch"] == batch),
+            key=lambda each: float(each["hit_rate"]),
+        )
         at = [100 * each["hit_rate"] for each in points]
         rates.plot(at, [each["follower_limit_qps"] for each in points], marker=".", label=f"alone, batches of {batch}")
         rates.plot(at, [each["throughput_qps"] for each in points], ":", marker=".", label=f"measured, {batch}")

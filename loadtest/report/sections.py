@@ -180,7 +180,7 @@ def capacity(measured: Mapping[str, Any]) -> list[str]:
             number(each["client_us"]),
             number(each["follower_limit_qps"], 0),
         )
-        for each in measured["by_hit_rate"]
+        for each in sorted(measured["by_hit_rate"], key=lambda cost: (cost["batch"], cost["hit_rate"]))
     ]
     columns = ("batch", "hit rate", "queries/s", "follower µs", "leader µs", "database µs", "client µs", "alone/s")
     growth = [
