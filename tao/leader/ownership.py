@@ -4,6 +4,10 @@ A shard's owner is named in the database, in the one row that every write transa
 raising the generation there, exclusively: whoever owned it before is refused from then on, whatever it believes. Until
 it has taken a shard a leader serves nothing of it, and when it finds the generation raised it gives the shard up at
 once and drops what it cached: someone else may have written.
+
+One case is milder: the outcome of a commit is unknown. Nobody else has the shard then, and what the database says is
+true at any time, so it is read there, and not cached, until the shard has been taken anew. That may last: a takeover is
+a commit, too, and waits for a replica to acknowledge it, while other regions have nobody else to ask.
 """
 
 from __future__ import annotations
@@ -64,6 +68,7 @@ class Ownership:
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
         self._being_taken: set[int] = set()
+        self._uncached: set[int] = set()
         self._pauses = 0
         self._changed = asyncio.Event()
 
@@ -76,6 +81,11 @@ class Ownership:
     def complete(self) -> bool:
         """Everything wanted is owned."""
         return self._wanted <= self._owned.keys()
+
+    def may_read(self, shard: int) -> bool:
+        """Whether queries are answered: from the cache where the shard is owned; from the database alone while it is
+        being taken anew after a commit of unknown outcome."""
+        return shard in self._owned or shard in self._uncached
 
     def row(self, shard: int) -> ShardRow:
         """The row of an owned shard. Raises `NotMine`."""
@@ -93,6 +103,7 @@ class Ownership:
         self._wanted = frozenset(shards)
         for shard in [shard for shard in self._owned if shard not in self._wanted]:
             self._give_up(shard, "moved by the topology")
+        self._uncached &= self._wanted
         self._changed.set()
 
     def lost(self, shard: int) -> None:
@@ -101,17 +112,19 @@ class Ownership:
         if shard in self._owned:
             self._give_up(shard, "owned by another, or under another generation")
 
-    def retake(self, shard: int, why: str = "the outcome of a commit is unknown") -> None:
-        """Serve nothing of the shard until its row has been locked exclusively on another connection, when that commit
-        has happened or never will."""
+    def retake(self, shard: int) -> None:
+        """The outcome of a commit is unknown: cache nothing of the shard, and write nothing, until its row has been
+        locked exclusively on another connection, when that commit has happened or never will."""
         if shard in self._owned:
-            self._give_up(shard, why)
+            self._give_up(shard, "the outcome of a commit is unknown")
+            self._uncached.add(shard)
             self._changed.set()
 
     async def confirm(self, timeout_seconds: float) -> None:
         """After a pause: keep what the database says to be this leader's still, and take the rest anew, what it does
         not tell in time among it."""
         self._pauses += 1
+        self._uncached.clear()
         by_server = self._by_server()
         told = await asyncio.gather(
             *(self._check_server(server, shards, timeout_seconds) for server, shards in by_server.items())
@@ -119,7 +132,9 @@ class Ownership:
         for shards, was_told in zip(by_server.values(), told, strict=True):
             if not was_told:
                 for shard in shards:
-                    self.retake(shard, "it is not known whether another has taken it")
+                    if shard in self._owned:
+                        self._give_up(shard, "it is not known whether another has taken it")
+                self._changed.set()
 
     async def take(self) -> None:
         """Take what is wanted, until cancelled."""
@@ -158,6 +173,7 @@ class Ownership:
             # Taken before a pause and told after it, it may be somebody else's again: it is taken once more.
             if shard in self._wanted and pauses == self._pauses:
                 self._owned[shard] = row
+                self._uncached.discard(shard)
                 self._opened(row)
             return True
 

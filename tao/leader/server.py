@@ -373,7 +373,7 @@ class LeaderServer:
 
     def _admit(self, shard: int) -> TaoError | None:
         """Why this leader does not serve the shard, or None."""
-        if shard in self._ownership.owned or shard in self._hosting.hosted:
+        if self._ownership.may_read(shard) or shard in self._hosting.hosted:
             return None
         shards = self._configuration.routes.shards
         if shard >= shards:

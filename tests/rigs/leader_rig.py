@@ -253,4 +253,4 @@ class LeaderRig:
         self.publisher.close_shard(shard)
 
     def _admit(self, shard: int) -> TaoError | None:
-        return None if shard in self.ownership.owned else self.ownership.refusal(shard)
+        return None if self.ownership.may_read(shard) else self.ownership.refusal(shard)

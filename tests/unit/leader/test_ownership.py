@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tao.model.errors import InternalError, NotMine, OutcomeUnknown, TaoError, Unavailable
-from tests.rigs.leader_rig import LeaderRig
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import LeaderRig, make_id
+from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import until
 
@@ -80,6 +82,53 @@ async def test_a_shard_of_unknown_outcome_is_served_again_only_under_a_new_gener
     assert not rig.cache.is_open(0)
     await until(lambda: rig.ownership.complete)
     assert rig.ownership.row(0).generation == 2
+
+
+async def test_while_a_takeover_waits_for_a_replica_the_database_is_read_and_nothing_cached(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    """A takeover is a commit, which waits for a replica to acknowledge it: for as long as the only one is away, no
+    region has anybody else to ask."""
+    rig.ownership.want((0,))
+    await until(lambda: rig.ownership.complete)
+    store.take_faults.extend([OutcomeUnknown("in COMMIT")] * 1_000_000)
+    rig.ownership.retake(0)
+    for _ in range(2):
+        assert (await read(rig)).reason == ""
+    assert len(store.reads) == 2, "each from the database"
+    with pytest.raises(NotMine):
+        rig.ownership.row(0)
+    store.take_faults.clear()
+    await until(lambda: rig.ownership.complete)
+    for _ in range(2):
+        assert (await read(rig)).reason == ""
+    assert len(store.reads) == 3, "cached again"
+
+
+async def test_what_is_taken_anew_is_not_read_after_it_moved_or_after_a_pause(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
+    rig.ownership.want((0, 1))
+    await until(lambda: rig.ownership.complete)
+    store.take_faults.extend([OutcomeUnknown("in COMMIT")] * 1_000_000)
+    for shard in (0, 1):
+        rig.ownership.retake(shard)
+    rig.ownership.want((1,))
+    assert (await read(rig)).reason == NotMine.reason
+    rig.ownership.want((0, 1))
+    assert (await read(rig)).reason == NotMine.reason, "somebody else may have had it in between"
+    assert rig.ownership.may_read(1)
+    await rig.ownership.confirm(1.0)
+    assert not rig.ownership.may_read(1)
+
+
+async def read(rig: LeaderRig) -> pb.Error:
+    """The error of a read of shard 0; without a reason when it was answered."""
+    answers: list[pb.Answer] = []
+    request = pb.Request(number=1, deadline_ms=5_000, read=pb.ReadBatch(obj_ids=[make_id(64)]))
+    rig.reads.handle(request, MemoryReply(answers.append))
+    await until(lambda: bool(answers))
+    return answers[0].read.errors[0] if answers[0].read.errors else pb.Error()
 
 
 async def test_a_takeover_that_ends_after_the_shard_moved_away_is_not_kept(store: MemoryStore, rig: LeaderRig) -> None:
