@@ -26,8 +26,9 @@ from tao.model.rows import IntentKey, ListRow, RowChanges
 from tao.model.versions import epoch_of
 from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
-from tests.sim.database import DatabaseServer, Past, Rows, part_of
+from tests.sim.database import DatabaseServer
 from tests.sim.loop import CURRENT
+from tests.sim.rows import Past, Rows, part_of
 
 
 class Violation(Exception):

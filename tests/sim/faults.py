@@ -16,11 +16,11 @@ import msgspec
 
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.rows import RowChanges
-from tao.model.topology import CacheServer, Tier, Topology
 from tao.routing.routes import Routes
 from tests.sim.loop import Process
 from tests.sim.plans import Fault
 from tests.sim.promotion import Promotions
+from tests.sim.topologies import servers_of, tiers_of, with_homes, with_mark
 from tests.sim.world import DATABASES, REGIONS, World
 
 COMMIT_FAULTS: Final = ("aborted", "lost before", "lost after")
@@ -348,19 +348,13 @@ class Faults:
         """Of one tier, to any of its servers."""
         world = self._world
         shard = fault.pick % world.shape.shards
-        tiers = _tiers_of(world.topology)
+        tiers = tiers_of(world.topology)
         name = tiers[fault.other % len(tiers)]
-
-        servers = _servers_of(world.topology, name)
+        servers = servers_of(world.topology, name)
         self._move(name, {shard: servers[(fault.pick + fault.other) % len(servers)]})
 
     def _move(self, place: tuple[str, str], homes: dict[int, str]) -> None:
-        moved = {shard: (home,) for shard, home in homes.items()}
-
-        def move(tier: Tier) -> Tier:
-            return msgspec.structs.replace(tier, moved={**tier.moved, **moved})
-
-        self._world.change_topology(_with_tier(self._world.topology, place, move))
+        self._world.change_topology(with_homes(self._world.topology, place, homes))
 
     def _move_there_and_back(self, fault: Fault) -> Callable[[], None]:
         """A shard leaves a leader whose database is slow, and is its again a moment later."""
@@ -371,7 +365,7 @@ class Faults:
         region = next(each for each in REGIONS if each != routes.master_region(shard))
         place = (region, "leaders")
         home = routes.tier(*place).home(shard).name
-        servers = _servers_of(world.topology, place)
+        servers = servers_of(world.topology, place)
         other = servers[(servers.index(home) + 1) % len(servers)]
         database = routes.database_server(shard, region).name
         world.network.slow[database] = 3.0
@@ -385,7 +379,7 @@ class Faults:
         names = world.names("leader")
         name = names[fault.pick % len(names)]
         place = (world.processes[name].region, "leaders")
-        servers = _servers_of(world.topology, place)
+        servers = servers_of(world.topology, place)
         other = servers[(servers.index(name) + 1) % len(servers)]
         homes = dict.fromkeys(Routes(world.topology).tier(*place).shards_of(name), other)
         seconds = 0.7 + min(fault.seconds, 3.0)
@@ -399,42 +393,6 @@ class Faults:
         world.at_pair_commit[name] = fall_asleep
 
     def _mark_down(self, fault: Fault) -> Callable[[], None]:
-        name = self._server(fault.pick)
-        self._mark(name, down=True)
-        return lambda: self._mark(name, down=False)
-
-    def _mark(self, name: str, *, down: bool) -> None:
-        def mark(server: CacheServer) -> CacheServer:
-            return msgspec.structs.replace(server, down=down) if server.name == name else server
-
-        changed = self._world.topology
-        for place in _tiers_of(changed):
-            changed = _with_tier(
-                changed,
-                place,
-                lambda tier: msgspec.structs.replace(tier, servers=tuple(map(mark, tier.servers))),
-            )
-        self._world.change_topology(changed)
-
-
-def _servers_of(topology: Topology, place: tuple[str, str]) -> list[str]:
-    return [server.name for server in Routes(topology).tier(*place).servers]
-
-
-def _tiers_of(topology: Topology) -> list[tuple[str, str]]:
-    return [(region.name, tier.name) for region in topology.regions for tier in (region.leaders, *region.followers)]
-
-
-def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tier], Tier]) -> Topology:
-    def changed(region: str, tier: Tier) -> Tier:
-        return change(tier) if (region, tier.name) == place else tier
-
-    regions = tuple(
-        msgspec.structs.replace(
-            region,
-            leaders=changed(region.name, region.leaders),
-            followers=tuple(changed(region.name, tier) for tier in region.followers),
-        )
-        for region in topology.regions
-    )
-    return msgspec.structs.replace(topology, regions=regions)
+        world, name = self._world, self._server(fault.pick)
+        world.change_topology(with_mark(world.topology, name, down=True))
+        return lambda: world.change_topology(with_mark(world.topology, name, down=False))

@@ -38,11 +38,12 @@ from tao.tailer.settings import TailerSettings, TailSettings
 from tests.sim import substitutes
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
-from tests.sim.database import DatabaseServer, Past
+from tests.sim.database import DatabaseServer
 from tests.sim.disks import SpoolFile
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 from tests.sim.plans import Shape
+from tests.sim.rows import Past
 from tests.sim.stores import roll_back_all_of
 
 REGIONS: Final = ("east", "west")

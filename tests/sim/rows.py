@@ -1,0 +1,152 @@
+"""The rows of a simulated database server, and a memory of every content that any version of a key ever had."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from tao.model.changes import sort_edges
+from tao.model.edge_block import COMPLETE, PREFIX, encode_block
+from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, encode_count, encode_object
+from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.rows import IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
+from tao.planning.row_events import RowEvent
+
+ListContent = tuple[int, tuple[Edge, ...]]
+"""Count and edges, newest first."""
+ObjectContent = tuple[int, bytes]
+"""Type (`ABSENT`: none) and data."""
+
+
+@dataclass(slots=True)
+class Rows:
+    """The tables of one server."""
+
+    shards: dict[int, ShardRow] = field(default_factory=dict)
+    objects: dict[int, ObjectRow] = field(default_factory=dict)
+    lists: dict[ListKey, ListRow] = field(default_factory=dict)
+    edges: dict[ListKey, dict[int, Edge]] = field(default_factory=dict)
+    intents: dict[IntentKey, IntentRow] = field(default_factory=dict)
+
+    def write(self, changes: RowChanges) -> None:
+        self.objects.update({row.id: row for row in changes.put_objects})
+        self.lists.update(changes.put_lists)
+        for edge, value in changes.put_edges.items():
+            self.edges.setdefault(ListKey(edge.id1, edge.atype), {})[edge.id2] = value
+        for edge in changes.delete_edges:
+            self.edges.get(ListKey(edge.id1, edge.atype), {}).pop(edge.id2, None)
+        for intent in changes.delete_intents:
+            self.intents.pop(intent, None)
+        self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
+
+    def take_over(self, other: Rows) -> None:
+        """Be as the other tables are."""
+        self.shards = dict(other.shards)
+        self.objects = dict(other.objects)
+        self.lists = dict(other.lists)
+        self.edges = {key: dict(edges) for key, edges in other.edges.items()}
+        self.intents = dict(other.intents)
+
+    def edge(self, key: EdgeKey) -> Edge | None:
+        return self.edges.get(ListKey(key.id1, key.atype), {}).get(key.id2)
+
+    def sorted_edges(self, key: ListKey) -> list[Edge]:
+        return sort_edges(self.edges.get(key, {}).values())
+
+    def value(self, query: Query) -> bytes:
+        """The answer now, encoded."""
+        if isinstance(query, ObjectQuery):
+            row = self.objects.get(query.id)
+            if row is None or row.deleted:
+                return encode_object(row.version if row else 0, ABSENT, b"")
+            return encode_object(row.version, row.otype, row.data)
+        key = ListKey(query.id1, query.atype)
+        listed = self.lists.get(key, ListRow(0, 0))
+        if isinstance(query, CountQuery):
+            return encode_count(listed.version, listed.count)
+        part, flags = part_of(query, listed.count, self.sorted_edges(key))
+        return encode_block(listed.version, listed.count, part, flags)
+
+
+def part_of(query: Query, count: int, edges: list[Edge]) -> tuple[list[Edge], int]:
+    """What of a list answers the query, and the flags of its block."""
+    match query:
+        case RangeQuery(pos=pos, limit=limit):
+            part = edges[pos : pos + limit]
+            return part, PREFIX | (COMPLETE if len(part) == count else 0) if pos == 0 else 0
+        case TimeRangeQuery(high=high, low=low, limit=limit):
+            return [edge for edge in edges if high >= edge.time >= low][:limit], 0
+        case CountQuery() | ObjectQuery():
+            raise TypeError("has no edges")
+        case _:
+            return [each for each in edges if each.id2 in query.id2s and query.high >= each.time >= query.low], 0
+
+
+class Logged(msgspec.Struct):
+    """One transaction of a binlog."""
+
+    gtid: str
+    events: list[RowEvent]
+    changes: RowChanges
+    shards: dict[int, ShardRow]
+    unix_ms: int
+
+
+class Past:
+    """Every version of every key, with the contents it has had: one, unless somebody wrote past the product."""
+
+    def __init__(self) -> None:
+        self.lists: Final[dict[ListKey, dict[int, list[ListContent]]]] = defaultdict(dict)
+        self.objects: Final[dict[int, dict[int, list[ObjectContent]]]] = defaultdict(dict)
+        self.foreign: Final[set[int | ListKey]] = set()
+        """Keys that somebody has written past the product: until it has learnt of that its changes are right and their
+        result in a cache is not, and no version tells the two apart."""
+        self.lost: Final[dict[tuple[int, int], dict[int, int]]] = defaultdict(dict)
+        """Object (with 0) or list → version that was lost with a master → what was left in its place."""
+        self.lost_pairs: Final[set[IntentKey]] = set()
+        """Of edges that a lost transaction was about: what had been done about them elsewhere was not lost."""
+
+    def lose(self, left: Rows, gone: Iterable[Logged]) -> None:
+        """A promotion has left these rows, without these transactions."""
+        for key, of_object in self.objects.items():
+            row = left.objects.get(key)
+            self._lose((key, 0), of_object, row.version if row else 0)
+        for list_key, of_list in self.lists.items():
+            self._lose((list_key.id1, list_key.atype), of_list, left.lists.get(list_key, ListRow(0, 0)).version)
+        for logged in gone:
+            changes = logged.changes
+            edges = (*changes.put_edges, *changes.delete_edges)
+            self.lost_pairs.update(IntentKey(*sorted((edge.id1, edge.id2))) for edge in edges)
+            self.lost_pairs.update(IntentKey(row.low_id, row.high_id) for row in changes.put_intents)
+            self.lost_pairs.update(changes.delete_intents)
+
+    def _lose(self, key: tuple[int, int], versions: Iterable[int], left: int) -> None:
+        known = self.lost[key]
+        known.update({version: left for version in versions if version > left and version not in known})
+
+    def least(self, key: int, atype: int, version: int) -> int:
+        """What somebody who was told of this version may ask for: less, when it is lost."""
+        known = self.lost.get((key, atype), {})
+        while version in known:
+            version = known[version]
+        return version
+
+    def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey]) -> None:
+        for key in objects:
+            row = rows.objects[key]
+            content = (ABSENT, b"") if row.deleted else (row.otype, row.data)
+            contents = self.objects[key].setdefault(row.version, [])
+            self.lost[key, 0].pop(row.version, None)
+            if content not in contents:
+                contents.append(content)
+        for list_key in lists:
+            listed = rows.lists.get(list_key, ListRow(0, 0))
+            edges = (listed.count, tuple(rows.sorted_edges(list_key)))
+            known = self.lists[list_key].setdefault(listed.version, [])
+            self.lost[list_key.id1, list_key.atype].pop(listed.version, None)
+            if edges not in known:
+                known.append(edges)
