@@ -21,7 +21,7 @@ from tao.model.rows import ListRow, ObjectRow, RowChanges, ShardRow
 from tao.planning.row_events import Row, RowEvent
 from tao.schema.registry import Schema
 from tests.sim.loop import Process, SimLoop
-from tests.sim.rows import Past, Rows
+from tests.sim.rows import Logged, Past, Rows
 
 
 class ShardLocks:
