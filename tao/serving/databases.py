@@ -41,12 +41,13 @@ class Databases:
 
     def other_region(self, shard: int) -> str | None:
         """The region to ask when this one's server cannot answer: the master's, or where the master is in this one, one
-        that has a replica. None when there is none. Raises `InvalidArgument`."""
+        that has a replica. One that is marked down is better than none: a server that is being promoted is marked for
+        a moment, and it is the only one then. None when there is none. Raises `InvalidArgument`."""
         database = self._configuration.routes.database_of(shard)
         if database.master_region != self._region:
             return database.master_region
-        replicas = (region for region, server in database.servers.items() if region != self._region and not server.down)
-        return next(replicas, None)
+        replicas = [region for region in database.servers if region != self._region]
+        return min(replicas, key=lambda region: database.servers[region].down, default=None)
 
     def login(self, user: str, password: str) -> Callable[[str], ServerAccount]:
         """Server name → where it is from here, and as whom to come in. Raises `TopologyError` for an unknown name."""

@@ -43,6 +43,20 @@ def test_a_mark_is_seen_in_the_region_whose_server_it_is(configuration: Configur
     assert not west.local_is_down(0)
 
 
+def test_a_replica_that_is_marked_down_is_asked_before_nobody_is(configuration: Configuration) -> None:
+    west = Databases("west", configuration)
+    assert Databases("east", configuration).other_region(0) == "west", "the master's"
+    topology = configuration.routes.topology
+    (database,) = topology.databases
+    alone = {"west": database.servers["west"]}
+    marked = database.servers | {"east": msgspec.structs.replace(database.servers["east"], down=True)}
+    choices = ((alone, None), (marked, "east"), (marked | {"north": DatabaseServer(name="db-north")}, "north"))
+    for version, (servers, other) in enumerate(choices, 2):
+        changed = msgspec.structs.replace(database, servers=servers)
+        configuration.use_topology(msgspec.structs.replace(topology, version=version, databases=(changed,)))
+        assert west.other_region(0) == other
+
+
 def test_servers_are_reached_at_the_address_that_is_good_in_the_region(configuration: Configuration) -> None:
     login = Databases("east", configuration).login("tao_reader", "secret")
     assert login("db-east") == ServerAccount("127.0.0.1", 3307, "tao_reader", "secret")
