@@ -108,10 +108,12 @@ class Subscription:
             self._publisher.unfollow(shard, self)
 
     def _forget(self, shard: int) -> None:
-        kept: tuple[dict[int, Any], ...] = (self._cursors, self._owed, self._asked, self._waiting, self._catching_up)
+        kept: tuple[dict[int, Any], ...] = (self._cursors, self._owed, self._asked, self._waiting)
         for of_shards in kept:
             of_shards.pop(shard, None)
         self._joining.discard(shard)
+        if shard in self._catching_up:
+            self._end_catching_up(shard)
 
     def acknowledge(self, number: int) -> None:
         """The subscriber has applied every delivery up to ``number``. Old numbers are harmless; one that was never
@@ -304,8 +306,10 @@ class Subscription:
             self.pump()
 
     def _end_catching_up(self, shard: int) -> None:
+        """Whoever leaves the spool, and however, makes room for the next."""
         del self._catching_up[shard]
-        self._read_on()
+        if not self._closed:
+            self._read_on()
 
     def _spooled_part(self, catch_up: CatchUp) -> tuple[ShardDelivery, int]:
         part = catch_up.next_part()

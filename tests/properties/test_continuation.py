@@ -318,6 +318,18 @@ TestContinuation = ContinuationMachine.TestCase
 TestContinuation.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
+def test_whoever_leaves_the_spool_makes_room_for_the_next() -> None:
+    """Two shards come through the spool, one at a time; the first asks anew, because of a gap, before it has all."""
+    machine = ContinuationMachine()
+    machine.all_is_told()
+    machine.commit(shards=[0, 1], quick=False, times=1)
+    machine.tailer_tells(shard=1, most=1)
+    machine.commit(shards=[0, 1], quick=True, times=5)
+    machine.follower_connects_anew(follower=0)
+    machine.all_is_told()
+    assert machine.followers[0].known == {0: machine.committed(0), 1: machine.committed(1)}
+
+
 def _messages(shard: int, number: int) -> tuple[ObjectInvalidation, ...]:
     return (ObjectInvalidation(shard << 47 | 1, number),)
 

@@ -38,7 +38,7 @@ class Follower:
         self.published = published
         self.confirmed: set[int] = set()
         self.lossless = True
-        """No delivery was lost while the connection stood, which is what sessions promise."""
+        """Deliveries came once and in order while the connection stood, which is what sessions promise."""
         self.bases = bases
         self.start: dict[int, int] = {}
         self.hosted = hosted
@@ -137,11 +137,13 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(name=FOLLOWERS, repeat=st.booleans())
     def lose_or_repeat_one(self, name: str, repeat: bool) -> None:
         wire = self.followers[name].wire
-        if wire and repeat:
+        if not wire:
+            return
+        self.followers[name].lossless = False  # and no session puts what it repeats behind what came later
+        if repeat:
             wire.append(wire[0])
-        elif wire:
+        else:
             wire.popleft()
-            self.followers[name].lossless = False
 
     @rule(name=FOLLOWERS, again=st.booleans())
     def disconnect(self, name: str, again: bool) -> None:
