@@ -38,8 +38,8 @@ def run(measured: Mapping[str, Any]) -> list[str]:
         ),
         "",
         (
-            "Cold caches, writes and single pairs of `assoc_get` let a short run miss more than the simulation below, "
-            "whose trace has none of them."
+            "Why a run hits less than the simulation below has not been measured. What the simulated "
+            "trace lacks: cold caches, writes, and single pairs of `assoc_get`."
         ),
         "",
         "![latencies, published and here](benchmarks/run.png)",
