@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import DeadlineExceeded, RetryableError, StaleRead, Unavailable
+from tao.model.errors import DeadlineExceeded, InternalError, OperatorError, RetryableError, StaleRead, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.database_source import DatabaseSource
@@ -70,8 +70,10 @@ class RegionSource:
             seconds = min(self._settings.patience_seconds, timeout_seconds)
             try:
                 return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=seconds)
-            except (StaleRead, Unavailable):
-                pass  # behind what is known here, or away: the master region has it
+            except (StaleRead, Unavailable, OperatorError, InternalError):
+                # Behind what is known here, or away, or without its tables or rights, as one that is being seeded: the
+                # master region has it.
+                pass
             except DeadlineExceeded:
                 # It hangs, or has more to do than it can: a little of that may go elsewhere, and not all of it.
                 if self._spread >= self._settings.max_spread:

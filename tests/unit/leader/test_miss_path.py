@@ -10,7 +10,15 @@ from typing import cast
 import pytest
 
 from tao.leader.miss_path import RegionSource, ReplicaSettings
-from tao.model.errors import DeadlineExceeded, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import (
+    DeadlineExceeded,
+    InternalError,
+    OperatorError,
+    Overloaded,
+    StaleRead,
+    TaoError,
+    Unavailable,
+)
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
 from tao.serving.database_source import DatabaseSource
@@ -85,8 +93,17 @@ async def test_what_is_mastered_elsewhere_is_read_from_the_replica(query: Query)
 
 
 @pytest.mark.parametrize("query", QUERIES)
-@pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away"), DeadlineExceeded("hangs")])
-async def test_a_replica_that_is_behind_or_away_sends_the_read_to_the_master_region(
+@pytest.mark.parametrize(
+    "fault",
+    [
+        StaleRead("behind"),
+        Unavailable("away"),
+        DeadlineExceeded("hangs"),
+        OperatorError("no such table"),
+        InternalError("an empty table"),
+    ],
+)
+async def test_a_replica_that_is_behind_or_away_or_not_seeded_yet_sends_the_read_to_the_master_region(
     query: Query, fault: TaoError
 ) -> None:
     rig = Rig(fault)
