@@ -51,9 +51,15 @@ check: lint types layers proto-check ## everything that needs no database: lint,
 unit: $(STAMP) ## the tests that start no process and no database
 	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
+# Clusters mostly wait, for processes and for each other: the tests without any fill the gaps, in a process of their own.
 test: check ## check, and every test, on a real database
 	@.ci/ensure-database
-	$(BIN)/pytest
+	@mkdir -p build
+	@$(BIN)/pytest -p no:cacheprovider --ignore tests/e2e tests >build/tests.log 2>&1 & others=$$!; status=0; \
+	trap 'kill $$others 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
+	$(BIN)/pytest tests/e2e || status=$$?; \
+	wait $$others || status=$$?; \
+	cat build/tests.log; exit $$status
 
 demo: $(STAMP) ## start a cluster, show a page, a social graph and two regions, stop (EDGES=file OBJECTS=file)
 	@.ci/ensure-database

@@ -17,7 +17,7 @@ from tests.sim.runs import run
 from tests.sim.shrinking import shrink
 from tests.sim.variants import VARIANTS, find
 
-SWEEP_SECONDS = 20.0
+SWEEP_SECONDS = 10.0
 """Of real time in a test run; `python -m tests.sim` goes on for as long as one likes."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
