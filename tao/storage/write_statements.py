@@ -113,9 +113,10 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
             where = StatementText()
             for id1, atypes in recounted.items():
                 where.add("(id1 = %s AND atype IN %s)", id1, atypes)
-            # Locking: what another has written and not committed yet would else be missed, or counted too early.
+            # Locking: what another has written and not committed yet would else be missed, or counted too early. Cast:
+            # COUNT is signed, and a UNION of signed and unsigned makes decimals of a whole column, other rows' too.
             text.add(
-                f"(SELECT {_RECOUNT}, id1, atype, COUNT(*), MAX(version), NULL FROM {schema}.{table} "
+                f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL FROM {schema}.{table} "
                 f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} GROUP BY id1, atype LOCK IN SHARE MODE)",
                 *where.values,
             )
