@@ -47,13 +47,17 @@ async def assert_is_master(rig: ReplicationRig, region: str, other: str) -> None
     assert rig.database.master_region == region
     number = 1 + max(await rig.written(region), default=0)
     await rig.write(region, number)
-    async with asyncio.timeout(30):
-        while number not in await rig.written(other):  # noqa: ASYNC110 - another process has to do it
-            await asyncio.sleep(0.01)
+    await until_arrived(rig, other, number)
     assert await rig.written(region) == await rig.written(other)
     for shard in range(SHARDS):
         ((master, epoch),) = await rig.rows(region, f"SELECT master_server, version_epoch FROM tao_{shard:05d}.shard")
         assert (master.decode(), epoch) == (region, rig.database.version_epoch)
+
+
+async def until_arrived(rig: ReplicationRig, region: str, number: int) -> None:
+    async with asyncio.timeout(30):
+        while number not in await rig.written(region):  # noqa: ASYNC110 - the replica does it
+            await asyncio.sleep(0.01)
 
 
 async def test_a_promotion_killed_before_any_step_is_finished_or_undone_by_the_next_run(rig: ReplicationRig) -> None:
@@ -109,6 +113,7 @@ async def test_a_transaction_that_was_open_at_the_fence_is_rolled_back(rig: Repl
 
 async def test_a_lost_master_is_replaced_and_comes_back_by_one_command(rig: ReplicationRig) -> None:
     await rig.write(EAST, 1)
+    await until_arrived(rig, WEST, 1)  # asynchronous: a kill before that would lose it
     await rig.servers[EAST].kill()
     with pytest.raises(PromotionRefused, match="--master-lost"):
         await rig.promoter().promote("db", Wish(WEST))
