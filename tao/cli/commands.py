@@ -23,6 +23,7 @@ from tao.cli.promote import promote, rejoin
 from tao.cli.ready import ready
 from tao.cli.repair import repair
 from tao.cli.replicate import replicate
+from tao.cli.reseed import reseed
 from tao.cli.schema import schema
 from tao.cli.servers import follower, leader, tailer, watcher
 from tao.cli.shard import shard
@@ -72,6 +73,7 @@ for command in (
     replicate,
     promote,
     rejoin,
+    reseed,
     drain,
     undrain,
     ready,

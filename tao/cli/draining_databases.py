@@ -13,13 +13,12 @@ from typing import Final
 from tao.cli.draining import Drained, Quiet, Show, figures, marked, until_none
 from tao.model.errors import TopologyError
 from tao.model.topology import Database, Topology
+from tao.storage.accounts import SERVICES
 from tao.storage.promotion import acknowledging_replicas, set_semi_sync
 from tao.storage.session import Session
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
 
 _STATEMENT_SECONDS: Final = 5.0
-_SERVICES: Final = ("tao_leader", "tao_reader")
-"""Accounts whose statements count: what replicas and administrators do, no request waits for."""
 
 
 async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show) -> Drained:
@@ -68,7 +67,7 @@ async def _let_go(replicas: ReplicationSet, database: Database) -> list[str]:
 async def _statements(session: Session, deadline: float) -> int:
     """Statements of leaders and followers under way."""
     processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
-    return sum(str(row["User"]).startswith(_SERVICES) and str(row["Command"]) == "Query" for row in processes)
+    return sum(str(row["User"]).startswith(SERVICES) and str(row["Command"]) == "Query" for row in processes)
 
 
 def _database_of(topology: Topology, name: str) -> Database:

@@ -32,7 +32,8 @@ _topology_option = click.option(
 )
 
 
-def _changing(command: Callable[..., Any]) -> Callable[..., Any]:
+def changing(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What all of these commands take: the document, ``--yes``, ``--json``."""
     yes = click.option("--yes", is_flag=True, help="Do it without asking.")
     for option in (json_option, yes, _topology_option):
         command = option(command)
@@ -44,7 +45,7 @@ def _changing(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--to", "region", metavar="REGION", help="Whose server.  [default: the one that has most]")
 @click.option("--master-lost", is_flag=True, help="The master is gone: do it without its help.")
 @click.option("--without", multiple=True, metavar="SERVER", help="Needs no answer, as it certainly has nothing more.")
-@_changing
+@changing
 def promote(
     database: str,
     region: str | None,
@@ -91,12 +92,11 @@ def promote(
 
 @click.command()
 @click.argument("server")
-@_changing
+@changing
 def rejoin(server: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Have SERVER, a former master that is back, follow the master of its database.
 
-    It is compared first. A server that has transactions which the master never had is refused: it has to be seeded
-    anew, which docs/operations.md shows.
+    It is compared first. A server that has transactions which the master never had is refused: tao reseed rebuilds it.
     """
     from tao.model.errors import TopologyError
 

@@ -119,11 +119,13 @@ def _at_replica(database: Database, replica: Replica, members: Mapping[str, Memb
 
     name, master = replica.server.name, replica.master.name
     member = members[name]
+    if member.seeding:
+        raise OperatorError(f"{name} is being seeded, or was when that ended halfway: tao reseed {name}")
     astray = members[master].executed.lacks(member.executed)
     if astray:
         raise OperatorError(
             f"{name} has transactions that its master {master} lacks ({astray}): it cannot follow; "
-            "restore it from a backup of the master, or empty it"
+            f"tao reseed {name} rebuilds it from the master"
         )
     there = replica.master.seen_from(replica.region)
     follows = member.following

@@ -21,6 +21,9 @@ from tao.storage.session import ServerAccount
 LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1")
 """Whence the accounts may come in on a machine that keeps its database to itself."""
 
+SERVICES: Final = ("tao_leader", "tao_reader")
+"""The accounts that requests come in by: what replicas, tailers and administrators do, no request waits for."""
+
 _CONNECT_SECONDS: Final = 5  # the server is expected to be up
 _NAME = re.compile(r"[A-Za-z0-9_]{1,32}\Z")
 

@@ -225,6 +225,16 @@ def rewound(position: str, history: str, number: int) -> str:
     return ",".join(kept)
 
 
+def binlog_state_at(state: str, position: str) -> str:
+    """MariaDB's ``gtid_binlog_state`` as it is at a position, from the one that it was before: the last number of each
+    committing server, the newest of each domain last, as the server wants it. Raises `OperatorError`."""
+    last: dict[tuple[int, str], tuple[int, str]] = {}
+    for word in [*_words(state), *_words(position)]:
+        domain, server, number = _mariadb_parts(word)
+        last[int(domain), server] = max((number, word), last.get((int(domain), server), (0, "")))
+    return ",".join(word for (_, _), (_, word) in sorted(last.items(), key=lambda each: (each[0][0], each[1][0])))
+
+
 def _words(text: str) -> list[str]:
     return [word for part in text.split(",") if (word := part.strip())]
 

@@ -20,6 +20,7 @@ from tao.storage.dialect import Dialect
 from tao.storage.gtid import GtidSet
 from tao.storage.names import schema_name
 from tao.storage.replication import ReplicationStatus, replication_status, set_read_only, wait_for_position
+from tao.storage.seeding import UNDER_WAY
 from tao.storage.session import Session
 
 _RAISED_AT_ONCE: Final = 64
@@ -48,6 +49,8 @@ class MemberState:
     """Every transaction that it has committed."""
     received: GtidSet
     """Those, and what waits in its relay log: what it can have without asking anybody."""
+    seeding: bool = False
+    """It is being seeded, or was when that ended halfway: it has a part of what its master has."""
 
 
 async def member_state(session: Session, *, deadline: float) -> MemberState:
@@ -56,7 +59,9 @@ async def member_state(session: Session, *, deadline: float) -> MemberState:
     status = await replication_status(session, deadline=deadline)
     # MariaDB: positions name one transaction of a domain, this names the last one of each server that has committed.
     name = "gtid_binlog_state" if mariadb else "gtid_executed"
-    (((read_only, executed),),) = await session.run(f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}", deadline=deadline)
+    (((read_only, executed, seeding),), _) = await session.run(
+        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}, {UNDER_WAY}; ROLLBACK", deadline=deadline
+    )
     executed = str(executed).replace("\n", "")
     received = [executed] if status is None else [executed, status.received]
     return MemberState(
@@ -64,6 +69,7 @@ async def member_state(session: Session, *, deadline: float) -> MemberState:
         following=status,
         executed=GtidSet(session.dialect, executed),
         received=GtidSet(session.dialect, *received),
+        seeding=bool(seeding),
     )
 
 

@@ -61,7 +61,7 @@ def next_deed(sight: Sight, *, gone_seconds: float, auto_promote: bool, auto_rej
         return Deed.RESTORE, ""
     if auto_rejoin:
         for member in sight.members:
-            if not member.is_master and member.state is not None and member.state.following is None:
+            if not member.is_master and member.is_whole and member.state and member.state.following is None:
                 return Deed.REJOIN, member.name
     return Deed.NOTHING, ""
 

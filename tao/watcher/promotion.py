@@ -42,6 +42,7 @@ from tao.watcher.promotion_plan import (
     Wish,
     check_before,
     check_rejoin,
+    check_seeded,
     choose,
     unfinished,
 )
@@ -146,6 +147,8 @@ class Promoter:
             region = replicas.region_of(server)
             if region == replicas.database.master_region:
                 raise PromotionRefused(f"{server} is the master of {database} by the topology: it follows nobody")
+            # Not even closed: on MySQL that would end the loading.
+            check_seeded(next(member for member in await replicas.members() if member.region == region))
             # Closed first, so that what is compared is all that it will ever have had.
             await replicas.close(region)
             members = {member.region: member for member in await replicas.members()}
@@ -176,7 +179,7 @@ class Promoter:
                 if not wish.master_lost:
                     raise
                 fenced = False  # it went away just now
-        others = [member for member in members if not member.is_master and member.state is not None]
+        others = [member for member in members if not member.is_master and member.is_whole]
         if not fenced:
             await self._wait_for_lease(replicas, others, renewed)
         else:
@@ -331,6 +334,7 @@ class Promoter:
         """Have a server that answers follow the master. Raises `ServerDiverged` when it must not."""
         if replicas.follows(member, master.region) and member.receives and not replicas.database.semi_sync:
             return
+        check_seeded(member)
         if member.state is not None and member.state.following is None:
             # Perhaps an old master, open still: closed first, so that what is compared is all it will ever have had.
             await replicas.close(member.region)

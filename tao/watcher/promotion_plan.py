@@ -27,6 +27,12 @@ class ServerDiverged(OperatorError):
     reason = "SERVER_DIVERGED"
 
 
+class ServerSeeding(OperatorError):
+    """The server is being seeded, or was when that ended halfway: it has a part of the data."""
+
+    reason = "SERVER_SEEDING"
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """A server of a replication set. ``state`` is None when it does not answer; ``error`` then says how."""
@@ -37,6 +43,11 @@ class Member:
     error: str = ""
     is_master: bool = False
     """By the topology."""
+
+    @property
+    def is_whole(self) -> bool:
+        """It answers, and is not being seeded."""
+        return self.state is not None and not self.state.seeding
 
     @property
     def receives(self) -> bool:
@@ -61,8 +72,8 @@ def check_before(members: Sequence[Member], wish: Wish) -> None:
     others = [member for member in members if not member.is_master]
     if wish.region is not None and wish.region not in {member.region for member in members}:
         raise PromotionRefused(f"the database has no server in region {wish.region!r}")
-    if not any(member.state is not None for member in others):
-        raise PromotionRefused(f"no other server of the set answers: there is nobody to promote ({_errors(others)})")
+    if not any(member.is_whole for member in others):
+        raise PromotionRefused(f"no other server of the set is fit: there is nobody to promote ({_errors(others)})")
     for member in others:
         if member.state is None and member.name not in wish.without:
             raise PromotionRefused(
@@ -71,6 +82,8 @@ def check_before(members: Sequence[Member], wish: Wish) -> None:
             )
         if member.state is None and member.region == wish.region:
             raise PromotionRefused(f"{member.name} does not answer: {member.error}")
+        if not member.is_whole and member.region == wish.region:
+            raise PromotionRefused(_half_seeded(member))
     if master.state is not None:
         return
     if not wish.master_lost:
@@ -89,7 +102,7 @@ def check_before(members: Sequence[Member], wish: Wish) -> None:
 def choose(members: Sequence[Member], wish: Wish) -> Member:
     """The server to be promoted, once receiving has stopped: one that lacks nothing that another within reach has
     received. Among equals the one wished for, else the first by name. Raises `PromotionRefused`."""
-    candidates = sorted((each for each in members if not each.is_master and each.state), key=lambda each: each.name)
+    candidates = sorted((each for each in members if not each.is_master and each.is_whole), key=lambda each: each.name)
     best = [each for each in candidates if not any(lack for _, lack in _lacks(each, candidates))]
     if not best:
         detail = "; ".join(
@@ -123,13 +136,32 @@ def check_rejoin(member: Member, master: Member) -> None:
     for each in (member, master):
         if each.state is None:
             raise PromotionRefused(f"{each.name} does not answer: {each.error}")
+    check_seeded(member)
     lack = _lack(master, member)
     if lack:
         raise ServerDiverged(
             f"{member.name} has {lack}, which the master {master.name} never had: writes that were lost with its "
-            "mastership, if anybody made them. It cannot follow, and has to be seeded anew: docs/operations.md, "
-            '"A lost master"'
+            f"mastership, if anybody made them. It cannot follow, and has to be seeded anew: tao reseed {member.name} "
+            '(docs/operations.md, "A lost master")'
         )
+
+
+def check_seeded(member: Member) -> None:
+    """Raises `ServerSeeding` for a server that has a part of the data."""
+    if member.state is not None and member.state.seeding:
+        raise ServerSeeding(_half_seeded(member))
+
+
+def _half_seeded(member: Member) -> str:
+    return (
+        f"{member.name} is being seeded, or was when that ended halfway: it has a part of the data. "
+        f"tao reseed {member.name} begins anew and ends it"
+    )
+
+
+def discarded(member: Member, master: Member) -> str:
+    """The transactions of a server that its master does not have; empty when there are none."""
+    return _lack(master, member)
 
 
 def unfinished(members: Sequence[Member], epochs: Mapping[str, int], version_epoch: int) -> str | None:
@@ -159,4 +191,5 @@ def _master(members: Sequence[Member]) -> Member:
 
 
 def _errors(members: Sequence[Member]) -> str:
-    return "; ".join(f"{member.name}: {member.error}" for member in members) or "it has no other server"
+    told = [f"{each.name}: {each.error}" if each.state is None else _half_seeded(each) for each in members]
+    return "; ".join(told) or "it has no other server"

@@ -56,13 +56,17 @@ class ReplicationSet:
         """The region of one of the servers."""
         return next(region for region, server in self.database.servers.items() if server.name == name)
 
+    def login(self, region: str) -> ServerAccount:
+        """Where the server of a region is, and an administrator of it."""
+        server = self.database.servers[region].seen_from(self._seen_from)
+        administrator = self._accounts.administrator
+        return ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
+
     @asynccontextmanager
     async def session(self, region: str) -> AsyncIterator[Session]:
         """An administrator's, at the server of a region. Raises `TaoError`."""
-        server = self.database.servers[region].seen_from(self._seen_from)
-        administrator = self._accounts.administrator
-        account = ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
-        session = await open_session(account, server.name, SessionSetup(writes=True), deadline=self.soon())
+        name, setup = self.database.servers[region].name, SessionSetup(writes=True)
+        session = await open_session(self.login(region), name, setup, deadline=self.soon())
         try:
             yield session
         finally:

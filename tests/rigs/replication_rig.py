@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from tao.topology.file_store import TopologyFile
 from tao.watcher.locks import FileLocks
 from tao.watcher.promotion import OnStep, Promoter
 from tao.watcher.replication_set import SetAccounts
+from tao.watcher.reseeding import Reseeder, SeedStep
 from tao.watcher.settings import PromotionSettings
 
 SHARDS = 2
@@ -52,15 +53,22 @@ class ReplicationRig:
     def promoter(self, on_step: OnStep | None = None) -> Promoter:
         """With bounds as a test of one machine wants them."""
 
+        return Promoter(*self._parts, on_step=on_step)
+
+    def reseeder(self, on_step: Callable[[SeedStep], Awaitable[None]] | None = None) -> Reseeder:
+        """The same for seedings."""
+        return Reseeder(*self._parts, self.promoter(), on_step=on_step)
+
+    @property
+    def _parts(self) -> tuple[TopologyFile, FileLocks, SetAccounts, PromotionSettings]:
         def fail(error: TopologyError) -> None:
             raise error
 
-        return Promoter(
+        return (
             TopologyFile(self.topology_path, on_error=fail),
             FileLocks(self.topology_path),
             SetAccounts(self.accounts.administrator, self.accounts.replicator),
             PromotionSettings(lock_seconds=0.0, settle_seconds=0.0, acknowledging_seconds=10.0),
-            on_step=on_step,
         )
 
     @asynccontextmanager

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tao.model.errors import OperatorError
 from tao.storage.dialect import Dialect
-from tao.storage.gtid import GtidSet, MariadbPosition, MysqlPosition, joined, parse_position
+from tao.storage.gtid import GtidSet, MariadbPosition, MysqlPosition, binlog_state_at, joined, parse_position
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "3e11fa47-71ca-11e1-9e33-c80aa9429563"
 
@@ -158,3 +158,9 @@ def test_a_mariadb_server_is_read_from_no_position_that_it_has_not_reached() -> 
 
 def test_a_mysql_server_is_read_from_any_position_since_sets_say_exactly_what_is_behind_us() -> None:
     assert not parse_position(Dialect.MYSQL, "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:7").is_beyond("")
+
+
+def test_a_binlog_state_is_brought_up_to_a_position_and_ends_each_domain_with_its_newest() -> None:
+    assert binlog_state_at("1-2-7,1-1-9,3-1-2", "1-1-12,3-1-2") == "1-2-7,1-1-12,3-1-2"
+    assert binlog_state_at("1-1-9", "1-2-10") == "1-1-9,1-2-10", "another is master by now"
+    assert binlog_state_at("", "") == ""

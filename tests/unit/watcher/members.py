@@ -33,12 +33,18 @@ def master(has: str | None, *, closed: bool = False, region: str = "east") -> Me
 
 
 def replica(
-    region: str, has: str | None, *, received: str = "", receiving: bool = False, alone: bool = False
+    region: str,
+    has: str | None,
+    *,
+    received: str = "",
+    receiving: bool = False,
+    alone: bool = False,
+    seeding: bool = False,
 ) -> Member:
-    """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody."""
+    """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody;
+    ``seeding``: it has a part of the data."""
     if has is None:
         return Member(f"{region}-db", region, None, "refused")
     status = None if alone else following(receiving=receiving)
-    return Member(
-        f"{region}-db", region, MemberState(True, status, gtids(has), GtidSet(Dialect.MARIADB, has, received))
-    )
+    received_too = GtidSet(Dialect.MARIADB, has, received)
+    return Member(f"{region}-db", region, MemberState(True, status, gtids(has), received_too, seeding))

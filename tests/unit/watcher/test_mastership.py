@@ -46,3 +46,5 @@ def test_a_server_that_follows_nobody_is_brought_back_only_where_that_is_wanted(
     alone = (master("1-1-1"), replica("west", "1-1-1", alone=True))
     assert deed(*alone)[0] is Deed.NOTHING
     assert deed(*alone, rejoin=True) == (Deed.REJOIN, "west-db")
+    seeding = replica("west", "", alone=True, seeding=True)
+    assert deed(master("1-1-1"), seeding, rejoin=True)[0] is Deed.NOTHING, "somebody is at it"

@@ -10,6 +10,7 @@ from tao.watcher.promotion_plan import (
     Member,
     PromotionRefused,
     ServerDiverged,
+    ServerSeeding,
     Wish,
     check_before,
     check_rejoin,
@@ -83,6 +84,17 @@ def test_a_former_master_follows_unless_it_has_something_of_its_own() -> None:
         check_rejoin(replica("east", "1-1-12", alone=True), new)
     with pytest.raises(PromotionRefused, match="does not answer"):
         check_rejoin(replica("east", None), new)
+
+
+def test_a_server_with_a_part_of_the_data_is_neither_promoted_nor_attached() -> None:
+    whole, part = replica("north", "1-1-5"), replica("west", "1-1-9", alone=True, seeding=True)
+    assert choose([master(None), whole, part], LOST).region == "north"
+    with pytest.raises(PromotionRefused, match="tao reseed west-db"):
+        check_before([master("1-1-9"), whole, part], Wish("west"))
+    with pytest.raises(PromotionRefused, match=r"nobody to promote .*tao reseed west-db"):
+        check_before([master(None), part], LOST)
+    with pytest.raises(ServerSeeding, match="tao reseed west-db"):
+        check_rejoin(part, master("1-1-9"))
 
 
 def test_a_promotion_that_has_raised_the_epoch_can_only_be_finished() -> None:

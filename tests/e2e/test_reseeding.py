@@ -1,0 +1,179 @@
+"""`tao reseed` on two real database servers: diverged, interrupted before each step, empty; and by the command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tao.model.errors import TaoError
+from tao.storage.accounts import ServiceAccounts
+from tao.storage.dialect import SessionSetup
+from tao.storage.promotion import stop_receiving
+from tao.storage.session import ServerAccount, Session, open_session
+from tao.watcher.locks import LockTaken
+from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, ServerSeeding, Wish
+from tao.watcher.reseeding import SeedingRefused, SeedStep
+from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, soon
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+ALL_BYTES = bytes(range(256))
+
+
+class Killed(BaseException):
+    """What a SIGKILL is to the code: nothing is cleaned up but what the kernel takes back."""
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[ReplicationRig]:
+    """West is master; east was, and has a write that west has never heard of."""
+    async with replication_rig(tmp_path, database_accounts) as rig:
+        async with rig.session(WEST) as session:
+            await stop_receiving(session, deadline=soon())
+        await rig.write(EAST, 1)  # asynchronous: nobody has heard of it but the client
+        await rig.servers[EAST].kill()
+
+        async with asyncio.timeout(30):
+            while any(member.receives for member in await rig.promoter().look("db")):  # noqa: ASYNC110 - the replica does it
+                await asyncio.sleep(0.02)
+        await rig.promoter().promote("db", Wish(WEST, master_lost=True))
+        await rig.servers[EAST].start()
+        async with rig.session(WEST, as_leader=True) as session:
+            insert = "INSERT INTO tao_00001.objects VALUES (%s, 1, 1, 0, %s); COMMIT"
+            await session.run(insert, (2, ALL_BYTES), deadline=soon())
+        yield rig
+
+
+async def assert_follows_and_equals(rig: ReplicationRig) -> None:
+    assert not rig.database.servers[EAST].down
+    number = 100 + max(await rig.written(WEST), default=0)
+    await rig.write(WEST, number)
+
+    async with asyncio.timeout(30):
+        while number not in await rig.written(EAST):  # noqa: ASYNC110 - the replica does it
+            await asyncio.sleep(0.01)
+    assert await rig.rows(EAST, "SELECT data FROM tao_00001.objects WHERE id = 2") == [(ALL_BYTES,)]
+    for shard in range(SHARDS):
+        tables = [name for (name,) in await rig.rows(WEST, f"SHOW TABLES IN tao_{shard:05d}")]
+        assert tables
+        sums = f"CHECKSUM TABLE {', '.join(f'tao_{shard:05d}.{name}' for name in tables)}"
+        assert await rig.rows(EAST, sums) == await rig.rows(WEST, sums)
+    assert await can_read(rig)
+
+
+async def can_read(rig: ReplicationRig) -> bool:
+    """Whether servers of the cluster come in, to read or to write."""
+    for account in (rig.accounts.reader, rig.accounts.leader):
+        login = ServerAccount("127.0.0.1", rig.servers[EAST].port, account.user, account.password)
+        try:
+            session = await open_session(login, EAST, SessionSetup(writes=False), deadline=soon())
+        except TaoError:
+            return False
+        session.abort()
+    return True
+
+
+async def answers(session: Session) -> bool:
+    try:
+        await session.run("SELECT id FROM tao_00000.objects", deadline=soon())
+    except TaoError:
+        return False
+    return True
+
+
+async def tao(rig: ReplicationRig, *words: str, **environment: str) -> tuple[int, str, str]:
+    """Exit status, output and errors of a command, as an operator runs it."""
+    passwords = {
+        "TAO_ADMIN_PASSWORD": rig.accounts.administrator.password,
+        "TAO_REPLICATOR_PASSWORD": rig.accounts.replicator.password,
+    }
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-P", "-m", "tao.cli", *words, "--topology", str(rig.topology_path)),
+        env={**os.environ, **passwords, **environment},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    said, errors = await process.communicate()
+    return process.returncode or 0, said.decode(), errors.decode()
+
+
+async def test_a_diverged_master_is_refused_with_the_command_that_rebuilds_it_however_often_that_is_killed(
+    rig: ReplicationRig,
+) -> None:
+    with pytest.raises(ServerDiverged, match="tao reseed east"):
+        await rig.promoter().rejoin("db", EAST)
+    plan = await rig.reseeder().plan(EAST)
+    assert plan.discards
+    assert (plan.drops, plan.copies, plan.half_seeded) == (SHARDS, SHARDS, False)
+    login = ServerAccount("127.0.0.1", rig.servers[EAST].port, "tao_reader", rig.accounts.reader.password)
+    reader = await open_session(login, EAST, SessionSetup(writes=False), deadline=soon())
+    try:
+        for step in SeedStep:
+
+            async def stop(at: SeedStep, step: SeedStep = step) -> None:
+                if at is step:
+                    raise Killed
+
+            with pytest.raises(Killed):
+                await rig.reseeder(stop).seed(EAST)
+            assert await rig.open_servers() == {WEST}, step
+            if step in (SeedStep.MARK, SeedStep.CLOSE):
+                assert await can_read(rig), step
+                continue
+            assert rig.database.servers[EAST].down, step
+            assert not await answers(reader), "who was connected is cut off"
+            if step is SeedStep.FOLLOW:
+                assert await can_read(rig)
+                continue
+            # A part of the data is no data: nobody reads it, attaches it, or makes it the master.
+            assert not await can_read(rig), step
+            with pytest.raises(ServerSeeding, match="tao reseed east"):
+                await rig.promoter().rejoin("db", EAST)
+            assert "tao reseed east" in (await rig.promoter().restore("db")).left[EAST]
+            with pytest.raises(PromotionRefused, match="half"):
+                await rig.promoter().promote("db", Wish(EAST))
+            assert (await rig.reseeder().plan(EAST)).half_seeded
+    finally:
+        reader.abort()
+    done = await rig.reseeder().seed(EAST)
+    assert (done.follows, done.shards) == (WEST, SHARDS)
+    await assert_follows_and_equals(rig)
+    # What it is told to have is what it has: it may become master again.
+    await rig.promoter().promote("db", Wish(EAST))
+    with pytest.raises(SeedingRefused, match="is the master"):
+        await rig.reseeder().seed(EAST)
+
+
+async def test_an_empty_server_is_rebuilt_by_the_command(rig: ReplicationRig, tmp_path: Path) -> None:
+    await rig.servers[EAST].stop()
+    shutil.rmtree(tmp_path / EAST / "data")
+    await rig.servers[EAST].start()
+
+    async def another(step: SeedStep) -> None:
+        with pytest.raises(LockTaken):
+            await rig.reseeder().seed(EAST)
+        raise Killed
+
+    with pytest.raises(Killed):
+        await rig.reseeder(another).seed(EAST)
+    status, said, errors = await tao(rig, "reseed", EAST, "--dry-run", "--json")
+    assert (status, json.loads(said)["drops"], json.loads(said)["copies"]) == (0, 0, SHARDS), errors
+    status, said, errors = await tao(rig, "reseed", EAST)
+    assert (status, said.splitlines()[0]) == (2, "server    east (east), of db"), errors
+    assert "nobody to ask" in errors
+    status, said, errors = await tao(rig, "reseed", EAST, "--yes", "--json")
+    assert status == 0, errors
+    assert json.loads(said)["follows"] == WEST
+    await assert_follows_and_equals(rig)
+    status, _, errors = await tao(rig, "reseed", EAST, "--yes", PATH="")
+    assert status == 2
+    assert "apt-get install" in errors
+    assert not rig.database.servers[EAST].down, "nothing was changed"
