@@ -19,7 +19,7 @@ from tao.leader.pair_queue import Hold, PairQueue
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
-from tao.model.errors import Fenced, OutcomeUnknown, RequestError, RetryableError, TaoError
+from tao.model.errors import Fenced, NotMine, OutcomeUnknown, RequestError, RetryableError, TaoError
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
@@ -29,6 +29,11 @@ from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator
 from tao.observability.logs import Logger
 from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
 from tao.schema.registry import Schema
+
+
+class Deposed(Fenced):
+    """This leader coordinates the pair no more: its shard has changed hands."""
+
 
 MAX_STUCK: Final = 1_000
 """Intents remembered as not to be settled just now; more than that are tried again and again instead."""
@@ -41,7 +46,11 @@ class OtherLeaders(Protocol):
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
     ) -> list[ShardMessages]:
         """Have the shard's leader make these edges so, on behalf of ``coordinator``. Returns what its caches were told.
-        Raises `Fenced` when the coordinator has been deposed, and other `TaoError`."""
+        Raises `Deposed` when the coordinator has been deposed, and other `TaoError`."""
+
+    async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
+        """Have the leader that has taken the coordinating shard over settle the pair. Returns what its caches were
+        told. Raises `TaoError` when that is not done in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +138,7 @@ class InversePath:
         pair = IntentKey(intent.low_id, intent.high_id)
         try:
             async with self._held(pair, deadline - self._clock.monotonic()) as hold:
-                settled = await self._settle(rest, hold, self._coordinator(pair))
+                settled = await self._settle(rest, hold)
         except RetryableError as error:
             # Others write the pair until the deadline; they meet the intent as well.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
@@ -220,22 +229,24 @@ class InversePath:
         except TaoError as error:
             self._log.warning("left_to_repair", reason=error.message)
 
-    async def _settle(self, written: Written, hold: Hold, coordinator: Coordinator) -> bool:
+    async def _settle(
+        self, written: Written, hold: Hold, coordinator: Coordinator | None = None, *, hands_over: bool = True
+    ) -> bool:
         """Write the mirror. On failure the intent stays, and the pair is held until no copy can still be under way.
-        ``coordinator``: the ownership under which what is copied was written or read."""
+        ``coordinator``: the ownership under which what is copied was written; None: it is read under the present one.
+        ``hands_over``: when the shard has changed hands since, its owner is asked to do it, so that a planned change
+        leaves nobody in the dark."""
         intent = written.intent
         assert intent is not None, "asked only for what is owed"
+        is_owner = True
         try:
-            if self._coordinator(IntentKey(intent.low_id, intent.high_id)) != coordinator:
-                raise Fenced(f"shard {coordinator.shard} has changed hands since; its owner settles the intent")
-            settles = written.settles
-            if settles is None:
-                settles = tuple(
-                    settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema())
-                )
-            told = await self._others.settle(
-                intent.high_id >> SHARD_SHIFT, settles, coordinator, self._far_side_seconds(hold)
-            )
+            try:
+                told = await self._copy(intent, written.settles, hold, coordinator)
+            except (Deposed, NotMine):
+                if not hands_over or self._coordinates(intent, coordinator):
+                    raise
+                is_owner = False
+                told = await self._others.hand_over(intent, self._far_side_seconds(hold))
         except RequestError as error:
             self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
@@ -250,8 +261,24 @@ class InversePath:
                 hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
             return False
         written.messages.extend(told)
-        self._start(self._forget(intent))
+        if is_owner:
+            self._start(self._forget(intent))
         return True
+
+    async def _copy(
+        self, intent: IntentRow, settles: tuple[SettleEdge, ...] | None, hold: Hold, coordinator: Coordinator | None
+    ) -> list[ShardMessages]:
+        present = self._coordinator(IntentKey(intent.low_id, intent.high_id))
+        if coordinator not in (None, present):
+            raise Deposed(f"shard {present.shard} has changed hands since; its owner settles the intent")
+        if settles is None:
+            settles = tuple(settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema()))
+        return await self._others.settle(intent.high_id >> SHARD_SHIFT, settles, present, self._far_side_seconds(hold))
+
+    def _coordinates(self, intent: IntentRow, coordinator: Coordinator | None) -> bool:
+        """Whether the pair is still this leader's; then it was the other side that did not answer."""
+        row = self._ownership.owned.get(intent.low_id >> SHARD_SHIFT)
+        return row is not None and (coordinator is None or row.generation == coordinator.generation)
 
     async def _forget(self, intent: IntentRow) -> None:
         deadline = self._clock.monotonic() + self._settings.settle_timeout_seconds
@@ -270,16 +297,17 @@ class InversePath:
         )
         return {key: edge for key, block in zip(keys, read.values, strict=True) for edge in decode_block(block)}
 
-    async def settle_pair(self, intent: IntentRow) -> bool:
-        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Whether that was done. Raises
-        `Overloaded` or `DeadlineExceeded` when the pair's turn does not come."""
+    async def settle_pair(self, intent: IntentRow) -> list[ShardMessages] | None:
+        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Returns what caches were
+        told; None: it was not done. Raises `Overloaded` or `DeadlineExceeded` when the pair's turn does not come."""
         pair = IntentKey(intent.low_id, intent.high_id)
+        owed = Written(WriteOutcome(), intent=intent)
         async with self._held(pair, self._settings.repair_age_seconds) as hold:
-            return await self._settle(Written(WriteOutcome(), intent=intent), hold, self._coordinator(pair))
+            return owed.messages if await self._settle(owed, hold, hands_over=False) else None
 
     async def _settle_left_over(self, intent: IntentRow) -> None:
         try:
-            if await self.settle_pair(intent):
+            if await self.settle_pair(intent) is not None:
                 self.settled_later += 1
                 return
         except TaoError as error:

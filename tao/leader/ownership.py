@@ -73,6 +73,11 @@ class Ownership:
         self._changed = asyncio.Event()
 
     @property
+    def name(self) -> str:
+        """Of this leader."""
+        return self._name
+
+    @property
     def owned(self) -> dict[int, ShardRow]:
         """The shards owned, each with its row as it was taken. Not to be changed."""
         return self._owned

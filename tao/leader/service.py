@@ -30,7 +30,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
 from tao.serving.write_results import WriteResults
-from tao.wire.convert import error_to_pb, outcome_to_pb, touch_from_pb, write_from_pb
+from tao.wire.convert import error_to_pb, outcome_to_pb, shard_messages_to_pb, touch_from_pb, write_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -183,13 +183,18 @@ class LeaderService:
         self._spawn(self._settle_pairs(request, reply))
 
     async def _settle_pairs(self, request: pb.Request, reply: Reply) -> None:
-        """For `tao repair`: copy the coordinator's rows of these pairs to their other sides."""
-        settled = 0
+        """For `tao repair`, and for a leader that had the shard before: copy the coordinator's rows of these pairs to
+        their other sides."""
+        answer = pb.SettledPairs()
         try:
             for pair in request.settle_pairs.pairs:
-                intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), 0, self._clock.unix_ms())
-                settled += await self._inverses.settle_pair(intent)
+                intent = IntentRow(pair.low_id, pair.high_id, tuple(pair.atypes), pair.token, self._clock.unix_ms())
+                told = await self._inverses.settle_pair(intent)
+                if told is not None:
+                    answer.settled += 1
+                    if reply.peer.role == "leader":  # an operator has no caches, and asks for thousands
+                        answer.changes.extend(map(shard_messages_to_pb, told))
         except TaoError as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
         else:
-            reply.send(pb.Answer(settled_pairs=pb.SettledPairs(settled=settled)))
+            reply.send(pb.Answer(settled_pairs=answer))

@@ -8,16 +8,17 @@ shard and the generation of its ownership, and a leader takes none from a genera
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
 
 from tao.leader.elsewhere import Elsewhere
-from tao.leader.inverse_path import InversePath
+from tao.leader.inverse_path import Deposed, InversePath
 from tao.leader.ownership import Ownership
 from tao.model.changes import ShardMessages
 from tao.model.errors import DatabaseDown, Fenced, NotMine, Unauthorized, Unavailable
+from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, WriteStore
-from tao.model.rows import ShardRow
+from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.peers.links import Links
 from tao.serving.configuration import Configuration
@@ -26,6 +27,8 @@ from tao.wire.v1 import session_pb2 as pb
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 """Before a copy that was refused is sent again; it doubles. A takeover takes a few hundred milliseconds."""
+
+_Result = TypeVar("_Result")
 
 
 class SettlingLeaders:
@@ -45,12 +48,46 @@ class SettlingLeaders:
     ) -> list[ShardMessages]:
         """As `tao.leader.inverse_path.OtherLeaders`. A shard that is just changing hands is asked for again: its writer
         waits for the copy."""
+
+        async def attempt(left_seconds: float) -> list[ShardMessages]:
+            row = self._ownership.owned.get(coordinator.shard)
+            if row is None or row.generation != coordinator.generation:
+                raise Deposed(f"shard {coordinator.shard} has changed hands since; its owner settles the intent")
+            return await self._settle(shard, settles, coordinator, left_seconds)
+
+        return await self._again(attempt, timeout_seconds)
+
+    async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
+        """As `tao.leader.inverse_path.OtherLeaders`."""
+        shard = intent.low_id >> SHARD_SHIFT
+        pair = pb.Pair(low_id=intent.low_id, high_id=intent.high_id, atypes=intent.atypes, token=intent.token)
+
+        async def attempt(left_seconds: float) -> list[ShardMessages]:
+            routes = self._configuration.routes
+            leader = routes.leaders(routes.master_region(shard)).home(shard)
+            if leader.name == self._ownership.name:
+                raise Deposed(f"shard {shard} is being taken anew here; its intent is settled later")
+            request = pb.Request(topology_version=routes.version, settle_pairs=pb.SettlePairs(pairs=(pair,)))
+            answer = await self._links.to(leader).ask(request, left_seconds)
+            if not answer.settled_pairs.settled:
+                raise Unavailable(f"{leader.name} could not settle the pair just now")
+            told = [shard_messages_from_pb(messages) for messages in answer.settled_pairs.changes]
+            if self.elsewhere is not None:
+                await self.elsewhere.take_in(told)
+            return told
+
+        return await self._again(attempt, timeout_seconds)
+
+    async def _again(self, attempt: Callable[[float], Awaitable[_Result]], timeout_seconds: float) -> _Result:
+        """Try until nobody says any more, before writing anything, that it is not his to do, or the time is up."""
         until = self._clock.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await self._settle(shard, settles, coordinator, until - self._clock.monotonic())
-            except (NotMine, Unavailable) as error:
+                return await attempt(until - self._clock.monotonic())
+            except Deposed:
+                raise
+            except (NotMine, Fenced, Unavailable) as error:
                 if isinstance(error, DatabaseDown) or self._clock.monotonic() + pause >= until:
                     raise
             await asyncio.sleep(pause)

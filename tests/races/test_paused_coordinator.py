@@ -45,6 +45,34 @@ async def test_the_copy_of_a_deposed_coordinator_is_refused() -> None:
     await two.close()
 
 
+async def test_a_shard_handed_over_between_the_two_sides_leaves_its_writer_not_in_the_dark() -> None:
+    store, others = MemoryStore(4), OtherRigs()
+    one = LeaderRig(store, store, name="leader-1", others=others)
+    two = LeaderRig(store, store, name="leader-2", others=OtherRigs())
+    await one.take(0)
+    await two.take(1)
+    two.others.rigs = {0: two, 1: two}
+    others.rigs = {0: two, 1: two}
+    gate = others.gate = Gate()
+    writing = asyncio.ensure_future(one.write(AssocAdd(LOW, LIKES, HIGH, 1, b"")))
+    await gate.arrived.wait()
+    # As a drain has it: the one lets go, the other takes.
+    one.ownership.want(())
+    await two.take(0, 1)
+    gate.open()
+    written, pending = await writing
+    assert not pending
+    assert [len(store.edges(LOW, LIKES)), len(store.edges(HIGH, LIKED_BY))] == [1, 1]
+    assert {messages.shard for messages in written.messages} == {0, 1}, "caches hear of both ends before the writer"
+    (intent,) = others.handed_over
+    assert (intent.low_id, intent.high_id) == (LOW, HIGH)
+    async with asyncio.timeout(5):
+        while await store.old_intents([0], before_unix_ms=1 << 62, limit=1):  # noqa: ASYNC110 - the new owner forgets it
+            await asyncio.sleep(0)
+    await one.close()
+    await two.close()
+
+
 async def test_a_leader_that_has_just_started_asks_the_database_who_coordinates() -> None:
     store = MemoryStore(4)
     former, owner, started = (LeaderRig(store, store, name=f"leader-{n}") for n in (1, 2, 3))

@@ -9,7 +9,7 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.elsewhere import Elsewhere
-from tao.leader.inverse_path import InversePath, InverseSettings
+from tao.leader.inverse_path import Deposed, InversePath, InverseSettings
 from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.service import LeaderService
@@ -17,10 +17,10 @@ from tao.leader.settling import CopyFence
 from tao.leader.touch_path import TouchPath, touched_floor
 from tao.leader.write_path import WritePath, WriteSettings, Written
 from tao.model.changes import ShardMessages
-from tao.model.errors import TaoError
+from tao.model.errors import Fenced, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
-from tao.model.rows import ShardRow
+from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
@@ -83,6 +83,7 @@ class OtherRigs:
         self.faults: list[TaoError] = []
         self.after_writing = False
         self.settled: list[tuple[SettleEdge, ...]] = []
+        self.handed_over: list[IntentRow] = []
         self.timeouts: list[float] = []
 
     async def settle(
@@ -98,13 +99,23 @@ class OtherRigs:
         self.settled.append(tuple(settles))
         rig = self.rigs[shard]
         claim = pb.Coordinator(shard=coordinator.shard, generation=coordinator.generation)
-        await rig.copy_fence.admit(pb.WriteBatch(coordinator=claim))
+        try:
+            await rig.copy_fence.admit(pb.WriteBatch(coordinator=claim))
+        except Fenced as error:
+            raise Deposed(error.message) from error
         told: list[ShardMessages] = []
         for settle in settles:
             written, _ = await rig.inverses.write(settle, rig.clock.monotonic() + timeout_seconds, sub_write=True)
             told.extend(written.messages)
         if fault is not None:
             raise fault
+        return told
+
+    async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
+        self.handed_over.append(intent)
+        told = await self.rigs[intent.low_id >> SHARD_SHIFT].inverses.settle_pair(intent)
+        if told is None:
+            raise Unavailable("not just now")
         return told
 
 

@@ -1713,8 +1713,9 @@ Global___Invalidated: _TypeAlias = Invalidated  # noqa: Y015
 
 @_typing.final
 class SettlePairs(_message.Message):
-    """For repair: copy the rows of the coordinator (the leader of low_id's shard) to the pair's other side. `atypes` as
-    seen from low_id.
+    """For repair, and for a leader whose shard has changed hands between the two sides of a pair: copy the rows of the
+    coordinator (the leader of low_id's shard) to the pair's other side. `atypes` as seen from low_id; `token` of the
+    intent that asks for it, which goes then, 0 for none.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1742,8 +1743,10 @@ class Pair(_message.Message):
     LOW_ID_FIELD_NUMBER: _builtins.int
     HIGH_ID_FIELD_NUMBER: _builtins.int
     ATYPES_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
     low_id: _builtins.int
     high_id: _builtins.int
+    token: _builtins.int
     @_builtins.property
     def atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -1752,10 +1755,11 @@ class Pair(_message.Message):
         low_id: _builtins.int = ...,
         high_id: _builtins.int = ...,
         atypes: _abc.Iterable[_builtins.int] | None = ...,
+        token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "high_id", b"high_id", "low_id", b"low_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["atypes", b"atypes", "high_id", b"high_id", "low_id", b"low_id", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1766,15 +1770,19 @@ class SettledPairs(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SETTLED_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
     settled: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShardMessages]: ...
     def __init__(
         self,
         *,
         settled: _builtins.int = ...,
+        changes: _abc.Iterable[Global___ShardMessages] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["settled", b"settled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "settled", b"settled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -11,6 +11,7 @@ from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.settling import SettlingLeaders
 from tao.model.errors import ShardBlocked
 from tao.model.graph import encode_object
+from tao.model.rows import ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.observability.logs import logger
 from tests.rigs.leader_rig import FRIEND, USER
@@ -39,6 +40,7 @@ def settling(rig: Rig) -> SettlingLeaders:
         topology_version=lambda: 1,
         spawn=rig.tasks,
     )
+    ownership.owned[0] = ShardRow(0, "db", 1, "leader-east", 1)
     others = SettlingLeaders(rig.configuration, rig.links.as_links(), ownership, rig.clock)
     others.elsewhere = rig.elsewhere
     return others

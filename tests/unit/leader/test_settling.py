@@ -9,17 +9,22 @@ from typing import cast
 import pytest
 
 from tao.leader import settling
+from tao.leader.inverse_path import Deposed
 from tao.leader.ownership import Ownership
 from tao.leader.settling import SettlingLeaders
-from tao.model.errors import DatabaseDown, NotMine, OutcomeUnknown, TaoError, Unavailable
+from tao.model.changes import ShardMessages
+from tao.model.errors import DatabaseDown, Fenced, NotMine, OutcomeUnknown, TaoError, Unavailable
+from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.peers.links import Links
 from tao.serving.configuration import Configuration
+from tao.wire.convert import shard_messages_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import FRIEND, make_id
 from tests.rigs.pacing import ManualClock
 
 SETTLE = SettleEdge(make_id(64, 1), FRIEND, make_id(64, 0), present=True, time=7)
+CHANGES = ShardMessages(1, 1, ())
 
 
 class FakeLeaders:
@@ -29,11 +34,17 @@ class FakeLeaders:
         self.faults = list(faults)
         self.asked = self.refreshed = 0
         self.routes = SimpleNamespace(
-            version=1, leaders=lambda _: SimpleNamespace(home=lambda _: None), master_region=lambda _: "east"
+            version=1,
+            leaders=lambda _: SimpleNamespace(home=lambda _: SimpleNamespace(name="leader-2")),
+            master_region=lambda _: "east",
         )
+        self.owned = {0: ShardRow(0, "db", 1, "leader-1", 1)}
+        self.gives_up_at = 0
 
     async def refresh(self) -> None:
         self.refreshed += 1
+        if self.refreshed == self.gives_up_at:
+            self.owned.clear()
 
     def to(self, _: object) -> FakeLeaders:
         return self
@@ -43,16 +54,20 @@ class FakeLeaders:
         self.asked += 1
         if self.faults:
             raise self.faults.pop(0)
+        if request.HasField("settle_pairs"):
+            return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=[shard_messages_to_pb(CHANGES)]))
         return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
 
 
 async def settle(faults: Sequence[TaoError], timeout_seconds: float = 5.0) -> FakeLeaders:
     fakes = FakeLeaders(faults)
-    leaders = SettlingLeaders(
-        cast(Configuration, fakes), cast(Links, fakes), cast(Ownership, SimpleNamespace(owned={})), ManualClock()
-    )
-    await leaders.settle(1, (SETTLE,), Coordinator(0, 1), timeout_seconds)
+    await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), timeout_seconds)
     return fakes
+
+
+def leaders_of(fakes: FakeLeaders) -> SettlingLeaders:
+    ownership = cast(Ownership, SimpleNamespace(owned=fakes.owned, name="leader-1"))
+    return SettlingLeaders(cast(Configuration, fakes), cast(Links, fakes), ownership, ManualClock())
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +90,21 @@ async def test_the_copy_is_given_up_when_its_time_is_over(monkeypatch: pytest.Mo
     monkeypatch.setattr(settling, "_FIRST_PAUSE_SECONDS", 1.0)
     with pytest.raises(NotMine):
         await settle([NotMine("moving")], 0.5)
+
+
+async def test_a_coordinator_that_finds_itself_deposed_by_a_fresh_topology_asks_no_further() -> None:
+    fakes = FakeLeaders([Fenced("a higher generation"), Fenced("a higher generation")])
+    fakes.gives_up_at = 2
+    with pytest.raises(Deposed):
+        await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
+    assert (fakes.asked, fakes.refreshed) == (2, 2)
+
+
+async def test_a_pair_is_handed_to_whoever_has_taken_its_shard_as_soon_as_he_has() -> None:
+    fakes = FakeLeaders([NotMine("taking it"), Unavailable("restarting")])
+    intent = IntentRow(SETTLE.id2, SETTLE.id1, (FRIEND,), 7, 0)
+    assert await leaders_of(fakes).hand_over(intent, 5.0) == [CHANGES]
+    assert fakes.asked == 3
+    fakes.routes.leaders = lambda _: SimpleNamespace(home=lambda _: SimpleNamespace(name="leader-1"))
+    with pytest.raises(Deposed):
+        await leaders_of(fakes).hand_over(intent, 5.0)
