@@ -19,11 +19,10 @@ import msgspec
 from loadtest.faults import Done, cut_line, kill_tailers, plan_faults
 from loadtest.random_writes import Tally, Writer, missing, prepare
 from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.two_regions import Differences, TwoRegions, two_regions
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
 from tao.devcluster.server_options import Durability
-from tao.model.errors import OperatorError
 
 SUMMARY: Final = "random writes in two regions at once; afterwards no cache, database or region may differ from another"
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16)
@@ -51,13 +50,13 @@ class ConvergeSettings:
     """Bound on the writing; on a machine that is slower than that fewer writes are issued, and the figures say so."""
 
     def __post_init__(self) -> None:
-        for name, value, most in (
-            ("--writes", self.writes, 10_000_000),
-            ("--tailer-kills", self.tailer_kills, 1_000),
-            ("--link-cuts", self.link_cuts, 1_000),
-        ):
-            if not 0 <= value <= most:
-                raise OperatorError(f"{name} {value}: give a number from 0 to {most:,}")
+        check_bounds(
+            {
+                "--writes": (self.writes, 0, 10_000_000),
+                "--tailer-kills": (self.tailer_kills, 0, 1_000),
+                "--link-cuts": (self.link_cuts, 0, 1_000),
+            }
+        )
 
 
 class Converged(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,12 +25,11 @@ from loadtest.geo_client import (
 from loadtest.jobs import GeoJob, GeoPhase
 from loadtest.open_loop import Latencies, Samples
 from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
 from tao.devcluster.line_control import SetRoundTrip, ask_line
 from tao.devcluster.server_options import Durability
-from tao.model.errors import OperatorError
 
 SUMMARY: Final = "two regions: latency of writes in either, visibility in the other, reads with and without round trip"
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=8)
@@ -61,10 +60,7 @@ class GeoSettings:
     """At 50 writes a second ten samples lie above the 99th percentile."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.rtt_ms <= 1_000:
-            raise OperatorError(f"--rtt-ms {self.rtt_ms:g}: give a number above 0, up to 1000")
-        if not 0 < self.phase_seconds <= 100:
-            raise OperatorError(f"--seconds {self.phase_seconds:g}: give a number above 0, up to 100")
+        check_bounds({"--rtt-ms": (self.rtt_ms, 0.001, 1_000), "--seconds": (self.phase_seconds, 0.001, 100)})
 
 
 class AimOfGeo(msgspec.Struct, frozen=True, kw_only=True):

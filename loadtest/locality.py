@@ -1,8 +1,9 @@
-"""Scenario `locality`: the hit rate that a cache policy can have, by what nobody has published: skew and repetition.
+"""Scenario `locality`: the hit rate that a cache policy can have, by skew and repetition.
 
-No server: the product's eviction policy, played in one process. What is asked for is Zipf by an exponent, and a share
-of it repeats one of the last 512 keys; the cache is a share of the bytes of the data. The surface says how much of a
-hit rate that a run reports belongs to its assumptions.
+No server: the product's eviction policy, played in one process. What is asked for is as skewed as what TAO's followers
+saw, or Zipf by an exponent, and a share of it repeats one of the last 512 keys, of which nothing is published; the
+cache is a share of the bytes of the data. The surface says how much of a hit rate that a run reports belongs to its
+assumptions.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ import msgspec
 
 from loadtest.eviction.policies import SmallAndMain
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.shapes import Popularity
+from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.workload import READS, Kind, tao_atc13
 from loadtest.results import Listing, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress
 
 SUMMARY: Final = "the hit rate that an eviction policy can have, by skew, repetition and cache size"
-SKEWS: Final = (0.6, 0.8, 1.0, 1.1, 1.2)
+SKEWS: Final = (None, 0.8, 1.0, 1.1, 1.2)
+"""Zipf exponents; None: as measured."""
 AGAIN: Final = (0.0, 0.3, 0.6, 0.8)
 CACHE_SHARES: Final = (0.05, 0.1, 0.2)
 _OBJECT_OVERHEAD: Final = 136
@@ -47,7 +49,8 @@ class LocalitySettings:
 class HitRate(msgspec.Struct, frozen=True, kw_only=True):
     """One point of the surface."""
 
-    skew: float
+    skew: float | None
+    """Zipf exponent; None: as measured at TAO's followers."""
     again: float
     cache_share: float
     hit_rate: float
@@ -56,11 +59,10 @@ class HitRate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """The surface, as the JSON has it, and the point that the workload assumes."""
+    """The surface, as the JSON has it, and the repetition that the workload assumes."""
 
     nodes: int
     requests: int
-    assumed_skew: float
     assumed_again: float
     surface: list[HitRate]
 
@@ -70,23 +72,22 @@ async def run(
 ) -> ScenarioResult:
     """See `SUMMARY`; ``plot_file``: a PNG to draw."""
     locality = wanted or LocalitySettings()
-    skews: tuple[float, ...] = SKEWS
+    skews: tuple[float | None, ...] = SKEWS
     again: tuple[float, ...] = AGAIN
     if settings.toy:
-        locality, skews, again = LocalitySettings(nodes=300, requests=2_000), SKEWS[2:4], AGAIN[1:3]
+        locality, skews, again = LocalitySettings(nodes=300, requests=2_000), SKEWS[:2], AGAIN[1:3]
     sizes = entry_sizes(locality.nodes, locality.seed)
     surface: list[HitRate] = []
     for skew in skews:
         for repeated in again:
-            progress.step(f"skew {skew:g}, {repeated:.0%} repeated", len(surface) / (len(skews) * len(again) * 3))
+            done = len(surface) / (len(skews) * len(again) * len(CACHE_SHARES))
+            progress.step(f"skew {skew_name(skew)}, {repeated:.0%} repeated", done)
             keys = await asyncio.to_thread(trace, locality, skew, repeated)
             surface += await asyncio.to_thread(hit_rates, keys, sizes, skew, repeated)
-    assumed = tao_atc13().assumed
     measured = Measured(
         nodes=locality.nodes,
         requests=locality.requests,
-        assumed_skew=assumed.read_skew,
-        assumed_again=assumed.again,
+        assumed_again=tao_atc13().assumed.again,
         surface=surface,
     )
     if plot_file is not None:
@@ -118,26 +119,31 @@ def entry_sizes(nodes: int, seed: int) -> list[int]:
     return [size(key) for key in range(2 * nodes)]
 
 
-def trace(locality: LocalitySettings, skew: float, again: float) -> list[int]:
+def skew_name(skew: float | None) -> str:
+    """For tables."""
+    return "measured" if skew is None else f"{skew:g}"
+
+
+def trace(locality: LocalitySettings, skew: float | None, again: float) -> list[int]:
     """Keys in the order in which they are asked for."""
     workload, chance = tao_atc13(), Random(locality.seed)
     objects = workload.mix[Kind.OBJ_GET] / sum(share for kind, share in workload.mix.items() if kind in READS)
     order = list(range(locality.nodes))
     chance.shuffle(order)
-    of_objects = Popularity(order, skew, chance, again=again)
-    of_lists = Popularity(order[::-1], skew, chance, again=again)
+    of_objects = Popularity(order, workload.object_skew if skew is None else Zipf(skew), chance, again=again)
+    of_lists = Popularity(order[::-1], workload.list_skew if skew is None else Zipf(skew), chance, again=again)
     return [
         2 * of_objects.draw() if chance.random() < objects else 2 * of_lists.draw() + 1
         for _ in range(locality.requests)
     ]
 
 
-def hit_rates(keys: list[int], sizes: list[int], skew: float, again: float) -> list[HitRate]:
+def hit_rates(keys: list[int], sizes: list[int], skew: float | None, again: float) -> list[HitRate]:
     """By cache size."""
     return [hit_rate(keys, sizes, skew, again, share) for share in CACHE_SHARES]
 
 
-def hit_rate(keys: list[int], sizes: list[int], skew: float, again: float, share: float) -> HitRate:
+def hit_rate(keys: list[int], sizes: list[int], skew: float | None, again: float, share: float) -> HitRate:
     """Of the second half of ``keys``."""
     policy = SmallAndMain(int(sum(sizes) * share))
     held, hits, first = policy.held, 0, 0
@@ -161,8 +167,8 @@ def _listing(measured: Measured) -> Listing:
     again = sorted({each.again for each in measured.surface})
     found = {(each.skew, each.again, each.cache_share): each.hit_rate for each in measured.surface}
     rows: list[tuple[str, ...]] = [
-        (f"skew {skew:g}, cache {share:.0%}", *(f"{found[skew, each, share]:.1%}" for each in again))
+        (f"skew {skew_name(skew)}, cache {share:.0%}", *(f"{found[skew, each, share]:.1%}" for each in again))
         for share in CACHE_SHARES
-        for skew in sorted({each.skew for each in measured.surface})
+        for skew in dict.fromkeys(each.skew for each in measured.surface)
     ]
     return Listing(title="hit rate", columns=("", *(f"{each:.0%} repeated" for each in again)), rows=rows)

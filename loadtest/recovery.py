@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from loadtest.chaos.health import until_well
 from loadtest.results import Listing, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.layout import ClusterSettings, Role, Shape
@@ -51,8 +51,7 @@ class RecoverySettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        if not 1 <= self.repetitions <= 100:
-            raise OperatorError(f"--repetitions {self.repetitions}: give a number from 1 to 100")
+        check_bounds({"--repetitions": (self.repetitions, 1, 100)})
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RecoverySettings | None = None) -> ScenarioResult:

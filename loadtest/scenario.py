@@ -21,6 +21,13 @@ class Progress(Protocol):
         """``done``: the finished part of the scenario, 0 … 1."""
 
 
+def check_bounds(bounds: Mapping[str, tuple[float, float, float]]) -> None:
+    """Option → what was given, and the least and the most that may be. Raises `OperatorError` that names the option."""
+    for flag, (value, low, high) in bounds.items():
+        if not low <= value <= high:
+            raise OperatorError(f"{flag} {value:,}: give a number from {low:,} to {high:,}")
+
+
 @dataclass(frozen=True, slots=True)
 class PartOfProgress:
     """The progress of a part that begins at ``start`` of the whole (0 … 1) and is ``share`` of it."""
@@ -57,8 +64,7 @@ class BenchSettings:
     """Versions of the servers measured, which scenarios add."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds <= 3600:
-            raise OperatorError(f"--seconds {self.seconds:g}: give a number between 0 and 3600")
+        check_bounds({"--seconds": (self.seconds, 0.001, 3_600)})
         if (self.objects_file is None) != (self.edges_file is None):
             raise OperatorError("--objects and --edges belong together: edges name objects by their keys")
 

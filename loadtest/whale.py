@@ -21,7 +21,7 @@ import aiomysql
 
 from loadtest.dataset import ITEM, LINK
 from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.waiting import within
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
@@ -29,7 +29,6 @@ from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
-from tao.model.errors import OperatorError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import next_version
 
@@ -58,8 +57,7 @@ class WhaleSettings:
     """Of the list. Below the leader's `membership.least_edges` it gets no filter."""
 
     def __post_init__(self) -> None:
-        if not TOY_EDGES <= self.edges <= 20_000_000:
-            raise OperatorError(f"--edges {self.edges}: give a number from {TOY_EDGES} to 20,000,000")
+        check_bounds({"--edges": (self.edges, TOY_EDGES, 20_000_000)})
 
 
 DEFAULTS: Final = WhaleSettings()

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from loadtest.published.contestant import NODE, Payloads, read_ids, write_ids, written
-from loadtest.published.shapes import Popularity
+from loadtest.published.shapes import Popularity, Zipf
 from loadtest.rounds import cpu_seconds, percentile
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.readiness import server_stats
@@ -111,7 +111,7 @@ async def run_capacity(job: CapacityJob, tell: Callable[[str, float], None]) -> 
     # Processes that run side by side begin at different places, or one would bring in what the other asks for next.
     start = len(others) * job.number // 4
     cold = cycle([*others[start:], *others[:start]])
-    popular = Popularity(range(len(ids)), SKEW, chance)
+    popular = Popularity(range(len(ids)), Zipf(SKEW), chance)
 
     def keys(turn: Turn) -> Iterator[int]:
         share, resident = turn.resident, ids[: job.residents]

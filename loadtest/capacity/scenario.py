@@ -22,7 +22,7 @@ from loadtest.client_process import run_job
 from loadtest.published import figures
 from loadtest.published.run import SCHEMA
 from loadtest.results import Listing, Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.waiting import together
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
@@ -57,14 +57,13 @@ class CapacitySettings:
     """Of each turn."""
 
     def __post_init__(self) -> None:
-        bounds: dict[str, tuple[float, float, float]] = {
-            "--objects": (self.objects, 100, 1_000_000),
-            "--awaiters": (self.awaiters, 1, 10_000),
-            "--seconds": (self.seconds, 0.1, 600),
-        }
-        for flag, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                raise OperatorError(f"{flag} {value:g}: give a number from {low:g} to {high:g}")
+        check_bounds(
+            {
+                "--objects": (self.objects, 100, 1_000_000),
+                "--awaiters": (self.awaiters, 1, 10_000),
+                "--seconds": (self.seconds, 0.1, 600),
+            }
+        )
         if [*self.growths] != sorted({each for each in self.growths if 1 <= each <= 1_000}) or not self.growths:
             raise OperatorError("--growths: each from 1 to 1000, in ascending order")
         if not all(1 <= each <= 16 for each in self.followers):

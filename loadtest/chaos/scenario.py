@@ -20,7 +20,7 @@ from loadtest.chaos.load import Rates, load_on
 from loadtest.chaos.record import Fault, Record
 from loadtest.chaos.striking import Harm, all_faults
 from loadtest.results import Listing, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.two_regions import TwoRegions, two_regions
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.server_options import Durability
@@ -62,13 +62,16 @@ class ChaosSettings:
     """Where the servers' logs are left."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.seconds <= 3600:
-            raise OperatorError(f"--seconds {self.seconds:g}: give a number between 0 and 3600")
+        check_bounds(
+            {
+                "--seconds": (self.seconds, 0.001, 3_600),
+                "--reads": (self.rates.reads, 0.001, 50_000),
+                "--writes": (self.rates.writes, 0.001, 5_000),
+            }
+        )
         unknown = set(self.kinds) - all_faults().keys()
         if unknown:
             raise OperatorError(f"there is no fault {', '.join(sorted(unknown))}; there are {', '.join(all_faults())}")
-        if not 0 < self.rates.reads <= 50_000 or not 0 < self.rates.writes <= 5_000:
-            raise OperatorError("rates are above 0, and at most 50,000 reads and 5,000 writes a second")
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: ChaosSettings | None = None) -> ScenarioResult:

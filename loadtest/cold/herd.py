@@ -22,14 +22,13 @@ from loadtest.published.contestant import LINK, NODE
 from loadtest.published.recording import Merged, Summary
 from loadtest.published.run import SCHEMA
 from loadtest.results import Listing, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.waiting import together, within
 from tao.client import connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
-from tao.model.errors import OperatorError
 
 SUMMARY: Final = "10,000 clients miss one key at once: what reaches the database, and how long they wait"
 _SHAPE: Final = Shape(tiers=2, followers=2, leaders=2, databases=1, shards=8)
@@ -55,15 +54,14 @@ class HerdSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        bounds = {
-            "--clients": (self.clients, 10, 200_000),
-            "--processes": (self.processes, 1, 32),
-            "--sessions": (self.sessions, 1, 1_000),
-            "--rounds": (self.rounds, 1, 50),
-        }
-        for flag, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                raise OperatorError(f"{flag} {value}: give a number from {low} to {high}")
+        check_bounds(
+            {
+                "--clients": (self.clients, 10, 200_000),
+                "--processes": (self.processes, 1, 32),
+                "--sessions": (self.sessions, 1, 1_000),
+                "--rounds": (self.rounds, 1, 50),
+            }
+        )
 
 
 class Herd(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from loadtest.published.load_process import MEASURING, AskJob, FillJob, Subject
 from loadtest.published.recording import Merged, Summary
 from loadtest.published.run import SCHEMA
 from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.waiting import together
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, ClusterSettings, Role, Shape
@@ -54,17 +54,16 @@ class StormSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        bounds: dict[str, tuple[float, float, float]] = {
-            "--nodes": (self.nodes, 100, 5_000_000),
-            "--cache-share": (self.cache_share, 0.001, 10),
-            "--rate": (self.rate, 1, 1_000_000),
-            "--warm-seconds": (self.warm_seconds, 0, 3600),
-            "--before-seconds": (self.before_seconds, 1, 3600),
-            "--after-seconds": (self.after_seconds, 1, 3600),
-        }
-        for flag, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                raise OperatorError(f"{flag} {value:g}: give a number from {low:g} to {high:g}")
+        check_bounds(
+            {
+                "--nodes": (self.nodes, 100, 5_000_000),
+                "--cache-share": (self.cache_share, 0.001, 10),
+                "--rate": (self.rate, 1, 1_000_000),
+                "--warm-seconds": (self.warm_seconds, 0, 3600),
+                "--before-seconds": (self.before_seconds, 1, 3600),
+                "--after-seconds": (self.after_seconds, 1, 3600),
+            }
+        )
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):

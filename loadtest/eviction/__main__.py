@@ -19,13 +19,15 @@ from rich.table import Table
 
 from loadtest.eviction.policies import POLICIES, Policy
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.shapes import Popularity
+from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.workload import READS, Kind, tao_atc13
 
 PARTS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 _ENTRY_BYTES: Final = 136  # of key, slot, queue and headers, beside the payload
 _SCAN_ONE_IN: Final = 5
 _SEED: Final = 7
+_SKEW: Final = Zipf(1.0)
+"""Below what TAO's followers see: the harder case."""
 
 
 class Trace:
@@ -37,9 +39,9 @@ class Trace:
         chance = Random(_SEED)
         reads = sum(share for kind, share in workload.mix.items() if kind in READS)
         objects = workload.mix[Kind.OBJ_GET] / reads
-        skew, again = workload.assumed.read_skew, workload.assumed.again
-        of_objects = Popularity(plan.shuffled, skew, chance, again=again)
-        of_lists = Popularity(plan.shuffled[::-1], skew, chance, again=again)
+        again = workload.assumed.again
+        of_objects = Popularity(plan.shuffled, _SKEW, chance, again=again)
+        of_lists = Popularity(plan.shuffled[::-1], _SKEW, chance, again=again)
         self.keys = [
             2 * of_objects.draw() if chance.random() < objects else 2 * of_lists.draw() + 1 for _ in range(requests)
         ]

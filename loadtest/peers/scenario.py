@@ -21,14 +21,13 @@ from loadtest.published.run import SCHEMA
 from loadtest.published.workload import workload_named
 from loadtest.redis_server import find_redis_server
 from loadtest.results import Figure, Listing, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
-from tao.model.errors import OperatorError
 
 SUMMARY: Final = "a published workload beside Redis and memcached in front of MySQL, and MySQL alone"
 _CACHE_SERVERS: Final = 2
@@ -54,14 +53,13 @@ class PeersSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        bounds: dict[str, tuple[float, float, float]] = {
-            "--nodes": (self.nodes, 100, 2_000_000),
-            "--cache-share": (self.cache_share, 0.001, 10),
-            "--awaiters": (self.awaiters, 1, 2_000),
-        }
-        for flag, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                raise OperatorError(f"{flag} {value:g}: give a number from {low:g} to {high:g}")
+        check_bounds(
+            {
+                "--nodes": (self.nodes, 100, 2_000_000),
+                "--cache-share": (self.cache_share, 0.001, 10),
+                "--awaiters": (self.awaiters, 1, 2_000),
+            }
+        )
         workload_named(self.workload)
 
 

@@ -81,6 +81,28 @@ class TaoBench(msgspec.Struct, frozen=True):
     shards: int
 
 
+class Requests(msgspec.Struct, frozen=True):
+    """How the requests of a trace were spread over its keys."""
+
+    keys: int
+    requests: int
+    asked_once: float
+    """Share of the requests whose key nobody asked for again."""
+    hottest: float
+    """Share of the requests that one key took."""
+    share_of_requests: dict[str, float]
+    """By the share of the keys, the most asked-for first."""
+
+
+class TaoFollowers(msgspec.Struct, frozen=True):
+    """Popularity as TAO's followers saw it, years after the paper."""
+
+    source: str
+    note: str
+    lists: Requests
+    objects: Requests
+
+
 def atc13() -> Atc13:
     """Figures 3 to 6 of the paper."""
     return msgspec.json.decode((_FOLDER / "tao_atc13.json").read_bytes(), type=Atc13)
@@ -94,3 +116,8 @@ def linkbench() -> LinkBench:
 def taobench() -> TaoBench:
     """Both workloads."""
     return msgspec.json.decode((_FOLDER / "taobench.json").read_bytes(), type=TaoBench)
+
+
+def tao_followers() -> TaoFollowers:
+    """Of association lists and of objects."""
+    return msgspec.json.decode((_FOLDER / "tao_followers.json").read_bytes(), type=TaoFollowers)

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from loadtest.published.figures import TransactionSize
 from loadtest.published.graph_plan import FIRST_TIME, GraphPlan
-from loadtest.published.shapes import Popularity, geometric
+from loadtest.published.shapes import Popularity, Skew, geometric
 from loadtest.published.workload import Kind, Workload
 from tao.model.graph import MAX_TIME
 
@@ -59,7 +59,8 @@ class RequestStream(Iterator[Request]):
         self._chance: Final = Random(f"requests {seed} {stream}")
         self._shards: Final = shards
         self._kinds: Iterator[Kind] = iter(())
-        self._all: Final = self._reads_of(plan.shuffled)
+        self._object: Final = self._chooser(plan.shuffled, workload.object_skew, workload.assumed.again)
+        self._list: Final = self._reads_of(plan.shuffled)
         non_empty = [node for node in plan.shuffled if plan.degree(node)]
         empty = [node for node in plan.shuffled if not plan.degree(node)]
         longer = [node for node in non_empty if plan.degree(node) > 1]
@@ -103,18 +104,18 @@ class RequestStream(Iterator[Request]):
         return list(islice(self, count))
 
     def _reads_of(self, nodes: Sequence[int]) -> Callable[[], int]:
-        return self._chooser(nodes, self._workload.assumed.read_skew, self._workload.assumed.again)
+        return self._chooser(nodes, self._workload.list_skew, self._workload.assumed.again)
 
-    def _chooser(self, nodes: Sequence[int], exponent: float, again: float) -> Callable[[], int]:
-        skew = self._workload.shard_skew[: self._shards]
-        if not skew or self._shards <= len(skew):
-            return Popularity(nodes, exponent, self._chance, again=again).draw
+    def _chooser(self, nodes: Sequence[int], skew: Skew, again: float) -> Callable[[], int]:
+        busiest = self._workload.shard_skew[: self._shards]
+        if not busiest or self._shards <= len(busiest):
+            return Popularity(nodes, skew, self._chance, again=again).draw
         by_shard: list[list[int]] = [[] for _ in range(self._shards)]
         for node in nodes:
             by_shard[node % self._shards].append(node)
-        rest = (1 - sum(skew)) / (self._shards - len(skew))
-        shares = [skew[shard] if shard < len(skew) else rest for shard in range(self._shards)]
-        popular = [Popularity(each, exponent, self._chance, again=again).draw if each else None for each in by_shard]
+        rest = (1 - sum(busiest)) / (self._shards - len(busiest))
+        shares = [busiest[shard] if shard < len(busiest) else rest for shard in range(self._shards)]
+        popular = [Popularity(each, skew, self._chance, again=again).draw if each else None for each in by_shard]
         draws = [(draw, share) for draw, share in zip(popular, shares, strict=True) if draw is not None]
         functions, weights = [draw for draw, _ in draws], [share for _, share in draws]
         chance = self._chance
@@ -133,7 +134,7 @@ class RequestStream(Iterator[Request]):
         """A node by the popularity of its list, and whether the request is to find something there."""
         share = self._workload.non_empty.get(kind)
         if share is None:
-            node = self._all()
+            node = self._list()
             return node, self._plan.degree(node) > 0
         finds = self._chance.random() < share
         return (self._non_empty() if finds else self._empty()), finds
@@ -145,7 +146,7 @@ class RequestStream(Iterator[Request]):
         return LARGE_LIMIT if chance.random() < workload.large_limit else SMALL_LIMIT
 
     def _obj_get(self) -> Request:
-        return Request(Kind.OBJ_GET, self._all())
+        return Request(Kind.OBJ_GET, self._object())
 
     def _assoc_count(self) -> Request:
         return Request(Kind.ASSOC_COUNT, self._list_for(Kind.ASSOC_COUNT)[0])
@@ -158,7 +159,7 @@ class RequestStream(Iterator[Request]):
         if self._chance.random() < share:
             return Request(Kind.ASSOC_TIME_RANGE, self._non_empty(), limit=self._limit(), high=MAX_TIME)
         # "Anything new?" is what such a query is for: on any list, and mostly there is nothing.
-        node = self._all()
+        node = self._list()
         return Request(Kind.ASSOC_TIME_RANGE, node, limit=self._limit(), high=MAX_TIME, low=_BEYOND_EVERY_EDGE)
 
     def _assoc_get(self) -> Request:
@@ -169,7 +170,7 @@ class RequestStream(Iterator[Request]):
             node = self._non_empty()
             degree = plan.degree(node)
             return Request(Kind.ASSOC_GET, node, tuple(self._neighbours(node, 0, degree, count)))
-        node = self._all()
+        node = self._list()
         return Request(Kind.ASSOC_GET, node, tuple(self._neighbours(node, plan.degree(node), plan.nodes - 1, count)))
 
     def _neighbours(self, node: int, first: int, end: int, count: int) -> list[int]:
@@ -178,7 +179,7 @@ class RequestStream(Iterator[Request]):
 
     def _read_many(self) -> Request:
         return Request(
-            Kind.READ_MANY, others=tuple({self._all(): None for _ in range(self._many(self._workload.read_many))})
+            Kind.READ_MANY, others=tuple({self._object(): None for _ in range(self._many(self._workload.read_many))})
         )
 
     def _many(self, size: TransactionSize | None) -> int:

@@ -23,7 +23,7 @@ from loadtest.published.recording import Merged, Summary
 from loadtest.published.workload import READS, Kind, workload_named
 from loadtest.results import Listing, Quantity, ScenarioResult
 from loadtest.rounds import cpu_seconds
-from loadtest.scenario import BenchSettings, Progress
+from loadtest.scenario import BenchSettings, Progress, check_bounds
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.readiness import server_stats
@@ -61,20 +61,19 @@ class RunSettings:
     seed: int = 1
 
     def __post_init__(self) -> None:
-        bounds: dict[str, tuple[float, float, float]] = {
-            "--nodes": (self.nodes, 100, 5_000_000),
-            "--cache-share": (self.cache_share, 0.001, 10),
-            "--followers": (self.followers, 1, 16),
-            "--processes": (self.processes, 1, 64),
-            "--awaiters": (self.awaiters, 1, 10_000),
-            "--rate": (self.rate, 0, 10_000_000),
-            "--warm-seconds": (self.warm_seconds, 0, 3600),
-            "--seconds": (self.seconds, 0.1, 3600),
-            "--shards": (self.shards, 1, 1024),
-        }
-        for flag, (value, low, high) in bounds.items():
-            if not low <= value <= high:
-                raise OperatorError(f"{flag} {value:g}: give a number from {low:g} to {high:g}")
+        check_bounds(
+            {
+                "--nodes": (self.nodes, 100, 5_000_000),
+                "--cache-share": (self.cache_share, 0.001, 10),
+                "--followers": (self.followers, 1, 16),
+                "--processes": (self.processes, 1, 64),
+                "--awaiters": (self.awaiters, 1, 10_000),
+                "--rate": (self.rate, 0, 10_000_000),
+                "--warm-seconds": (self.warm_seconds, 0, 3600),
+                "--seconds": (self.seconds, 0.1, 3600),
+                "--shards": (self.shards, 1, 1024),
+            }
+        )
         workload_named(self.workload)
 
     def at_toy_size(self) -> RunSettings:
@@ -151,7 +150,7 @@ async def run(
                 f"The cache of {measured.cache_bytes / 1e6:.1f} MB is {measured.cache_bytes / measured.data_bytes:.0%} "
                 f"of {measured.data_bytes / 1e6:.1f} MB of payloads."
             ),
-            "Hits and misses: of one traced awaiter beside the load. Skew, locality and the longest list are assumed.",
+            "Hits and misses: of one traced awaiter beside the load. Repetition and the longest list are assumed.",
         ],
         measured=msgspec.to_builtins(measured),
         faults=[f"{measured.wrong_answers} objects that were written were not found"] if measured.wrong_answers else [],

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from random import Random
-from typing import Final
+from typing import Final, Protocol
 
 _CHUNK: Final = 4096
 """Popularity is drawn so many at a time: drawing alone costs half as much then."""
@@ -128,20 +128,65 @@ class LogNormal:
             yield min(self.most, max(1, round(chance.lognormvariate(mu, self.sigma))))
 
 
-class Popularity:
-    """Which of ``keys`` is asked for next: Zipf over their order, and again and again what was asked for lately.
+class Skew(Protocol):
+    """How unevenly keys are asked for."""
 
-    ``exponent``: the key of rank r is asked for in proportion to r to the power of minus this. ``again``: the share of
-    draws that repeat one of the last ``remembered`` keys: pages are assembled of the same few things for a while."""
+    def cumulated(self, keys: int) -> list[float]:
+        """By rank, what is asked for the key of that rank and all before it; to any scale."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zipf:
+    """The key of rank r is asked for in proportion to r to the power of minus ``exponent``."""
+
+    exponent: float
+
+    def cumulated(self, keys: int) -> list[float]:
+        """See `Skew`."""
+        return list(accumulate((rank + 1) ** -self.exponent for rank in range(keys)))
+
+
+@dataclass(frozen=True, slots=True)
+class Concentration:
+    """Measured: ``points`` are ``(share of the keys, share of the requests)``, the most asked-for keys first, ascending
+    to ``(1, 1)``. Between two points both shares grow by a power law.
+
+    Shares hold for any number of keys, so that a cache of a fifth of a small graph is as good as one of a fifth of all
+    that TAO has. But among few keys the first would stand for many and take what they take together: none takes more
+    than ``hottest``, the share of the requests that one key took, and what is above it falls to the next ones."""
+
+    points: tuple[tuple[float, float], ...]
+    hottest: float
+
+    def cumulated(self, keys: int) -> list[float]:
+        """See `Skew`."""
+        found, before = [], 0.0
+        for rank in range(1, keys + 1):
+            before = min(self.share(rank / keys), before + self.hottest)
+            found.append(before)
+        return found
+
+    def share(self, keys: float) -> float:
+        """Of the requests, what this share of the keys takes (above 0, up to 1)."""
+        above = max(1, bisect_left(self.points, keys, key=lambda point: point[0]))
+        (few, little), (many, much) = self.points[above - 1], self.points[above]
+        return little * math.pow(keys / few, math.log(much / little) / math.log(many / few))
+
+
+class Popularity:
+    """Which of ``keys`` is asked for next: by ``skew`` over their order, and again and again what was asked for lately.
+
+    ``again``: the share of draws that repeat one of the last ``remembered`` keys: pages are assembled of the same few
+    things for a while."""
 
     def __init__(
-        self, keys: Sequence[int], exponent: float, chance: Random, *, again: float = 0.0, remembered: int = 512
+        self, keys: Sequence[int], skew: Skew, chance: Random, *, again: float = 0.0, remembered: int = 512
     ) -> None:
         """Raises `ValueError` when there are no keys."""
         if not keys:
             raise ValueError("nothing to choose from: give the graph more objects")
         self._keys: Final = keys
-        self._weights: Final = list(accumulate((rank + 1) ** -exponent for rank in range(len(keys))))
+        self._weights: Final = skew.cumulated(len(keys))
         self._chance: Final = chance
         self._again: Final = again
         self._recent: Final[deque[int]] = deque(maxlen=remembered)

@@ -6,12 +6,12 @@ Everything a generator needs is in one value, so that a report can say side by s
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from loadtest.published import figures
-from loadtest.published.shapes import CutExponential, Degrees, LogNormal
+from loadtest.published.shapes import Concentration, CutExponential, Degrees, LogNormal, Skew, Zipf
 from tao.model.errors import OperatorError
 
 
@@ -44,16 +44,16 @@ LONGEST_LIST: Final = 10_000
 counts above 512,000 that one in a hundred of TAO's counts returns need more memory than a test has."""
 
 _MEDIAN_OVER_MEAN_SIGMA: Final = 1.0
+_TAOBENCH_SKEW: Final = Zipf(0.8)
+"""Assumed, of keys; that of shards is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
     """What no publication gives."""
 
-    read_skew: float
-    """Zipf exponent of what is read, over objects and over lists."""
-    write_skew: float
-    """The same of what is written."""
+    write_skew: Zipf
+    """Of what is written, over objects and over lists."""
     again: float
     """Share of reads that repeat one of the last few hundred keys of their kind."""
 
@@ -67,6 +67,10 @@ class Workload:
     mix: Mapping[Kind, float]
     non_empty: Mapping[Kind, float]
     """Of a read's requests, those that find something; kinds not named choose any key by its popularity."""
+    object_skew: Skew
+    """Of the objects that are read."""
+    list_skew: Skew
+    """Of the lists that are read."""
     degrees: Degrees
     link_bytes: CutExponential | LogNormal
     link_without_data: float
@@ -82,7 +86,7 @@ class Workload:
     write_many: figures.TransactionSize | None = None
     shard_skew: tuple[float, ...] = ()
     """Shares of all requests that go to the busiest shards; () leaves shards to the popularity of their keys."""
-    assumed: Assumptions = field(default_factory=lambda: Assumptions(read_skew=1.0, write_skew=0.75, again=0.5))
+    assumed: Assumptions
 
 
 def _normalised(shares: Mapping[Kind, float]) -> dict[Kind, float]:
@@ -91,12 +95,13 @@ def _normalised(shares: Mapping[Kind, float]) -> dict[Kind, float]:
 
 
 def tao_atc13() -> Workload:
-    """What TAO answered in 2013 (USENIX ATC, sections 7 and 8)."""
-    paper = figures.atc13()
+    """What TAO answered in 2013 (USENIX ATC, sections 7 and 8). How skewed that was, the paper does not say: the skew
+    is that of traces of TAO's followers which Facebook published with CacheLib."""
+    paper, followers = figures.atc13(), figures.tao_followers()
     read, write = paper.requests["read"], paper.requests["write"]
     return Workload(
         name="tao_atc13",
-        source=paper.source,
+        source=f"{paper.source}; skew: {followers.source}",
         mix=_normalised(
             {Kind(name): read * share for name, share in paper.reads.items()}
             | {Kind(name): write * share for name, share in paper.writes.items()}
@@ -105,6 +110,8 @@ def tao_atc13() -> Workload:
             **{Kind(name): share for name, share in paper.non_empty.items()},
             Kind.ASSOC_COUNT: 1 - paper.assoc_count["returns_zero"],
         },
+        object_skew=_measured_skew(followers.objects),
+        list_skew=_measured_skew(followers.lists),
         degrees=Degrees.of_percentages(figures.linkbench().outdegree_cdf_percent, LONGEST_LIST).with_single_share(
             paper.range_result_size["share_of_nonempty_with_one_edge"]
         ),
@@ -113,7 +120,7 @@ def tao_atc13() -> Workload:
         object_bytes=LogNormal(paper.data_bytes["object_mean"], _MEDIAN_OVER_MEAN_SIGMA, 64 << 10),
         limit_one=paper.range_limit["share_limit_1"],
         large_limit=paper.range_limit["share_of_the_rest_at_or_above_1000"],
-        assumed=Assumptions(read_skew=1.0, write_skew=0.75, again=0.6),
+        assumed=Assumptions(write_skew=Zipf(0.75), again=0.6),
     )
 
 
@@ -137,12 +144,14 @@ def linkbench() -> Workload:
         source=bench.source,
         mix=_normalised({names[name]: percent for name, percent in bench.operations_percent.items()}),
         non_empty={Kind.OBJ_GET: 1.0},
+        object_skew=Zipf(bench.zipf_shape["read"]),
+        list_skew=Zipf(bench.zipf_shape["read"]),
         degrees=Degrees.of_percentages(bench.outdegree_cdf_percent, LONGEST_LIST),
         link_bytes=CutExponential(bench.payload_median_bytes["link"], 240),
         link_without_data=0.0,
         object_bytes=LogNormal(bench.payload_median_bytes["node"], 0.5, 64 << 10),
         ids_of_a_get=(bench.multiget.p, bench.multiget.max),
-        assumed=Assumptions(read_skew=bench.zipf_shape["read"], write_skew=bench.zipf_shape["write"], again=0.0),
+        assumed=Assumptions(write_skew=Zipf(bench.zipf_shape["write"]), again=0.0),
     )
 
 
@@ -172,6 +181,8 @@ def _taobench(name: str, mix: figures.TaoBenchMix) -> Workload:
             }
         ),
         non_empty={Kind.OBJ_GET: 1.0},
+        object_skew=_TAOBENCH_SKEW,
+        list_skew=_TAOBENCH_SKEW,
         degrees=Degrees.of_percentages(figures.linkbench().outdegree_cdf_percent, LONGEST_LIST),
         link_bytes=CutExponential(bench.value_bytes / 2, 240),
         link_without_data=0.0,
@@ -179,8 +190,13 @@ def _taobench(name: str, mix: figures.TaoBenchMix) -> Workload:
         read_many=bench.read_txn_size,
         write_many=bench.write_txn_size,
         shard_skew=tuple(percent / 100 for percent in bench.shard_skew_percent),
-        assumed=Assumptions(read_skew=0.8, write_skew=0.75, again=0.0),
+        assumed=Assumptions(write_skew=Zipf(0.75), again=0.0),
     )
+
+
+def _measured_skew(requests: figures.Requests) -> Concentration:
+    points = sorted((float(keys), share) for keys, share in requests.share_of_requests.items())
+    return Concentration(tuple(points), requests.hottest)
 
 
 def _most_payload(paper: figures.Atc13) -> int:

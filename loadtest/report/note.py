@@ -40,9 +40,9 @@ _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
 }
 NOT_REPRODUCED: Final = (
     (
-        "**Production traffic.** Requests are drawn from published distributions; their skew, their "
-        "repetition and the length "
-        "of the longest lists (one in a hundred of TAO's counts was above 512,000) were not published and are assumed."
+        "**Production traffic.** Requests are drawn from published distributions; their repetition and the "
+        "length of the longest lists (one in a hundred of TAO's counts was above 512,000) were not published and are "
+        "assumed."
     ),
     "**The failed share over 90 days** and the shares of failover of section 8: a run takes minutes.",
     (

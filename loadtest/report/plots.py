@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from matplotlib.figure import Figure
 
+from loadtest.locality import skew_name
 from loadtest.published import figures
 
 _INCHES: Final = (11.0, 4.2)
@@ -99,14 +100,14 @@ def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
         for again in sorted({each["again"] for each in surface}):
             points = [each for each in surface if each["cache_share"] == share and each["again"] == again]
             axes.plot(
-                [each["skew"] for each in points],
+                [skew_name(each["skew"]) for each in points],
                 [100 * each["hit_rate"] for each in points],
                 marker=".",
                 label=f"{again:.0%} repeated",
             )
         axes.axhline(96.4, color="black", linestyle=":", linewidth=1)
         axes.set_title(f"cache {share:.0%} of the data", fontsize=9)
-        axes.set_xlabel("Zipf exponent")
+        axes.set_xlabel("skew: measured, or Zipf exponent")
         axes.grid(visible=True, linewidth=_THIN)
         axes.legend(fontsize=7)
     figure.supylabel("hit rate, %", fontsize=10)

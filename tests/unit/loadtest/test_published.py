@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import islice
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
 
 from loadtest.peers.peers_process import CHECKABLE, expected_of
+from loadtest.published import figures
 from loadtest.published.conformity import Tally, compare, reads_of
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import RequestStream
-from loadtest.published.shapes import CutExponential, Degrees, LogNormal, Popularity, geometric, log_uniform
+from loadtest.published.shapes import (
+    Concentration,
+    CutExponential,
+    Degrees,
+    LogNormal,
+    Popularity,
+    Zipf,
+    geometric,
+    log_uniform,
+)
 from loadtest.published.workload import Kind, Workload, workload_named, workload_names
 from tao.model.errors import OperatorError
 
@@ -125,7 +135,7 @@ def test_drawn_degrees_have_the_mean_that_is_computed() -> None:
 
 def test_popularity_follows_its_exponent_and_repeats_what_was_drawn_lately() -> None:
     def draws(**options: float) -> Iterator[int]:
-        chooser = Popularity(range(1000), 1.0, Random(2), **options)  # type: ignore[arg-type]
+        chooser = Popularity(range(1000), Zipf(1.0), Random(2), **options)  # type: ignore[arg-type]
         return (chooser.draw() for _ in range(30_000))
 
     drawn = list(draws())
@@ -135,9 +145,21 @@ def test_popularity_follows_its_exponent_and_repeats_what_was_drawn_lately() -> 
     assert repeating[1:].count(repeating[0]) > 10
 
 
+@pytest.mark.parametrize("keys", [2_000, 40_000])
+def test_measured_skew_gives_a_share_of_the_keys_what_it_took_however_many_keys_there_are(keys: int) -> None:
+    skew = workload_named("tao_atc13").object_skew
+    assert isinstance(skew, Concentration)
+    cumulated = skew.cumulated(keys)
+    for share, asked in figures.tao_followers().objects.share_of_requests.items():
+        if float(share) >= 0.03:  # below that, of so few keys, none takes more than the hottest did
+            assert cumulated[round(keys * float(share)) - 1] == pytest.approx(asked, abs=0.001)
+    assert max(after - before for before, after in pairwise([0.0, *cumulated])) == pytest.approx(skew.hottest)
+    assert cumulated[-1] == pytest.approx(1)
+
+
 def test_nothing_to_choose_from_is_refused() -> None:
     with pytest.raises(ValueError, match="more objects"):
-        Popularity([], 1.0, Random(1))
+        Popularity([], Zipf(1.0), Random(1))
     with pytest.raises(ValueError, match="at least 3 nodes"):
         GraphPlan(workload_named("linkbench"), 2, 1)
 

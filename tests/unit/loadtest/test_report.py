@@ -78,10 +78,10 @@ TOY: dict[str, dict[str, Any]] = {
         },
     },
     "locality": {
-        "requests": 1000, "nodes": 100, "assumed_skew": 1.0, "assumed_again": 0.6,
+        "requests": 1000, "nodes": 100, "assumed_again": 0.6,
         "surface": [
             {"skew": skew, "again": again, "cache_share": 0.2, "hit_rate": 0.97, "first_time_share": 0.01}
-            for skew in (0.8, 1.0) for again in (0.3, 0.6)
+            for skew in (None, 1.0) for again in (0.3, 0.6)
         ],
     },
     "whale": {"adds": {"per_second": 1234.5}, "edges": 2_000_000},
