@@ -16,7 +16,7 @@ from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.devcluster.readiness import server_stats
-from tao.model.errors import OutcomeUnknown, TopologyError
+from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
 from tao.topology import edits
@@ -86,8 +86,7 @@ async def shards_moved_under_traffic(cluster: DevCluster, tier: str, servers: tu
                 await bystander.more_rounds(10)
             await until_all_ready(cluster)
         for bystander in bystanders:
-            # The far side of a pair may be nobody's for a moment: then its writer is told that he cannot know yet.
-            assert [each for each in bystander.errors if not isinstance(each, OutcomeUnknown)] == []
+            assert bystander.errors == []
     await assert_converges(cluster)
 
 
