@@ -17,6 +17,7 @@ from tao.wire.identity import Credentials
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import until
 
 ME = Credentials("test", "client")
 QUICK = LinkSettings(
@@ -103,9 +104,7 @@ async def test_a_server_that_hangs_is_down_until_probes_alone_have_found_it_well
         await link.ask(anything(), PATIENT_SECONDS)
     assert server.real == asked, "it is not asked while it is down"
     server.mute = False
-    async with asyncio.timeout(PATIENT_SECONDS):
-        while link.is_impaired:  # noqa: ASYNC110 - the state is the condition
-            await asyncio.sleep(0.001)
+    await until(lambda: not link.is_impaired)
     assert server.real == asked
     assert links.standings()["a"].health is Health.UP
     await link.ask(anything(), PATIENT_SECONDS)

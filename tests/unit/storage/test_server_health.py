@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -11,6 +11,7 @@ from tao.model.errors import OperatorError, Unavailable
 from tao.routing.failure_detector import DetectorSettings, Health
 from tao.storage.failures import ConnectionLost
 from tao.storage.server_health import HealthSettings, ServerHealth
+from tests.rigs.pacing import until
 
 QUICK = HealthSettings(
     silence_seconds=0.01,
@@ -46,12 +47,6 @@ async def server() -> AsyncIterator[Server]:
     server = Server()
     yield server
     await server.health.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - the state is the condition
-            await asyncio.sleep(0.001)
 
 
 def state(server: Server) -> Health:

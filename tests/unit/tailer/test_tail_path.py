@@ -23,6 +23,7 @@ from tao.tailer.lag import Lag
 from tao.tailer.settings import DeliverySettings, TailSettings
 from tao.tailer.tail_path import TailPath
 from tests.rigs.leader_rig import SCHEMA, SHARDS, make_id, make_topology
+from tests.rigs.pacing import until
 
 QUICK = DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002)
 
@@ -142,9 +143,7 @@ class Tailer:
         return [relay.bulk_shards for relay in self.leaders.told if relay.bulk_shards]
 
     async def until_stored(self, position: str) -> None:
-        async with asyncio.timeout(10):
-            while self.checkpoint.load() != position:  # noqa: ASYNC110 - a file is waited for
-                await asyncio.sleep(0.001)
+        await until(lambda: self.checkpoint.load() == position)
 
     async def stop(self) -> None:
         self.running.cancel()
@@ -183,9 +182,7 @@ async def test_a_position_is_stored_only_when_leaders_have_acknowledged_and_a_re
     first.leaders.failure = Unavailable("away")
     binlog.commit(row(2))
     binlog.commit(row(3))
-    async with asyncio.timeout(10):
-        while first.delivery.repeated < 3:  # noqa: ASYNC110 - real back-offs pass
-            await asyncio.sleep(0.001)
+    await until(lambda: first.delivery.repeated >= 3)
     assert first.checkpoint.load() == "0-1-1"
     await first.stop()
     assert first.checkpoint.load() == "0-1-1"
@@ -200,9 +197,7 @@ async def test_the_position_is_stored_when_it_stops(tmp_path: Path) -> None:
     tailer = Tailer(binlog, tmp_path)
     await tailer.until_stored("")
     binlog.commit(row(1))
-    async with asyncio.timeout(10):
-        while not tailer.tail.position:  # noqa: ASYNC110 - what leads there takes threads
-            await asyncio.sleep(0)
+    await until(lambda: tailer.tail.position)
     await tailer.stop()
     assert tailer.checkpoint.load() == "0-1-1"
 
@@ -231,9 +226,7 @@ async def test_what_a_person_has_to_mend_is_said_and_tried_again(tmp_path: Path)
     await tailer.until_stored("0-1-1")
     for error in (OperatorError("server_id in use"), Unavailable("away"), ValueError("a bug")):
         binlog.fail(error)
-        async with asyncio.timeout(10):
-            while str(error) not in tailer.tail.trouble:  # noqa: ASYNC110 - it is there for a moment
-                await asyncio.sleep(0)
+        await until(lambda said=str(error): said in tailer.tail.trouble)
         binlog.commit(row(len(binlog.held) + 1))
         await tailer.until_stored(f"0-1-{len(binlog.held)}")
         assert tailer.tail.trouble == ""
@@ -277,13 +270,10 @@ async def test_a_leader_that_is_away_stops_neither_a_lost_nor_a_broken_binlog_fr
     binlog.purged = 4
     tailer = Tailer(binlog, tmp_path)
     tailer.leaders.failure = Unavailable("away")
-    async with asyncio.timeout(10):
-        while binlog.opened_at != ["0-1-2", "0-1-5"]:  # noqa: ASYNC110 - threads lead there
-            await asyncio.sleep(0)
-        binlog.commit(row(6))
-        binlog.fail(Unavailable("the server restarts"))
-        while binlog.opened_at != ["0-1-2", "0-1-5", "0-1-5"]:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+    await until(lambda: binlog.opened_at == ["0-1-2", "0-1-5"])
+    binlog.commit(row(6))
+    binlog.fail(Unavailable("the server restarts"))
+    await until(lambda: binlog.opened_at == ["0-1-2", "0-1-5", "0-1-5"])
     assert tailer.checkpoint.load() == "0-1-2"
     tailer.leaders.failure = None
     await tailer.until_stored("0-1-6")
@@ -314,9 +304,7 @@ async def test_a_server_that_has_not_applied_what_was_read_elsewhere_is_waited_f
     await tailer.until_stored("0-1-3")
     binlog.behind = 2
     binlog.fail(BinlogMoved("back to the replica's"))
-    async with asyncio.timeout(10):
-        while "has not reached 0-1-3" not in tailer.tail.trouble:  # noqa: ASYNC110 - a state of the tailer
-            await asyncio.sleep(0.001)
+    await until(lambda: "has not reached 0-1-3" in tailer.tail.trouble)
     assert len(binlog.opened_at) == 1
     binlog.behind = 0
     binlog.commit(row(4))
@@ -333,7 +321,5 @@ async def test_a_server_that_never_reaches_the_position_is_another_history_and_a
     await tailer.until_stored("0-1-3")
     binlog.behind = 2
     binlog.fail(BinlogMoved("to the new master's"))
-    async with asyncio.timeout(10):
-        while len(tailer.void) < 2:  # noqa: ASYNC110 - a state of the tailer
-            await asyncio.sleep(0.001)
+    await until(lambda: len(tailer.void) >= 2)
     assert tailer.tail.counts.lost_binlogs == 1
