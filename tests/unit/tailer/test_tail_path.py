@@ -145,6 +145,9 @@ class Tailer:
     async def until_stored(self, position: str) -> None:
         await until(lambda: self.checkpoint.load() == position)
 
+    async def until_trouble(self, text: str) -> None:
+        await until(lambda: text in self.tail.trouble)
+
     async def stop(self) -> None:
         self.running.cancel()
         for task in self.tasks:
@@ -226,7 +229,7 @@ async def test_what_a_person_has_to_mend_is_said_and_tried_again(tmp_path: Path)
     await tailer.until_stored("0-1-1")
     for error in (OperatorError("server_id in use"), Unavailable("away"), ValueError("a bug")):
         binlog.fail(error)
-        await until(lambda said=str(error): said in tailer.tail.trouble)
+        await tailer.until_trouble(str(error))
         binlog.commit(row(len(binlog.held) + 1))
         await tailer.until_stored(f"0-1-{len(binlog.held)}")
         assert tailer.tail.trouble == ""
@@ -304,7 +307,7 @@ async def test_a_server_that_has_not_applied_what_was_read_elsewhere_is_waited_f
     await tailer.until_stored("0-1-3")
     binlog.behind = 2
     binlog.fail(BinlogMoved("back to the replica's"))
-    await until(lambda: "has not reached 0-1-3" in tailer.tail.trouble)
+    await tailer.until_trouble("has not reached 0-1-3")
     assert len(binlog.opened_at) == 1
     binlog.behind = 0
     binlog.commit(row(4))
