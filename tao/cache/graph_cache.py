@@ -7,7 +7,7 @@ Reads return encoded bytes ready to send, or None on a miss, and cost a look-up 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, cast
 
 from tao.cache import witness as events
@@ -59,6 +59,10 @@ class GraphCache:
         self._generation = 0
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, wholly or in the end
+
+    def on_shrunk(self, tell: Callable[[int, int, int, int], None]) -> None:
+        """``tell(id1, atype, before, left)``: a change took a prefix from so many edges to so many of a longer list."""
+        self._arenas.tell_shrunk = tell
 
     def set_types(self, types: ArenaChoice) -> None:
         """Follow a new schema. Lists whose arena changed are dropped; limits hold from the next change or fill on."""

@@ -311,6 +311,9 @@ class CachedShard:
             spliced = splice(block, change, self._arenas.types.list_limit(atype))
             if spliced is None:
                 return self.drop(id1, atype)
+            _, _, left, flags = header(spliced)
+            if left < (before := header(block)[2]) and not flags & COMPLETE:
+                self._arenas.tell_shrunk(id1, atype, before, left)
             if len(spliced) > HEADER_BYTES or not change.count:
                 return Applied.APPLIED if self._put_list(id1, atype, spliced) else Applied.DROPPED
         self._put_count(id1, atype, encode_count(after, change.count))

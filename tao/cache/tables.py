@@ -7,7 +7,7 @@ one per shard keeps its growth short; and dropping all of a shard is forgetting 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tao.cache.counts import CountTable
@@ -39,11 +39,21 @@ def value_bytes(value: bytes) -> int:
 class Arenas:
     """The arenas of one server, the marks that they share, and the schema's choice among them."""
 
-    __slots__ = ("_arenas", "departed", "keep_count_of_list_bytes", "marks", "moment", "types", "witness")
+    __slots__ = (
+        "_arenas",
+        "departed",
+        "keep_count_of_list_bytes",
+        "marks",
+        "moment",
+        "tell_shrunk",
+        "types",
+        "witness",
+    )
 
     def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness) -> None:
         self.types = types
         self.witness = witness
+        self.tell_shrunk: Callable[[int, int, int, int], None] = _nobody_is_told
         self.departed = DepartedVersions(settings.departed_slots)
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
         self.moment = Moment()
@@ -73,6 +83,10 @@ class Arenas:
 
     def _named(self, name: str) -> Arena:
         return self._arenas.get(name) or self._arenas[DEFAULT_ARENA]
+
+
+def _nobody_is_told(id1: int, atype: int, before: int, left: int) -> None:
+    """See `GraphCache.on_shrunk`."""
 
 
 class EntryTable:

@@ -41,6 +41,7 @@ from tao.serving.fills import Fills, FillSource
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
+from tao.serving.refills import PrefixRefills
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
 from tao.serving.stall_guard import StallGuard
@@ -92,6 +93,7 @@ class FollowerServer:
         source = self._source = self._miss_path(place.region, configuration)
         self._types = SchemaArenas(schema, arenas)
         fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        PrefixRefills(cache, fills, self._list_limit, self._spawn("refill"), settings.refills)
         reads = ReadService(
             cache,
             fills,

@@ -17,6 +17,7 @@ from tao.serving.amends import AmendsSettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
+from tao.serving.refills import RefillSettings
 from tao.serving.remote_source import RemoteSettings
 from tao.serving.stall_guard import StallSettings
 from tao.wire.tls import TlsFiles
@@ -63,6 +64,7 @@ class FollowerSettings:
     """``json`` for machines, ``console`` for a person at a terminal."""
 
     fills: FillSettings = FillSettings()
+    refills: RefillSettings = RefillSettings()
     misses: RemoteSettings = RemoteSettings()
     direct_reads: DirectReadSettings = DirectReadSettings()
     database: MissSettings = MissSettings(max_rereads=3)

@@ -52,6 +52,7 @@ from tao.serving.fills import Fills
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
+from tao.serving.refills import PrefixRefills
 from tao.serving.remote_source import RemoteSource
 from tao.serving.schema_file import SchemaFile
 from tao.serving.stall_guard import StallGuard
@@ -213,6 +214,7 @@ class LeaderServer:
             self._source, cache, scans, clock, self._spawn("membership filter"), settings.membership, self._log
         )
         fills = Fills(cache, filters, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        PrefixRefills(cache, fills, self._list_limit, self._spawn("refill"), settings.refills)
         spawn, traffic = self._spawn("read"), Traffic(clock)
         reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, spawn, traffic=traffic)
         service = LeaderService(

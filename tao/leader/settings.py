@@ -22,6 +22,7 @@ from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
 from tao.serving.fills import FillSettings
 from tao.serving.forward_path import ForwardSettings
+from tao.serving.refills import RefillSettings
 from tao.serving.remote_source import RemoteSettings
 from tao.serving.stall_guard import StallSettings
 from tao.wire.tls import TlsFiles
@@ -74,6 +75,7 @@ class LeaderSettings:
     fills: FillSettings = FillSettings(max_refetches=2)
     """A leader's source repeats a read that is behind by itself."""
 
+    refills: RefillSettings = RefillSettings()
     misses: MissSettings = MissSettings()
     replica: ReplicaSettings = ReplicaSettings()
     membership: MembershipSettings = MembershipSettings()

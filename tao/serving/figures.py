@@ -58,6 +58,13 @@ class ServingFigures:
             "event",
             lambda: {"started": fills.started, "joined": fills.joined, "refetched": fills.refetched},
         )
+        metrics.gauge_family(
+            "prefix_refills_total",
+            "Cached prefixes that deletions made short, read anew in the background: kept, overtaken by a change, not "
+            "kept because of what happened to their shard or the room there is, failed.",
+            "outcome",
+            fills.refills.copy,
+        )
         metrics.gauge("fill_queries", "Fetches now under way.", lambda: fills.under_way)
         metrics.gauge("hot_entries", "Objects and lists read so often that clients are told.", reads.traffic.hot_keys)
         metrics.gauge_family(
@@ -152,6 +159,7 @@ class ServingFigures:
                 "started": self._fills.started,
                 "joined": self._fills.joined,
                 "refetched": self._fills.refetched,
+                "refills": self._fills.refills,
                 "under_way": self._fills.under_way,
             },
             "traffic": self._reads.traffic.summary(),

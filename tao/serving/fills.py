@@ -26,6 +26,8 @@ from tao.serving.block_answers import answer_from_block, merge_edges, missing_id
 _ANY_VERSION: Final = 1 << 64
 """Above every version."""
 
+_REFILLED: Final = {Stored.STORED: "kept", Stored.BELOW_FLOOR: "overtaken", Stored.NOT_KEPT: "not_kept"}
+
 
 class FillSource(Protocol):
     """Where a cache's misses go: the leader tier for a follower, the region's database for a leader."""
@@ -93,6 +95,13 @@ class Fills:
         self.started = 0
         self.refetched = 0
         self.joined = 0
+        self.refills: Final = dict.fromkeys(("kept", "overtaken", "not_kept", "failed"), 0)
+        """What became of refills."""
+
+    @property
+    def least_prefix_edges(self) -> int:
+        """See `FillSettings`."""
+        return self._settings.least_prefix_edges
 
     @property
     def under_way(self) -> int:
@@ -113,6 +122,21 @@ class Fills:
                 return await self._answer_time_range(query, minimum)
             case EdgesQuery():
                 return await self._answer_edges(query, minimum)
+
+    async def refill(self, prefix: RangeQuery) -> bool:
+        """Fetch a prefix for nobody, and keep it unless something newer is known by then. No flight: no reader joins it
+        and waits for more edges than he asked for, and what was overtaken is not fetched again at once. Returns whether
+        there is nothing to try again."""
+        ticket = self._ticket(prefix)
+        seconds = self._settings.timeout_seconds
+        try:
+            fetched = await self._source.fetch(prefix, ticket.floor, critical=False, timeout_seconds=seconds)
+        except TaoError:
+            self.refills["failed"] += 1
+            return False
+        stored = self._store(ticket, prefix, fetched)
+        self.refills[_REFILLED[stored]] += 1
+        return stored is not Stored.BELOW_FLOOR
 
     async def _answer_critically(self, query: Query, minimum: int) -> Fetched:
         # Joins no flight: the read must begin after this request arrived.

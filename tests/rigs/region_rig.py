@@ -24,6 +24,7 @@ from tao.serving.configuration import Configuration
 from tao.serving.fills import Fills, FillSettings
 from tao.serving.forward_path import ForwardPath, ForwardSettings
 from tao.serving.read_service import ReadService
+from tao.serving.refills import PrefixRefills, RefillSettings
 from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.serving.traffic import Traffic
 from tao.wire.client_session import Waiter
@@ -52,6 +53,7 @@ class FollowerRig:
         settings = RemoteSettings(first_pause_seconds=0.001)
         self.source = RemoteSource(self.configuration, self._leader, links, settings, budget)
         self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings())
+        PrefixRefills(self.cache, self.fills, arenas.list_limit, self.tasks, RefillSettings(pause_seconds=0.001))
         self.reads = ReadService(
             self.cache,
             self.fills,
