@@ -20,6 +20,7 @@ from tao.client.requests import Requests
 from tao.client.settings import ClientSettings
 from tao.client.stats import ClientStats
 from tao.client.trace import Trace
+from tao.client.turning import Turning
 from tao.client.validation import check_staleness
 from tao.client.values import ObjectReader
 from tao.client.waiting import Gathering, Waiter
@@ -50,6 +51,8 @@ class Operations:
         self._create_future = self._loop.create_future
         self._own_writes = OwnWrites(self._loop, settings.own_writes_keys, settings.own_writes_seconds)
         self._attached = self._own_writes.versions if settings.attach_own_writes else {}
+        self._turning = Turning(self._own_writes, settings)
+        self._timeout_seconds = settings.timeout_seconds
         self._hot = HotItems(self._router, self._own_writes.versions, self._attached, settings, dispatcher.stats)
         self._hot_rows = self._hot.by_row
         if settings.keep_hot_items:

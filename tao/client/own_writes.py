@@ -56,7 +56,8 @@ _recording: ContextVar[Recording | None] = ContextVar("tao_recording", default=N
 
 class OwnWrites:
     """``versions``: key → the version that this graph's writes have reached; bounded by number and age. Empty in a
-    process that only reads, where looking whether it is empty is all that it costs."""
+    process that only reads, where looking whether it is empty is all that it costs. ``unpaired``: those of the keys of
+    which a write has left its inverse to repair."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_keys: int, seconds: float) -> None:
         self._loop: Final = loop
@@ -66,6 +67,7 @@ class OwnWrites:
         self._written_at: OrderedDict[Row, float] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
         self.versions: Final[dict[Row, int]] = {}
+        self.unpaired: Final[set[Row]] = set()
 
     def note(self, results: Sequence[pb.WriteResult]) -> None:
         """Writes have succeeded, on behalf of the task that calls."""
@@ -78,6 +80,8 @@ class OwnWrites:
                 self.versions[key] = max(version, self.versions.get(key, 0))
                 self._written_at[key] = now
                 self._written_at.move_to_end(key)
+                if result.inverse_pending:
+                    self.unpaired.add(key)
         while len(self.versions) > self._max_keys:
             self._drop_oldest()
         if self.versions and self._timer is None:
@@ -90,6 +94,7 @@ class OwnWrites:
         """The write that took the key to ``version`` is lost, and its reader has been told; unless a later one came."""
         if self.versions.get(key) == version:
             del self.versions[key], self._written_at[key]
+            self.unpaired.discard(key)
 
     def token(self) -> WriteToken:
         """Names what is kept."""
@@ -112,6 +117,7 @@ class OwnWrites:
         """Forget everything."""
         self.versions.clear()
         self._written_at.clear()
+        self.unpaired.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -130,6 +136,7 @@ class OwnWrites:
     def _drop_oldest(self) -> None:
         oldest, _ = self._written_at.popitem(last=False)
         del self.versions[oldest]
+        self.unpaired.discard(oldest)
 
 
 class Minimums:

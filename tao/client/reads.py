@@ -3,7 +3,9 @@
 # ruff: noqa: A002 - `id` is what an object's id is called in the paper, the design and every other client
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from tao.client.columns import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE
@@ -76,8 +78,14 @@ class ReadOperations(Operations):
         max_staleness_ms: int | None = None,
     ) -> AssocList:
         """Those of the edges to ``id2s`` that exist and have ``high >= time >= low``, newest first. At most 6,000
-        id2s; one named twice is answered once."""
+        id2s; one named twice is answered once. Of a long list of a type that says ``turn_gets`` they are looked for in
+        the inverse lists (`tao.client.turning`)."""
         row, found = self._requests.edges(id1, atype, id2s, high, low)
+        if found.turn_gets and not critical and max_staleness_ms is None:
+            (value,) = await self._edges_at_either_end([(row, found)], after)
+            if isinstance(value, TaoError):
+                raise value
+            return AssocList(id1, found, value)
         return AssocList(id1, found, await self._read(EDGES, row, critical, after, max_staleness_ms))
 
     async def assoc_get_many(
@@ -89,9 +97,10 @@ class ReadOperations(Operations):
         max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
         """`assoc_get` for each ``(id1, atype, id2s[, high[, low]])``. Raises `SomeFailed`."""
-        return await self._lists(
-            EDGES, each_item(self._requests.edges, queries, 3, 5), critical, after, max_staleness_ms
-        )
+        asked = each_item(self._requests.edges, queries, 3, 5)
+        if critical or max_staleness_ms is not None or not any(atype.turn_gets for _, atype in asked):
+            return await self._lists(EDGES, asked, critical, after, max_staleness_ms)
+        return _lists_or_raise(asked, await self._edges_at_either_end(asked, after))
 
     async def assoc_count(
         self, id1: int, atype: str, *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
@@ -175,18 +184,55 @@ class ReadOperations(Operations):
         self, kind: int, queries: list[ListQuery], critical: bool, after: After, max_staleness_ms: int | None
     ) -> list[AssocList]:
         values = await self._read_many(kind, [row for row, _ in queries], critical, after, max_staleness_ms)
-        return all_or_raise(
-            [
-                value if isinstance(value, TaoError) else AssocList(row[0], atype, value)
-                for (row, atype), value in zip(queries, values, strict=True)
-            ]
-        )
+        return _lists_or_raise(queries, values)
+
+    async def _edges_at_either_end(self, queries: list[ListQuery], after: After) -> list[bytes | TaoError]:
+        """Each query at its list, or at the inverse lists where that is long. One that fails there is asked at its list
+        in the time that is left: what one server can answer does not fail because of another."""
+        until = self._loop.time() + self._timeout_seconds
+        turning, schema, shards = self._turning, self.schema, self._requests.shards
+        ways = [turning.turned(row, atype, shards, after) if atype.turn_gets else None for row, atype in queries]
+        rows = [
+            part for (row, _), way in zip(queries, ways, strict=True) for part in ([row] if way is None else way.parts)
+        ]
+        counts = [way.length for way in ways if way is not None]
+        lengths: list[bytes | TaoError] = []
+        if counts:
+            self.stats.turned += len(counts)
+            values, lengths = await asyncio.gather(
+                self._read_many(EDGES, rows, False, after, None), self._read_many(COUNT, counts, False, after, None)
+            )
+        else:
+            values = await self._read_many(EDGES, rows, False, after, None)
+        found = turning.answers(queries, ways, values, lengths, schema)
+        back = [
+            place
+            for place, (way, value) in enumerate(zip(ways, found, strict=True))
+            if way is not None and isinstance(value, TaoError)
+        ]
+        if back:
+            self.stats.turned_back += len(back)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    values = await self._read_many(EDGES, [queries[place][0] for place in back], False, after, None)
+                    for place, value in zip(back, values, strict=True):
+                        found[place] = value
+        return found
 
 
 def _count(value: bytes) -> int:
     if len(value) < COUNT_VALUE_BYTES:
         raise ProtocolError(f"a count value has {COUNT_VALUE_BYTES} bytes, this one {len(value)}")
     return int.from_bytes(value[8:16], "little")
+
+
+def _lists_or_raise(queries: list[ListQuery], values: list[bytes | TaoError]) -> list[AssocList]:
+    return all_or_raise(
+        [
+            value if isinstance(value, TaoError) else AssocList(row[0], atype, value)
+            for (row, atype), value in zip(queries, values, strict=True)
+        ]
+    )
 
 
 def _each_or_error(read: Callable[[bytes], int], values: list[bytes | TaoError]) -> list[int | TaoError]:

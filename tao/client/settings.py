@@ -80,6 +80,15 @@ class ClientSettings:
     """For so long after it was asked for, a hot item is answered without asking again: what others write is seen that
     much later, own writes at once. None: every answer is checked with a follower."""
 
+    turned_id2s: int | None = 16
+    """Edges of a long list that one `assoc_get` may ask for at the inverse lists, where the schema allows it: each is a
+    query of its own, which by then costs as much as one of the database for them all. None: the list itself is asked
+    always."""
+
+    long_lists: int = 10_000
+    """Lists remembered to be longer than their type's limit, in 2 MB; there are few of them. One that is forgotten is
+    asked itself once more."""
+
     tls: TlsFiles | None = None
     """None: plain connections. ``TlsFiles(authorities=Path("ca.pem"))`` trusts that authority, ``TlsFiles()`` those of
     the system; certificate and key are for servers that demand them."""

@@ -31,5 +31,9 @@ class ClientStats:
     """Queries for hot items that were answered "unchanged"."""
     hot_unchecked: int = 0
     """Reads of hot items answered without asking (`ClientSettings.hot_unchecked_ms`)."""
+    turned: int = 0
+    """`assoc_get` queries of long lists that were asked at the inverse lists (`ClientSettings.turned_id2s`)."""
+    turned_back: int = 0
+    """Of those, queries that could not be answered there and were then asked at the list itself."""
     topology_version: int = 0
     """The document routed by."""

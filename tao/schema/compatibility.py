@@ -30,6 +30,7 @@ class ChangeKind(StrEnum):
     DATA_BOUND_CHANGED = "data bound changed"
     LIMIT_CHANGED = "limit changed"
     ARENA_CHANGED = "arena changed"
+    TURNING_CHANGED = "turning changed"
     DEFAULT_CHANGED = "default changed"
 
 
@@ -151,3 +152,8 @@ def _assoc_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change
     if old.limit != new.limit:
         why = f"from {old.limit} to {new.limit}: it bounds caches and answers, not what is stored"
         yield Change(ChangeKind.LIMIT_CHANGED, path, True, why)
+    if old.turn_gets != new.turn_gets:
+        why = "clients ask inverse lists for edges of long ones: edges must be written, or loaded, at both ends"
+        if not new.turn_gets:
+            why = "clients ask the list itself again, however long it is"
+        yield Change(ChangeKind.TURNING_CHANGED, path, True, why, warns=new.turn_gets)

@@ -77,6 +77,7 @@ class AssocEntry(_Entry):
     max_data_bytes: Annotated[int, pydantic.Field(ge=0, le=MAX_CUSTOM_ASSOC_DATA_BYTES)] = MAX_ASSOC_DATA_BYTES
     table: Annotated[str, pydantic.StringConstraints(pattern=_TABLE)] | None = None
     arena: Name = DEFAULT_ARENA
+    turn_gets: bool = False
     reserved: list[FieldNumber] = []
 
 
@@ -128,6 +129,7 @@ def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[As
             table=entry.table,
             arena=entry.arena,
             reserved=frozenset(entry.reserved),
+            turn_gets=entry.turn_gets,
         )
         for name, entry in document.associations.items()
     ]
@@ -140,7 +142,8 @@ def document_of(
     reserved_otypes: Iterable[int],
     reserved_atypes: Iterable[int],
 ) -> dict[str, object]:
-    """The document of types in its canonical form, as plain data for JSON: every default written out."""
+    """The document of types in its canonical form, as plain data for JSON: every default written out, but for
+    ``turn_gets``, which programs of before it was there do not know and refuse."""
     assocs = list(assocs)
     names = {atype.number: atype.name for atype in assocs}
     return {
@@ -153,6 +156,7 @@ def document_of(
                 "limit": each.limit,
                 "max_data_bytes": each.max_data_bytes,
                 "table": each.table,
+                **({"turn_gets": True} if each.turn_gets else {}),
             }
             for each in assocs
         },
@@ -228,6 +232,8 @@ def _faults(document: SchemaDocument) -> Iterator[tuple[Path, str]]:
                 (*path, "max_data_bytes"),
                 f"the default table holds at most {MAX_ASSOC_DATA_BYTES} bytes; name a custom 'table' for more",
             )
+        if assoc.turn_gets and assoc.inverse is None:
+            yield (*path, "turn_gets"), "there is no 'inverse' that could be asked instead"
         if assoc.inverse is not None:
             yield from _inverse_faults(document, name, assoc, assoc.inverse)
 

@@ -80,7 +80,8 @@ class AssocType:
     """A type of association. ``inverse`` is the number of the type of the edge the other way (maybe itself), or None.
 
     ``limit``: edges per list that caches keep and one answer may hold; ``max_data_bytes``: bound on an encoded blob;
-    ``table``: a custom table in each shard, or None for the default one (DESIGN.md §2, §3).
+    ``table``: a custom table in each shard, or None for the default one (DESIGN.md §2, §3). ``turn_gets``: the SDK may
+    ask the inverse lists for edges of a list that is longer than ``limit`` (§10).
     """
 
     number: int
@@ -92,6 +93,7 @@ class AssocType:
     table: str | None = None
     arena: str = DEFAULT_ARENA
     reserved: frozenset[int] = frozenset()
+    turn_gets: bool = False
     layout: FieldLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

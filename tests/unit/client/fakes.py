@@ -172,10 +172,14 @@ class FakeLink:
             cut = LIMIT_CUT if limit > bound else 0
             values.append(_block(edges, slice(min(limit, bound)), len(whole), cut))
         ends = 0
-        for id1, atype, count in zip(batch.get_id1s, batch.get_atypes, batch.get_id2_counts, strict=True):
+        for id1, atype, count, high, low in zip(
+            batch.get_id1s, batch.get_atypes, batch.get_id2_counts, batch.get_highs, batch.get_lows, strict=True
+        ):
             wanted = batch.get_id2s[ends : ends + count]
             ends += count
-            values.append(_block([edge for edge in lists.get((id1, atype), []) if edge.id2 in wanted], slice(None)))
+            whole = lists.get((id1, atype), [])
+            edges = [edge for edge in whole if edge.id2 in wanted and high >= edge.time >= low]
+            values.append(encode_block(1, len(whole), edges, 0))
         return values
 
     def result(self, write: pb.Write) -> pb.WriteResult:
