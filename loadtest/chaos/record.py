@@ -21,10 +21,8 @@ _MESSAGE_CHARACTERS: Final = 200
 EXPLAINED: Final = {
     "master": frozenset({"critical", "token", "max_staleness"}),
     "link": frozenset({"critical", "token", "max_staleness"}),
-    "leader": frozenset({"critical", "max_staleness"}),
 }
-"""How the names of faults begin → what cannot be proved meanwhile: that is the master database's to say, which only a
-leader asks. Tokens are met by replicas, too, once these have heard."""
+"""How the names of faults begin → what cannot be proved meanwhile, because that is the master database's to say."""
 
 
 class Fault(msgspec.Struct, kw_only=True):

@@ -9,6 +9,9 @@ the shard before long, and asking again is what makes it fresh.
 A master that is gone is replaced within seconds. Until then another region's leaders answer out of their replica what
 this region has not cached, held to the same minimum.
 
+What a critical read needs is the master database and not a leader: where the leader cannot serve, the read is made
+here when the master is in this region, or by the leaders of the region where it is.
+
 Not every failure leads there. A leader that is overloaded or finds its database slow has no use for followers that ask
 the same database beside it, and of all followers together the database must bear as much as of one leader: few
 connections each, few queries, no waiting.
@@ -37,6 +40,9 @@ class DirectReadSettings:
     leader_seconds: float = 0.5
     """How long a leader may take to answer before its database is asked. A miss takes milliseconds; of the second that
     a client gives its first follower this leaves as much again for the database."""
+
+    critical_seconds: float = 1.0
+    """The same for a critical read, which may have to go to another region and back before it is read."""
 
     max_under_way: int = 256
     """Queries at a time; more are refused as overload. A few connections answer as many in some tens of
@@ -74,20 +80,21 @@ class MissPath:
         """Queries that went past the leader."""
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`. A critical read is the leaders' affair, who know the master. Raises
-        `StaleRead` when the database has not what this follower has heard of, `Unavailable` when it cannot serve
-        either."""
-        if critical:
-            return await self._leaders.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
+        """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database has not what this follower has heard
+        of, `Unavailable` when it cannot serve either."""
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         now = asyncio.get_running_loop().time
         until = now() + timeout_seconds
         reason = "it has not answered of late"
         if not self._leader_is_down(shard):
-            leader_seconds = min(self._settings.leader_seconds, timeout_seconds)
+            settings = self._settings
+            patience_seconds = settings.critical_seconds if critical else settings.leader_seconds
+            leader_seconds = min(patience_seconds, timeout_seconds)
             try:
-                return await self._leaders.fetch(query, minimum, critical=False, timeout_seconds=leader_seconds)
+                return await self._leaders.fetch(query, minimum, critical=critical, timeout_seconds=leader_seconds)
             except (NotMine, Unavailable, DeadlineExceeded) as error:
+                if critical and isinstance(error, DatabaseDown):
+                    raise  # it is the master that does not answer, and there is no other
                 reason = error.message
         if self._under_way >= self._settings.max_under_way:
             raise Overloaded(
@@ -97,9 +104,15 @@ class MissPath:
         self._under_way += 1
         self.direct_reads += 1
         try:
+            if critical:
+                return await self._read_critically(query, shard, minimum, until - now())
             return await self._read_directly(query, shard, minimum, until - now(), reason)
         finally:
             self._under_way -= 1
+
+    async def _read_critically(self, query: Query, shard: int, minimum: int, timeout_seconds: float) -> Fetched:
+        source = self._database if self._databases.is_mastered_here(shard) else self._other_region
+        return await source.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
 
     async def _read_directly(
         self, query: Query, shard: int, minimum: int, timeout_seconds: float, reason: str

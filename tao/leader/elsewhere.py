@@ -56,6 +56,10 @@ class Elsewhere:
         routes = self._configuration.routes
         return routes.leaders(routes.master_region(shard)).home(shard)
 
+    def leader_is_down(self, shard: int) -> bool:
+        """Whether that one has not answered of late."""
+        return self._links.to(self.leader(shard)).is_down
+
     def take(self, batch: pb.WriteBatch, results: WriteResults, deadline: float) -> list[int]:
         """Forward what is mastered elsewhere; returns the slots to be done here, wrong ones among them."""
         slots = range(len(batch.writes))

@@ -3,6 +3,9 @@
 To the region's replica first: a read must not cross an ocean. But a cache may have heard of a version that the replica
 does not have yet - from a write forwarded through here, from a message, from a reader's token - and then the replica's
 answer would take a value back in time. What is known decides, and the master region is asked instead.
+
+A critical read goes to the master region's leader, and where none is there to be asked, to its database: what it needs
+is the master.
 """
 
 from __future__ import annotations
@@ -12,7 +15,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import DeadlineExceeded, InternalError, OperatorError, RetryableError, StaleRead, Unavailable
+from tao.model.errors import (
+    DatabaseDown,
+    DeadlineExceeded,
+    InternalError,
+    NotMine,
+    OperatorError,
+    RetryableError,
+    StaleRead,
+    Unavailable,
+)
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.database_source import DatabaseSource
@@ -44,8 +56,9 @@ class RegionSource:
         replica_is_down: Callable[[int], bool],
         settings: ReplicaSettings,
     ) -> None:
-        """``master`` waits for rows that are about to become visible; ``replica``, which may be behind for seconds,
-        only for as long as that commonly takes. ``replica_is_down``: shard → whether the topology says so."""
+        """``master`` reads the region's own server, critically that of any master region; it waits for rows that are
+        about to become visible. ``replica``, which may be behind for seconds, only for as long as that commonly takes.
+        ``replica_is_down``: shard → whether the topology says so."""
         self._master: Final = master
         self._replica: Final = replica
         self._master_region: Final = master_region
@@ -56,15 +69,23 @@ class RegionSource:
         self.sent_away = 0
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`. A critical read goes to the master region's leader, which reads the master
-        database after this call."""
+        """As `tao.serving.fills.FillSource`."""
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
         if self._is_mastered_here(shard):
             return await self._master.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
-        if critical:
-            return await self._master_region.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_seconds
+        if critical:
+            try:
+                return await self._master_region.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
+            except DatabaseDown:
+                raise
+            except (NotMine, Unavailable) as away:
+                try:
+                    left = until - loop.time()
+                    return await self._master.fetch(query, minimum, critical=True, timeout_seconds=left)
+                except (Unavailable, DeadlineExceeded):
+                    raise away from None
         if not self._replica_is_down(shard):
             # Where there is another way, a replica that hangs must leave time for it.
             seconds = min(self._settings.patience_seconds, timeout_seconds)

@@ -2,12 +2,13 @@
 
 A shard's owner is named in the database, in the one row that every write transaction locks. A leader takes a shard by
 raising the generation there, exclusively: whoever owned it before is refused from then on, whatever it believes. Until
-it has taken a shard a leader serves nothing of it, and when it finds the generation raised it gives the shard up at
-once and drops what it cached: someone else may have written.
+it has taken a shard a leader writes and caches nothing of it, and when it finds the generation raised it gives the
+shard up at once and drops what it cached: someone else may have written.
 
-One case is milder: the outcome of a commit is unknown. Nobody else has the shard then, and what the database says is
-true at any time, so it is read there, and not cached, until the shard has been taken anew. That may last: a takeover is
-a commit, too, and waits for a replica to acknowledge it, while other regions have nobody else to ask.
+Reads need no ownership, only caching does: what the database says is true whoever may write there. So a leader answers
+for every shard that the topology gives it, from the database alone until it has taken it. That may last: a takeover is
+a commit, which a new master takes only when it is opened, and which waits for a replica to acknowledge it, while other
+regions have nobody else to ask.
 """
 
 from __future__ import annotations
@@ -68,7 +69,6 @@ class Ownership:
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
         self._being_taken: set[int] = set()
-        self._uncached: set[int] = set()
         self._pauses = 0
         self._changed = asyncio.Event()
 
@@ -88,9 +88,8 @@ class Ownership:
         return self._wanted <= self._owned.keys()
 
     def may_read(self, shard: int) -> bool:
-        """Whether queries are answered: from the cache where the shard is owned; from the database alone while it is
-        being taken anew after a commit of unknown outcome."""
-        return shard in self._owned or shard in self._uncached
+        """Whether queries are answered: from the cache where the shard is owned, from the database alone until then."""
+        return shard in self._wanted
 
     def row(self, shard: int) -> ShardRow:
         """The row of an owned shard. Raises `NotMine`."""
@@ -108,7 +107,6 @@ class Ownership:
         self._wanted = frozenset(shards)
         for shard in [shard for shard in self._owned if shard not in self._wanted]:
             self._give_up(shard, "moved by the topology")
-        self._uncached &= self._wanted
         self._changed.set()
 
     def lost(self, shard: int) -> None:
@@ -122,14 +120,12 @@ class Ownership:
         locked exclusively on another connection, when that commit has happened or never will."""
         if shard in self._owned:
             self._give_up(shard, "the outcome of a commit is unknown")
-            self._uncached.add(shard)
             self._changed.set()
 
     async def confirm(self, timeout_seconds: float) -> None:
         """After a pause: keep what the database says to be this leader's still, and take the rest anew, what it does
         not tell in time among it."""
         self._pauses += 1
-        self._uncached.clear()
         by_server = self._by_server()
         told = await asyncio.gather(
             *(self._check_server(server, shards, timeout_seconds) for server, shards in by_server.items())
@@ -178,7 +174,6 @@ class Ownership:
             # Taken before a pause and told after it, it may be somebody else's again: it is taken once more.
             if shard in self._wanted and pauses == self._pauses:
                 self._owned[shard] = row
-                self._uncached.discard(shard)
                 self._opened(row)
             return True
 

@@ -205,7 +205,8 @@ class LeaderServer:
         impatient = dataclasses.replace(settings.misses, max_rereads=3)
         source = DatabaseSource(read_store, databases.database_of, self._spawn("database read"), settings.misses)
         replica = DatabaseSource(read_store, databases.database_of, self._spawn("replica read"), impatient)
-        master_region = RemoteSource(configuration, elsewhere.leader, self._links, settings.master_region, budget)
+        leader, gone = elsewhere.leader, elsewhere.leader_is_down
+        master_region = RemoteSource(configuration, leader, self._links, settings.master_region, budget, gone)
         self._source = RegionSource(
             source, replica, master_region, elsewhere.is_mastered_here, databases.local_is_down, settings.replica
         )

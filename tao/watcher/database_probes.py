@@ -9,7 +9,7 @@ from typing import Final
 
 from tao.model.ports import Clock
 from tao.model.topology import Database, Topology
-from tao.watcher.marks import Verdict, lag_verdict
+from tao.watcher.marks import Verdict, lag_verdict, steady_verdict
 from tao.watcher.promotion_plan import Member
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
 from tao.watcher.settings import ProbeSettings
@@ -36,6 +36,7 @@ class DatabaseProbes:
         self._looked: Final = looked
         self._answered_at: Final[dict[str, float]] = {}
         self._following_at: Final[dict[str, float]] = {}
+        self._good_looks: Final[dict[str, int]] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.lags: dict[str, float | None] = {}
 
@@ -69,7 +70,14 @@ class DatabaseProbes:
                 self._answered_at[member.name] = began
             else:
                 self._answered_at.setdefault(member.name, began)
-            self.verdicts[member.name] = self._verdict(replicas, member, began)
+            verdict = self._verdict(replicas, member, began)
+            self._good_looks[member.name] = self._good_looks.get(member.name, 0) + 1 if verdict is Verdict.UP else 0
+            self.verdicts[member.name] = steady_verdict(
+                verdict,
+                database.servers[member.region].down,
+                self._good_looks[member.name],
+                looks_until_up=self._settings.answers_until_up,
+            )
         self._looked(replicas, members)
 
     def _verdict(self, replicas: ReplicationSet, member: Member, now: float) -> Verdict:

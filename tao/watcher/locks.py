@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -40,6 +40,18 @@ class Locks(Protocol):
 def mastership_lock(database: str) -> str:
     """The lock of a database's mastership."""
     return f"master-of-{database}"
+
+
+def in_change(locks: Locks, databases: Iterable[str]) -> frozenset[str]:
+    """Those of the databases whose mastership somebody is changing, this process included."""
+    changing: set[str] = set()
+    for database in databases:
+        try:
+            with locks.held(mastership_lock(database), alone=False):
+                continue
+        except LockTaken:
+            changing.add(database)
+    return frozenset(changing)
 
 
 @asynccontextmanager

@@ -3,12 +3,13 @@
 A mark is advice to everybody, so it is made with care. Nobody is marked on the word of a watcher that may itself be cut
 off: of a region with a watcher of its own, that one has to agree, and where it is silent nothing changes. And the last
 server of a tier that is not marked stays so: there would be nobody left to try, and callers find out for themselves.
-Only marks that a watcher has set are taken away.
+Only marks that a watcher has set are taken away. And while the master of a database is being changed none of its
+servers changes its mark: the next master follows nobody for a while, and is the only one who can be asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -41,15 +42,23 @@ class View:
     verdicts: Mapping[str, Verdict]
 
 
-def wanted_marks(topology: Topology, own: View, peers: Mapping[str, View | None]) -> list[Mark]:
+def wanted_marks(
+    topology: Topology,
+    own: View,
+    peers: Mapping[str, View | None],
+    in_change: Callable[[Iterable[str]], Collection[str]],
+) -> list[Mark]:
     """The marks to change. ``peers``: region → the view of its own watcher, None when that does not answer; regions
-    that have none are not named."""
+    that have none are not named. ``in_change``: of these databases, those whose master is being changed."""
     marks: list[Mark] = []
     for region in topology.regions:
         for tier in (region.leaders, *region.followers):
             marks += _tier_marks(tier, region.name, own, peers)
-    for database in topology.databases:
-        marks += _database_marks(database, own, peers)
+    of_databases = {database.name: _database_marks(database, own, peers) for database in topology.databases}
+    busy = in_change([name for name, wanted in of_databases.items() if wanted])
+    for name, wanted in of_databases.items():
+        if name not in busy:
+            marks += wanted
     # A mark set by hand has a reason that no probe can see, such as a restart that is about to come.
     return [mark for mark in marks if mark.down or mark.server in topology.marked_by_watcher]
 
@@ -69,6 +78,12 @@ def lag_verdict(lag_seconds: float | None, is_marked: bool, *, down_seconds: flo
     if lag_seconds <= up_seconds or not is_marked:
         return Verdict.UP
     return Verdict.UNSURE
+
+
+def steady_verdict(verdict: Verdict, is_marked: bool, good_looks: int, *, looks_until_up: int) -> Verdict:
+    """Of a database server: one that is marked is up after several good looks in a row. While it is being seeded it
+    follows and is behind by nothing for moments, before it has heard what there is to apply."""
+    return Verdict.UNSURE if verdict is Verdict.UP and is_marked and good_looks < looks_until_up else verdict
 
 
 def _tier_marks(tier: Tier, region: str, own: View, peers: Mapping[str, View | None]) -> list[Mark]:

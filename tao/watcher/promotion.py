@@ -106,6 +106,7 @@ class Promoter:
         self._settings: Final = settings
         self._seen_from: Final = seen_from
         self._on_step: Final = on_step
+        self._silent: Final = set[str]()
 
     async def look(self, database: str) -> list[Member]:
         """The servers of a database as they are. Raises `TopologyError` when there is no such database."""
@@ -382,6 +383,7 @@ class Promoter:
             self._accounts,
             seen_from=self._seen_from,
             statement_seconds=self._settings.statement_seconds,
+            silent=self._silent,
         )
 
     async def _begin(self, step: Step) -> None:

@@ -18,6 +18,9 @@ from tao.storage.replication import ReplicationSource, attach
 from tao.storage.session import ServerAccount, Session, open_session
 from tao.watcher.promotion_plan import Member
 
+_AGAIN_SHARE: Final = 0.2
+"""Of the time for an answer, for a server that has let all of it pass before: far above what one that is well takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class SetAccounts:
@@ -30,13 +33,23 @@ class SetAccounts:
 class ReplicationSet:
     """The servers of one database under one topology document."""
 
-    def __init__(self, database: Database, accounts: SetAccounts, *, seen_from: str, statement_seconds: float) -> None:
+    def __init__(
+        self,
+        database: Database,
+        accounts: SetAccounts,
+        *,
+        seen_from: str,
+        statement_seconds: float,
+        silent: set[str] | None = None,
+    ) -> None:
         """``seen_from``: the region whose addresses are used; empty for the usual ones. ``statement_seconds``: bound on
-        each statement, and on a connection."""
+        each statement, and on a connection. ``silent``: servers that did not answer when they were asked last, kept
+        up here for whoever looks several times."""
         self.database: Final = database
         self._accounts: Final = accounts
         self._seen_from: Final = seen_from
         self._statement_seconds: Final = statement_seconds
+        self._silent: Final = set[str]() if silent is None else silent
 
     @property
     def master(self) -> DatabaseServer:
@@ -63,10 +76,11 @@ class ReplicationSet:
         return ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
 
     @asynccontextmanager
-    async def session(self, region: str) -> AsyncIterator[Session]:
-        """An administrator's, at the server of a region. Raises `TaoError`."""
+    async def session(self, region: str, *, deadline: float | None = None) -> AsyncIterator[Session]:
+        """An administrator's, at the server of a region. ``deadline``: for the connection; None: `soon`. Raises
+        `TaoError`."""
         name, setup = self.database.servers[region].name, SessionSetup(writes=True)
-        session = await open_session(self.login(region), name, setup, deadline=self.soon())
+        session = await open_session(self.login(region), name, setup, deadline=deadline or self.soon())
         try:
             yield session
         finally:
@@ -74,15 +88,20 @@ class ReplicationSet:
             session.abort()
 
     async def members(self) -> list[Member]:
-        """All servers as they are now, asked side by side."""
+        """All servers as they are now, asked side by side. One that was silent the last time is not waited for as long
+        again: a promotion looks several times, and each costs the writers of the whole database as much."""
 
         async def one(region: str, server: DatabaseServer) -> Member:
             is_master = region == self.database.master_region
+            patience = _AGAIN_SHARE if server.name in self._silent else 1.0
+            deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
             try:
-                async with self.session(region) as session:
-                    state = await member_state(session, deadline=self.soon())
+                async with self.session(region, deadline=deadline) as session:
+                    state = await member_state(session, deadline=deadline)
             except TaoError as error:
+                self._silent.add(server.name)
                 return Member(server.name, region, None, error.message, is_master=is_master)
+            self._silent.discard(server.name)
             return Member(server.name, region, state, is_master=is_master)
 
         return list(await asyncio.gather(*(one(region, server) for region, server in self.database.servers.items())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from typing import Final
 
 from tao.model.errors import TaoError, TopologyConflict
@@ -23,7 +24,7 @@ from tao.watcher.cache_probes import CacheProbes
 from tao.watcher.cloning import Cloner, CloningSettings, asking_by
 from tao.watcher.database_probes import DatabaseProbes
 from tao.watcher.hot_shards import HotShards
-from tao.watcher.locks import FileLocks, LockTaken
+from tao.watcher.locks import FileLocks, LockTaken, in_change
 from tao.watcher.marks import Verdict, View, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.peers import PeerViews
@@ -183,7 +184,8 @@ class WatcherServer:
 
     async def _mark(self) -> None:
         verdicts = {**self._caches.verdicts, **self._databases.verdicts}
-        marks = wanted_marks(self._topology, View(self._settings.region, verdicts), self._peers.views)
+        view = View(self._settings.region, verdicts)
+        marks = wanted_marks(self._topology, view, self._peers.views, partial(in_change, self._locks))
         if not marks:
             return
         for mark in marks:

@@ -70,7 +70,7 @@ class ProbeSettings:
     """Failures in a row until a cache server is down: with the interval, some two seconds."""
 
     answers_until_up: int = 3
-    """Answers in a row until the mark is taken away."""
+    """Answers in a row until the mark is taken away; of a database server, answers that find nothing amiss."""
 
     master_gone_seconds: float = 5.0
     """How long a master must be silent before another one is promoted. A restart of the server, or of a switch, is

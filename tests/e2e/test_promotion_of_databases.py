@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
+from tao.observability.logs import logger
 from tao.storage.accounts import ServiceAccounts
 from tao.storage.lease import (
     EVENT_SECONDS,
@@ -26,6 +29,8 @@ from tao.watcher.locks import LockTaken
 from tao.watcher.promotion import Step
 from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, Wish
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.server import WatcherServer
+from tao.watcher.settings import LeaseSettings, ProbeSettings, PromotionSettings, WatcherSettings
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, soon
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
@@ -125,6 +130,48 @@ async def test_a_lost_master_is_replaced_and_comes_back_by_one_command(rig: Repl
     await rig.promoter().rejoin("db", EAST)
     assert not rig.database.servers[EAST].down
     await assert_is_master(rig, WEST, EAST)
+
+
+async def test_a_master_that_stands_still_is_replaced_by_a_watcher_and_is_closed_when_it_wakes(
+    rig: ReplicationRig,
+) -> None:
+    settings = WatcherSettings(
+        name="watcher",
+        region=WEST,
+        topology_file=rig.topology_path,
+        administrator_password=rig.accounts.administrator.password,
+        replicator_password=rig.accounts.replicator.password,
+        probes=ProbeSettings(interval_seconds=0.2, master_gone_seconds=2.0),
+        lease=LeaseSettings(seconds=3.0),
+        promotion=PromotionSettings(settle_seconds=0.0),
+    )
+    watcher = await WatcherServer(settings, logger("watcher")).start()
+    try:
+        async with asyncio.timeout(30), rig.session(EAST) as session:
+            while await lease_seconds(session, deadline=soon()) != settings.lease.seconds:  # noqa: ASYNC110 - the watcher
+                await asyncio.sleep(0.05)
+        await rig.write(EAST, 1)
+        await until_arrived(rig, WEST, 1)
+        os.kill(rig.servers[EAST].process.pid, signal.SIGSTOP)
+        try:
+            async with asyncio.timeout(60):
+                while rig.database.master_region != WEST or not await is_open(rig, WEST):  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.05)
+            await rig.write(WEST, 2)
+        finally:
+            os.kill(rig.servers[EAST].process.pid, signal.SIGCONT)
+        assert rig.database.servers[EAST].down
+        async with asyncio.timeout(30):
+            while await is_open(rig, EAST):  # noqa: ASYNC110 - its lease is over, and its own event closes it
+                await asyncio.sleep(0.05)
+    finally:
+        await watcher.close()
+    await rig.promoter().rejoin("db", EAST)
+    await assert_is_master(rig, WEST, EAST)
+
+
+async def is_open(rig: ReplicationRig, region: str) -> bool:
+    return not (await rig.rows(region, "SELECT @@GLOBAL.read_only"))[0][0]
 
 
 async def until_promoted(rig: ReplicationRig) -> None:

@@ -7,15 +7,24 @@ import asyncio
 import json
 import sys
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
+import aiomysql
 import pytest
 import pytest_asyncio
 
 from tao.client import ClientSettings, DeadlineExceeded, Graph, SomeFailed, StaleRead, Unavailable, connect
 from tao.devcluster.layout import Shape
 from tao.devcluster.readiness import server_stats
+from tao.devcluster.state_folder import service_accounts
+from tao.model.ids import SHARD_SHIFT
+from tao.observability.logs import logger
+from tao.storage.names import schema_name
+from tao.topology.document import parse_topology
+from tao.watcher.server import WatcherServer
+from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tests.e2e.region_access import Regions, running_regions, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
@@ -126,6 +135,75 @@ async def test_while_replication_stands_still_reads_that_ask_for_fresh_data_have
 
 async def is_known(graph: Graph, user: int) -> bool:
     return await graph.obj_get(user) is not None
+
+
+@asynccontextmanager
+async def watched(regions: Regions, region: str) -> AsyncIterator[None]:
+    """By a watcher that has little patience with replicas, and leaves masters alone."""
+    accounts = service_accounts(regions.cluster.record.passwords)
+    settings = WatcherSettings(
+        name=f"{region}-watcher",
+        region=region,
+        topology_file=regions.cluster.topology_path,
+        administrator_password=accounts.administrator.password,
+        replicator_password=accounts.replicator.password,
+        leases=False,
+        auto_promote=False,
+        probes=ProbeSettings(lag_down_seconds=2.0, lag_up_seconds=1.0),
+    )
+    watcher = await WatcherServer(settings, logger("watcher")).start()
+    try:
+        yield
+    finally:
+        await watcher.close()
+
+
+@asynccontextmanager
+async def held_up(regions: Regions, server: str, shard: int) -> AsyncIterator[None]:
+    """A reader's lock keeps the replica from applying what it receives."""
+    database = regions.cluster.database(server)
+    account = database.accounts.administrator
+    connection = await aiomysql.connect(
+        host=database.host, port=database.port, user=account.user, password=account.password
+    )
+    try:
+        async with connection.cursor() as cursor:
+            await cursor.execute(f"LOCK TABLES {schema_name(shard)}.objects READ")
+        yield
+    finally:
+        connection.close()
+
+
+async def test_a_replica_that_lags_is_marked_and_gone_around_until_it_is_near_again(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    user = await east.obj_add("user", {"name": "old"})
+    await until(lambda: is_known(west, user), "the object never came")
+
+    async def is_marked() -> bool:
+        topology = parse_topology(regions.cluster.topology_path.read_bytes(), "topology")
+        return topology.databases[0].servers["west"].down
+
+    async def is_not_marked() -> bool:
+        return not await is_marked()
+
+    async def missed_in(region: str) -> bool:
+        """Whether a miss of west was answered there."""
+        before = (await regions.stats_of_leader("west", user))["reads_sent_to_master_region"]
+        await regions.void("west", user)
+        await name_of(west, user)
+        sent = (await regions.stats_of_leader("west", user))["reads_sent_to_master_region"] - before
+        return bool(sent) is (region == "east")
+
+    async with watched(regions, "west"):
+        async with held_up(regions, "west-db-1", user >> SHARD_SHIFT):
+            await east.obj_update(user, {"name": "new"})
+            await until(is_marked, "nobody minds how far it is behind")
+            await until(partial(missed_in, "east"), "misses still go to the replica")
+            assert await name_of(west, user) == "new"
+        await until(is_not_marked, "it is near again, and still marked")
+        await until(partial(missed_in, "west"), "misses still cross the ocean")
+        assert await name_of(west, user) == "new"
 
 
 async def test_a_region_that_is_cut_off_serves_what_it_has_and_refuses_who_asks_for_more(

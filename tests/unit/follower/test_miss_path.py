@@ -105,12 +105,29 @@ async def test_what_a_leader_refuses_for_its_own_reasons_is_refused(fault: TaoEr
     assert rig.database.asked == []
 
 
-async def test_critical_reads_never_go_to_the_database() -> None:
-    rig = Rig(Unavailable("away"))
-    rig.leader_is_down = True
-    with pytest.raises(Unavailable):
-        await rig.fetch(critical=True)
+@pytest.mark.parametrize("fault", [Unavailable("away"), NotMine("moving"), DeadlineExceeded("slow"), None])
+async def test_a_critical_read_needs_the_master_database_and_no_leader(fault: TaoError | None) -> None:
+    rig = Rig(fault)
+    rig.leader_is_down = fault is None
+    await rig.fetch(HERE, 7, critical=True)
+    assert rig.database.asked == [(ObjectQuery(HERE), 7, True)]
+    await rig.fetch(ELSEWHERE, critical=True)
+    assert rig.other_region.asked == [(ObjectQuery(ELSEWHERE), 0, True)]
+    assert len(rig.database.asked) == 1, "a replica has nothing to say to it"
+    assert rig.path.direct_reads == 2
+
+
+async def test_a_critical_read_is_the_leaders_affair_while_they_can_serve() -> None:
+    rig = Rig()
+    await rig.fetch(critical=True)
     assert rig.leaders.asked == [(ObjectQuery(HERE), 0, True)]
+    assert rig.database.asked == rig.other_region.asked == []
+
+
+async def test_a_critical_read_whose_master_is_down_is_refused() -> None:
+    rig = Rig(DatabaseDown("no answer to probes"))
+    with pytest.raises(DatabaseDown):
+        await rig.fetch(critical=True)
     assert rig.database.asked == rig.other_region.asked == []
 
 

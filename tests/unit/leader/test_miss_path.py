@@ -11,8 +11,10 @@ import pytest
 
 from tao.leader.miss_path import RegionSource, ReplicaSettings
 from tao.model.errors import (
+    DatabaseDown,
     DeadlineExceeded,
     InternalError,
+    NotMine,
     OperatorError,
     Overloaded,
     StaleRead,
@@ -119,6 +121,25 @@ async def test_a_critical_read_goes_straight_to_the_master_region(query: Query) 
     assert rig.local.asked == []
     assert rig.master_region.asked == [(query, 1, True)]
     assert rig.source.sent_away == 0
+
+
+@pytest.mark.parametrize("fault", [Unavailable("refused"), NotMine("moving")])
+async def test_a_critical_read_that_no_leader_there_answers_is_made_at_the_master_database(fault: TaoError) -> None:
+    rig = Rig()
+    rig.master_region.fault = fault
+    assert await rig.fetch(ObjectQuery(ELSEWHERE), 1, critical=True) == rig.local.answer
+    assert rig.local.asked == [(ObjectQuery(ELSEWHERE), 1, True)]
+    rig.local.fault = Unavailable("cut off")
+    with pytest.raises(type(fault), match=fault.message):
+        await rig.fetch(ObjectQuery(ELSEWHERE), 1, critical=True)
+
+
+async def test_a_critical_read_is_not_made_at_a_master_that_its_leader_says_is_down() -> None:
+    rig = Rig()
+    rig.master_region.fault = DatabaseDown("no answer to probes")
+    with pytest.raises(DatabaseDown):
+        await rig.fetch(ObjectQuery(ELSEWHERE), critical=True)
+    assert rig.local.asked == []
 
 
 async def test_an_overloaded_replica_does_not_spread_its_load_to_the_master_region() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.watcher.locks import FileLocks, LockTaken, held_alone
+from tao.watcher.locks import FileLocks, LockTaken, held_alone, in_change, mastership_lock
 
 
 def test_a_lock_held_alone_is_nobody_else_s(tmp_path: Path) -> None:
@@ -42,3 +42,11 @@ def test_whoever_renews_a_lease_keeps_only_those_out_who_change_the_master(tmp_p
             pass
         with pytest.raises(LockTaken), other.held("master-of-db", alone=True):
             pass
+
+
+def test_it_can_be_seen_whose_master_is_being_changed(tmp_path: Path) -> None:
+    one, other = (FileLocks(tmp_path / "topology.json") for _ in range(2))
+    with one.held(mastership_lock("db-1"), alone=True), one.held(mastership_lock("db-2"), alone=False):
+        for locks in (one, other):
+            assert in_change(locks, ["db-1", "db-2", "db-3"]) == {"db-1"}
+    assert not in_change(other, ["db-1"])

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.topology import edits
-from tao.watcher.marks import Mark, Verdict, View, lag_verdict, wanted_marks, with_marks
+from tao.watcher.marks import Mark, Verdict, View, lag_verdict, steady_verdict, wanted_marks, with_marks
 
 
 def server(name: str, *, down: bool = False) -> CacheServer:
@@ -38,46 +38,52 @@ def seen(**down: bool) -> View:
     return View("east", verdicts)
 
 
+def marks_of(
+    topology: Topology, own: View, peers: Mapping[str, View | None], in_change: Collection[str] = ()
+) -> list[Mark]:
+    return wanted_marks(topology, own, peers, lambda databases: [name for name in databases if name in in_change])
+
+
 def test_a_server_that_is_gone_is_marked_and_one_that_is_back_is_not_marked_any_more() -> None:
-    assert wanted_marks(topology(), seen(east_f1=True, east_f2=False), {}) == [Mark("east-f1", down=True)]
-    assert wanted_marks(topology(["east-f1"]), seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
-    assert wanted_marks(topology(["east-f1"]), seen(east_f1=True), {}) == []
+    assert marks_of(topology(), seen(east_f1=True, east_f2=False), {}) == [Mark("east-f1", down=True)]
+    assert marks_of(topology(["east-f1"]), seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
+    assert marks_of(topology(["east-f1"]), seen(east_f1=True), {}) == []
 
 
 def test_a_mark_set_by_hand_stays_until_a_hand_takes_it_away() -> None:
     by_hand = edits.mark_server(topology(), "east-f1", down=True)
-    assert wanted_marks(by_hand, seen(east_f1=False), {}) == []
+    assert marks_of(by_hand, seen(east_f1=False), {}) == []
     by_watcher = with_marks(topology(), [Mark("east-f1", down=True)])
-    assert wanted_marks(by_watcher, seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
+    assert marks_of(by_watcher, seen(east_f1=False), {}) == [Mark("east-f1", down=False)]
     # Confirmed by hand, it is a mark set by hand.
-    assert wanted_marks(edits.mark_server(by_watcher, "east-f1", down=True), seen(east_f1=False), {}) == []
+    assert marks_of(edits.mark_server(by_watcher, "east-f1", down=True), seen(east_f1=False), {}) == []
 
 
 def test_what_a_watcher_is_not_sure_of_stays_as_it_is() -> None:
-    assert wanted_marks(topology(["east-f1"]), View("east", {"east-f1": Verdict.UNSURE}), {}) == []
-    assert wanted_marks(topology(), View("east", {}), {}) == []
+    assert marks_of(topology(["east-f1"]), View("east", {"east-f1": Verdict.UNSURE}), {}) == []
+    assert marks_of(topology(), View("east", {}), {}) == []
 
 
 def test_the_last_server_of_a_tier_is_never_marked() -> None:
-    assert wanted_marks(topology(), seen(east_f1=True, east_f2=True), {}) == [Mark("east-f1", down=True)]
-    assert wanted_marks(topology(["east-f1"]), seen(east_f1=True, east_f2=True), {}) == []
+    assert marks_of(topology(), seen(east_f1=True, east_f2=True), {}) == [Mark("east-f1", down=True)]
+    assert marks_of(topology(["east-f1"]), seen(east_f1=True, east_f2=True), {}) == []
 
 
 def test_servers_of_a_region_with_a_watcher_of_its_own_are_marked_only_on_its_word() -> None:
     own = seen(west_f1=True, west_db=True)
     agreeing = View("west", {"west-f1": Verdict.DOWN})
     disagreeing = View("west", {"west-f1": Verdict.UP, "west-db": Verdict.UP})
-    assert wanted_marks(topology(), own, {}) == [Mark("west-f1", down=True), Mark("west-db", down=True)]
-    assert wanted_marks(topology(), own, {"west": agreeing}) == [Mark("west-f1", down=True)]
-    assert wanted_marks(topology(), own, {"west": disagreeing}) == []
-    assert wanted_marks(topology(), own, {"west": None}) == []
+    assert marks_of(topology(), own, {}) == [Mark("west-f1", down=True), Mark("west-db", down=True)]
+    assert marks_of(topology(), own, {"west": agreeing}) == [Mark("west-f1", down=True)]
+    assert marks_of(topology(), own, {"west": disagreeing}) == []
+    assert marks_of(topology(), own, {"west": None}) == []
     # It may see what cannot be seen from here.
-    assert wanted_marks(topology(), seen(), {"west": agreeing}) == [Mark("west-f1", down=True)]
+    assert marks_of(topology(), seen(), {"west": agreeing}) == [Mark("west-f1", down=True)]
 
 
 def test_a_master_is_replaced_and_not_marked() -> None:
-    assert wanted_marks(topology(), seen(east_db=True), {}) == []
-    assert wanted_marks(topology(["east-db"]), seen(east_db=False), {}) == [Mark("east-db", down=False)]
+    assert marks_of(topology(), seen(east_db=True), {}) == []
+    assert marks_of(topology(["east-db"]), seen(east_db=False), {}) == [Mark("east-db", down=False)]
 
 
 def test_several_marks_are_one_change_of_the_topology() -> None:
@@ -97,3 +103,20 @@ def test_a_replica_that_lags_is_marked_late_and_unmarked_later() -> None:
     assert [verdict(lag, marked=True) for lag in (30, 29, 6, 5)] == [
         *(Verdict.DOWN, Verdict.UNSURE, Verdict.UNSURE, Verdict.UP),
     ]
+
+
+def test_while_the_master_of_a_database_is_being_changed_its_servers_keep_their_marks() -> None:
+    """The next master follows nobody for a while, and the region that has lost the old one asks it alone."""
+    alone = seen(west_db=True, west_f1=True)
+    assert marks_of(topology(), alone, {}, ["db"]) == [Mark("west-f1", down=True)]
+    assert Mark("west-db", down=True) in marks_of(topology(), alone, {}, ["another"])
+    assert marks_of(topology(["west-db"]), seen(west_db=False), {}, ["db"]) == []
+
+
+def test_a_database_server_that_is_marked_is_up_after_several_good_looks_in_a_row() -> None:
+    def verdict(given: Verdict, good_looks: int, *, marked: bool = True) -> Verdict:
+        return steady_verdict(given, marked, good_looks, looks_until_up=3)
+
+    assert [verdict(Verdict.UP, looks) for looks in (1, 2, 3)] == [Verdict.UNSURE, Verdict.UNSURE, Verdict.UP]
+    assert verdict(Verdict.UP, 1, marked=False) is Verdict.UP
+    assert verdict(Verdict.DOWN, 0) is Verdict.DOWN
