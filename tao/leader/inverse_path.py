@@ -192,11 +192,14 @@ class InversePath:
         return await self._others.settle(settle.id1 >> SHARD_SHIFT, (settle,), coordinator, timeout_seconds)
 
     def _far_side_seconds(self, hold: Hold) -> float:
-        """What is committed here is to be acknowledged in time, with its mirror or without; when its writer waits no
-        longer there is no hurry."""
+        """What is committed here is to be acknowledged in time, with its mirror or without."""
+        return min(self._patience_seconds(hold), self._settings.settle_timeout_seconds)
+
+    def _patience_seconds(self, hold: Hold) -> float:
+        """For shards that change hands, when nothing is under way at anybody: as long as the writer waits. When it
+        waits no longer there is no hurry."""
         left = hold.deadline - self._clock.monotonic()
-        longest = self._settings.settle_timeout_seconds
-        return min(left, longest) if left > 0 else longest
+        return left if left > 0 else self._settings.settle_timeout_seconds
 
     async def _commit_and_settle(self, write: Write, deadline: float, hold: Hold) -> tuple[Written, bool]:
         """The coordinator's side, then its mirror. The second value says that the inverse is still pending."""
@@ -246,7 +249,7 @@ class InversePath:
                 if not hands_over or self._coordinates(intent, coordinator):
                     raise
                 is_owner = False
-                told = await self._others.hand_over(intent, self._far_side_seconds(hold))
+                told = await self._others.hand_over(intent, self._patience_seconds(hold))
         except RequestError as error:
             self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
@@ -273,7 +276,16 @@ class InversePath:
             raise Deposed(f"shard {present.shard} has changed hands since; its owner settles the intent")
         if settles is None:
             settles = tuple(settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema()))
-        return await self._others.settle(intent.high_id >> SHARD_SHIFT, settles, present, self._far_side_seconds(hold))
+        far = intent.high_id >> SHARD_SHIFT
+        while True:
+            try:
+                return await self._others.settle(far, settles, present, self._far_side_seconds(hold))
+            except Deposed:
+                raise
+            except (NotMine, Fenced):
+                # That shard is changing hands, and nothing is under way: its next owner will have it in a moment.
+                if hold.deadline <= self._clock.monotonic():
+                    raise
 
     def _coordinates(self, intent: IntentRow, coordinator: Coordinator | None) -> bool:
         """Whether the pair is still this leader's; then it was the other side that did not answer."""

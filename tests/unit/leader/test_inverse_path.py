@@ -11,7 +11,9 @@ import pytest
 from tao.leader.inverse_path import InverseSettings
 from tao.model.errors import (
     DeadlineExceeded,
+    Fenced,
     InvalidArgument,
+    NotMine,
     OutcomeUnknown,
     Overloaded,
     TaoError,
@@ -82,6 +84,13 @@ async def test_a_mirror_that_cannot_be_written_is_owed_and_the_write_is_acknowle
     assert two.times() == ([7], [])
     assert list(two.store.rows.intents) == [PAIR]
     assert two.coordinator.inverses.left_pending == 1
+
+
+async def test_a_far_side_that_is_changing_hands_is_waited_for_as_long_as_the_writer_waits(two: TwoLeaders) -> None:
+    two.others.faults += [NotMine("given up"), Fenced("another generation"), NotMine("being taken")]
+    _, pending = await two.coordinator.write(add(7))
+    assert not pending
+    assert two.times() == ([7], [7])
 
 
 async def test_the_other_leader_gets_no_more_time_than_the_writer_waits(two: TwoLeaders) -> None:
