@@ -67,7 +67,7 @@ class Links:
         self._connector = _Connector(settings, credentials, tls)
         self._detectors: FailureDetectors[str] = FailureDetectors(settings.detector, random.random)
         self._links: dict[str, Link] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._retiring: dict[asyncio.Task[None], Link] = {}
 
     def to(self, server: CacheServer) -> Link:
         """The link to that server, not necessarily connected."""
@@ -111,13 +111,13 @@ class Links:
 
     async def close(self) -> None:
         """Close every link; requests unanswered fail as UNAVAILABLE."""
-        links, self._links = list(self._links.values()), {}
-        await asyncio.gather(*(link.close() for link in links), *self._closing)
+        links, self._links = [*self._links.values(), *self._retiring.values()], {}
+        await asyncio.gather(*(link.close() for link in links), *self._retiring)
 
     def _retire(self, link: Link) -> None:
-        task = asyncio.get_running_loop().create_task(link.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        task = asyncio.get_running_loop().create_task(link.retire())
+        self._retiring[task] = link
+        task.add_done_callback(self._retiring.pop)
 
 
 class Link:
@@ -218,14 +218,24 @@ class Link:
 
     async def close(self) -> None:
         """Close; whatever waits or is unanswered fails."""
+        await self._stop()
+        if self._session is not None:
+            await self._session.close()
+
+    async def retire(self) -> None:
+        """The server is reached by another address from now on, or by none: what was sent to this one may still be
+        answered, until its deadline; a write would have an unknown outcome otherwise. What was not sent fails."""
+        await self._stop()
+        if self._session is not None:
+            await self._session.retire()
+
+    async def _stop(self) -> None:
         self._closed = True
         self._follow_detector()
         if self._connecting is not None:
             self._connecting.cancel()
             await asyncio.wait([self._connecting])
         self._fail_waiting(Unavailable(f"the link to {self.server.name} was closed here"))
-        if self._session is not None:
-            await self._session.close()
 
     def _refusal(self, timeout_seconds: float) -> TaoError | None:
         if self._closed:

@@ -36,6 +36,7 @@ class NumberedSession(ABC):
         self._last_number = 0
         self._connected = False
         self._draining = False
+        self._gone = asyncio.Event()
         self.observer: Observer | None = None
         self.server_name = ""
 
@@ -90,6 +91,16 @@ class NumberedSession(ABC):
         except asyncio.CancelledError:
             self.forget(number)
             raise
+
+    async def retire(self) -> None:
+        """See `Session.retire`."""
+        self._draining = True
+        for number in [number for number, entry in self._pending.items() if entry[1] == _NO_TICK]:
+            self._settle(failure(Unavailable(f"the session with {self._address} is being closed here")), number)
+        self._close_when_drained()
+        if self._connected:
+            await self._gone.wait()
+        await self.close()
 
     @abstractmethod
     async def close(self) -> None:
@@ -181,12 +192,13 @@ class NumberedSession(ABC):
     def _lost(self, error: TaoError) -> None:
         """The connection is gone: whatever is unanswered fails."""
         self._connected = False
+        self._gone.set()
         self._wheel.stop()
         pending, self._pending = self._pending, {}
         for number, (on_answer, _, is_write, _) in pending.items():
             told = error
             if is_write:
-                told = OutcomeUnknown(f"the connection to {self._address} was lost; the write may have been committed")
+                told = OutcomeUnknown(f"the write may have been committed: {error.message}")
             answer = failure(told)
             answer.number = number
             self._tell(on_answer, answer)

@@ -71,6 +71,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         self._out_bytes = 0
         self._flush_due = False
         self._last_heard = 0.0
+        self._check_due = 0.0
         self._keep_alive: asyncio.TimerHandle | None = None
         self._failure: TaoError | None = None
         self._last_resort: asyncio.TimerHandle | None = None
@@ -177,12 +178,16 @@ class FrameSession(NumberedSession, asyncio.Protocol):
             self._fail(ProtocolError(f"{self._address} sent a frame of kind {kind}, which has no place there"))
 
     def _schedule_keep_alive(self, seconds: float) -> None:
+        self._check_due = self._loop.time() + seconds
         self._keep_alive = self._loop.call_later(seconds, self._check_alive)
 
     def _check_alive(self) -> None:
         settings = self._settings
-        silent_seconds = self._loop.time() - self._last_heard
-        if silent_seconds >= settings.ping_interval_seconds + settings.ping_timeout_seconds:
+        now = self._loop.time()
+        silent_seconds = now - self._last_heard
+        # A process that was paused runs its timers before it reads what has arrived: the silence is its own.
+        paused = now - self._check_due > settings.pause_seconds
+        if silent_seconds >= settings.ping_interval_seconds + settings.ping_timeout_seconds and not paused:
             self._fail(Unavailable(f"{self._address} has been silent for {silent_seconds:.1f} s"))
             self.abort()
             return

@@ -105,12 +105,14 @@ class FrameServer:
         self._servers.clear()
 
     def _schedule_sweep(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._sweeper = loop.call_later(self.settings.sweep_interval_seconds, self._sweep, loop)
+        due = loop.time() + self.settings.sweep_interval_seconds
+        self._sweeper = loop.call_later(self.settings.sweep_interval_seconds, self._sweep, loop, due)
 
-    def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _sweep(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = loop.time()
-        for connection in tuple(self.connections):
-            connection.check_timeouts(now)
+        if now - due <= self.settings.pause_seconds:
+            for connection in tuple(self.connections):
+                connection.check_timeouts(now)
         self._schedule_sweep(loop)
 
 

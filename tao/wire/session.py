@@ -66,6 +66,9 @@ class Session(Protocol):
         """Send and wait for the whole answer; one that comes in parts is put together. Raises the `TaoError` that the
         answer carries. Cancelling it forgets the request."""
 
+    async def retire(self) -> None:
+        """Take no new requests, end series as UNAVAILABLE, wait for the other answers until their deadlines, close."""
+
     async def close(self) -> None:
         """Close; requests unanswered fail."""
 

@@ -39,6 +39,10 @@ class SessionSettings:
     """A server silent for so long after a ping is given up. Longer than any pause of a healthy one (garbage, a slow
     disk), since giving up costs every request on its way."""
 
+    pause_seconds: float = 1.0
+    """A timer that fires so late says that this process was paused (stopped, swapped out, frozen with its machine): the
+    silence was its own, and what has arrived is read before anybody is given up. Longer than a busy loop is late."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServingSettings:
@@ -77,6 +81,9 @@ class ServingSettings:
 
     sweep_interval_seconds: float = 0.25
     """How often those three timeouts are looked at, for all connections together: cheaper than timers for each."""
+
+    pause_seconds: float = 1.0
+    """As `SessionSettings.pause_seconds`: after a pause of its own, a server reads before it takes peers for silent."""
 
     unary_deadline_seconds: float = 10.0
     """For a unary call that names no deadline: longer than any answer that its caller would still want."""

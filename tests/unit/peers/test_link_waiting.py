@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
-from tao.model.errors import DeadlineExceeded, Overloaded, Unavailable
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, Unavailable
 from tao.model.topology import CacheServer, ServerAddress
 from tao.peers.links import Link, Links, LinkSettings
+from tao.wire.frames_server import FrameServer
 from tao.wire.identity import Credentials
-from tao.wire.settings import SessionSettings
+from tao.wire.session import Reply
+from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
 
 ME = Credentials("test", "client")
@@ -93,6 +96,43 @@ async def test_a_server_that_moved_gets_a_new_link_and_one_that_left_is_let_go()
     links.keep_only(set())
     assert links.to(CacheServer(name="a", grpc="127.0.0.1:2")) is not after
     await links.close()
+
+
+class Slow:
+    """A server that keeps what is asked until it is told to answer."""
+
+    def __init__(self) -> None:
+        self.asked: list[Reply] = []
+        self.has_been_asked = asyncio.Event()
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        self.asked.append(reply)
+        self.has_been_asked.set()
+
+    def answer(self) -> None:
+        for reply in self.asked:
+            reply.send(pb.Answer(write=pb.WriteAnswer()))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_a_write_under_way_to_a_former_address_is_answered_unless_all_is_closed(*, closed: bool) -> None:
+    slow = Slow()
+    serving = FrameServer(slow, ServingSettings(), name="a", topology_version=lambda: 0)
+    server = CacheServer(name="a", grpc="127.0.0.1:1", frames=await serving.start("127.0.0.1:0"))
+    links = Links(LinkSettings(), ME)
+    writing = asyncio.ensure_future(links.to(server).ask(pb.Request(write=pb.WriteBatch()), 60.0))
+    await slow.has_been_asked.wait()
+    links.to(replace(server, grpc="127.0.0.1:2"))
+    await asyncio.sleep(0)
+    if closed:
+        await links.close()
+        with pytest.raises(OutcomeUnknown):
+            await writing
+    else:
+        slow.answer()
+        assert (await writing).WhichOneof("body") == "write"
+        await links.close()
+    await serving.close()
 
 
 async def test_frames_are_not_to_be_had_where_none_are_advertised() -> None:
