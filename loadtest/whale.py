@@ -10,16 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any, Final
 
-import aiomysql
-
 from loadtest.dataset import ITEM, LINK
+from loadtest.fans import measure_fans
+from loadtest.long_list import EDGES_PER_TIME, load_list
 from loadtest.results import Quantity, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.waiting import within
@@ -28,16 +28,12 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
-from tao.devcluster.state_folder import service_accounts
-from tao.model.ids import SHARD_SHIFT
-from tao.model.versions import next_version
 
 SUMMARY: Final = "a list of a million edges: pages, counts, and what is not there, with and without a membership filter"
 DEFAULT_EDGES: Final = 1_000_000
 TOY_EDGES: Final = 25_000
 _SCHEMA: Final = Path(__file__).with_name("schema.yaml")
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
-_ROWS_PER_STATEMENT: Final = 5_000
 _TIMEOUT_SECONDS: Final = 30.0
 _BUILD_SECONDS: Final = 300.0
 _ASKED_BEFORE: Final = 100
@@ -46,7 +42,6 @@ _TOY_ASKED: Final = 2_000
 _AT_ONCE: Final = 100
 _TIMES: Final = 30
 _PAGE: Final = 100
-_EDGES_PER_TIME: Final = 7  # edges that share a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +71,14 @@ async def run(settings: BenchSettings, progress: Progress, *, whale: WhaleSettin
         whale_id = await graph.obj_add(ITEM, {"value": b"whale"})
         progress.step(f"loading {edges:,} edges", 0.2)
         started = time.perf_counter()
-        ids = await _load(cluster, graph, whale_id, edges)
+        ids = await load_list(cluster, graph, whale_id, LINK, edges)
         loaded = time.perf_counter() - started
         measured = await _Whale(graph, cluster, whale_id, ids, settings.toy).measure(progress)
+        progress.step("edges at either end", 0.95)
+        unturned = replace(patient, turned_id2s=None)
+        fans, wrong = await measure_fans(cluster, graph, whale_id, unturned, toy=settings.toy)
+        measured |= fans
+        measured["wrong_answers"] += wrong
     quantities = [Quantity(name="bulk load", value=edges / loaded, unit="edges_per_second")]
     for key, name in _NAMES.items():
         unit = key.split(":")[1]
@@ -86,7 +86,7 @@ async def run(settings: BenchSettings, progress: Progress, *, whale: WhaleSettin
         quantities.append(Quantity(name=name, value=value, unit=unit))
     return ScenarioResult(
         summary=SUMMARY,
-        conditions={"edges": edges, "edges_per_time": _EDGES_PER_TIME, "page_edges": _PAGE},
+        conditions={"edges": edges, "edges_per_time": EDGES_PER_TIME, "page_edges": _PAGE},
         quantities=quantities,
         measured={**measured, "edges": edges},
         faults=[f"{measured['wrong_answers']} answers were wrong"] if measured["wrong_answers"] else [],
@@ -107,41 +107,14 @@ _NAMES: Final = {
     "false_positives:ratio": "false positives",
     "filter:bytes_per_edge": "memory of the filter",
     "build:seconds": "filter built within",
+    "there_direct_without_database:ratio": "far down the list, asked there: answered without the database",
+    "there_turned_first_without_database:ratio": "asked at the inverse lists for the first time: the same",
+    "there_turned_without_database:ratio": "asked at the inverse lists again: the same",
+    "there_direct:ms": "far down the list, of a batch",
+    "there_turned_first:ms": "at the inverse lists for the first time, of a batch",
+    "there_turned:ms": "at the inverse lists again, of a batch",
 }
 """Figure, with its unit behind a colon → what it is called."""
-
-
-async def _load(cluster: DevCluster, graph: Graph, whale_id: int, count: int) -> list[int]:
-    """Rows with the versions that writes would have left, past the binlog, before anybody has asked. Returns the id2s,
-    newest first."""
-    account = service_accounts(cluster.record.passwords).administrator
-    (database,) = graph.topology.databases
-    server = database.servers[database.master_region]
-    schema = f"tao_{whale_id >> SHARD_SHIFT:05d}"
-    atype = graph.schema.atype(LINK).number
-    shards = graph.topology.shards
-    edges = [(number // _EDGES_PER_TIME, number % shards << SHARD_SHIFT | number) for number in range(1, count + 1)]
-    edges.sort(reverse=True)
-    connection = await aiomysql.connect(
-        host=server.host, port=server.port, user=account.user, password=account.password, autocommit=True
-    )
-    try:
-        async with connection.cursor() as cursor:
-            await cursor.execute("SET SESSION sql_log_bin = 0")
-            await cursor.execute(f"SELECT version_epoch FROM {schema}.shard")  # noqa: S608
-            ((version_epoch,),) = await cursor.fetchall()
-            version = next_version(0, version_epoch)
-            for start in range(0, count, _ROWS_PER_STATEMENT):
-                some = edges[start : start + _ROWS_PER_STATEMENT]
-                values = ",".join(f"({whale_id},{atype},{id2},{at},{version},'')" for at, id2 in some)
-                await cursor.execute(f"INSERT INTO {schema}.assocs VALUES {values}")  # noqa: S608 - numbers
-            await cursor.execute(
-                f"INSERT INTO {schema}.assoc_lists VALUES (%s, %s, %s, %s)",  # noqa: S608
-                (whale_id, atype, count, version),
-            )
-    finally:
-        await connection.ensure_closed()
-    return [id2 for _, id2 in edges]
 
 
 class _Whale:
@@ -227,7 +200,7 @@ class _Whale:
     async def _pages_from_the_middle(self) -> float:
         """Milliseconds of a page, each after the one before; and whether they are what the list has there."""
         middle = len(self._ids) // 2
-        page = await self._graph.assoc_page(self._id, LINK, _PAGE, high=(len(self._ids) - middle) // _EDGES_PER_TIME)
+        page = await self._graph.assoc_page(self._id, LINK, _PAGE, high=(len(self._ids) - middle) // EDGES_PER_TIME)
         seen, took = page.edges.id2s, []
         for _ in range(_TIMES):
             started = time.perf_counter()

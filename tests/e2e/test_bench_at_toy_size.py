@@ -15,34 +15,20 @@ import pytest
 from loadtest.converge import Converged
 from loadtest.geo import Measured
 from loadtest.results import Report, ScenarioResult
+from tests.rigs.toy_runs import ROOT, ToyRun
 
-ROOT = Path(__file__).resolve().parents[2]
 needs_peers = pytest.mark.skipif(
     shutil.which("redis-server") is None or shutil.which("memcached") is None,
     reason="no redis-server or no memcached: make bench gets them",
 )
 needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make bench gets one")
-pytestmark = [pytest.mark.e2e, pytest.mark.database]
+scenario = pytest.mark.scenario
+# The first waits while its module's scenarios share the machine.
+pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
 
 
-def bench(tmp_path: Path, *arguments: str) -> Report:
-    return msgspec.json.decode(run(tmp_path, "bench", *arguments), type=Report)
-
-
-def run(tmp_path: Path, *arguments: str) -> bytes:
-    json_file = tmp_path / "bench.json"
-    outcome = subprocess.run(
-        [sys.executable, "-m", "loadtest", *arguments, "--toy", "--json", str(json_file)],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert list(tmp_path.glob("tao-bench-*")) == []
-    return json_file.read_bytes()
+def of_bench(ran: ToyRun, name: str) -> ScenarioResult:
+    return msgspec.json.decode(ran.json, type=Report).scenarios[name]
 
 
 def check_figures(result: ScenarioResult) -> None:
@@ -54,16 +40,18 @@ def check_figures(result: ScenarioResult) -> None:
         assert figure.client_cpu_us > 0
 
 
-def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--only", "memory").scenarios["memory"]
+@scenario("bench", "--only", "memory")
+def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(ran: ToyRun) -> None:
+    result = of_bench(ran, "memory")
     assert {"count", "nothing there", "object of 673 bytes"} <= {each.name for each in result.quantities}
     assert all(each.value > 0 for each in result.quantities)
     assert {"hits, packed", "hits, dictionary", "hits, python"} <= set(result.measured)
     assert all(figure > 0 for figure in result.measured["hits, python"].values())
 
 
-def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--only", "hot_key").scenarios["hot_key"]
+@scenario("bench", "--only", "hot_key")
+def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client(ran: ToyRun) -> None:
+    result = of_bench(ran, "hot_key")
     assert list(result.measured) == ["neither", "client cache", "clones", "clones and client cache"]
     for found in result.measured.values():
         assert found["reads_per_second"] > 0
@@ -71,17 +59,21 @@ def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client
     assert result.measured["clones"]["busiest_share"] < result.measured["neither"]["busiest_share"]
 
 
-def test_a_list_too_long_for_caches_is_asked_with_and_without_its_filter(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "whale"))
+@scenario("whale")
+def test_a_list_too_long_for_caches_is_asked_with_and_without_its_filter(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert found["wrong_answers"] == 0
     assert found["before_without_database:ratio"] < 0.1
     assert found["after_without_database:ratio"] > 0.9
     assert 1 < found["filter:bytes_per_edge"] < 3
+    assert found["there_direct_without_database:ratio"] < 0.1
+    assert found["there_turned_without_database:ratio"] > 0.9
 
 
 @needs_redis
-def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: Path) -> None:
-    report = bench(tmp_path, "--only", "cached_reads")
+@scenario("bench", "--only", "cached_reads")
+def test_cached_reads_are_measured_over_every_transport_beside_redis(ran: ToyRun) -> None:
+    report = msgspec.json.decode(ran.json, type=Report)
     result = report.scenarios["cached_reads"]
     check_figures(result)
     contestants = {figure.contestant for figure in result.figures}
@@ -99,8 +91,9 @@ def test_cached_reads_are_measured_over_every_transport_beside_redis(tmp_path: P
 
 
 @needs_peers
-def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "peers", "--workload", "linkbench"))
+@scenario("peers", "--workload", "linkbench")
+def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql"):
         assert found[name]["throughput_qps"] > 0
         assert found[name]["server_cpu_us_per_query"] >= 0
@@ -110,9 +103,9 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     assert found["redis_lookaside"]["hit_rate"] > 0
 
 
-def test_a_published_workload_says_what_was_asked_and_what_was_generated(tmp_path: Path) -> None:
-    plot = tmp_path / "run.png"
-    found = msgspec.json.decode(run(tmp_path, "run", "--workload", "taobench_a", "--rate", "300", "--plot", str(plot)))
+@scenario("run", "--workload", "taobench_a", "--rate", "300", "--plot", "{folder}/plot.png")
+def test_a_published_workload_says_what_was_asked_and_what_was_generated(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert found["throughput_qps"] > 0
     assert 0 < found["hit_rate"] <= 1
     assert found["wrong_answers"] == 0
@@ -120,11 +113,12 @@ def test_a_published_workload_says_what_was_asked_and_what_was_generated(tmp_pat
     assert found["operations"]["assoc_overwrite"]["all_ms"]["count"] > 0
     assert {"name", "asked", "generated"} == set(found["generated"][0])
     assert sum(found["throughput_by_second"]) > 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_herd_is_counted_by_the_database(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "herd"))
+@scenario("herd")
+def test_a_herd_is_counted_by_the_database(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     for herd in found["herds"]:
         assert (herd["answered"], herd["failed"], herd["wrong"]) == (found["clients"], {}, 0)
         assert 1 <= herd["database_queries"] <= found["followers"]
@@ -132,18 +126,19 @@ def test_a_herd_is_counted_by_the_database(tmp_path: Path) -> None:
     assert set(found["database_queries"]) == {"object", "list"}
 
 
-def test_a_tier_restarts_cold_under_load_without_a_failed_request(tmp_path: Path) -> None:
-    plot = tmp_path / "storm.png"
-    found = msgspec.json.decode(run(tmp_path, "storm", "--plot", str(plot)))
+@scenario("storm", "--plot", "{folder}/plot.png")
+def test_a_tier_restarts_cold_under_load_without_a_failed_request(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert (found["failed"], found["wrong_answers"]) == ({}, 0)
     assert found["tier_away_seconds"] > 0
     assert any(each["at"] > 0 for each in found["timeline"])
     assert found["database_selects_before"] > 0
-    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_capacity_is_measured_and_put_into_the_model(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "capacity"))
+@scenario("capacity")
+def test_capacity_is_measured_and_put_into_the_model(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert {each["batch"] for each in found["by_hit_rate"]} == {1, 20}
     assert all(each["throughput_qps"] > 0 for each in found["by_hit_rate"])
     assert [each["followers"] for each in found["by_followers"]] == [1]
@@ -151,26 +146,30 @@ def test_capacity_is_measured_and_put_into_the_model(tmp_path: Path) -> None:
     assert all(each["follower_servers"] > 0 for each in found["billion_reads"].values())
 
 
-def test_hit_rates_by_assumption_need_no_server(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "locality"))
+@scenario("locality")
+def test_hit_rates_by_assumption_need_no_server(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert all(0 < each["hit_rate"] < 1 for each in found["surface"])
 
 
-def test_durable_writes_are_measured_beside_single_transactions(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--only", "writes").scenarios["writes"]
+@scenario("bench", "--only", "writes")
+def test_durable_writes_are_measured_beside_single_transactions(ran: ToyRun) -> None:
+    result = of_bench(ran, "writes")
     check_figures(result)
     assert {figure.contestant for figure in result.figures} == {"tao", "one by one"}
 
 
-def test_a_tailers_catching_up_is_measured(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--only", "tailing").scenarios["tailing"]
+@scenario("bench", "--only", "tailing")
+def test_a_tailers_catching_up_is_measured(ran: ToyRun) -> None:
+    result = of_bench(ran, "tailing")
     by_name = {quantity.name: quantity for quantity in result.quantities}
     assert by_name["writes, 64 a transaction"].value > 0
     assert by_name["writes, 1 a transaction, of CPU time"].value > 0
 
 
-def test_two_regions_are_measured_a_round_trip_apart(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "geo", "--rtt-ms", "10"), type=Measured)
+@scenario("geo", "--rtt-ms", "10")
+def test_two_regions_are_measured_a_round_trip_apart(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json, type=Measured)
     latencies = [*found.write_ms.values(), found.visible_ms, *found.read_ms.values()]
     assert all(0 < each.p50 <= each.p99 <= each.max for each in latencies)
     assert all(each.count > 0 for each in latencies)
@@ -180,16 +179,18 @@ def test_two_regions_are_measured_a_round_trip_apart(tmp_path: Path) -> None:
     assert {aim.figure for aim in found.aims} >= {"write_ms.remote_region.avg", "visible_ms.p99"}
 
 
-def test_writes_in_two_regions_with_a_crash_and_a_cut_leave_no_difference(tmp_path: Path) -> None:
-    found = msgspec.json.decode(run(tmp_path, "converge", "--tailer-kills", "1", "--link-cuts", "1"), type=Converged)
+@scenario("converge", "--tailer-kills", "1", "--link-cuts", "1")
+def test_writes_in_two_regions_with_a_crash_and_a_cut_leave_no_difference(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json, type=Converged)
     assert found.writes["issued"] == found.writes["acknowledged"] + sum(found.failed.values()) > 0
     assert (found.tailer_kills, found.link_cuts) == (1, 1)
     assert found.compared["cached entries"] > 0
     assert (found.differences, found.missing_objects) == ({}, 0)
 
 
-def test_a_graph_is_loaded_and_its_memory_told(tmp_path: Path) -> None:
-    result = bench(tmp_path, "--only", "load").scenarios["load"]
+@scenario("bench", "--only", "load")
+def test_a_graph_is_loaded_and_its_memory_told(ran: ToyRun) -> None:
+    result = of_bench(ran, "load")
     by_name = {quantity.name: quantity for quantity in result.quantities}
     assert by_name["undirected edges"].value > 0
     assert any(name.startswith("memory of follower") for name in by_name)
@@ -215,9 +216,9 @@ def test_an_interrupted_run_stops_its_servers_and_says_so(tmp_path: Path) -> Non
     assert list(tmp_path.glob("tao-bench-*")) == []
 
 
-def test_a_lost_master_is_timed_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
-    report = bench(tmp_path, "--only", "master_lost")
-    result = report.scenarios["master_lost"]
+@scenario("bench", "--only", "master_lost")
+def test_a_lost_master_is_timed_and_nothing_acknowledged_is_lost(ran: ToyRun) -> None:
+    result = of_bench(ran, "master_lost")
     assert result.faults == []
     (round_,) = result.measured["rounds"]
     assert (round_["semi_sync"], round_["lost"]) == (True, 0)

@@ -47,6 +47,8 @@ HOME = ", home: {number: 2, type: str}"
          "objects.user.fields.home", True),
         ("number: 1, inverse: friend", "number: 1, inverse: friend, limit: 9", ChangeKind.LIMIT_CHANGED,
          "associations.friend", False),
+        ("number: 1, inverse: friend", "number: 1, inverse: friend, turn_gets: true", ChangeKind.TURNING_CHANGED,
+         "associations.friend", True),
         ("page: {number: 2", "page: {number: 2, arena: pages", ChangeKind.ARENA_CHANGED, "objects.page", False),
         ("max_data_bytes: 1000", "max_data_bytes: 2000", ChangeKind.DATA_BOUND_CHANGED, "associations.note", False),
     ],

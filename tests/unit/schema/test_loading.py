@@ -136,6 +136,7 @@ def test_a_faulty_file_is_told_with_line_and_path(text: str, told: str) -> None:
         ("table: objects", ".table: "),
         ("table: 'assocs_x;'", ".table: "),
         ("limit: 0", ".limit: "),
+        ("turn_gets: true", ".turn_gets: there is no 'inverse'"),
         ("inverse: nobody", ".inverse: there is no association type 'nobody'"),
         ("inverse: other", ".inverse: 'other' must name 'a' as its inverse, too"),
     ],
@@ -167,6 +168,13 @@ def test_all_faults_are_told_at_once_but_not_without_bound() -> None:
 def test_a_faulty_document_from_the_wire_is_a_schema_error(text: str) -> None:
     with pytest.raises(SchemaError, match="schema document"):
         Schema.from_json(text)
+
+
+def test_only_a_type_that_turns_its_gets_says_so() -> None:
+    """Programs of before the key was there refuse a document that has it."""
+    document = json.loads(example().to_json())
+    assert document["associations"]["liked_by"]["turn_gets"] is True
+    assert [name for name, entry in document["associations"].items() if "turn_gets" in entry] == ["liked_by"]
 
 
 def test_the_canonical_document_writes_every_default_out() -> None:
