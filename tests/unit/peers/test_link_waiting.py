@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
+import msgspec
 import pytest
 
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, Unavailable
@@ -122,7 +122,7 @@ async def test_a_write_under_way_to_a_former_address_is_answered_unless_all_is_c
     links = Links(LinkSettings(), ME)
     writing = asyncio.ensure_future(links.to(server).ask(pb.Request(write=pb.WriteBatch()), 60.0))
     await slow.has_been_asked.wait()
-    links.to(replace(server, grpc="127.0.0.1:2"))
+    links.to(msgspec.structs.replace(server, grpc="127.0.0.1:2"))
     await asyncio.sleep(0)
     if closed:
         await links.close()
