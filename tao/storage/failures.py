@@ -42,6 +42,7 @@ _REFUSED: Final = frozenset(
         ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR,
     }
 )  # fmt: skip
+_DISK_FULL: Final = frozenset({ER.DISK_FULL, ER.ERROR_ON_WRITE, ER.RECORD_FILE_FULL})
 _TOO_LARGE: Final = frozenset({ER.DATA_TOO_LONG, ER.NET_PACKET_TOO_LARGE})
 
 
@@ -72,6 +73,8 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
         return MasterReadOnly(f"{text}; the server takes no writes now: another may be about to become master")
     if number in (ER.CON_COUNT_ERROR, ER.TOO_MANY_USER_CONNECTIONS):
         return Unavailable(f"{text}; raise its max_connections or make the pools smaller")
+    if number in _DISK_FULL:
+        return Unavailable(f"{text}; its disk is full, or fails: make room there")
     if number in _REFUSED:
         return OperatorError(f"{text}; check that the shard's migrations have run and what the account may do")
     if number in _TOO_LARGE:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +18,7 @@ import pytest_asyncio
 from tao.client import ClientSettings, Graph, Object, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Shape
-from tao.model.errors import DeadlineExceeded, OutcomeUnknown, RetryableError, TaoError
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, RetryableError, TaoError
 from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
 
 pytestmark = [
@@ -153,6 +154,98 @@ async def test_a_database_that_is_stopped_and_started_again_is_used_again_withou
 ) -> None:
     database = cluster.database("db-1")
     await trouble_and_recovery(cluster, graph, database.stop, database.start)
+
+
+async def test_a_database_whose_disk_is_full_fails_its_writes_with_a_type_writes_nothing_by_halves_and_recovers(
+    cluster: DevCluster, graph: Graph
+) -> None:
+    troubled, healthy = await users_of_both_databases(graph)
+    database = cluster.database("db-1")
+    possible, number = {"first"}, 0
+
+    async def write() -> None:
+        nonlocal number
+        number += 1
+        await graph.assoc_add(healthy, "friend", troubled, number)  # its ends lie on both databases
+        possible.add(f"{number}")
+        try:
+            await graph.obj_update(troubled, {"home": f"{number}"})
+        except RetryableError:
+            possible.remove(f"{number}")  # nothing of it was written
+            raise
+        possible.clear()
+        possible.add(f"{number}")
+
+    async def write_on() -> None:
+        async with asyncio.timeout(PATIENT_SECONDS):
+            while True:
+                await write()
+
+    # No file of the server may grow, which is more than it bears: it gives up, as it does when its log has no room.
+    before = resource.prlimit(database.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    with pytest.raises((RetryableError, OutcomeUnknown)) as caught:
+        await write_on()
+    assert caught.value.message
+    await graph.obj_update(healthy, {"home": "second"})
+    assert await home_of(graph, healthy, critical=True) == "second"
+    # Somebody makes room, and whoever looks after the process starts it again.
+    if database.is_running:
+        resource.prlimit(database.process.pid, resource.RLIMIT_FSIZE, before)
+    await database.stop()
+    await database.start()
+    assert await until_done(lambda: home_of(graph, troubled, critical=True)) in possible
+    await until_done(lambda: graph.assoc_add(healthy, "friend", troubled, number + 1))
+    await until_done(lambda: both_ends_agree(graph, healthy, troubled))
+    await until_done(lambda: graph.obj_update(troubled, {"home": "last"}))
+    assert await home_of(graph, troubled) == "last"
+    await assert_converges(cluster)
+
+
+async def test_a_leader_with_more_writes_than_it_can_queue_refuses_the_rest_at_once_and_asks_nothing_again(
+    cluster: DevCluster,
+) -> None:
+    folder = cluster.topology_path.parent / "servers"
+    files = {name: folder / f"{name}.yaml" for name in ("leader-1", "leader-2")}
+    usual = {name: file.read_text() for name, file in files.items()}
+    try:
+        for name, file in files.items():
+            file.write_text(usual[name] + "writes:\n  max_waiting_per_shard: 4\n")
+            await cluster.restart(name)
+        async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=20)) as graph:
+            user, _ = await users_of_both_databases(graph)
+            others = await graph.reserve_ids(40, near=user)
+            await until_done(lambda: graph.obj_update(user, {"home": "before"}))
+            retried = await retries(cluster)
+            pid = cluster.database("db-1").process.pid
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                adding = [asyncio.ensure_future(graph.obj_add("user", {"name": "n"}, id=each)) for each in others]
+                # While the database stands still: what does not fit is refused, and not kept waiting.
+                async with asyncio.timeout(PATIENT_SECONDS):
+                    while sum(each.done() for each in adding) < len(adding) - 8:  # noqa: ASYNC110 - counts other tasks
+                        await asyncio.sleep(0.01)
+                refused = [each for each in adding if each.done()]
+                assert {type(each.exception()) for each in refused} == {Overloaded}
+                assert await home_of(graph, user) == "before", "hits go on"
+            finally:
+                os.kill(pid, signal.SIGCONT)
+            await asyncio.gather(*adding, return_exceptions=True)
+            assert await retries(cluster) - retried <= len(refused) // 10
+            await until_done(lambda: graph.obj_update(user, {"home": "after"}))
+            assert await home_of(graph, user) == "after"
+    finally:
+        for name, file in files.items():
+            file.write_text(usual[name])
+            await cluster.restart(name)
+    await assert_converges(cluster)
+
+
+async def retries(cluster: DevCluster) -> int:
+    """What followers and leaders have asked again so far."""
+    found = 0
+    for name in ("leader-1", "leader-2", "follower-1a", "follower-2a"):
+        found += (await asyncio.to_thread(_stats_of, cluster.admin(name)))["retries"]["spent"]
+    return found
 
 
 @asynccontextmanager

@@ -7,8 +7,8 @@ import asyncio
 import pymysql.err
 import pytest
 
-from tao.model.errors import OperatorError
-from tao.storage.failures import ConnectionLost
+from tao.model.errors import OperatorError, Unavailable
+from tao.storage.failures import ConnectionLost, translate
 from tao.storage.session import Row, Session
 
 
@@ -94,3 +94,10 @@ async def test_a_bug_of_whoever_takes_the_rows_stays_what_it_is_and_closes_the_c
     with pytest.raises(LookupError, match="above the driver"):
         await Session(connection, "db-1", locking=False).stream("SELECT 1", (), take, deadline=soon())
     assert connection.closed
+
+
+@pytest.mark.parametrize("number", [1021, 1026, 1114])
+def test_a_full_disk_is_a_server_to_ask_again_later_and_says_what_to_do(number: int) -> None:
+    found = translate(pymysql.err.OperationalError(number, "full"), "db-1", locking=True)
+    assert type(found) is Unavailable
+    assert "make room" in found.message
