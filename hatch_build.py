@@ -1,7 +1,7 @@
-"""Compiles the cache's core where there is a compiler; elsewhere its twin in Python is used (`tao.cache.packed`).
+"""Compiles the cache's cores where there is a compiler; elsewhere their twins in Python are used (`tao.cache.packed`).
 
-An editable install (`make env`) gets the module in its place in the checkout, a wheel carries it. Without Cython or a
-C compiler the build says so and goes on: the wheel is then one for every platform. ``TAO_PURE=1`` asks for that.
+An editable install (`make env`) gets the modules in their place in the checkout, a wheel carries them. Without Cython
+or a C compiler the build says so and goes on: the wheel is then one for every platform. ``TAO_PURE=1`` asks for that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "tao/cache/packed_core.pyx"
+SOURCES = "tao/cache/*_core.pyx"
 
 
 class CompiledCore(BuildHookInterface[Any]):
@@ -26,22 +26,25 @@ class CompiledCore(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the module beside its source, and have the wheel carry it."""
-        source = Path(self.root, SOURCE)
-        module = source.with_name(source.stem + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+        """Build each module beside its source, and have the wheel carry it."""
         if os.environ.get("TAO_PURE") == "1":
             return
+        suffix = sysconfig.get_config_var("EXT_SUFFIX") or ".so"
+        modules = {source: source.with_name(source.stem + suffix) for source in sorted(Path(self.root).glob(SOURCES))}
         try:
-            if not module.exists() or module.stat().st_mtime <= source.stat().st_mtime:
-                compile_module(source, module)
+            for source, module in modules.items():
+                if not module.exists() or module.stat().st_mtime <= source.stat().st_mtime:
+                    compile_module(source, module)
         except (OSError, subprocess.CalledProcessError) as error:
-            module.unlink(missing_ok=True)
-            self.app.display_warning(f"{source.name} is not compiled, its twin in Python will be used: {error}")
+            for module in modules.values():  # all or none: `tao --version` names one core
+                module.unlink(missing_ok=True)
+            self.app.display_warning(f"no core is compiled, the twins in Python will be used: {error}")
             return
         if version != "editable":
             build_data["pure_python"] = False
             build_data["infer_tag"] = True
-            build_data["force_include"][str(module)] = str(module.relative_to(self.root))
+            for module in modules.values():
+                build_data["force_include"][str(module)] = str(module.relative_to(self.root))
 
 
 def compile_module(source: Path, module: Path) -> None:

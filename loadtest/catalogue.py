@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from loadtest import cached_reads, converge, geo, hot_key, load, locality, master_lost, memory, tailing, whale, writes
+from loadtest import (
+    cached_reads,
+    converge,
+    geo,
+    hot_key,
+    load,
+    locality,
+    master_lost,
+    memory,
+    stream,
+    tailing,
+    whale,
+    writes,
+)
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
 from loadtest.peers import scenario as peers
@@ -15,6 +28,7 @@ def all_scenarios() -> Registry:
     return Registry(
         [
             Scenario("cached_reads", cached_reads.SUMMARY, cached_reads.run),
+            Scenario("stream", stream.SUMMARY, stream.run),
             Scenario("hot_key", hot_key.SUMMARY, hot_key.run),
             Scenario("memory", memory.SUMMARY, memory.run),
             Scenario("writes", writes.SUMMARY, writes.run),

@@ -19,7 +19,7 @@ import uvloop
 
 from loadtest.capacity.capacity_client import CapacityJob, GrowJob, run_capacity, run_grow
 from loadtest.cold.herd_client import HerdJob, run_herd
-from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob
+from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob, StreamJob
 from loadtest.peers.peers_process import PeersJob, run_peers
 from loadtest.published.load_process import AskJob, FillJob, ask, fill
 from loadtest.scenario import Progress
@@ -96,6 +96,10 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         from loadtest.reads_client import run_reads
 
         return await run_reads(job, tell)
+    if isinstance(job, StreamJob):
+        from loadtest.stream_client import run_stream
+
+        return await run_stream(job, tell)
     if isinstance(job, GeoJob):
         from loadtest.geo_client import run_geo
 

@@ -18,6 +18,8 @@ from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
 
 _TIMEOUT_SECONDS = 10.0
+_MAX_UNDER_WAY = 1_000
+"""Messages unanswered at once at a constant rate; the rest begins late."""
 
 
 class WrongAnswer(InternalError):
@@ -74,13 +76,19 @@ async def _await_in_turn(calls: Iterator[Call], until: float, latencies: list[fl
         started = ended
 
 
-def sessions(opened: Sequence[Session], batches: Sequence[pb.ReadBatch], expected: int, topology_version: int) -> Drive:
-    """Each session keeps one message going, the next being sent from the answer's callback; an answer must hold
-    ``expected`` bytes of values in all."""
+class Batch(NamedTuple):
+    """One message of queries; its answer must hold ``expected`` bytes of values in all."""
+
+    read: pb.ReadBatch
+    expected: int
+
+
+def sessions(opened: Sequence[Session], batches: Sequence[Batch], topology_version: int) -> Drive:
+    """Each session keeps one message going, the next being sent from the answer's callback."""
     shared = itertools.cycle(batches)
 
     async def drive(until: float, latencies: list[float]) -> None:
-        chains = [_Chain(session, shared, expected, topology_version, until, latencies) for session in opened]
+        chains = [_Chain(session, shared, topology_version, until, latencies) for session in opened]
         try:
             await asyncio.gather(*(chain.done for chain in chains))
         finally:
@@ -90,51 +98,131 @@ def sessions(opened: Sequence[Session], batches: Sequence[pb.ReadBatch], expecte
     return drive
 
 
-class _Chain:
-    """One session's messages, one after the other."""
+def sessions_at_rate(
+    opened: Sequence[Session], batches: Sequence[Batch], topology_version: int, per_second: float
+) -> Drive:
+    """``per_second`` messages a second, over the sessions in turn, whether those before are answered or not; seconds
+    count from when each should have been sent."""
+    shared = itertools.cycle(batches)
 
-    __slots__ = ("_batches", "_expected", "_got", "_latencies", "_send", "_started", "_until", "_version", "done")
+    async def drive(until: float, latencies: list[float]) -> None:
+        pace = _Pace(opened, shared, topology_version, 1 / per_second, until, latencies)
+        try:
+            await pace.done
+        finally:
+            pace.done.cancel()
+
+    return drive
+
+
+class _Ask:
+    """One message under way."""
+
+    __slots__ = ("_expected", "_got", "_on_answer", "_started")
 
     def __init__(
         self,
         session: Session,
-        batches: Iterator[pb.ReadBatch],
-        expected: int,
+        batch: Batch,
         topology_version: int,
-        until: float,
-        latencies: list[float],
+        started: float,
+        on_answer: Callable[[float, WrongAnswer | None], None],
+    ) -> None:
+        """``on_answer``: called with when it should have been sent, and what is wrong with the answer."""
+        self._expected = batch.expected
+        self._got = 0
+        self._started = started
+        self._on_answer = on_answer
+        session.send(pb.Request(topology_version=topology_version, read=batch.read), _TIMEOUT_SECONDS, self._take)
+
+    def _take(self, answer: pb.Answer) -> None:
+        self._got += sum(map(len, answer.read.values))
+        if answer.more:
+            return
+        wrong = None
+        if self._got != self._expected:
+            what = answer.error.message or f"answered {self._got} bytes, not {self._expected}"
+            wrong = WrongAnswer(f"a batch {what}")
+        self._on_answer(self._started, wrong)
+
+
+class _Chain:
+    """One session's messages, one after the other."""
+
+    __slots__ = ("_batches", "_latencies", "_session", "_until", "_version", "done")
+
+    def __init__(
+        self, session: Session, batches: Iterator[Batch], topology_version: int, until: float, latencies: list[float]
     ) -> None:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._send = session.send
+        self._session = session
         self._batches = batches
-        self._expected = expected
         self._version = topology_version
         self._until = until
         self._latencies = latencies
-        self._got = 0
-        self._started = perf_counter()
-        self._send_next()
+        self._send_next(perf_counter())
 
-    def _send_next(self) -> None:
-        request = pb.Request(topology_version=self._version, read=next(self._batches))
-        self._send(request, _TIMEOUT_SECONDS, self._take)
+    def _send_next(self, now: float) -> None:
+        _Ask(self._session, next(self._batches), self._version, now, self._answered)
 
-    def _take(self, answer: pb.Answer) -> None:
+    def _answered(self, started: float, wrong: WrongAnswer | None) -> None:
         if self.done.done():
             return
-        for value in answer.read.values:
-            self._got += len(value)
-        if answer.more:
-            return
-        if self._got != self._expected:
-            what = answer.error.message or f"answered {self._got} bytes, not {self._expected}"
-            self.done.set_exception(WrongAnswer(f"a batch {what}"))
+        if wrong is not None:
+            self.done.set_exception(wrong)
             return
         ended = perf_counter()
-        self._latencies.append(ended - self._started)
+        self._latencies.append(ended - started)
         if ended >= self._until:
             self.done.set_result(None)
-            return
-        self._started = ended
-        self._got = 0
-        self._send_next()
+        else:
+            self._send_next(ended)
+
+
+class _Pace:
+    """Messages of all sessions, each at its time. The loop is kept turning meanwhile: its timers are of a millisecond,
+    which is as long as the answers take."""
+
+    __slots__ = ("_batches", "_due", "_interval", "_latencies", "_loop", "_sessions", "_under_way", "_until",
+                 "_version", "done")  # fmt: skip
+
+    def __init__(
+        self,
+        opened: Sequence[Session],
+        batches: Iterator[Batch],
+        topology_version: int,
+        interval: float,
+        until: float,
+        latencies: list[float],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.done: asyncio.Future[None] = self._loop.create_future()
+        self._sessions = itertools.cycle(opened)
+        self._batches = batches
+        self._version = topology_version
+        self._interval = interval
+        self._until = until
+        self._latencies = latencies
+        self._under_way = 0
+        self._due = perf_counter()
+        self._turn()
+
+    def _turn(self) -> None:
+        now = perf_counter()
+        # What a stalled server holds up begins late, and its latency says so.
+        while self._due <= now and self._due < self._until and self._under_way < _MAX_UNDER_WAY:
+            self._under_way += 1
+            _Ask(next(self._sessions), next(self._batches), self._version, self._due, self._answered)
+            self._due += self._interval
+        if self._due < self._until or self._under_way:
+            if not self.done.done():
+                self._loop.call_soon(self._turn)
+        elif not self.done.done():
+            self.done.set_result(None)
+
+    def _answered(self, started: float, wrong: WrongAnswer | None) -> None:
+        self._under_way -= 1
+        if wrong is None:
+            self._latencies.append(perf_counter() - started)
+        elif not self.done.done():
+            self.done.set_exception(wrong)

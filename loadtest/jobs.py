@@ -36,6 +36,25 @@ class ReadsJob(msgspec.Struct, frozen=True, kw_only=True, tag="reads"):
     pace: Pace
 
 
+class StreamJob(msgspec.Struct, frozen=True, kw_only=True, tag="stream"):
+    """Cached reads of one follower in batches on the stream, by operation."""
+
+    topology_file: str
+    grpc: str
+    frames: str
+    topology_version: int
+    follower_pid: int
+    size: DatasetSize
+    atype: int
+    """Of the lists."""
+    batch: int
+    """Queries in a message."""
+    connections: int
+    queries_per_second: float
+    """Where the rate is constant."""
+    pace: Pace
+
+
 class WritesJob(msgspec.Struct, frozen=True, kw_only=True, tag="writes"):
     """Durable writes through a follower, beside the same transactions one by one."""
 
@@ -87,4 +106,16 @@ class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True, tag="hot_key"):
     pace: Pace
 
 
-Job = HotKeyJob | ReadsJob | WritesJob | GeoJob | FillJob | AskJob | PeersJob | HerdJob | GrowJob | CapacityJob
+Job = (
+    HotKeyJob
+    | ReadsJob
+    | StreamJob
+    | WritesJob
+    | GeoJob
+    | FillJob
+    | AskJob
+    | PeersJob
+    | HerdJob
+    | GrowJob
+    | CapacityJob
+)

@@ -63,7 +63,8 @@ def main() -> None:
     """Do the job of the command line, and print its figures."""
     job = msgspec.json.decode(sys.argv[1], type=MemoryJob)
     if job.core == "python":
-        sys.modules["tao.cache.packed_core"] = None  # type: ignore[assignment]  # as where nothing was compiled
+        for core in ("packed_core", "answers_core"):
+            sys.modules[f"tao.cache.{core}"] = None  # type: ignore[assignment]  # as where nothing was compiled
     figures = hit_figures(job) if job.what == "hits" else memory_figures(job)
     sys.stdout.write(msgspec.json.encode(figures).decode())
 
@@ -182,7 +183,7 @@ def hit_figures(job: MemoryJob) -> dict[str, float]:
         "assoc_range, all": lambda: [cache.range(key, ATYPE, 0, 1000) for key in ids],
         "assoc_range, a page of 50": lambda: [cache.range(key, ATYPE, 0, 50) for key in ids],
         "assoc_time_range": lambda: [cache.time_range(key, ATYPE, 10**9 + 60, 10**9 + 20, 50) for key in ids],
-        "assoc_get": lambda: [cache.edges(key, ATYPE, (key + 50,)) for key in ids],
+        "assoc_get": lambda: [cache.edge(key, ATYPE, key + 50) for key in ids],
     }
     figures = {name: least_microseconds(run, _OPERATIONS) for name, run in operations.items()}
     return figures | {"a batch of 100": batch_microseconds(cache, ids, counted)}

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import grpc
 
 from loadtest.dataset import LINK, VALUE_BYTES, Dataset
-from loadtest.driving import Call, WrongAnswer, sessions
+from loadtest.driving import Batch, Call, WrongAnswer, sessions
 from loadtest.rounds import Drive
 from loadtest.workloads import Operation, Query, StoredList
 from tao.client import ClientSettings, Graph, Object, connect
@@ -100,9 +100,8 @@ async def open_sessions(address: str, transport: Transport, count: int, stack: A
 
 def session_gets(opened: Sequence[Session], batches: Sequence[Sequence[int]], topology_version: int) -> Drive:
     """Messages of one batch of objects each; the batches are of one size."""
-    messages = [pb.ReadBatch(obj_ids=batch) for batch in batches]
     expected = (OBJECT_HEADER_BYTES + VALUE_BYTES) * len(batches[0])
-    return sessions(opened, messages, expected, topology_version)
+    return sessions(opened, [Batch(pb.ReadBatch(obj_ids=batch), expected) for batch in batches], topology_version)
 
 
 async def open_unary(address: str, stack: AsyncExitStack) -> Callable[[Sequence[int]], list[Call]]:

@@ -24,6 +24,8 @@ class Measure(StrEnum):
 
     RATE = "per_second"
     P50 = "p50_us"
+    P99 = "p99_us"
+    SERVER_CPU = "server_cpu_us"
 
 
 class Aim(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,14 +37,14 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_upper_bound(self) -> bool:
-        """Latencies should stay below theirs, rates above."""
-        return self.measure is Measure.P50
+        """Rates should be above theirs, all else below."""
+        return self.measure is not Measure.RATE
 
     def describe(self) -> str:
         """For the table: ``≥ 3 × redis``."""
         sign = "≤" if self.is_upper_bound else "≥"
         unit = "/s" if self.measure is Measure.RATE else " µs"
-        return f"{sign} {self.bound:g} × {self.against}" if self.against else f"{sign} {self.bound:,.0f}{unit}"
+        return f"{sign} {self.bound:g} × {self.against}" if self.against else f"{sign} {self.bound:,g}{unit}"
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,6 +8,8 @@ from rich.text import Text
 
 from loadtest.results import Figure, Listing, Machine, Measure, Report, ScenarioResult, Verdict
 
+_MEASURES = {Measure.P50: "p50 ", Measure.P99: "p99 ", Measure.SERVER_CPU: "server "}
+
 
 def print_report(report: Report, console: Console) -> None:
     """The machine, and a table per scenario."""
@@ -95,6 +97,6 @@ def _ratio(ratio: float | None) -> str:
 
 def _verdict(verdict: Verdict) -> Text:
     measured = f" ({verdict.value:.2f})" if verdict.aim.against else ""
-    what = "p50 " if verdict.aim.measure is Measure.P50 else ""
+    what = _MEASURES.get(verdict.aim.measure, "")
     text = f"{what}{verdict.aim.describe()}{measured}: {'met' if verdict.met else 'not met'}"
     return Text(text, style="green" if verdict.met else "red")

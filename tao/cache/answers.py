@@ -3,20 +3,21 @@
 A cached block is a contiguous prefix of its list. It answers what lies wholly within the prefix, and everything when it
 is complete. None means that the prefix cannot decide. Answers carry the list's version and count; their flags say
 ``PREFIX`` when they start at position 0 and ``COMPLETE`` when they are the whole list.
+
+What is asked most, a range or a single edge, is compiled where there is a compiler (`hatch_build.py`), and answered by
+the twin in Python elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tao.cache.answers_twin import ends_within
 from tao.cache.membership import MembershipFilter
 from tao.cache.outcomes import EdgesAnswer
 from tao.model.edge_block import (
     COMPLETE,
-    PREFIX,
     empty_block,
-    first_after,
-    first_not_newer,
     header,
     id2_column,
     pick_edges,
@@ -24,45 +25,28 @@ from tao.model.edge_block import (
     slice_block,
     time_column,
 )
-from tao.model.graph import MAX_TIME, decode_count, version_of
+from tao.model.graph import MAX_TIME, version_of
 
-
-def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
-    """The edges at ``pos … pos+limit-1``."""
-    version, count, n, flags = header(block)
-    if not flags & COMPLETE and pos + limit > n:
-        return empty_block(version, count, 0) if pos >= count else None
-    return _slice(block, n, flags, pos, pos + limit)
-
-
-def time_range_answer(block: bytes, high: int, low: int, limit: int, below_id2: int = 0) -> bytes | None:
-    """At most ``limit`` edges with ``high ≥ time ≥ low``; with ``below_id2`` those after the edge
-    ``(high, below_id2)``."""
-    _, _, n, flags = header(block)
-    if below_id2:
-        start = first_after(block, high, below_id2)
-    else:
-        start = 0 if high >= MAX_TIME else first_not_newer(block, high)
-    stop = max(start, first_not_newer(block, low - 1)) if low > 0 else n
-    if stop - start < limit and not flags & COMPLETE and not _ends_within(block, n, low):
-        return None
-    return _slice(block, n, flags, start, min(stop, start + limit))
+try:
+    from tao.cache.answers_core import Hits, edge_answer, range_answer, time_range_answer
+except ImportError:  # built without a compiler
+    from tao.cache.answers_twin import Hits, edge_answer, range_answer, time_range_answer  # type: ignore[assignment]
 
 
 def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> EdgesAnswer | None:
     """The edges to ``id2s`` with ``high ≥ time ≥ low``, and which of the ids the prefix cannot decide. None: all."""
-    version, count, n, flags = header(block)
-    # One byte search costs as much as a step through a dozen edges; all three give indexes in list order.
     if len(id2s) == 1:  # "does she like this?", the question asked most
-        at = position_of(block, id2s[0])
-        found = [at] if at >= 0 else []
-    elif 12 * len(id2s) <= n + 24:
+        answer = edge_answer(block, id2s[0], high, low)
+        return None if answer is None else EdgesAnswer(answer)
+    version, count, n, flags = header(block)
+    # One byte search costs as much as a step through a dozen edges; both give indexes in list order.
+    if 12 * len(id2s) <= n + 24:
         found = sorted({position_of(block, id2) for id2 in id2s} - {-1})
     else:
         wanted = frozenset(id2s)
         found = [index for index, id2 in enumerate(id2_column(block)) if id2 in wanted]
     missing: tuple[int, ...] = ()
-    if not flags & COMPLETE and not _ends_within(block, n, low):
+    if not flags & COMPLETE and not ends_within(block, n, low):
         column = id2_column(block)
         known = {column[index] for index in found}
         missing = tuple(dict.fromkeys(id2 for id2 in id2s if id2 not in known))
@@ -80,14 +64,6 @@ def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> Edge
     return EdgesAnswer(pick_edges(block, found, 0), missing)
 
 
-def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
-    """The empty answer to a range that begins at or after the end of the list, by its count alone."""
-    version, count = decode_count(count_value)
-    if count == 0:
-        return empty_block(version)
-    return empty_block(version, count, 0) if pos >= count else None
-
-
 def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: MembershipFilter) -> EdgesAnswer | None:
     """``known``, an answer with ids missing, or None; without the ids that the filter denies, which tells only of its
     own version."""
@@ -100,12 +76,4 @@ def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: Member
     return None if len(left) == len(missing) else EdgesAnswer(empty_block(held.version, held.count, 0), left)
 
 
-def _slice(block: bytes, n: int, flags: int, start: int, stop: int) -> bytes:
-    if n == 0 or (start == 0 and stop >= n):
-        return block
-    return slice_block(block, start, stop, PREFIX if start == 0 else 0)
-
-
-def _ends_within(block: bytes, n: int, low: int) -> bool:
-    """Whether all edges with ``time ≥ low`` are in the prefix. At the oldest time itself, more may follow beyond it."""
-    return n > 0 and low > time_column(block)[n - 1]
+__all__ = ["Hits", "edge_answer", "edges_answer", "filtered_answer", "range_answer", "time_range_answer"]

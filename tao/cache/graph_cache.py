@@ -6,12 +6,11 @@ Reads return encoded bytes ready to send, or None on a miss, and cost a look-up 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
-from typing import Final, Literal, cast
+from typing import Literal, cast
 
 from tao.cache import witness as events
-from tao.cache.answers import beyond_answer, edges_answer, filtered_answer, range_answer, time_range_answer
+from tao.cache.answers import Hits, edges_answer, filtered_answer
 from tao.cache.outcomes import (
     Applied,
     ArenaFigures,
@@ -34,19 +33,16 @@ from tao.model.changes import (
     ObjectInvalidation,
     ShardInvalidation,
 )
-from tao.model.edge_block import COMPLETE
 from tao.model.graph import MAX_TIME, version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import epoch_of
-
-_N_FLAGS: Final = struct.Struct("<II").unpack_from  # at 16 in an edge block
 
 
 class GraphCache:
     """Caches what belongs to open shards; reads of a closed shard miss and fills of it are passed over."""
 
-    __slots__ = ("_arenas", "_generation", "_mark_slots", "_marks", "_old_overflows", "_settings", "_shards", "denials",
-                 "witness")  # fmt: skip
+    __slots__ = ("_arenas", "_generation", "_hits", "_mark_slots", "_marks", "_old_overflows", "_settings", "_shards",
+                 "denials", "witness")  # fmt: skip
 
     def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness | None = None) -> None:
         """``witness`` is told what happens to keys, hits excepted; None: nobody is."""
@@ -56,6 +52,7 @@ class GraphCache:
         self._marks = self._arenas.marks
         self._mark_slots = settings.mark_slots
         self._shards: dict[int, CachedShard] = {}
+        self._hits = Hits(self._shards, self._marks)
         self._generation = 0
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, wholly or in the end
@@ -158,43 +155,35 @@ class GraphCache:
 
     def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
         """The count value of the list."""
-        shard = self._shards.get(id1 >> SHARD_SHIFT)
-        if shard is None or atype not in shard.counts:
-            return None
-        value = shard.counts[atype].get(id1) or shard.lists[atype].get(id1, b"")[:16]
-        if not value or (minimum and int.from_bytes(value[:8], "little") < minimum):
-            return None
-        self._marks[(id1 + atype) % self._mark_slots] = 1
-        return value
+        return self._hits.count(id1, atype, minimum)
 
     def range(self, id1: int, atype: int, pos: int, limit: int, minimum: int = 0) -> bytes | None:
         """An edge block of the edges at ``pos … pos+limit-1``."""
-        block = self._block(id1, atype, minimum)
-        if block is None:
-            count = self.count(id1, atype, minimum)
-            return beyond_answer(count, pos) if count is not None else None
-        if pos == 0:
-            n, flags = _N_FLAGS(block, 16)
-            if n <= limit and flags & COMPLETE:
-                return block
-        return range_answer(block, pos, limit)
+        return self._hits.range(id1, atype, pos, limit, minimum)
 
     def time_range(
         self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
     ) -> bytes | None:
         """An edge block of at most ``limit`` edges with ``high ≥ time ≥ low``; see `time_range_answer`."""
-        block = self._block(id1, atype, minimum)
-        if block is None:
-            return self._nothing(id1, atype, minimum)
-        return time_range_answer(block, high, low, limit, below_id2)
+        return self._hits.time_range(id1, atype, high, low, limit, minimum, below_id2)
+
+    def edge(
+        self, id1: int, atype: int, id2: int, high: int = MAX_TIME, low: int = 0, minimum: int = 0
+    ) -> bytes | None:
+        """`edges` for one id: it is decided, or None."""
+        block = self._hits.edge(id1, atype, id2, high, low, minimum)
+        if block is not None:
+            return block
+        answer = self._filtered(None, id1, atype, (id2,), minimum)
+        return None if answer is None or answer.missing else answer.block
 
     def edges(
         self, id1: int, atype: int, id2s: Sequence[int], high: int = MAX_TIME, low: int = 0, minimum: int = 0
     ) -> EdgesAnswer | None:
         """The edges to ``id2s`` with ``high ≥ time ≥ low``, and the ids that the cache cannot decide."""
-        block = self._block(id1, atype, minimum)
+        block = self._hits.block(id1, atype, minimum)
         if block is None:
-            nothing = self._nothing(id1, atype, minimum)
+            nothing = self._hits.range(id1, atype, 0, 0, minimum)  # by the count, when it is 0
             return EdgesAnswer(nothing) if nothing is not None else self._filtered(None, id1, atype, id2s, minimum)
         answer = edges_answer(block, id2s, high, low)
         if answer is not None and not answer.missing:
@@ -216,21 +205,6 @@ class GraphCache:
     def filter_shard(self, shard: int) -> CachedShard | None:
         """Where the filters of a shard are built; None: it is not open."""
         return self._shards.get(shard)
-
-    def _block(self, id1: int, atype: int, minimum: int) -> bytes | None:
-        shard = self._shards.get(id1 >> SHARD_SHIFT)
-        if shard is None or atype not in shard.lists:
-            return None
-        block = shard.lists[atype].get(id1)
-        if not block or (minimum and int.from_bytes(block[:8], "little") < minimum):
-            return None
-        self._marks[(id1 + atype) % self._mark_slots] = 1
-        return block
-
-    def _nothing(self, id1: int, atype: int, minimum: int) -> bytes | None:
-        """The answer to any query on a list that is known to be empty, by its count alone."""
-        count = self.count(id1, atype, minimum)
-        return beyond_answer(count, 0) if count is not None else None
 
     # what is held, without a mark of use
 

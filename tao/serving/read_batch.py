@@ -198,17 +198,22 @@ def _answer_gets(
     first = len(values)
     all_id2s, sizes = batch.get_id2s[:], batch.get_id2_counts[:]
     highs, lows = batch.get_highs[:], batch.get_lows[:]
+    get_edge = cache.edge
     start = 0
     columns = zip(batch.get_id1s[:], batch.get_atypes[:], sizes, highs, lows, strict=True)
     for slot, (id1, atype, size, high, low) in enumerate(columns, first):
         id2s = all_id2s[start : start + size]
         start += size
-        found = cache.edges(id1, atype, id2s, high, low, minimums.get(slot, 0)) if size <= MAX_ID2_SET else None
-        if found is None or found.missing:
-            values.append(None)
+        value = None
+        if size == 1:
+            value = get_edge(id1, atype, id2s[0], high, low, minimums.get(slot, 0))
+        elif size <= MAX_ID2_SET:
+            found = cache.edges(id1, atype, id2s, high, low, minimums.get(slot, 0))
+            value = found.block if found is not None and not found.missing else None
+        values.append(value)
+        if value is None:
             continue
-        values.append(found.block)
-        room -= len(found.block)
+        room -= len(value)
         if room < 0:
             break
     if max(highs) > MAX_TIME or max(lows) > MAX_TIME:

@@ -49,6 +49,17 @@ def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(ran: ToyRun) 
     assert all(figure > 0 for figure in result.measured["hits, python"].values())
 
 
+@scenario("bench", "--only", "stream")
+def test_queries_on_the_stream_are_measured_by_operation_and_at_a_constant_rate(ran: ToyRun) -> None:
+    result = of_bench(ran, "stream")
+    check_figures(result)
+    shapes = [figure.shape.partition(",")[0] for figure in result.figures if figure.contestant == "frames"]
+    operations = ("obj_get", "assoc_count", "assoc_range", "assoc_time_range", "assoc_get")
+    assert {f"{operation} of the mix" for operation in operations} < set(shapes)
+    aims = [verdict.aim for figure in result.figures for verdict in figure.verdicts]
+    assert [(aim.measure, aim.bound) for aim in aims] == [("server_cpu_us", 3), ("p99_us", 1_000)]
+
+
 @scenario("bench", "--only", "hot_key")
 def test_a_hot_key_is_measured_with_and_without_clones_and_a_cache_in_the_client(ran: ToyRun) -> None:
     result = of_bench(ran, "hot_key")

@@ -1,0 +1,137 @@
+"""Which answers follow from a cached list, one at a time: the twin in Python, and the specification.
+
+`tao.cache.answers_core` is the same, compiled; `tao.cache.answers` says which is used. One suite
+(`tests/conformance/test_answers.py`) holds both to the same answers. Numbers are 0 … 2^64-1; a block that
+`tao.model.edge_block.check_block` would refuse has no defined answer here, and the compiled twin never reads beyond it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tao.model.edge_block import (
+    COMPLETE,
+    PREFIX,
+    empty_block,
+    first_after,
+    first_not_newer,
+    header,
+    position_of,
+    slice_block,
+    time_column,
+)
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count, version_of
+from tao.model.ids import SHARD_SHIFT
+
+if TYPE_CHECKING:
+    from tao.cache.shard import CachedShard
+
+
+def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
+    """The edges at ``pos … pos+limit-1``."""
+    version, count, n, flags = header(block)
+    if not flags & COMPLETE and pos + limit > n:
+        return empty_block(version, count, 0) if pos >= count else None
+    return _slice(block, n, pos, pos + limit)
+
+
+def time_range_answer(block: bytes, high: int, low: int, limit: int, below_id2: int = 0) -> bytes | None:
+    """At most ``limit`` edges with ``high ≥ time ≥ low``; with ``below_id2`` those after the edge
+    ``(high, below_id2)``."""
+    _, _, n, flags = header(block)
+    if below_id2:
+        start = first_after(block, high, below_id2)
+    else:
+        start = 0 if high >= MAX_TIME else first_not_newer(block, high)
+    stop = max(start, first_not_newer(block, low - 1)) if low > 0 else n
+    if stop - start < limit and not flags & COMPLETE and not ends_within(block, n, low):
+        return None
+    return _slice(block, n, start, min(stop, start + limit))
+
+
+def edge_answer(block: bytes, id2: int, high: int, low: int) -> bytes | None:
+    """The edge to ``id2``, if there is one with ``high ≥ time ≥ low``."""
+    version, count, n, flags = header(block)
+    at = position_of(block, id2)
+    if at < 0 and not flags & COMPLETE and not ends_within(block, n, low):
+        return None
+    if at >= 0 and (low > 0 or high < MAX_TIME) and not high >= time_column(block)[at] >= low:
+        at = -1
+    if n == (at >= 0):
+        return block
+    return slice_block(block, at, at + 1, 0) if at >= 0 else empty_block(version, count, 0)
+
+
+def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
+    """The empty answer to a range that begins at or after the end of the list, by its count alone."""
+    version, count = decode_count(count_value)
+    if count == 0:
+        return empty_block(version)
+    return empty_block(version, count, 0) if pos >= count else None
+
+
+def ends_within(block: bytes, n: int, low: int) -> bool:
+    """Whether all edges with ``time ≥ low`` are in the prefix. At the oldest time itself, more may follow beyond it."""
+    return n > 0 and low > time_column(block)[n - 1]
+
+
+def _slice(block: bytes, n: int, start: int, stop: int) -> bytes:
+    if n == 0 or (start == 0 and stop >= n):
+        return block
+    return slice_block(block, start, stop, PREFIX if start == 0 else 0)
+
+
+class Hits:
+    """Answers from the lists and counts of open shards, and marks what it used. None: the cache cannot tell. Values
+    below ``minimum``, a version, are none. Numbers are 0 … 2^64-1."""
+
+    __slots__ = ("_marks", "_shards")
+
+    def __init__(self, shards: dict[int, CachedShard], marks: bytearray) -> None:
+        """By number, as they are at each look; ``marks``: at (id + type) modulo their number."""
+        self._shards: Final = shards
+        self._marks: Final = marks
+
+    def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
+        """The count value of the list."""
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        if shard is None or atype not in shard.counts:
+            return None
+        value = shard.counts[atype].get(id1) or shard.lists[atype].get(id1, b"")[:COUNT_VALUE_BYTES]
+        return self._used(value, id1 + atype, minimum)
+
+    def block(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
+        """The prefix of the list that is held."""
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        if shard is None or atype not in shard.lists:
+            return None
+        return self._used(shard.lists[atype].get(id1), id1 + atype, minimum)
+
+    def range(self, id1: int, atype: int, pos: int, limit: int, minimum: int = 0) -> bytes | None:
+        """See `range_answer`."""
+        block = self.block(id1, atype, minimum)
+        return self._beyond(id1, atype, pos, minimum) if block is None else range_answer(block, pos, limit)
+
+    def time_range(
+        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
+    ) -> bytes | None:
+        """See `time_range_answer`."""
+        block = self.block(id1, atype, minimum)
+        if block is None:
+            return self._beyond(id1, atype, 0, minimum)
+        return time_range_answer(block, high, low, limit, below_id2)
+
+    def edge(self, id1: int, atype: int, id2: int, high: int, low: int, minimum: int = 0) -> bytes | None:
+        """See `edge_answer`."""
+        block = self.block(id1, atype, minimum)
+        return self._beyond(id1, atype, 0, minimum) if block is None else edge_answer(block, id2, high, low)
+
+    def _beyond(self, id1: int, atype: int, pos: int, minimum: int) -> bytes | None:
+        count = self.count(id1, atype, minimum)
+        return None if count is None else beyond_answer(count, pos)
+
+    def _used(self, value: bytes | None, key: int, minimum: int) -> bytes | None:
+        if not value or (minimum and version_of(value) < minimum):
+            return None
+        self._marks[key % len(self._marks)] = 1
+        return value

@@ -1,0 +1,178 @@
+"""Both twins of the answers from a cached list: each against plain lists of edges, and against each other."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tao.cache import answers_twin
+from tao.model.changes import sort_edges
+from tao.model.edge_block import COMPLETE, HAS_DATA, PREFIX, check_block, decode_block, encode_block, header
+from tao.model.errors import ProtocolError
+from tao.model.graph import MAX_TIME, Edge, encode_count
+
+COMPILED = "tao.cache.answers_core"
+HAS_COMPILED = importlib.util.find_spec(COMPILED) is not None
+MOST = (1 << 64) - 1
+needs_compiled = pytest.mark.skipif(not HAS_COMPILED, reason="no compiled core in this environment")
+
+
+@pytest.fixture(params=["tao.cache.answers_twin", pytest.param(COMPILED, marks=needs_compiled)])
+def core(request: pytest.FixtureRequest) -> ModuleType:
+    return importlib.import_module(request.param)
+
+
+def compiled() -> Any:  # `Any`: the compiled module has the twin's functions and no common type
+    return importlib.import_module(COMPILED)
+
+
+small = st.integers(0, 12)
+numbers = small | st.integers(0, MOST) | st.sampled_from([MAX_TIME - 1, MAX_TIME, MAX_TIME + 1, MOST])
+id2s = st.integers(1, 12) | st.sampled_from([0x0100000000000001, 0x0001000000000100, 256, MAX_TIME])
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> bytes:
+    """Prefixes of lists, whole ones among them, with and without data."""
+    chosen = draw(st.lists(id2s, unique=True, max_size=10))
+    data = st.binary(max_size=5) if draw(st.booleans()) else st.just(b"")
+    times = st.integers(0, 8) | st.just(MAX_TIME)
+    edges = sort_edges(Edge(id2, draw(times), draw(data)) for id2 in chosen)
+    more = draw(st.integers(0, 3))
+    flags = draw(st.sampled_from([PREFIX, 0])) | (
+        0 if more else draw(st.sampled_from([COMPLETE, COMPLETE | PREFIX, 0]))
+    )
+    return check_block(encode_block(draw(st.integers(0, MOST)), len(edges) + more, edges, flags))
+
+
+def block_of(*times: int, count: int | None = None, flags: int = PREFIX) -> bytes:
+    edges = [Edge(100 + time, time, b"d%d" % time) for time in times]
+    complete = COMPLETE if count is None else 0
+    return encode_block(7, len(edges) if count is None else count, edges, flags | complete)
+
+
+def times_in(block: bytes | None) -> list[int] | None:
+    return None if block is None else [edge.time for edge in decode_block(check_block(block))]
+
+
+def test_a_range_is_answered_from_what_is_held(core: ModuleType) -> None:
+    whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
+    assert core.range_answer(whole, 0, 3) is whole
+    assert core.range_answer(whole, 0, 1000) is whole
+    assert times_in(core.range_answer(whole, 1, 1)) == [40]
+    assert times_in(core.range_answer(whole, 7, 1)) == []
+    assert core.range_answer(prefix, 0, 3) is prefix
+    assert core.range_answer(prefix, 0, 4) is None
+    assert core.range_answer(prefix, 8, 1) is None
+    assert times_in(core.range_answer(prefix, 9, MOST)) == []
+    assert times_in(core.range_answer(whole, MOST, MOST)) == []
+
+
+def test_a_page_starts_at_position_0_or_says_that_it_does_not(core: ModuleType) -> None:
+    whole = block_of(50, 40, 30)
+    for start, flags in ((0, PREFIX | HAS_DATA), (1, HAS_DATA)):
+        page = core.range_answer(whole, start, 2)
+        assert header(page) == (7, 3, 2, flags)
+        assert [edge.data for edge in decode_block(page)] == [b"d50", b"d40", b"d30"][start : start + 2]
+
+
+def test_a_time_range_is_answered_where_the_prefix_decides_it(core: ModuleType) -> None:
+    whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
+    assert times_in(core.time_range_answer(whole, 45, 30, 9)) == [40, 30]
+    assert times_in(core.time_range_answer(whole, 20, 30, 9)) == []
+    assert core.time_range_answer(prefix, MAX_TIME, 30, 9) is None
+    assert times_in(core.time_range_answer(prefix, MAX_TIME, 31, 9)) == [50, 40]
+    assert times_in(core.time_range_answer(prefix, 40, 0, 2)) == [40, 30]
+    assert times_in(core.time_range_answer(whole, 40, 0, 9, 140)) == [30]
+    assert times_in(core.time_range_answer(whole, 40, 0, 9, 141)) == [40, 30]
+    assert times_in(core.time_range_answer(whole, MOST, 0, MOST)) == [50, 40, 30]
+
+
+def test_an_edge_is_found_denied_or_undecided(core: ModuleType) -> None:
+    whole, prefix = block_of(50, 40, 30), block_of(50, 40, 30, count=9)
+    assert times_in(core.edge_answer(whole, 140, MAX_TIME, 0)) == [40]
+    assert times_in(core.edge_answer(whole, 140, 39, 0)) == []
+    assert times_in(core.edge_answer(whole, 141, MAX_TIME, 0)) == []
+    assert times_in(core.edge_answer(prefix, 140, MAX_TIME, 41)) == []
+    assert core.edge_answer(prefix, 141, MAX_TIME, 0) is None
+    assert times_in(core.edge_answer(prefix, 141, MAX_TIME, 31)) == []
+    one = block_of(50)
+    assert core.edge_answer(one, 150, MAX_TIME, 0) is one
+
+
+def test_an_id_that_lies_across_two_is_not_found(core: ModuleType) -> None:
+    block = encode_block(7, 2, [Edge(1 << 32, 2), Edge(2 << 32, 1)], COMPLETE | PREFIX)
+    assert times_in(core.edge_answer(block, 1, MAX_TIME, 0)) == []
+    assert times_in(core.edge_answer(block, 2 << 32, MAX_TIME, 0)) == [1]
+
+
+def test_a_count_answers_ranges_that_begin_beyond_it(core: ModuleType) -> None:
+    assert header(core.beyond_answer(encode_count(5, 0), 0)) == (5, 0, 0, COMPLETE | PREFIX)
+    assert header(core.beyond_answer(encode_count(5, 3), 3)) == (5, 3, 0, 0)
+    assert core.beyond_answer(encode_count(5, 3), 2) is None
+    assert header(core.beyond_answer(encode_count(MOST, MOST), MOST)) == (MOST, MOST, 0, 0)
+
+
+@needs_compiled
+@given(blocks(), numbers, numbers)
+@example(block_of(50, 40, 30, count=9), MOST, MOST)
+def test_twins_answer_ranges_alike(block: bytes, pos: int, limit: int) -> None:
+    assert compiled().range_answer(block, pos, limit) == answers_twin.range_answer(block, pos, limit)
+
+
+@needs_compiled
+@given(blocks(), numbers, numbers, numbers, st.just(0) | id2s | numbers)
+def test_twins_answer_time_ranges_alike(block: bytes, high: int, low: int, limit: int, below: int) -> None:
+    expected = answers_twin.time_range_answer(block, high, low, limit, below)
+    assert compiled().time_range_answer(block, high, low, limit, below) == expected
+
+
+@needs_compiled
+@given(blocks(), id2s | numbers, numbers, numbers)
+def test_twins_find_edges_alike(block: bytes, id2: int, high: int, low: int) -> None:
+    assert compiled().edge_answer(block, id2, high, low) == answers_twin.edge_answer(block, id2, high, low)
+
+
+@needs_compiled
+@given(numbers, numbers, numbers)
+def test_twins_answer_beyond_a_count_alike(version: int, count: int, pos: int) -> None:
+    value = encode_count(version, count)
+    assert compiled().beyond_answer(value, pos) == answers_twin.beyond_answer(value, pos)
+
+
+@needs_compiled
+@given(blocks(), st.data())
+def test_a_damaged_block_is_never_read_beyond(block: bytes, data: st.DataObject) -> None:
+    damaged = bytearray(block[: data.draw(st.integers(0, len(block)))])
+    for place, byte in data.draw(st.lists(st.tuples(st.integers(0, len(block)), st.integers(0, 255)), max_size=4)):
+        if place < len(damaged):
+            damaged[place] = byte
+    held = bytes(damaged)
+    pos, high, low, limit = (data.draw(numbers) for _ in range(4))
+    for question, arguments in (
+        ("range_answer", (pos, limit)),
+        ("time_range_answer", (high, low, limit, pos)),
+        ("edge_answer", (pos, high, low)),
+    ):
+        answer = or_refused(question, held, arguments)
+        # No more comes out than went in, wherever the columns claim to end.
+        assert answer is None or len(answer) <= max(len(held), 24)
+    try:
+        check_block(held)
+    except ProtocolError:
+        return
+    assert or_refused("range_answer", held, (pos, limit)) == answers_twin.range_answer(held, pos, limit)
+
+
+def or_refused(question: str, block: bytes, arguments: Sequence[int]) -> bytes | None:
+    try:
+        answer: bytes | None = getattr(compiled(), question)(block, *arguments)
+    except ValueError:
+        return None
+    return answer
