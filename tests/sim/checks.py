@@ -30,6 +30,10 @@ from tests.sim.database import DatabaseServer
 from tests.sim.loop import CURRENT
 from tests.sim.rows import Past, Rows, part_of
 
+DONE: Final = "done"
+_MISTAKES: Final = ("INVALID_ARGUMENT",)
+"""Of a plan: a type is changed into itself."""
+
 
 class Violation(Exception):
     """An invariant did not hold. ``invariant``: its number in DESIGN.md §15, or a word."""
@@ -39,21 +43,36 @@ class Violation(Exception):
         self.invariant = invariant
 
 
+CLOCKS_DIFFER_SECONDS: Final = 0.75
+"""How far a server's clock may be from the others': bounds on staleness compare them."""
+
+
+class Asked(NamedTuple):
+    """How a read was asked. ``minimum``: what its token or the SDK's own writes say, `CRITICAL` among it."""
+
+    critical: bool = False
+    minimum: int = 0
+    max_staleness_ms: int | None = None
+
+
 class Expected(NamedTuple):
-    """What a read's answer must be."""
+    """What a read's answer must be: at ``version`` at least, ``why``. ``asked``: what was to be met or refused."""
 
     kind: int
     row: Row
-    minimum: int
+    version: int
     why: str
     invariant: str
+    asked: int
 
 
 @dataclass(slots=True)
 class Calmness:
-    """Since when nothing has gone wrong, in seconds; infinite while something does."""
+    """Since when nothing has gone wrong, in seconds; infinite while something does. ``undisturbed``: nothing but what
+    an operator had planned has happened for so long that no request may fail."""
 
     since: float = 0.0
+    undisturbed: bool = True
 
 
 class Checks:
@@ -73,7 +92,7 @@ class Checks:
         self._in_tier: dict[tuple[str, int, int], tuple[int, float]] = {}  # tier and key → acknowledged version, when
         self._right: set[tuple[int, int, bytes]] = set()
         self.calm: Final = Calmness()
-        self.looked_at: dict[str, int] = dict.fromkeys(("entries", "answers", "writes", "commits"), 0)
+        self.looked_at: dict[str, int] = dict.fromkeys(("entries", "answers", "writes", "commits", "losses"), 0)
 
     # contents
 
@@ -177,26 +196,37 @@ class Checks:
 
     # answers and writes
 
-    def expect_read(self, kind: int, row: Row, tier: str, *, critical: bool, minimum: int) -> Expected:
-        """Before a read is sent. ``minimum``: what the SDK knows, or a token says."""
+    def expect_read(self, kind: int, row: Row, tier: str, asked: Asked) -> Expected:
+        """Before a read is sent."""
         key, atype = row[0], 0 if kind == OBJECT else row[1]
-        if critical or minimum == CRITICAL:
+        minimum = max(asked.minimum, 0)
+        version, why, invariant = minimum, "its token or own writes", "3"
+        if asked.critical or asked.minimum == CRITICAL:
             visible = _version_in(self._master_of(key >> SHARD_SHIFT).rows, key, atype)
-            return Expected(kind, row, visible, "the master, when it was asked,", "critical")
+            if visible >= version:
+                version, why, invariant = visible, "the master, when it was asked,", "critical"
+            return Expected(kind, row, version, why, invariant, minimum)
         told, at = self._in_tier.get((tier, key, atype), (0, 0.0))
-        if at > self.calm.since + 20.0 and told > minimum:
-            return Expected(kind, row, told, f"written in {tier} in calm", "3")
-        return Expected(kind, row, minimum, "its token or own writes", "3")
+        if at > self.calm.since + 20.0 and told > version:
+            version, why = told, f"written in {tier} in calm"
+        if asked.max_staleness_ms is not None:
+            long_ago = self._now() - asked.max_staleness_ms / 1000 - CLOCKS_DIFFER_SECONDS
+            bound = self._past_of(key).version_at(key, atype, long_ago)
+            if bound > version:
+                version, why, invariant = bound, f"the master, {asked.max_staleness_ms} ms before,", "staleness"
+        return Expected(kind, row, version, why, invariant, minimum)
 
     def read(self, expected: Expected, value: bytes) -> None:
         """An answer has come."""
         self.looked_at["answers"] += 1
-        kind, row = expected.kind, expected.row
-        if version_of(value) < self._past_of(row[0]).least(row[0], 0 if kind == OBJECT else row[1], expected.minimum):
-            told = (
-                f"{_name(row[0])} {row[1:]} is answered at {version_of(value)}, {expected.why} has {expected.minimum}"
-            )
-            self._found(Violation(expected.invariant, told))
+        kind, row, version = expected.kind, expected.row, version_of(value)
+        atype = 0 if kind == OBJECT else row[1]
+        told = f"{_name(row[0])} {row[1:]} is answered at {version}"
+        if version < expected.asked:
+            # Also when that is lost: an answer that says so is an error.
+            self._found(Violation("3", f"{told}, asked for is {expected.asked}"))
+        elif version < self._past_of(row[0]).least(row[0], atype, expected.version):
+            self._found(Violation(expected.invariant, f"{told}, {expected.why} has {expected.version}"))
         if kind == OBJECT:
             wrong = self._wrong_object(row[0], value)
         elif kind == COUNT:
@@ -205,6 +235,19 @@ class Checks:
             wrong = self._wrong_part(ListKey(row[0], row[1]), _query(kind, row), value)
         if wrong:
             self._found(Violation("5", f"answered: {wrong}"))
+
+    def said_lost(self, expected: Expected) -> None:
+        """A reader was told that the write that its token stands for is lost."""
+        self.looked_at["losses"] += 1
+        key, atype = expected.row[0], 0 if expected.kind == OBJECT else expected.row[1]
+        if self._past_of(key).least(key, atype, expected.asked) == expected.asked:
+            told = f"{_name(key)}/{atype} at {expected.asked}"
+            self._found(Violation("1", f"{told} is called lost, and it is not"))
+
+    def done(self, what: str, result: str) -> None:
+        """An operation has ended so. ``result``: the reason of an error, or `DONE`."""
+        if self.calm.undisturbed and result not in (DONE, *_MISTAKES):
+            self._found(Violation("7", f"{what} failed where nothing does: {result}"))
 
     def written(self, tier: str, result: pb.WriteResult) -> None:
         """A write is acknowledged: everything that it says it changed is in the database."""

@@ -7,26 +7,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Final
+from functools import reduce
+from typing import Any, Final
 
 from tao.client.columns import Row
 from tao.client.configuration import Configuration
+from tao.client.failures import SomeFailed
 from tao.client.graph import Graph
 from tao.client.own_writes import After, Minimums
 from tao.client.settings import ClientSettings
-from tao.model.errors import TaoError
+from tao.model.errors import TaoError, WriteLost
+from tao.model.graph import ListKey
 from tao.model.ids import make_id
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.peers.links import Links, LinkSettings
 from tao.wire.identity import Credentials
 from tao.wire.v1 import session_pb2 as pb
-from tests.sim.checks import Checks
+from tests.sim.checks import DONE, Asked, Checks
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
 from tests.sim.network import SESSION
 from tests.sim.plans import EDGE_TYPES, KEYS, Op
 
+_KEPT_TOKENS: Final = 40
+_STALENESS_MS: Final = (2_000, 15_000, 40_000)
+"""Of which the heartbeats (`tests.sim.roles`) meet one hardly ever, one now and then and one nearly always."""
 _CHANGED_TYPES: Final = {"likes": "follows", "follows": "likes", "comment": "likes", "friend": "likes"}
 
 
@@ -43,13 +49,31 @@ class WatchedGraph(Graph):
     attaches: bool
 
     async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
-        known = dict(self._attached)
-        expected = self.checks.expect_read(
-            kind, row, self.watched_tier, critical=critical, minimum=Minimums(after, known).of(row)
-        )
-        value = await super()._read(kind, row, critical, after, max_staleness_ms)
+        asked = Asked(critical, Minimums(after, dict(self._attached)).of(row), max_staleness_ms)
+        expected = self.checks.expect_read(kind, row, self.watched_tier, asked)
+        try:
+            value = await super()._read(kind, row, critical, after, max_staleness_ms)
+        except WriteLost:
+            self.checks.said_lost(expected)
+            raise
         self.checks.read(expected, value)
         return value
+
+    async def _read_many(
+        self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
+    ) -> list[bytes | TaoError]:
+        minimum_of = Minimums(after, dict(self._attached)).of
+        expected = [
+            self.checks.expect_read(kind, row, self.watched_tier, Asked(critical, minimum_of(row), max_staleness_ms))
+            for row in rows
+        ]
+        values = await super()._read_many(kind, rows, critical, after, max_staleness_ms)
+        for each, value in zip(expected, values, strict=True):
+            if isinstance(value, bytes):
+                self.checks.read(each, value)
+            elif isinstance(value, WriteLost):
+                self.checks.said_lost(each)
+        return values
 
     def _note(self, results: Sequence[pb.WriteResult]) -> None:
         super()._note(results)
@@ -86,21 +110,22 @@ class Client:
             return "not open"
         try:
             with self.graph.recording() as recording:
-                result = await self._do(self.graph, op, tokens)
+                await self._do(self.graph, op, tokens)
             if recording.token:
                 tokens.append(recording.token)
-                del tokens[:-20]
-            return result
+                del tokens[:-_KEPT_TOKENS]
+            return DONE
+        except SomeFailed as error:
+            return next(iter(error.errors.values())).reason
         except TaoError as error:
             return error.reason
 
-    async def _do(self, graph: WatchedGraph, op: Op, tokens: list[WriteToken]) -> str:
+    async def _do(self, graph: WatchedGraph, op: Op, tokens: list[WriteToken]) -> None:
         one, two = key_id(op.one, self._shards), key_id(op.two, self._shards)
         self._writes += 1
         # Every value is written once, so that a content tells its write.
         unique = f"{self.process.name} {self._writes} {op.at:.3f}"
-        critical = op.how == "critical"
-        after = tokens[op.value % len(tokens)] if op.how == "token" and tokens else None
+        how = _how(op, ListKey(one, graph.schema.atype(op.atype).number), tokens)
         match op.kind:
             case "obj_add":
                 self._made = [*self._made[-5:], await graph.obj_add("user", {"name": unique}, near=one)]
@@ -117,17 +142,46 @@ class Client:
             case "assoc_change_type":
                 await graph.assoc_change_type(one, op.atype, two, _CHANGED_TYPES.get(op.atype, op.atype))
             case "obj_get":
-                await graph.obj_get(one, critical=critical, after=after)
+                await graph.obj_get(one, **how)
             case "assoc_get":
-                await graph.assoc_get(one, op.atype, [two, one], critical=critical, after=after)
+                await graph.assoc_get(one, op.atype, [two, one], **how)
             case "assoc_count":
-                await graph.assoc_count(one, op.atype, critical=critical, after=after)
+                await graph.assoc_count(one, op.atype, **how)
             case "assoc_range":
-                limit = op.value % 7 + 1
-                await graph.assoc_range(one, op.atype, op.value % 3, limit, critical=critical, after=after)
+                await graph.assoc_range(one, op.atype, op.value % 3, op.value % 7 + 1, **how)
             case "assoc_time_range":
-                await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, critical=critical, after=after)
-        return "done"
+                await graph.assoc_time_range(one, op.atype, op.value + 5, op.value, 3, **how)
+            case _:
+                await self._do_many(graph, op, unique, how)
+
+    async def _do_many(self, graph: WatchedGraph, op: Op, unique: str, how: dict[str, Any]) -> None:
+        """The many-forms, on some keys beginning with the first; on shards of both databases."""
+        numbers = [(op.one + index) % KEYS for index in range(2 + op.value % 6)]
+        ids = [key_id(number, self._shards) for number in numbers]
+        two = key_id(op.two, self._shards)
+        match op.kind:
+            case "obj_put_many":
+                await graph.obj_add_many(
+                    [("user", {"name": f"{unique} {each}"}, None, each) for each in ids],
+                )
+            case "assoc_add_many":
+                fields = _fields(op.atype, unique, self._writes)
+                await graph.assoc_add_many([(each, op.atype, two, op.value, fields) for each in ids if each != two])
+            case "assoc_delete_many":
+                await graph.assoc_delete_many([(each, op.atype, two) for each in ids if each != two])
+            case "obj_get_many":
+                await graph.obj_get_many(ids, **how)
+            case "assoc_get_many":
+                await graph.assoc_get_many([(each, op.atype, [two, ids[0]]) for each in ids], **how)
+            case "assoc_count_many":
+                await graph.assoc_count_many([(each, op.atype) for each in ids], **how)
+            case "assoc_range_many":
+                await graph.assoc_range_many([(each, op.atype, op.value % 3, op.value % 7 + 1) for each in ids], **how)
+            case "assoc_time_range_many":
+                queries = [(each, op.atype, op.value + 5, op.value, 3) for each in ids]
+                await graph.assoc_time_range_many(queries, **how)
+            case _:
+                raise ValueError(f"no operation is called {op.kind!r}")
 
     async def read_all_at_once(self) -> None:
         """Whatever comes of it."""
@@ -149,17 +203,39 @@ class Client:
         await asyncio.gather(*writes, return_exceptions=True)
 
     async def read_all(self) -> str:
-        """Every key, one by one; the first error, or nothing."""
+        """Every key; the first error, or nothing."""
         assert self.graph is not None
+        ids = [key_id(number, self._shards) for number in range(KEYS)]
         try:
-            for number in range(KEYS):
-                one = key_id(number, self._shards)
-                await self.graph.obj_get(one)
-                for atype in ("friend", "likes", "comment"):
-                    await self.graph.assoc_range(one, atype, 0, 50)
+            await self.graph.obj_get_many(ids)
+            await self.graph.assoc_range_many(
+                [(each, atype, 0, 50) for each in ids for atype in ("friend", "likes", "comment")]
+            )
         except TaoError as error:
             return f"{error.reason}: {error.message}"
         return ""
+
+
+def _how(op: Op, key: ListKey, tokens: list[WriteToken]) -> dict[str, Any]:
+    """How a read is asked. ``key``: what it is about. Any: the read options, by name."""
+    match op.how:
+        case "critical":
+            return {"critical": True}
+        case "stale":
+            return {"max_staleness_ms": _STALENESS_MS[op.value % len(_STALENESS_MS)]}
+        case "token" if tokens:
+            # One that is about the key, where there is one: the others ask for nothing.
+            about = [each for each in tokens if _names(each, key)] or tokens
+            return {"after": about[op.value % len(about)]}
+        case "tokens" if tokens:
+            # As much as a session may gather: more keys than a token names.
+            return {"after": reduce(WriteToken.merged, tokens)}
+        case _:
+            return {}
+
+
+def _names(token: WriteToken, key: ListKey) -> bool:
+    return bool(token.minimum_of_list(key) or token.minimum_of_object(key.id1))
 
 
 def _fields(atype: str, unique: str, number: int) -> dict[str, object] | None:

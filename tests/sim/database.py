@@ -189,7 +189,7 @@ class DatabaseServer:
         self.truth.shards.update(logged.shards)
         edges = (*changes.put_edges, *changes.delete_edges)
         lists = {**changes.put_lists, **{ListKey(edge.id1, edge.atype): None for edge in edges}}
-        self.past.keep(self.truth, [row.id for row in changes.put_objects], lists)
+        self.past.keep(self.truth, [row.id for row in changes.put_objects], lists, self._loop.now)
         self.on_commit(self, changes)
         self._append(logged)
         for replica in self.replicas:

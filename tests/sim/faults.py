@@ -12,19 +12,16 @@ from contextvars import Context
 from functools import partial
 from typing import Final
 
-import msgspec
-
-from tao.model.graph import EdgeKey, ListKey
-from tao.model.rows import RowChanges
 from tao.routing.routes import Routes
+from tests.sim.foreign import write_past_the_product
 from tests.sim.loop import Process
-from tests.sim.plans import Fault
+from tests.sim.operators import Operator
+from tests.sim.plans import PLANNED, Fault
 from tests.sim.promotion import Promotions
-from tests.sim.topologies import servers_of, tiers_of, with_homes, with_mark
-from tests.sim.world import DATABASES, REGIONS, World
+from tests.sim.topologies import DATABASES, REGIONS, servers_of, tiers_of, with_homes, with_mark
+from tests.sim.world import World
 
 COMMIT_FAULTS: Final = ("aborted", "lost before", "lost after")
-_WITHOUT_INVERSE: Final = ("comment", "note")
 
 
 class Faults:
@@ -33,6 +30,8 @@ class Faults:
     def __init__(self, world: World) -> None:
         self._world: Final = world
         self._lasting: Final[dict[Fault, Callable[[], None]]] = {}
+        self._promotions: Final = Promotions(world)
+        self._operator: Final = Operator(world)
         self._kinds: Final[dict[str, Callable[[Fault], Callable[[], None] | None]]] = {
             "kill": self._kill,
             "kill tailer": self._kill_tailer,
@@ -54,19 +53,23 @@ class Faults:
             "mark down": self._mark_down,
             "tailer cut off": self._cut_tailer_off,
             "binlog lost": self._lose_binlog,
-            "foreign write": self._write_past_the_product,
+            "foreign write": partial(write_past_the_product, world),
             "spool needed": self._restart_leader_of_absent,
             "disk full": self._fill_disk,
             "promotion": self._promote,
             "master lost": self._lose_master,
+            "clone": self._operator.clone,
+            "planned restart": self._operator.restart,
         }
-        self._promotions: Final = Promotions(world)
 
     def begin(self, fault: Fault) -> None:
         """Do it; what ends it is done after its time, or by `mend`."""
         world = self._world
         world.trace.note("fault", fault.kind, fault.pick, fault.other, round(fault.seconds, 3))
-        world.checks.calm.since = float("inf")
+        calm = world.checks.calm
+        calm.undisturbed = calm.undisturbed and fault.kind in PLANNED
+        if fault.kind != "clone":  # its tier answers all the same
+            calm.since = float("inf")
         end = self._kinds[fault.kind](fault)
         if end is not None:
             self._lasting[fault] = end
@@ -286,33 +289,6 @@ class Faults:
         process, server = world.processes[leader], world.servers.get(leader)
         if server is not None and process.state == "runs" and process.region == region:
             process.context.copy().run(server._relays.void, range(world.shape.shards), "an operator")
-
-    def _write_past_the_product(self, fault: Fault) -> None:
-        """Somebody's script changes rows and knows nothing of versions."""
-        world = self._world
-        masters = world.masters
-        master = masters[fault.pick % len(masters)]
-        rows = master.truth
-        atypes = [world.schema.atype(name).number for name in _WITHOUT_INVERSE]
-        edges = sorted(
-            EdgeKey(key.id1, key.atype, id2)
-            for key, of_list in rows.edges.items()
-            if key.atype in atypes
-            for id2 in of_list
-        )
-        objects = sorted(key for key, row in rows.objects.items() if not row.deleted)
-        changes = RowChanges()
-        if fault.other % 2 and objects:
-            row = rows.objects[objects[fault.other % len(objects)]]
-            changes.put_objects.append(msgspec.structs.replace(row, data=b"\x81\x01\xa3" + f"{fault.pick:03}".encode()))
-        elif edges and fault.other % 4:
-            changes.delete_edges.append(edges[fault.other % len(edges)])
-        elif edges:
-            key = edges[fault.other % len(edges)]
-            edge = rows.edges[ListKey(key.id1, key.atype)][key.id2]
-            changes.put_edges[key] = msgspec.structs.replace(edge, time=edge.time + 1)
-        if changes:
-            world.spawn(world.write_past_the_product(master, changes))
 
     # disks
 

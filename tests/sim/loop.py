@@ -16,7 +16,6 @@ from typing import Any, Final, Literal, TypeVar
 
 Result = TypeVar("Result")
 State = Literal["runs", "paused", "killed", "swept"]
-_MOTIONLESS: Final = ("paused", "killed")
 _MOST_AT_ONCE: Final = 100_000
 """Callbacks in one moment: more, and somebody goes round in circles."""
 
@@ -32,6 +31,8 @@ class Process:
         self.name: Final = name
         self.region: Final = region
         self.state: State = "runs"
+        self.is_motionless = False
+        """It is paused or killed."""
         self.context: Final = copy_context()
         self.context.run(CURRENT.set, self)
         self.tasks: list[asyncio.Task[Any]] = []
@@ -52,24 +53,35 @@ class Process:
 CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=None)
 
 
-class SimHandle(asyncio.TimerHandle):
-    """A callback, with the process that it belongs to."""
+class SimHandle:
+    """A callback, with the process that it belongs to. In the place of `asyncio.TimerHandle`, which does more for each
+    of millions than a simulation needs."""
 
-    __slots__ = ("process",)
+    __slots__ = ("_when", "args", "callback", "context", "process")
 
-    def __init__(  # not the base class's, which looks at the debug mode for each of millions
-        self, when: float, callback: Callable[..., object], args: tuple[Any, ...], loop: SimLoop, context: Context
-    ) -> None:
+    def __init__(self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
         self._when = when
-        self._callback = callback
-        self._args = args
-        self._loop = loop
-        self._context = context
-        self._cancelled = False
-        self._scheduled = False
-        self._source_traceback = None
-        self._repr = None
+        self.callback: Callable[..., object] | None = callback
+        """None once it is cancelled."""
+        self.args = args
+        self.context = context
         self.process = context.get(CURRENT)
+
+    def __repr__(self) -> str:
+        return f"<{self.callback!r} of {self.process!r}>"
+
+    def cancel(self) -> None:
+        """As `asyncio.Handle.cancel`; it leaves the loop when its time has come."""
+        self.callback = None
+        self.args = ()
+
+    def cancelled(self) -> bool:
+        """As `asyncio.Handle.cancelled`."""
+        return self.callback is None
+
+    def when(self) -> float:
+        """As `asyncio.TimerHandle.when`."""
+        return self._when
 
 
 class SimLoop(asyncio.BaseEventLoop):
@@ -91,7 +103,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.now
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
-        handle = SimHandle(0.0, callback, args, self, context or copy_context())
+        handle = SimHandle(0.0, callback, args, context or copy_context())
         self._queue.append(handle)
         return handle
 
@@ -103,7 +115,7 @@ class SimLoop(asyncio.BaseEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> SimHandle:
-        handle = SimHandle(when, callback, args, self, context or copy_context())
+        handle = SimHandle(when, callback, args, context or copy_context())
         # Numbered, so that timers of one moment fire in the order in which they were set.
         self._timers_set += 1
         heapq.heappush(self._timers, (when, self._timers_set, handle))
@@ -134,22 +146,22 @@ class SimLoop(asyncio.BaseEventLoop):
     def pause(self, process: Process) -> None:
         """What is due of the process waits from now on, as after SIGSTOP."""
         if process.state == "runs":
-            process.state = "paused"
+            process.state, process.is_motionless = "paused", True
 
     def resume(self, process: Process) -> None:
         """Everything that waited is due now, in its order."""
         if process.state == "paused":
-            process.state = "runs"
+            process.state, process.is_motionless = "runs", False
             self._queue.extend(process.held)
             process.held.clear()
 
     def kill(self, process: Process) -> None:
         """Nothing of the process runs any more, until it is swept."""
-        process.state = "killed"
+        process.state, process.is_motionless = "killed", True
 
     def sweep(self, process: Process) -> None:
         """At the end: let the tasks of a process end, so that nothing is left over."""
-        process.state = "swept"
+        process.state, process.is_motionless = "swept", False
         for task in process.tasks:
             if not task.done():
                 task.cancel()
@@ -159,7 +171,7 @@ class SimLoop(asyncio.BaseEventLoop):
 
     def _run_once(self) -> None:
         queue, timers = self._queue, self._timers
-        while timers and timers[0][2]._cancelled:
+        while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
         if not queue and not self._stopping:  # type: ignore[attr-defined]
             if not timers:
@@ -172,21 +184,24 @@ class SimLoop(asyncio.BaseEventLoop):
             raise SimulationStuck(f"{_MOST_AT_ONCE} callbacks and the time is still {now}; the next is {queue[0]!r}")
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
-            if not handle._cancelled:
+            if handle.callback is not None:
                 queue.append(handle)
         for _ in range(len(queue)):
             handle = queue.popleft()
-            if handle._cancelled:
+            callback = handle.callback
+            if callback is None:
                 continue
             process = handle.process
-            if process is not None and process.state in _MOTIONLESS:
+            if process is not None and process.is_motionless:
                 process.held.append(handle)
                 continue
             self.steps += 1
-            handle._run()
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Cancelled timers leave when their time has come."""
+            try:
+                handle.context.run(callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio does it: told, and on to the next
+                self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
 
     def _process_events(self, event_list: object) -> None:
         """There is nothing outside."""

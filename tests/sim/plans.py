@@ -25,6 +25,12 @@ KEYS: Final = 12
 READS: Final = ("obj_get", "assoc_get", "assoc_count", "assoc_range", "assoc_time_range")
 WRITES: Final = ("obj_add", "obj_put", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type")
 _WRITE_WEIGHTS: Final = (1, 2, 3, 1, 9, 4, 2)
+MANY_READS: Final = tuple(f"{kind}_many" for kind in READS)
+MANY_WRITES: Final = ("obj_put_many", "assoc_add_many", "assoc_delete_many")
+_MANY: Final = 0.15
+"""Of operations: those that are about several keys at once."""
+_HOW: Final = ("", "token", "tokens", "critical", "stale")
+_HOW_WEIGHTS: Final = (10, 4, 1, 3, 3)
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
 
 
@@ -36,11 +42,14 @@ class Shape(msgspec.Struct, frozen=True):
     shards: int = 4
     clients: int = 2
     arena_bytes: int = 1 << 20
+    reads_databases: bool = False
+    """Followers have accounts at the databases, for when no leader can be asked."""
 
 
 class Op(msgspec.Struct, frozen=True):
     """One operation of client number ``client``. ``one`` and ``two`` name keys; ``value`` is time, field or limit;
-    ``how`` is "", ``critical`` or ``token`` (of a write of any client)."""
+    ``how`` is "", ``critical``, ``stale`` (not more than a bound), ``token`` (of a write of any client) or ``tokens``
+    (of all that were made of late)."""
 
     at: float
     client: int
@@ -102,10 +111,15 @@ FAULT_WEIGHTS: Final = {
     "disk full": 1,
     "promotion": 1,
     "master lost": 2,
+    "clone": 3,
+    "planned restart": 2,
 }
-_WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed")
+PLANNED: Final = ("clone", "planned restart")
+"""What operators do to a cluster that is well: no request may fail for it."""
+_WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed", "clone")
 """Faults that nobody would notice without writes."""
-_OF_SHARDS: Final = ("move shard", "there and back", "binlog lost")
+_MASTERS: Final = ("promotion", "master lost")
+_OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone")
 
 
 def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[str, int] | None = None) -> Plan:
@@ -116,8 +130,9 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[s
             Shape(),
             Shape(leaders=2),
             Shape(leaders=2, followers=2, shards=8),
+            Shape(leaders=2, followers=2, reads_databases=True),
             Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
-            Shape(followers=2),
+            Shape(followers=2, reads_databases=True),
         ]
     )
     weights = FAULT_WEIGHTS if kinds is None else kinds
@@ -139,6 +154,8 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[s
                 faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng)))
                 if kind in _WHILE_WRITING:
                     ops += _burst(rng, at, shape)
+                if kind in _MASTERS:
+                    ops += _token_reads(rng, at, shape)
     return Plan(
         seed, acts, shape, tuple(sorted(ops, key=lambda op: op.at)), tuple(sorted(faults, key=lambda each: each.at))
     )
@@ -161,11 +178,24 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
     one, two = rng.sample(keys, 2)
     if rng.random() < 0.15:
         atype = rng.choice(EDGE_TYPES)
+    many = rng.random() < _MANY
     if rng.random() < 0.5:
-        kind = rng.choices(WRITES, _WRITE_WEIGHTS)[0]
+        kind = rng.choice(MANY_WRITES) if many else rng.choices(WRITES, _WRITE_WEIGHTS)[0]
         if rng.random() < 0.5:
             # Of a pair, often the same edge.
             one, two = keys[0], keys[1]
         return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
-    how = rng.choices(["", "token", "critical"], [6, 2, 2])[0]
-    return Op(at, client, rng.choice(READS), one, two, atype, rng.randrange(1, 40), how)
+    how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
+    return Op(at, client, rng.choice(MANY_READS if many else READS), one, two, atype, rng.randrange(1, 40), how)
+
+
+def _token_reads(rng: random.Random, at: float, shape: Shape) -> list[Op]:
+    """By every client, of what was written before the masters changed."""
+    reads: list[Op] = []
+    for client in range(2 * shape.clients):
+        when = at + rng.uniform(2.0, 12.0)
+        for _ in range(3):
+            one, two = rng.sample(range(KEYS), 2)
+            kind = rng.choice((*READS, *MANY_READS))
+            reads.append(Op(when, client, kind, one, two, rng.choice(EDGE_TYPES), rng.randrange(1, 40), "token"))
+    return reads

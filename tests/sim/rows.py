@@ -107,6 +107,8 @@ class Past:
         result in a cache is not, and no version tells the two apart."""
         self.lost: Final[dict[tuple[int, int], dict[int, int]]] = defaultdict(dict)
         """Object (with 0) or list → version that was lost with a master → what was left in its place."""
+        self.committed: Final[dict[tuple[int, int], list[tuple[float, int]]]] = defaultdict(list)
+        """Object (with 0) or list → when it has reached which version, in this order; seconds."""
         self.lost_pairs: Final[set[IntentKey]] = set()
         """Of edges that a lost transaction was about: what had been done about them elsewhere was not lost."""
 
@@ -135,12 +137,20 @@ class Past:
             version = known[version]
         return version
 
-    def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey]) -> None:
+    def version_at(self, key: int, atype: int, when: float) -> int:
+        """What a reader who knows everything that was committed until then may ask for."""
+        known = self.committed.get((key, atype), ())
+        newest = max((version for at, version in known if at <= when), default=0)
+        return self.least(key, atype, newest)
+
+    def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey], now: float) -> None:
+        """These have been committed."""
         for key in objects:
             row = rows.objects[key]
             content = (ABSENT, b"") if row.deleted else (row.otype, row.data)
             contents = self.objects[key].setdefault(row.version, [])
             self.lost[key, 0].pop(row.version, None)
+            self.committed[key, 0].append((now, row.version))
             if content not in contents:
                 contents.append(content)
         for list_key in lists:
@@ -148,5 +158,6 @@ class Past:
             edges = (listed.count, tuple(rows.sorted_edges(list_key)))
             known = self.lists[list_key].setdefault(listed.version, [])
             self.lost[list_key.id1, list_key.atype].pop(listed.version, None)
+            self.committed[list_key.id1, list_key.atype].append((now, listed.version))
             if edges not in known:
                 known.append(edges)

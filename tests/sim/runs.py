@@ -137,6 +137,7 @@ class _Player:
         result = await client.do(op, self._tokens)
         self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
         self.results[result] = self.results.get(result, 0) + 1
+        self.world.checks.done(f"{client.process.name}: {op.kind}", result)
 
     async def _check_calm(self) -> None:
         world = self.world
@@ -148,6 +149,7 @@ class _Player:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())
             if error := await reading:
                 raise Violation("7", f"{client.process.name} cannot read long after the last fault: {error}")
+        world.checks.calm.undisturbed = True
 
 
 @contextmanager

@@ -10,23 +10,27 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final, Protocol
 
-import tao.follower.server
-import tao.leader.server
-import tao.tailer.server
+import msgspec
+
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.spool import SqliteSpool
+from tao.devcluster import readiness
+from tao.model.errors import TopologyConflict, Unavailable
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Topology
 from tao.peers.links import LinkSettings
-from tao.runtime.admin import AdminServer
+from tao.routing.ring import Ring
+from tao.runtime import admin_client
+from tao.runtime.admin import AdminPages, AdminServer
+from tao.runtime.admin_client import admin_get
 from tao.runtime.clock import LoopClock
 from tao.schema.registry import Schema
 from tao.serving.faces import Faces
@@ -40,6 +44,8 @@ from tao.storage.writes import MySqlWriteStore
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
 from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.reader import BinlogReader
+from tao.topology import file_store
+from tao.topology.document import check_topology
 from tao.topology.file_store import TopologyFile
 from tao.wire.frames_client import connect_frames
 from tao.wire.session import RequestHandler
@@ -50,7 +56,13 @@ from tests.sim.loop import CURRENT, Process
 from tests.sim.network import SESSION, Listener, Network
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
 
-_PACKAGES: Final = ("tao.follower", "tao.leader", "tao.tailer", "tao.serving", "tao.peers", "tao.client")
+_PACKAGES: Final = (
+    *("tao.follower", "tao.leader", "tao.tailer", "tao.serving", "tao.peers", "tao.client"),
+    *("tao.routing.routes", "tao.topology.cloning", "tao.topology.edits", "tao.topology.document"),
+    *(file_store.__name__, admin_client.__name__, readiness.__name__),
+)
+"""The last ones for the operator's commands, which import what they need when they run: modules that were not loaded
+before would keep the substitutes for ever."""
 HOUSE_SECONDS: Final = 15.0
 """Between two rounds of housekeeping: the product's tenth of a second would be most of what happens."""
 
@@ -63,6 +75,15 @@ class Outside(Databases, Machine, Protocol):
 
     @property
     def disks(self) -> dict[str, str]: ...
+
+    @property
+    def processes(self) -> dict[str, Process]: ...
+
+    def admin_pages(self, name: str) -> AdminPages | None:
+        """What a server says of itself, if it runs."""
+
+    def change_topology(self, changed: Topology) -> None:
+        """Store it as the next version."""
 
     @property
     def topology_watchers(self) -> dict[object, tuple[Process, Callable[[Topology], None]]]: ...
@@ -138,6 +159,25 @@ class NoAdmin:
         """Nobody looks."""
 
 
+async def sim_admin_get(world: Outside, address: str, path: str, timeout_seconds: float = 2.0) -> tuple[int, bytes]:
+    """In the place of `tao.runtime.admin_client.admin_get`."""
+    here, name = CURRENT.get(), address.partition(":")[0]
+    assert here is not None, "only simulated processes ask"
+    there = world.processes[name]
+    await asyncio.sleep(world.network.delay(here, there))
+    pages = None if world.network.is_cut(here, there) else world.admin_pages(name)
+    if pages is None:
+        await asyncio.sleep(timeout_seconds if there.state == "paused" else 0.0)
+        raise Unavailable(f"{address}{path} does not answer")
+    if path == "/stats":
+        answer = 200, msgspec.json.encode(pages.stats())
+    else:
+        why = pages.not_ready()
+        answer = 503 if why else 200, why.encode()
+    await asyncio.sleep(world.network.delay(there, here))
+    return answer
+
+
 class SimTopologyFile:
     """In the place of `tao.topology.file_store.TopologyFile`: a change is noticed within half a second."""
 
@@ -146,6 +186,16 @@ class SimTopologyFile:
 
     async def load(self) -> Topology:
         await asyncio.sleep(0.001)
+        return self._world.topology
+
+    async def change(self, expected_version: int, changed: Topology) -> Topology:
+        """See `TopologyFile.change`."""
+        await asyncio.sleep(0.001)
+        check_topology(changed)
+        found = self._world.topology.version
+        if found != expected_version:
+            raise TopologyConflict(f"the document is at version {found}, not {expected_version}")
+        self._world.change_topology(changed)
         return self._world.topology
 
     def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
@@ -272,6 +322,16 @@ async def keep_house_seldom(cache: GraphCache, clock: Clock) -> None:
         cache.forget_old_floors(clock.monotonic())
 
 
+def ring_of(servers: Mapping[str, float]) -> Ring:
+    """In the place of `tao.routing.ring.Ring`: twenty processes in one would all make the same ones."""
+    return _ring_of(tuple(servers.items()))
+
+
+@lru_cache(maxsize=256)
+def _ring_of(servers: tuple[tuple[str, float], ...]) -> Ring:
+    return Ring(dict(servers))
+
+
 @dataclass(frozen=True, slots=True)
 class Substitution:
     """One name of the product's, and what it means during a run."""
@@ -292,6 +352,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(connect_frames, world.network.connect),
         Substitution(Faces, partial(SimFaces, world.network)),
         Substitution(AdminServer, NoAdmin),
+        Substitution(admin_get, partial(sim_admin_get, world)),
         Substitution(TopologyFile, partial(SimTopologyFile, world)),
         Substitution(SchemaFile, partial(SimSchemaFile, world)),
         Substitution(LoopClock, partial(SimClock, world)),
@@ -305,6 +366,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(CacheSettings, cache_settings),
         Substitution(LinkSettings, partial(LinkSettings, session=SESSION)),
         Substitution(keep_house, keep_house_seldom),
+        Substitution(Ring, ring_of),
     ]
 
 
@@ -324,11 +386,3 @@ def substituted(world: Outside) -> Iterator[None]:
     finally:
         for module, attribute, value in changed:
             setattr(module, attribute, value)
-
-
-SERVERS: Final = {
-    "leader": tao.leader.server.LeaderServer,
-    "follower": tao.follower.server.FollowerServer,
-    "tailer": tao.tailer.server.TailerServer,
-}
-"""The roles' wiring; its classes are looked up when a server starts."""

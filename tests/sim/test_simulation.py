@@ -8,29 +8,42 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tests.sim import __main__ as command
 from tests.sim.checks import Violation
 from tests.sim.loop import Process, SimLoop, SimulationStuck
-from tests.sim.plans import ACT_SECONDS, make_plan
+from tests.sim.plans import (
+    ACT_SECONDS,
+    FAULT_WEIGHTS,
+    MANY_READS,
+    MANY_WRITES,
+    PLANNED,
+    READS,
+    WRITES,
+    Fault,
+    Shape,
+    make_plan,
+)
 from tests.sim.runs import run
 from tests.sim.shrinking import shrink
 from tests.sim.variants import VARIANTS, find
 
-SWEEP_SECONDS = 10.0
-"""Of real time in a test run; `python -m tests.sim` goes on for as long as one likes."""
+SWEEP_SEEDS = 334
+"""Of six simulated minutes each in a test run; `python -m tests.sim` goes on for as long as one likes."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
     "from tests.sim.plans import make_plan\n"
     "from tests.sim.runs import run\n"
-    "print([run(make_plan(seed, 1)).digest for seed in range(4)])"
+    "print([run(make_plan(seed, 1)).digest for seed in (*range(4), 15, 16, 17)])"
 )
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_no_seed_breaks_an_invariant(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.sim", "--seeds", "100000", "--seconds", str(SWEEP_SECONDS)]
-    done = subprocess.run([*command, "--keep", str(tmp_path)], cwd=_ROOT, capture_output=True, text=True, check=False)
+    sweep = [sys.executable, "-m", "tests.sim", "--seeds", str(SWEEP_SEEDS), "--minutes", "6"]
+    done = subprocess.run([*sweep, "--keep", str(tmp_path)], cwd=_ROOT, capture_output=True, text=True, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -45,7 +58,7 @@ def test_the_same_seed_gives_the_same_trace_whatever_hashes_are_salted_with() ->
             text=True,
             check=True,
         ).stdout
-        for salt in ("1", "2")
+        for salt in ("0", "1", "77")
     }
     assert len(found) == 1
 
@@ -74,6 +87,25 @@ def test_a_failing_plan_is_made_small_and_fails_in_the_same_way() -> None:
     assert (str(again.violation), again.digest) == (str(small.violation), small.digest)
 
 
+def test_a_failing_seed_is_printed_kept_and_played_again_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variant = next(each for each in VARIANTS if each.name == "checkpoint before acknowledgement")
+    failed, seeds = find(variant)
+    assert failed is not None
+    monkeypatch.setattr(command, "make_plan", lambda *_: failed.plan)
+    with variant.broken():
+        assert command.main(["--start", str(seeds - 1), "--seeds", "1", "--keep", str(tmp_path)]) == 1
+        printed = capsys.readouterr().out
+        (kept,) = tmp_path.iterdir()
+        assert command.main(["--plan", str(kept)]) == 1
+    again = capsys.readouterr().out
+    assert printed.startswith(f"seed {seeds - 1}: {failed.violation}")
+    assert f"--plan {kept}" in printed
+    # Operations, last events, the violation and the whole trace's digest.
+    assert again in printed
+
+
 def test_what_holds_is_not_shrunk() -> None:
     with pytest.raises(ValueError, match="only a plan that fails"):
         shrink(run(make_plan(1, 1, kinds={})), run)
@@ -84,7 +116,34 @@ def test_every_operation_succeeds_where_nothing_fails() -> None:
     assert outcome.violation is None
     assert set(outcome.results) <= {"done", "INVALID_ARGUMENT"}  # a type changed into itself is refused
     assert outcome.simulated_seconds > 2 * ACT_SECONDS
-    assert all(outcome.looked_at.values())
+    assert all(outcome.looked_at[what] for what in ("entries", "answers", "writes", "commits"))
+
+
+def test_no_request_fails_for_what_operators_plan() -> None:
+    shape = Shape(leaders=2, followers=2)
+    for seed in range(6):
+        outcome = run(make_plan(seed, 1, shape, dict.fromkeys(PLANNED, 1)))
+        assert outcome.violation is None, f"seed {seed}"
+        assert set(outcome.results) <= {"done", "INVALID_ARGUMENT"}, f"seed {seed}"
+
+
+def test_an_operator_clones_and_restarts_to_the_end() -> None:
+    shape = Shape(leaders=2, followers=2)
+    faults = (Fault(20.0, "clone", 1, 0, 30.0), Fault(25.0, "planned restart", 1, 0, 0.0))
+    plan = msgspec.structs.replace(make_plan(1, 1, shape, kinds={}), faults=faults)
+    outcome = run(plan)
+    assert outcome.violation is None
+    told = [" ".join(map(str, event[2:])) for event in outcome.recent if event[1] == "operator"]
+    assert [each.partition(" ")[0] for each in told] == ["clone", "restart", "unclone"], told
+    assert not any("ERROR" in each or "waiting" in each for each in told), told
+
+
+def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
+    plans = [make_plan(seed, 2) for seed in range(150)]
+    ops = [op for plan in plans for op in plan.ops]
+    assert {op.kind for op in ops} == {*READS, *WRITES, *MANY_READS, *MANY_WRITES}
+    assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
+    assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
 
 
 # ---- the loop ------------------------------------------------------------------------------------------------------

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 import msgspec
 
-from tao.model.topology import CacheServer, Tier, Topology
+from tao.model.topology import CacheServer, Database, Region, TailerProcess, Tier, Topology
+from tao.model.topology import DatabaseServer as NamedDatabase
 from tao.routing.routes import Routes
+from tests.sim.plans import Shape
+
+REGIONS: Final = ("east", "west")
+DATABASES: Final = ("db1", "db2")
 
 
 def with_homes(topology: Topology, place: tuple[str, str], homes: dict[int, str]) -> Topology:
@@ -52,3 +58,34 @@ def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tie
         for region in topology.regions
     )
     return msgspec.structs.replace(topology, regions=regions)
+
+
+def make_topology(shape: Shape) -> Topology:
+    """Version 1: shards split evenly between the databases, the ring places them on servers."""
+    half = shape.shards // 2
+
+    def server(name: str) -> CacheServer:
+        return CacheServer(name=name, grpc=f"{name}:1", frames=f"{name}:2", admin=f"{name}:3")
+
+    def region(name: str) -> Region:
+        leaders = tuple(server(f"leader-{name}-{number}") for number in range(1, shape.leaders + 1))
+        tiers = tuple(
+            Tier(
+                name=tier,
+                servers=tuple(server(f"follower-{name}-{tier}{number}") for number in range(1, shape.followers + 1)),
+            )
+            for tier in ("a", "b")
+        )
+        tailers = tuple(TailerProcess(name=f"tailer-{name}-{database}", database=database) for database in DATABASES)
+        return Region(name=name, leaders=Tier(name="leaders", servers=leaders), followers=tiers, tailers=tailers)
+
+    databases = tuple(
+        Database(
+            name=name,
+            master_region=master,
+            servers={each: NamedDatabase(name=f"{name}-{each}", host=f"{name}-{each}") for each in REGIONS},
+            shards=(shards,),
+        )
+        for name, master, shards in zip(DATABASES, REGIONS, ((0, half - 1), (half, shape.shards - 1)), strict=True)
+    )
+    return Topology(version=1, shards=shape.shards, regions=tuple(map(region, REGIONS)), databases=databases)

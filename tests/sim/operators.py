@@ -1,0 +1,91 @@
+"""An operator at work on the simulated cluster, with the product's own commands: clones of shards, planned restarts.
+
+What `tao shard clone`, `tao drain` and `tao undrain` do runs here as it is, in a process of its own: it changes the
+topology document by compare-and-set, and asks servers over the network and on their admin pages. Whatever else fails
+at the same time may keep a command from its end; what it leaves then must be safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from tao.cli.draining import drain_cache_server, undrain_cache_server
+from tao.model.errors import TaoError
+from tao.peers.links import Links, LinkSettings
+from tao.watcher.cloning import Cloner, CloningSettings, asking_by
+from tao.wire.identity import Credentials
+from tests.sim.network import SESSION
+from tests.sim.plans import Fault
+from tests.sim.substitutes import SimTopologyFile
+from tests.sim.topologies import servers_of, tiers_of
+from tests.sim.world import World
+
+_WAIT_SECONDS: Final = 15.0
+"""For one command: all of them have ended before an act is over."""
+_DOCUMENT: Final = Path("simulated")
+
+
+class Operator:
+    """One, who may do several things side by side."""
+
+    def __init__(self, world: World) -> None:
+        self._world: Final = world
+
+    def clone(self, fault: Fault) -> Callable[[], None] | None:
+        """A shard is served by one more server, or by all of a tier; afterwards by its home alone."""
+        world = self._world
+        tiers = [
+            (region, tier)
+            for region, tier in tiers_of(world.topology)
+            if tier != "leaders" and len(servers_of(world.topology, (region, tier))) > 1
+        ]
+        if not tiers:
+            return None
+        place = tiers[fault.other % len(tiers)]
+        most = len(servers_of(world.topology, place)) - 1
+        shard = fault.pick % world.shape.shards
+        self._begin("clone", self._set_copies(place, shard, 1 + fault.other % most))
+        return lambda: self._begin("unclone", self._set_copies(place, shard, 0))
+
+    def restart(self, fault: Fault) -> None:
+        """A leader or follower is drained, ends, starts again, and has back what is its own."""
+        world = self._world
+        names = [*world.names("leader"), *world.names("follower")]
+        self._begin("restart", self._restart(names[fault.pick % len(names)]))
+
+    def _begin(self, what: str, job: Coroutine[Any, Any, str]) -> None:
+        self._world.spawn(self._told(what, job), self._world.operator)
+
+    async def _told(self, what: str, job: Coroutine[Any, Any, str]) -> None:
+        try:
+            result = await job
+        except TaoError as error:
+            result = f"{error.reason}: {error.message}"
+        self._world.trace.note("operator", what, result)
+
+    async def _set_copies(self, place: tuple[str, str], shard: int, copies: int) -> str:
+        settings = CloningSettings(hear_seconds=_WAIT_SECONDS)
+        links = Links(LinkSettings(session=SESSION), Credentials(self._world.operator.name, "operator"))
+        store = SimTopologyFile(self._world, _DOCUMENT)
+        cloner = Cloner(store, asking_by(links, settings), settings, self._show)
+        try:
+            stored = await cloner.run(await cloner.plan(*place, shard, copies))
+        finally:
+            await links.close()
+        return f"shard {shard} of {'/'.join(place)}: version {stored.version}"
+
+    async def _restart(self, name: str) -> str:
+        world = self._world
+        drained = await drain_cache_server(_DOCUMENT, name, _WAIT_SECONDS, self._show)
+        if drained.safe_to_stop:
+            await world.stop(name)
+            await asyncio.sleep(0.5)
+            world.start_server(name)
+        undrained = await undrain_cache_server(_DOCUMENT, name, 2 * _WAIT_SECONDS, self._show)
+        return f"{drained.describe()}; {undrained.describe()}"
+
+    def _show(self, text: str) -> None:
+        self._world.trace.note("operator sees", text)
