@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import sys
 from contextlib import suppress
 from typing import Final
 
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.server_options import ServerFolder
-from tao.devcluster.state_folder import StateFolder, service_accounts
+from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import OperatorError
 
 _COMMAND_SECONDS: Final = 60.0
@@ -23,18 +21,18 @@ _REJOIN_PAUSE_SECONDS: Final = 1.0
 async def bring_back(cluster: DevCluster, name: str) -> str:
     """`tao rejoin` for a former master that runs again, seeded anew when it is refused for what it alone has; returns
     "rejoined" or "seeded". Raises `OperatorError`."""
-    said, how = "", "rejoined"
+    said = ""
     with suppress(TimeoutError):
         async with asyncio.timeout(_REJOIN_SECONDS):
             while True:
                 status, said = await command(cluster, "rejoin", name)
                 if status == 0:
-                    return how
-                if "never had" in said and how == "rejoined":
-                    await _seed(cluster, name)
-                    how = "seeded"
-                else:
-                    await asyncio.sleep(_REJOIN_PAUSE_SECONDS)
+                    return "rejoined"
+                if "tao reseed" in said:
+                    status, said = await command(cluster, "reseed", name)
+                    if status == 0:
+                        return "seeded"
+                await asyncio.sleep(_REJOIN_PAUSE_SECONDS)
     raise OperatorError(f"{name} does not rejoin: {said}")
 
 
@@ -61,11 +59,3 @@ async def command(cluster: DevCluster, *words: str) -> tuple[int, str]:
             process.kill()
         await process.wait()
     return process.returncode or 0, errors.decode(errors="replace").strip()
-
-
-async def _seed(cluster: DevCluster, name: str) -> None:
-    """An empty server gets everything from the binlogs of its master, which here go back to the beginning."""
-    await cluster.database(name).stop()
-    folder = ServerFolder(StateFolder(cluster.topology_path.parent).database(name))
-    await asyncio.to_thread(shutil.rmtree, folder.data)
-    await cluster.restart(name)
