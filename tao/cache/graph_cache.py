@@ -302,8 +302,8 @@ class GraphCache:
     # messages and changesets
 
     def apply(self, change: Change, version_epoch: int, now: float, insert: bool = False) -> Applied:
-        """Apply a committed change. ``insert``: also cache what was not (the writer's own tier, write-through): an
-        object always, a list when this is its first version."""
+        """Apply a committed change. ``insert``: also cache what was not (write-through), an object or a list's first
+        version; only when all that followed it came while the shard was open, and within ``floor_seconds``."""
         shard = self._shards.get(change.shard)
         if shard is None:
             return Applied.NOT_CACHED

@@ -37,6 +37,11 @@ class SubscriptionSettings:
     """Pause before subscribing again after the leader went away or refused shards: short, because every message of
     that time is missed; long enough for a leader that is taking its shards."""
 
+    late_answer_seconds: float = 60.0
+    """After a shard was begun anew, nothing is cached because a write made it: its answer may have been under way since
+    before, and what followed it been told before. Longer than any write may take; no longer than floors are remembered,
+    which see to it otherwise."""
+
     answer_timeout_seconds: float = 2.0
     """For the answer to asking for shards again: it needs no database, so a leader that takes longer is gone."""
 
@@ -69,6 +74,7 @@ class Subscriptions:
         self._hosted: frozenset[int] = frozenset()
         self._following: dict[str, asyncio.Event] = {}
         self._behind: set[int] = set()
+        self._begun_anew: dict[int, float] = {}
         self._caught_up: Final = asyncio.Event()
         self.freshness: Final = Freshness(clock.unix_ms, lambda shard: configuration.routes.database_of(shard).name)
         """Of the hosted shards."""
@@ -91,6 +97,12 @@ class Subscriptions:
         """Whether a leader has confirmed that it tells this follower of the shard's changes, and has not gone since."""
         return shard in self._hosted and shard not in self._behind
 
+    def may_insert(self, shard: int) -> bool:
+        """Whether a write on its way back may add to the cache, not only change what is there: everything that has
+        followed it has been told while the shard was cached, and is remembered."""
+        begun = self._begun_anew.get(shard)
+        return begun is None or self._clock.monotonic() - begun > self._settings.late_answer_seconds
+
     def follow_routes(self, routes: Routes) -> None:
         """Subscribe what this server hosts now, with who leads it now; drop what it does not host any more."""
         hosted = frozenset(routes.tier(self._region, self._tier).shards_of(self._name))
@@ -98,6 +110,7 @@ class Subscriptions:
             self._cache.close_shard(shard)
             self._inbox.forget(shard)
             self._behind.discard(shard)
+            self._begun_anew[shard] = self._clock.monotonic()
         self._behind |= hosted - self._hosted
         self._hosted = hosted
         leaders = routes.leaders(self._region)
@@ -188,7 +201,12 @@ class Subscriptions:
         """Drop these shards' entries and positions: the next subscription begins with their reset."""
         for shard in shards:
             self._inbox.forget(shard)
+            self._begin_anew(shard)
+
+    def _begin_anew(self, shard: int) -> None:
+        if self._cache.is_open(shard):
             self._cache.bump_shard(shard)
+            self._begun_anew[shard] = self._clock.monotonic()
 
     def _receive(self, delivery: Delivery, leader: str) -> set[int]:
         """Apply a delivery; returns the shards that have to be asked for again."""
@@ -211,13 +229,15 @@ class Subscriptions:
 
     def _take(self, received: Received) -> None:
         for shard in received.resets:
-            self._cache.bump_shard(shard)
+            self._begin_anew(shard)
         self.resets += len(received.resets)
         self.gaps += len(received.gaps)
         now = self._clock.monotonic()
         for shard in received.confirmed:
             if shard in self._hosted and not self._cache.is_open(shard):
                 self._cache.open_shard(shard)
+                if shard in self._begun_anew:
+                    self._begun_anew[shard] = now
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
             # Also a delivery without messages tells the version epoch.

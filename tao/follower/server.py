@@ -17,6 +17,7 @@ from tao.follower.miss_path import MissPath
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
 from tao.follower.unary_path import UnaryPath
+from tao.model.changes import ShardMessages
 from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger, configure_logs, logger
@@ -83,7 +84,7 @@ class FollowerServer:
         place = configuration.routes.locate(name)
         if place.role != "follower":
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        clock = LoopClock()
+        clock = self._clock = LoopClock()
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         story = Story(settings.story, clock.unix_ms)
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas), story)
@@ -111,7 +112,7 @@ class FollowerServer:
             configuration,
             lambda shard: configuration.routes.leaders(place.region).home(shard),
             lambda shard: configuration.routes.tier(place.region, place.tier).told(shard),
-            lambda messages: apply_messages(cache, clock, messages, insert=True),
+            self._apply_write,
             links,
             clock,
             self._admit,
@@ -132,7 +133,7 @@ class FollowerServer:
             self._log,
         )
         service = FollowerService(
-            cache, reads, writes, configuration, place.region, links, clock, self._spawn("request")
+            cache, reads, writes, self._apply_write, configuration, place.region, links, clock, self._spawn("request")
         )
 
         guard = self._guard = StallGuard(
@@ -290,6 +291,11 @@ class FollowerServer:
                 f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
             )
         return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
+
+    def _apply_write(self, messages: ShardMessages) -> None:
+        """What a write of this tier has changed."""
+        insert = self._subscriptions.may_insert(messages.shard)
+        apply_messages(self._cache, self._clock, messages, insert=insert)
 
     def _is_told(self, shard: int) -> bool:
         return self._subscriptions.is_told(shard)

@@ -6,12 +6,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from tao.cache import GraphCache
-from tao.model.changes import ShardInvalidation
+from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.ports import Clock
 from tao.peers.links import Links
 from tao.routing.deadlines import work_seconds
-from tao.serving.applying import apply_messages
 from tao.serving.authority import FOLLOWER_RULES, check_role
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import ForwardPath
@@ -30,13 +29,16 @@ class FollowerService:
         cache: GraphCache,
         reads: ReadService,
         writes: ForwardPath,
+        apply: Callable[[ShardMessages], None],
         configuration: Configuration,
         region: str,
         links: Links,
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
+        """``apply``: takes in what a write has changed."""
         self._cache: Final = cache
+        self._apply_write: Final = apply
         self._configuration: Final = configuration
         self._region: Final = region
         self._links: Final = links
@@ -68,7 +70,7 @@ class FollowerService:
     def _apply(self, request: pb.Request, reply: Reply) -> None:
         """Changes of a write that another server of this tier has forwarded."""
         for changes in request.apply.changes:
-            apply_messages(self._cache, self._clock, shard_messages_from_pb(changes), insert=True)
+            self._apply_write(shard_messages_from_pb(changes))
         reply.send(pb.Answer(applied=pb.Applied()))
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:

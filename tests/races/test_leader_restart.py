@@ -103,6 +103,27 @@ async def test_a_fill_from_the_lost_leader_that_arrives_after_the_reset_is_not_k
     await old.close()
 
 
+async def test_a_write_whose_answer_arrives_after_the_reset_adds_nothing_to_the_cache(region: RegionRig) -> None:
+    """What followed it was told before the reset, or, as here, never: nothing would correct it."""
+    near, link, old = region.near, region.near.links["leader-1"], region.leader
+    link.hold_answers.add("write")
+    writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B, 1, b"")))
+    await until(lambda: link.held)
+    held, link.held = link.held, []
+    link.hold_answers.clear()
+    resets = near.subscriptions.resets
+    crash(region)
+    await until(lambda: near.subscriptions.unsubscribed)
+    await old.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
+    await come_back(region)
+    await until(lambda: near.subscriptions.resets == resets + 3)
+    for each in held:
+        each()
+    await writing
+    assert await near.times(A, COMMENT) == [2, 1]
+    await old.close()
+
+
 async def test_a_write_whose_answer_is_lost_with_the_leader_is_reported_as_unknown(region: RegionRig) -> None:
     near, link = region.near, region.near.links["leader-1"]
     link.faults["write"] = [OutcomeUnknown("the connection broke")]

@@ -9,6 +9,7 @@ from typing import Any
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.maintenance_path import Subscriptions, SubscriptionSettings
 from tao.follower.service import FollowerService
+from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
 from tao.model.errors import NotMine, TaoError
 from tao.model.graph import decode_count
@@ -44,7 +45,7 @@ class FollowerRig:
         self.name = name
         self.links = MemoryLinks(name)
         self.tasks = Tasks()
-        clock = LoopClock()
+        clock = self.clock = LoopClock()
         links = self.links.as_links()
         self.configuration = Configuration(topology, SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
@@ -71,7 +72,7 @@ class FollowerRig:
             self.configuration,
             self._leader,
             lambda shard: self.configuration.routes.tier(*place).told(shard),
-            lambda messages: apply_messages(self.cache, clock, messages, insert=True),
+            self._apply_write,
             links,
             clock,
             self._admit,
@@ -92,7 +93,7 @@ class FollowerRig:
             logger("test"),
         )
         self.service = FollowerService(
-            self.cache, self.reads, self.writes, self.configuration, "east", links, clock, self.tasks
+            self.cache, self.reads, self.writes, self._apply_write, self.configuration, "east", links, clock, self.tasks
         )
 
     def _leader(self, shard: int) -> CacheServer:
@@ -134,6 +135,10 @@ class FollowerRig:
                 raise error_from_pb(result.error)
         slots = answer.slots or range(len(writes))
         return [result for _, result in sorted(zip(slots, answer.results, strict=True), key=lambda each: each[0])]
+
+    def _apply_write(self, messages: ShardMessages) -> None:
+        insert = self.subscriptions.may_insert(messages.shard)
+        apply_messages(self.cache, self.clock, messages, insert=insert)
 
     def _staleness_ms(self, shard: int) -> float:
         return self.subscriptions.freshness.staleness_ms(shard)
