@@ -12,8 +12,8 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import OperatorError
 
-_COMMAND_SECONDS: Final = 60.0
-_REJOIN_SECONDS: Final = 60.0
+_COMMAND_SECONDS: Final = 120.0
+_REJOIN_SECONDS: Final = 180.0
 _REJOIN_PAUSE_SECONDS: Final = 1.0
 """The watcher may still be at work on a server that has just come back."""
 

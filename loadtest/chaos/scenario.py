@@ -41,7 +41,7 @@ _AWAY_SECONDS: Final = 8.0
 _TOY_AWAY_SECONDS: Final = 1.0
 _PEACE_SECONDS: Final = 4.0
 """Between two faults, at most."""
-_WELL_SECONDS: Final = 90.0
+_WELL_SECONDS: Final = 240.0
 _TELL_SECONDS: Final = 0.5
 _ALLOWED_SHARE: Final = 5e-6
 """Of all reads, that fail without an explanation: what the paper saw in ninety days."""

@@ -93,7 +93,7 @@ class FollowerServer:
         self._budget = RetryBudget(settings.retries, clock.monotonic())
         source = self._source = self._miss_path(place.region, configuration)
         self._types = SchemaArenas(schema, arenas)
-        fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills, past_floors=True)
         PrefixRefills(cache, fills, self._list_limit, self._spawn("refill"), settings.refills)
         reads = ReadService(
             cache,

@@ -54,9 +54,15 @@ class ServingFigures:
         )
         metrics.gauge_family(
             "fills_total",
-            "Fetches from the tier below: started, joined by a second miss, done again because below a floor.",
+            "Fetches from the tier below: started, joined by a second miss, done again because below a floor; queries "
+            "answered by the master because nobody else had what was known.",
             "event",
-            lambda: {"started": fills.started, "joined": fills.joined, "refetched": fills.refetched},
+            lambda: {
+                "started": fills.started,
+                "joined": fills.joined,
+                "refetched": fills.refetched,
+                "past_floor": fills.read_past_floors,
+            },
         )
         metrics.gauge_family(
             "prefix_refills_total",
@@ -159,6 +165,7 @@ class ServingFigures:
                 "started": self._fills.started,
                 "joined": self._fills.joined,
                 "refetched": self._fills.refetched,
+                "past_floor": self._fills.read_past_floors,
                 "refills": self._fills.refills,
                 "under_way": self._fills.under_way,
             },

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from tao.cache import GraphCache, Stored, Ticket
-from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock
@@ -82,19 +82,25 @@ class Fills:
         list_limit: Callable[[int], int],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: FillSettings,
+        *,
+        past_floors: bool = False,
     ) -> None:
-        """``list_limit``: association type → most edges cached and answered. ``spawn`` starts a task of the server."""
+        """``list_limit``: association type → most edges cached and answered. ``spawn`` starts a task of the server.
+        ``past_floors``: whoever asks here keeps nothing, and where nobody has what is known, gets what is committed."""
         self._cache: Final = cache
         self._source: Final = source
         self._clock: Final = clock
         self._list_limit: Final = list_limit
         self._spawn: Final = spawn
         self._settings: Final = settings
+        self._past_floors: Final = past_floors
         self._flights: dict[Hashable, Flight] = {}
         self._under_way = 0
         self.started = 0
         self.refetched = 0
         self.joined = 0
+        self.read_past_floors = 0
+        """Queries answered with what is committed, because nobody had what was known."""
         self.refills: Final = dict.fromkeys(("kept", "overtaken", "not_kept", "failed"), 0)
         """What became of refills."""
 
@@ -113,6 +119,21 @@ class Fills:
         so that nothing newer is left. The caller bounds the time. Raises `TaoError`."""
         if critical:
             return await self._answer_critically(query, minimum)
+        try:
+            return await self._answer_as_known(query, minimum)
+        except StaleRead as stale:
+            if not self._past_floors:
+                raise
+            # What is known here, or further up, nobody has: a commit, perhaps, that is in the binlog and waits for a
+            # replica, which may be away. Who did not ask for it gets what is committed, and nothing of that is kept.
+            try:
+                fetched = await self._answer_critically(query, minimum)
+            except (Unavailable, DeadlineExceeded):
+                raise stale from None
+            self.read_past_floors += 1
+            return fetched
+
+    async def _answer_as_known(self, query: Query, minimum: int) -> Fetched:
         match query:
             case ObjectQuery() | CountQuery():
                 return await self._fly_for(query, minimum)

@@ -123,6 +123,8 @@ class Promoter:
             replicas = await self._set(database)
             if wish.region == replicas.database.master_region:
                 return await self._restore(replicas)
+            if wish.master_lost:
+                self._silent.add(replicas.master.name)  # whoever says so has waited for it
             members = await replicas.members()
             check_before(members, wish)
             try:

@@ -18,8 +18,9 @@ from tao.storage.replication import ReplicationSource, attach
 from tao.storage.session import ServerAccount, Session, open_session
 from tao.watcher.promotion_plan import Member
 
-_AGAIN_SHARE: Final = 0.2
-"""Of the time for an answer, for a server that has let all of it pass before: far above what one that is well takes."""
+_AGAIN_SHARE: Final = 0.25
+"""Of the time for an answer, for a server that has let all of it pass before: a second, far above what one that is well
+takes."""
 
 
 @dataclass(frozen=True, slots=True)

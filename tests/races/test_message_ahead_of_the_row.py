@@ -16,6 +16,7 @@ import pytest
 from tao.model.changes import ListInvalidation
 from tao.model.errors import StaleRead
 from tao.model.graph import Edge, EdgeKey, ListKey
+from tao.model.queries import RangeQuery
 from tao.model.rows import ListRow
 from tests.rigs.leader_rig import COMMENT, make_id
 from tests.rigs.region_rig import RegionRig
@@ -57,12 +58,33 @@ async def test_the_follower_s_floor_travels_to_the_leader_who_may_not_have_heard
     assert near.fills.refetched == 0
 
 
-async def test_a_row_that_never_appears_is_an_error_that_a_retry_may_mend(region: RegionRig) -> None:
+async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_kept_by_nobody(region: RegionRig) -> None:
+    """A commit waits for a replica to acknowledge it, and that is away: until it is back the row stays as it was."""
     store_version(region, 1)
-    leader = region.leader
-    leader.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
-    with pytest.raises(StaleRead):
-        await region.near.times(A, COMMENT)
+    leader, near = region.leader, region.near
+    for server in (leader, near):
+        server.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
+    assert await near.times(A, COMMENT) == [1]
     assert leader.cache.peek_list(A, COMMENT) is None
-    assert region.near.cache.peek_list(A, COMMENT) is None
+    assert near.cache.peek_list(A, COMMENT) is None
     assert len(region.store.reads) < 40, "bounded at each tier"
+    assert region.store.reads[-1][1], "it comes from the master"
+    store_version(region, 2)
+    assert await near.times(A, COMMENT) == [2, 1]
+    assert near.cache.peek_list(A, COMMENT) is not None
+
+
+async def test_what_only_the_leader_has_heard_of_is_not_kept_below_it_either(region: RegionRig) -> None:
+    store_version(region, 1)
+    leader, near = region.leader, region.near
+    leader.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
+    assert await near.times(A, COMMENT) == [1]
+    assert leader.cache.peek_list(A, COMMENT) is None
+    assert near.cache.peek_list(A, COMMENT) is None
+
+
+async def test_who_asks_for_the_version_that_does_not_appear_is_refused(region: RegionRig) -> None:
+    store_version(region, 1)
+    query = RangeQuery(A, COMMENT, 0, 10)
+    with pytest.raises(StaleRead):
+        await region.near.fills.answer(query, make_version(1, 2), critical=False)

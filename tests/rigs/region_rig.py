@@ -53,7 +53,9 @@ class FollowerRig:
         budget = RetryBudget(RetrySettings(), 0.0)
         settings = RemoteSettings(first_pause_seconds=0.001)
         self.source = RemoteSource(self.configuration, self._leader, links, settings, budget)
-        self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings())
+        self.fills = Fills(
+            self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings(), past_floors=True
+        )
         PrefixRefills(self.cache, self.fills, arenas.list_limit, self.tasks, RefillSettings(pause_seconds=0.001))
         self.reads = ReadService(
             self.cache,
