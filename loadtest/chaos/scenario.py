@@ -36,6 +36,7 @@ _TOY_SHAPE: Final = Shape(
 )
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _TOY_SECONDS: Final = 6.0
+_TOY_RATES: Final = Rates(200.0, 20.0)
 _RTT_MS: Final = 20.0
 _AWAY_SECONDS: Final = 8.0
 _TOY_AWAY_SECONDS: Final = 1.0
@@ -78,7 +79,9 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosSettings
     """See `SUMMARY`. Raises `OperatorError`."""
     chaos = wanted or ChaosSettings()
     if settings.toy:
-        chaos = replace(chaos, seconds=min(chaos.seconds, _TOY_SECONDS), kinds=chaos.kinds or _TOY_FAULTS)
+        chaos = replace(
+            chaos, seconds=min(chaos.seconds, _TOY_SECONDS), kinds=chaos.kinds or _TOY_FAULTS, rates=_TOY_RATES
+        )
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / "two",
         shape=_TOY_SHAPE if settings.toy else _SHAPE,

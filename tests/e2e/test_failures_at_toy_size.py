@@ -3,40 +3,18 @@ judged has to be right, and no read may fail that nothing explains."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
-
 import msgspec
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(180)]
+from tests.rigs.toy_runs import ToyRun
+
+scenario = pytest.mark.scenario
+pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
 
 
-def run(tmp_path: Path, *arguments: str) -> dict[str, Any]:
-    json_file = tmp_path / "found.json"
-    outcome = subprocess.run(
-        [sys.executable, "-m", "loadtest", *arguments, "--toy", "--json", str(json_file)],
-        cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=170,
-        check=False,
-    )
-    assert outcome.returncode == 0, outcome.stdout + outcome.stderr
-    assert list(tmp_path.glob("tao-bench-*")) == []
-    found: dict[str, Any] = msgspec.json.decode(json_file.read_bytes())
-    return found
-
-
-def test_while_servers_are_killed_nothing_acknowledged_is_lost_and_no_read_is_wrong(tmp_path: Path) -> None:
-    found = run(
-        tmp_path, "chaos", "--fault", "follower_kill", "--fault", "tailer_kill", "--logs", str(tmp_path / "logs")
-    )
+@scenario("chaos", "--fault", "follower_kill", "--fault", "tailer_kill", "--logs", "{folder}/logs")
+def test_while_servers_are_killed_nothing_acknowledged_is_lost_and_no_read_is_wrong(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert set(found["faults"]) <= {"follower_kill", "tailer_kill"}
     assert sum(found["faults"].values()) == len(found["fault_log"]) > 0
     assert found["acked_writes"] > 0
@@ -46,11 +24,12 @@ def test_while_servers_are_killed_nothing_acknowledged_is_lost_and_no_read_is_wr
     violations = [key for key in found if key.endswith("_violations")]
     assert len(violations) == 5
     assert {key: found[key] for key in (*zeros, *violations) if found[key]} == {}
-    assert (tmp_path / "logs" / "topology.json").exists()
+    assert (ran.folder / "logs" / "topology.json").exists()
 
 
-def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(tmp_path: Path) -> None:
-    found = run(tmp_path, "rolling", "--role", "follower", "--role", "leader")
+@scenario("rolling", "--role", "follower", "--role", "leader")
+def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
     assert list(found["seconds"]) == ["east-follower-1a", "east-leader-1"]
     assert (found["failed_reads"], found["failed_writes"], found["acked_writes_lost"]) == (0, 0, 0)
     assert found["reads"] > found["acked_writes"] > 0

@@ -1,0 +1,83 @@
+"""Load-test scenarios at toy size, some at a time: each mostly waits, for processes to start and for seconds to pass.
+
+A test says by the mark ``scenario`` what it looks at the outcome of, and takes it from the fixture ``ran``. Whoever
+comes first starts what all selected tests of the module need; the others find their outcome ready, or nearly so.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+_AT_ONCE: Final = 3
+_SECONDS: Final = 240.0
+"""Of one scenario, from its own start."""
+
+
+class ToyRun(NamedTuple):
+    """What a scenario has left."""
+
+    json: bytes
+    folder: Path
+    """The scenario's own; ``{folder}`` in its arguments."""
+
+
+class ToyRuns:
+    """Scenarios by their arguments, under way or done."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder: Final = folder
+        self._pool: Final = ThreadPoolExecutor(_AT_ONCE)
+        self._runs: Final[dict[tuple[str, ...], Future[ToyRun]]] = {}
+        self._processes: Final[set[subprocess.Popen[str]]] = set()
+        self._closed = False
+
+    def start(self, arguments: tuple[str, ...]) -> None:
+        """Run it when there is room."""
+        if arguments not in self._runs:
+            folder = self._folder / str(len(self._runs))
+            self._runs[arguments] = self._pool.submit(self._run, arguments, folder)
+
+    def outcome(self, arguments: tuple[str, ...]) -> ToyRun:
+        """When it is over. Raises `AssertionError` with what it printed when it failed or left servers' files."""
+        return self._runs[arguments].result()
+
+    def close(self) -> None:
+        """End what still runs, the servers that it started among it."""
+        self._closed = True
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._processes):
+            process.send_signal(signal.SIGINT)
+        self._pool.shutdown()
+
+    def _run(self, arguments: tuple[str, ...], folder: Path) -> ToyRun:
+        folder.mkdir()
+        json_file = folder / "found.json"
+        given = [each.format(folder=folder) for each in arguments]
+        with subprocess.Popen(
+            [sys.executable, "-m", "loadtest", *given, "--toy", "--json", str(json_file)],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(folder)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process:
+            self._processes.add(process)
+            try:
+                if self._closed:
+                    process.send_signal(signal.SIGINT)
+                printed, _ = process.communicate(timeout=_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGINT)
+                raise AssertionError(f"{' '.join(given)}: not over after {_SECONDS:g} s") from None
+            finally:
+                self._processes.discard(process)
+        assert process.returncode == 0, printed
+        assert list(folder.glob("tao-bench-*")) == []
+        return ToyRun(json_file.read_bytes(), folder)
