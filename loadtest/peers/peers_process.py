@@ -26,10 +26,12 @@ from loadtest.published.contestant import NODE, Contestant, Payloads, TaoContest
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.load_process import Subject
 from loadtest.published.requests import Request, RequestStream
+from loadtest.published.shapes import Popularity
 from loadtest.published.workload import Kind, Workload, workload_named
 from loadtest.results import Figure
 from loadtest.rounds import Comparison, Drive, Trial, compare
 from tao.client import ClientSettings, Graph, connect
+from tao.devcluster.readiness import server_stats
 
 TAO: Final = "tao"
 REDIS: Final = "redis_lookaside"
@@ -61,6 +63,8 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers"):
     sql: SqlAddress
     server_pids: dict[str, tuple[int, ...]]
     """By contestant, the database's among them."""
+    follower_admin: str
+    """Of the follower that tao's clients ask."""
     awaiters: int
     warm_seconds: float
     stale_seconds: float
@@ -78,7 +82,7 @@ class StaleReads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PeersResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it; ``hit_rates`` of the contestants that count for themselves."""
+    """What came of it; ``hit_rates`` of those that have a cache, while the workload was asked by many awaiters."""
 
     figures: list[Figure]
     hit_rates: dict[str, float]
@@ -101,16 +105,22 @@ async def run_peers(job: PeersJob, tell: Callable[[str, float], None]) -> PeersR
         for name, contestant in arena.contestants.items():
             tell(f"warming {name}", 0.0)
             await arena.drive(contestant, job.awaiters)(perf_counter() + job.warm_seconds, [])
-        arena.forget_hits()
         figures: list[Figure] = []
+        counted = [await arena.hits_and_misses()]
         for comparison in comparisons:
             figures += await compare(
                 comparison, job.rounds, job.round_seconds, lambda text: tell(text, next(taken) / turns)
             )
-        hit_rates = arena.hit_rates()
+            counted.append(await arena.hits_and_misses())
+        hit_rates = _rates_between(*counted[:2])
         tell("looking for stale answers", 1.0)
         stale = {name: await arena.stale_reads(name) for name in arena.contestants}
     return PeersResult(figures=figures, hit_rates=hit_rates, stale=stale)
+
+
+def _rates_between(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, float]:
+    grown = {name: (hits - before[name][0], misses - before[name][1]) for name, (hits, misses) in after.items()}
+    return {name: hits / max(1, hits + misses) for name, (hits, misses) in grown.items()}
 
 
 class Watched(Protocol):
@@ -221,18 +231,13 @@ class _Arena:
         return drive
 
     def _batches(self) -> _Batches:
-        return _Batches(self._plan.nodes, self._job.subject.seed)
+        return _Batches(self._workload, self._plan, self._job.subject.seed)
 
-    def forget_hits(self) -> None:
-        """Count hits from here on."""
-        for contestant in self.contestants.values():
-            if isinstance(contestant, SqlContestant):
-                contestant.hits = contestant.misses = 0
-
-    def hit_rates(self) -> dict[str, float]:
-        """Of those that have a cache and count for themselves."""
-        return {
-            name: each.hits / max(1, each.hits + each.misses)
+    async def hits_and_misses(self) -> dict[str, tuple[int, int]]:
+        """Of those that have a cache, so far."""
+        follower = await server_stats(self._job.follower_admin)
+        return {TAO: (follower["hits"], follower["misses"])} | {
+            name: (each.hits, each.misses)
             for name, each in self.contestants.items()
             if isinstance(each, LookasideContestant)
         }
@@ -276,17 +281,20 @@ def expected_of(plan: GraphPlan, request: Request) -> int:
 
 
 class _Batches:
-    """Endless batches of objects."""
+    """Endless batches of different objects, by their popularity."""
 
-    def __init__(self, nodes: int, seed: int) -> None:
-        self._chance = Random(f"batches {seed}")
-        self._nodes = nodes
+    def __init__(self, workload: Workload, plan: GraphPlan, seed: int) -> None:
+        chance = Random(f"batches {seed}")
+        self._draw: Final = Popularity(plan.shuffled, workload.object_skew, chance, again=workload.assumed.again).draw
 
     def __iter__(self) -> _Batches:
         return self
 
     def __next__(self) -> Request:
-        return Request(Kind.READ_MANY, others=tuple(self._chance.sample(range(self._nodes), min(MANY, self._nodes))))
+        nodes: dict[int, None] = {}
+        while len(nodes) < MANY:
+            nodes[self._draw()] = None
+        return Request(Kind.READ_MANY, others=tuple(nodes))
 
 
 class _PeerObjects:

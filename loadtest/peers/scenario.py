@@ -14,7 +14,7 @@ import msgspec
 
 from loadtest.client_process import run_job
 from loadtest.peers.peers_process import CONTESTANTS, MEMCACHED, MYSQL, REDIS, TAO, PeersJob, PeersResult, StaleReads
-from loadtest.peers.servers import find_memcached, several_memcached, several_redis
+from loadtest.peers.servers import SMALLEST_MB, find_memcached, several_memcached, several_redis
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.published.load_process import Subject
 from loadtest.published.run import SCHEMA
@@ -25,7 +25,6 @@ from loadtest.scenario import BenchSettings, Progress, check_bounds
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 
@@ -46,9 +45,9 @@ class PeersSettings:
     """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
 
     workload: str = "tao_atc13"
-    nodes: int = 20_000
+    nodes: int = 30_000
     cache_share: float = 0.2
-    """Of each of the two cache servers of a contestant, as a share of the payloads."""
+    """Of each of the two cache servers of a contestant, as a share of the payloads; `SMALLEST_MB` at least."""
     awaiters: int = 64
     seed: int = 1
 
@@ -87,7 +86,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: PeersSettings
     subject = Subject(workload=peers.workload, nodes=nodes, seed=peers.seed, shards=shards, ids_file="")
     progress.step("planning the graph")
     data_bytes = subject.plan().payload_bytes
-    cache_mb = max(1, int(data_bytes * peers.cache_share) >> 20)
+    cache_mb = max(SMALLEST_MB, int(data_bytes * peers.cache_share) >> 20)
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / "peers",
         shape=Shape(tiers=2, followers=1, leaders=1, databases=1, shards=shards),
@@ -123,6 +122,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: PeersSettings
                 MEMCACHED: (*memcached[1], pids[_DATABASE]),
                 MYSQL: (pids[_DATABASE],),
             },
+            follower_admin=cluster.admin(_FOLLOWER),
             awaiters=8 if toy else peers.awaiters,
             warm_seconds=0.5 if toy else 15.0,
             stale_seconds=0.5 if toy else 5.0,
@@ -130,9 +130,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: PeersSettings
             round_seconds=settings.round_seconds,
         )
         result = await run_job(job, progress, settings.work_dir / "peers.log", PeersResult)
-        stats = await server_stats(cluster.admin(_FOLLOWER))
-    hit_rates = {**result.hit_rates, TAO: stats["hits"] / max(1, stats["hits"] + stats["misses"])}
-    measured = of_contestants(result, hit_rates)
+    measured = of_contestants(result)
     return ScenarioResult(
         summary=f"{SUMMARY} ({peers.workload})",
         conditions={
@@ -157,7 +155,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: PeersSettings
     )
 
 
-def of_contestants(result: PeersResult, hit_rates: dict[str, float]) -> dict[str, OfContestant]:
+def of_contestants(result: PeersResult) -> dict[str, OfContestant]:
     """The first shape's figures, with tao's ratios to each peer."""
     shape = result.figures[0].shape
     figures = {each.contestant: each for each in result.figures if each.shape == shape}
@@ -169,7 +167,7 @@ def of_contestants(result: PeersResult, hit_rates: dict[str, float]) -> dict[str
             p99_ms=round(figures[name].p99_us / 1000, 4),
             server_cpu_us_per_query=round(figures[name].server_cpu_us, 2),
             client_cpu_us_per_query=round(figures[name].client_cpu_us, 2),
-            hit_rate=hit_rates.get(name),
+            hit_rate=result.hit_rates.get(name),
             stale_reads=result.stale[name],
             ratio=None if name == TAO else _ratio(ours, figures[name]),
         )

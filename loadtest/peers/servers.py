@@ -16,9 +16,9 @@ from loadtest.redis_server import private_redis
 from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError
 
-_SMALLEST_MB: Final = 4
-"""Of one server: Redis needs a megabyte for itself, and memcached hands memory out in pages of a megabyte, one at least
-for each class of sizes in use."""
+SMALLEST_MB: Final = 4
+"""Of one cache server, whoever's: Redis needs a megabyte for itself, and memcached hands memory out in pages of a
+megabyte, one at least for each class of sizes in use."""
 
 
 def find_memcached() -> tuple[str, str]:
@@ -58,8 +58,7 @@ async def several_redis(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """``(ports, pids)``; they end with the stack. Raises `OperatorError`."""
     found = [
-        await stack.enter_async_context(private_redis(folder / f"redis-{number}", max(_SMALLEST_MB, megabytes)))
-        for number in range(count)
+        await stack.enter_async_context(private_redis(folder / f"redis-{number}", megabytes)) for number in range(count)
     ]
     return tuple(port for port, _ in found), tuple(pid for _, pid in found)
 
@@ -69,7 +68,7 @@ async def several_memcached(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """As `several_redis`."""
     found = [
-        await stack.enter_async_context(private_memcached(folder / f"memcached-{number}", max(_SMALLEST_MB, megabytes)))
+        await stack.enter_async_context(private_memcached(folder / f"memcached-{number}", megabytes))
         for number in range(count)
     ]
     return tuple(port for port, _ in found), tuple(pid for _, pid in found)
