@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,13 +16,14 @@ from typing import Any, Final
 
 from tao.cli.checking.access import Access, access_of
 from tao.cli.demonstration.figures import DemonstrationFailed, ServerFigures
+from tao.cli.demonstration.private_cluster import private_cluster
 from tao.cli.export_scan import ReaderLogin
 from tao.cli.waiting import WaitDisplay
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.layout import Role, Shape
 from tao.devcluster.readiness import server_stats
-from tao.devcluster.schema_copy import example_schema_file, read_schema
+from tao.devcluster.schema_copy import read_schema
 from tao.devcluster.state_folder import service_accounts
 from tao.model.graph import MAX_TIME
 from tao.storage.names import edge_tables_of
@@ -141,24 +141,8 @@ async def open_stage() -> AsyncIterator[Stage]:
 
     Raises `OperatorError` when it cannot be started."""
     began = time.monotonic()
-    display = WaitDisplay()
-    # Short names: the path of a Unix socket in it may have 107 bytes.
-    with tempfile.TemporaryDirectory(prefix="tao-") as made:
-        settings = ClusterSettings(
-            state_dir=Path(made) / "c",
-            shape=SHAPE,
-            schema_file=example_schema_file(),
-            buffer_pool_mb=_BUFFER_POOL_MB,
-            log_level="warning",
-        )
-        cluster = DevCluster(settings, display.show)
-        with display:
-            await cluster.start()
-        try:
-            yield Stage(cluster, Path(made), time.monotonic() - began)
-        finally:
-            with display:
-                await cluster.stop()
+    async with private_cluster(SHAPE, buffer_pool_mb=_BUFFER_POOL_MB) as (cluster, folder):
+        yield Stage(cluster, folder, time.monotonic() - began)
 
 
 def _resident_bytes(pid: int) -> int:

@@ -8,24 +8,22 @@ delay line.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Final
 
 from tao.cli.checking.access import access_of
 from tao.cli.checking.caches import verify_caches
 from tao.cli.checking.replicas import compare_replicas
 from tao.cli.demonstration.figures import DemonstrationFailed, Latency, RegionFigures
+from tao.cli.demonstration.private_cluster import private_cluster
 from tao.cli.export_scan import ReaderLogin
-from tao.cli.waiting import WaitDisplay
 from tao.client import MEMORY, ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
+from tao.devcluster.layout import DEFAULT_RTT_MS, Shape
 from tao.devcluster.replication_sets import follow, hold, replicas
-from tao.devcluster.schema_copy import example_schema_file, read_schema
+from tao.devcluster.schema_copy import read_schema
 from tao.devcluster.state_folder import service_accounts
 from tao.topology.document import parse_topology
 
@@ -41,7 +39,7 @@ async def measure_regions() -> RegionFigures:
 
     Raises `DemonstrationFailed` when something is not as it should be, `OperatorError` for a cluster that cannot be
     started, and what the SDK raises."""
-    async with _running() as cluster, AsyncExitStack() as stack:
+    async with private_cluster(SHAPE, rtt_ms=DEFAULT_RTT_MS) as (cluster, _), AsyncExitStack() as stack:
         settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
         east, west = [
             await stack.enter_async_context(
@@ -154,24 +152,3 @@ async def _seconds_until(condition: Callable[[], Awaitable[bool]], what: str) ->
     except TimeoutError:
         raise DemonstrationFailed(f"{what} was not seen in the other region within {SEEN_SECONDS:g} s") from None
     return time.perf_counter() - began
-
-
-@asynccontextmanager
-async def _running() -> AsyncIterator[DevCluster]:
-    display = WaitDisplay()
-    with tempfile.TemporaryDirectory(prefix="tao-") as made:
-        settings = ClusterSettings(
-            state_dir=Path(made) / "c",
-            shape=SHAPE,
-            schema_file=example_schema_file(),
-            rtt_ms=DEFAULT_RTT_MS,
-            log_level="warning",
-        )
-        cluster = DevCluster(settings, display.show)
-        with display:
-            await cluster.start()
-        try:
-            yield cluster
-        finally:
-            with display:
-                await cluster.stop()

@@ -106,6 +106,12 @@ class Rig:
     def store_object(self, version: int, data: bytes = b"", key: int = A) -> None:
         self.store.objects[key] = encode_object(version, USER, data)
 
+    def fall_behind(self) -> None:
+        """The nearest follower has not heard of the version that the database has, and that a message tells of."""
+        self.near.hold(V1)
+        self.store_object(V2)
+        self.tell(ObjectChange(A, V1, V2, USER, b""))
+
     async def look(self, look: int, seconds: float = 100.0) -> None:
         self.clock.now += seconds
         await self.checker.look(look)
@@ -125,9 +131,7 @@ async def test_what_has_the_version_or_is_not_cached_is_right_at_the_first_look(
 
 async def test_what_is_in_flight_is_stale_once_and_no_inconsistency() -> None:
     rig = Rig()
-    rig.near.hold(V1)
-    rig.store_object(V2)
-    rig.tell(ObjectChange(A, V1, V2, USER, b""))
+    rig.fall_behind()
     await rig.look(0)
     rig.near.hold(V2)
     await rig.look(1)
@@ -137,9 +141,7 @@ async def test_what_is_in_flight_is_stale_once_and_no_inconsistency() -> None:
 
 async def test_what_is_stale_at_the_last_look_is_an_inconsistency() -> None:
     rig = Rig()
-    rig.near.hold(V1)
-    rig.store_object(V2)
-    rig.tell(ObjectChange(A, V1, V2, USER, b""))
+    rig.fall_behind()
     for look in range(3):
         await rig.look(look)
     assert rig.figures.stale == [1, 1, 1]
@@ -149,9 +151,7 @@ async def test_what_is_stale_at_the_last_look_is_an_inconsistency() -> None:
 
 async def test_only_who_was_stale_is_looked_at_again() -> None:
     rig = Rig()
-    rig.near.hold(V1)
-    rig.store_object(V2)
-    rig.tell(ObjectChange(A, V1, V2, USER, b""))
+    rig.fall_behind()
     for look in range(3):
         await rig.look(look)
     assert [follower.asked for follower in rig.followers.values()] == [3, *[1] * (len(rig.followers) - 1)]
