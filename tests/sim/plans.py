@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-BUSY_SECONDS: Final = 90.0
+BUSY_SECONDS: Final = 120.0
 CALM_SECONDS: Final = 90.0
 """Above what mending takes: a session that waits for its silence, repair's age of an intent, and several retries."""
 LOOK_SECONDS: Final = 5.0
@@ -130,7 +130,7 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[s
             Shape(),
             Shape(leaders=2),
             Shape(leaders=2, followers=2, shards=8),
-            Shape(leaders=2, followers=2, reads_databases=True),
+            Shape(leaders=2, reads_databases=True),
             Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
             Shape(followers=2, reads_databases=True),
         ]
