@@ -31,7 +31,7 @@ from tests.sim.shrinking import shrink
 from tests.sim.variants import VARIANTS, find
 
 SWEEP_SEEDS = 286
-"""Of seven simulated minutes each in a test run, 2,000 in all; `python -m tests.sim` goes on for as long as one likes."""
+"""Of seven simulated minutes each in a test run, 2,000 in all; `python -m tests.sim` goes on as long as one likes."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
     "from tests.sim.plans import make_plan\n"
