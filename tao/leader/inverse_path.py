@@ -19,7 +19,7 @@ from tao.leader.pair_queue import Hold, PairQueue
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
-from tao.model.errors import Fenced, NotMine, OutcomeUnknown, RequestError, RetryableError, TaoError
+from tao.model.errors import Fenced, MasterReadOnly, NotMine, OutcomeUnknown, RequestError, RetryableError, TaoError
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
@@ -282,8 +282,9 @@ class InversePath:
                 return await self._others.settle(far, settles, present, self._far_side_seconds(hold))
             except Deposed:
                 raise
-            except (NotMine, Fenced):
-                # That shard is changing hands, and nothing is under way: its next owner will have it in a moment.
+            except (NotMine, Fenced, MasterReadOnly):
+                # That shard, or its database, is changing hands, and nothing is under way: who has it next will be
+                # there in a moment.
                 if hold.deadline <= self._clock.monotonic():
                     raise
 

@@ -12,6 +12,7 @@ from tao.leader.inverse_path import InverseSettings
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
+    MasterReadOnly,
     InvalidArgument,
     NotMine,
     OutcomeUnknown,
@@ -87,7 +88,7 @@ async def test_a_mirror_that_cannot_be_written_is_owed_and_the_write_is_acknowle
 
 
 async def test_a_far_side_that_is_changing_hands_is_waited_for_as_long_as_the_writer_waits(two: TwoLeaders) -> None:
-    two.others.faults += [NotMine("given up"), Fenced("another generation"), NotMine("being taken")]
+    two.others.faults += [NotMine("given up"), Fenced("another generation"), MasterReadOnly("being promoted")]
     _, pending = await two.coordinator.write(add(7))
     assert not pending
     assert two.times() == ([7], [7])
