@@ -117,7 +117,8 @@ async def _lose_master(regions: TwoRegions, semi_sync: bool) -> Round:
     cluster = regions.cluster
     watchers = [name for name, role in cluster.processes.items() if role is Role.WATCHER]
     async with AsyncExitStack() as stack:
-        graph = await regions.graph(MASTER, "tier-1", stack, _TIMEOUT_SECONDS)
+        # What is lost is counted here; a client that attached its own writes would be told so, and get no answer.
+        graph = await regions.graph(MASTER, "tier-1", stack, _TIMEOUT_SECONDS, attaches=False)
         writers = [_Writer(graph, await graph.obj_add("user", {"name": "writer"})) for _ in range(_WRITERS)]
         others = [_Writer(graph, await graph.obj_add("user", {"name": "other"})) for _ in range(_WRITERS)]
         tasks = [asyncio.create_task(writer.run()) for writer in writers]

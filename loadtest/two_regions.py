@@ -62,9 +62,12 @@ class TwoRegions:
         """Names of all regions' tailers."""
         return [name for name, role in self.cluster.processes.items() if role is Role.TAILER]
 
-    async def graph(self, region: str, tier: str, stack: AsyncExitStack, timeout_seconds: float) -> Graph:
-        """As of an application's process in that region; closed with the stack."""
-        settings = ClientSettings(timeout_seconds=timeout_seconds)
+    async def graph(
+        self, region: str, tier: str, stack: AsyncExitStack, timeout_seconds: float, *, attaches: bool = True
+    ) -> Graph:
+        """As of an application's process in that region; closed with the stack. ``attaches``: its own writes, to what it
+        reads."""
+        settings = ClientSettings(timeout_seconds=timeout_seconds, attach_own_writes=attaches)
         target = str(self.cluster.topology_path)
         return await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))
 
