@@ -65,8 +65,8 @@ class TwoRegions:
     async def graph(
         self, region: str, tier: str, stack: AsyncExitStack, timeout_seconds: float, *, attaches: bool = True
     ) -> Graph:
-        """As of an application's process in that region; closed with the stack. ``attaches``: its own writes, to what it
-        reads."""
+        """As of an application's process in that region; closed with the stack. ``attaches``: its own writes, to
+        what it reads."""
         settings = ClientSettings(timeout_seconds=timeout_seconds, attach_own_writes=attaches)
         target = str(self.cluster.topology_path)
         return await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))

@@ -12,8 +12,8 @@ from tao.leader.inverse_path import InverseSettings
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
-    MasterReadOnly,
     InvalidArgument,
+    MasterReadOnly,
     NotMine,
     OutcomeUnknown,
     Overloaded,
