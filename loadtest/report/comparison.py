@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from loadtest.published import figures
@@ -59,7 +59,29 @@ def ratios(found: Found) -> list[str]:
         if name in _NAMES
     ]
     columns = ("", "queries/s", "p50 ms", "p99 ms", "server µs", "client µs", "hit rate", "stale reads")
-    return lines + table(columns, absolute)
+    return lines + table(columns, absolute) + _other_shapes(peers.get("figures", ()))
+
+
+def _other_shapes(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is beside the many awaiters of single queries: one awaiter, and batches."""
+    by_shape: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for each in found:
+        by_shape.setdefault(each["shape"], {})[each["contestant"]] = each
+    rows: list[tuple[str, ...]] = []
+    for shape, of in list(by_shape.items())[1:]:
+        asked = [of[name] for name in _NAMES if name in of]
+        rows += [
+            (f"{shape}: queries/s", *(number(each["per_second"], 0) for each in asked)),
+            (
+                "p50 / p99 ms",
+                *(f"{number(each['p50_us'] / 1000, 2)} / {number(each['p99_us'] / 1000, 2)}" for each in asked),
+            ),
+            (
+                "server / client µs a query",
+                *(f"{number(each['server_cpu_us'])} / {number(each['client_cpu_us'])}" for each in asked),
+            ),
+        ]
+    return table(("", *_NAMES.values()), rows) if rows else []
 
 
 def one_table(found: Found) -> list[str]:

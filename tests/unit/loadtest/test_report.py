@@ -42,6 +42,12 @@ TOY: dict[str, dict[str, Any]] = {
         "redis_lookaside": peer(2400.0, ratio={"throughput": 2.5, "p50": 1.2, "p99": 0.8}),
         "memcached_lookaside": peer(2000.0, ratio={"throughput": 3.0, "p50": 1.2, "p99": 1.1}),
         "mysql": peer(1000.0, hit_rate=None, ratio={"throughput": 6.0, "p50": 5.0, "p99": 4.0}),
+        "figures": [
+            {"shape": shape, "contestant": name, "per_second": 100.0, "p50_us": 10_000.0, "p99_us": 20_000.0,
+             "server_cpu_us": 5.0, "client_cpu_us": 7.0}
+            for shape in ("many awaiters", "one awaiter")
+            for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql")
+        ],
     },
     "geo": {
         "rtt_ms": 58.1, "failed": {}, "visible_ms": LATENCY, "read_ms": {"remote_region": LATENCY},
@@ -107,6 +113,8 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "≥ 3: not met" in text
     assert "≥ 5: met" in text
     assert "Redis look-aside is better in p99 (0.80 ×)" in text
+    assert "| one awaiter: queries/s | 100 | 100 | 100 | 100 |" in text
+    assert "many awaiters" not in text
     assert "| one list | 2 |" in text
     assert "`adds.per_second`" in text
     assert "## `recovery`" in text
