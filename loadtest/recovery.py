@@ -20,11 +20,10 @@ from typing import Any, Final
 from loadtest.chaos.health import until_well
 from loadtest.results import Listing, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
-from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
+from loadtest.two_regions import MASTER, REMOTE, SEMI_SYNC_RTT_MS, TwoRegions, semi_sync_settings, two_regions
 from tao.client import ClientSettings, Graph, TaoError, connect
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.layout import Role, Shape
 from tao.devcluster.readiness import server_stats
-from tao.devcluster.server_options import Durability
 from tao.model.errors import OperatorError
 from tao.model.ids import SEQUENCE_PER_MS, SHARD_SHIFT, make_id
 from tao.model.topology import Topology
@@ -34,7 +33,6 @@ from tao.topology.document import parse_topology
 SUMMARY: Final = "from a crash to full service, as clients see it: follower, leader, replica, master, tailer"
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=2, leaders=2, databases=1, shards=8, watchers=1)
 _TOY_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
-_RTT_MS: Final = 20.0
 _TIMEOUT_SECONDS: Final = 2.0
 _PAUSE_SECONDS: Final = 0.005
 _PATIENT_SECONDS: Final = 60.0
@@ -58,14 +56,8 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoverySetti
     """See `SUMMARY`. Raises `OperatorError`."""
     recovery = wanted or RecoverySettings()
     repetitions = 1 if settings.toy else recovery.repetitions
-    cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "two",
-        shape=_TOY_SHAPE if settings.toy else _SHAPE,
-        rtt_ms=_RTT_MS,
-        durability=Durability.RELAXED,
-        semi_sync=True,
-        log_level="warning",
-    )
+    shape = _TOY_SHAPE if settings.toy else _SHAPE
+    cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="warning")
     seconds: dict[str, dict[str, list[float]]] = {}
     async with two_regions(cluster_settings, progress.step) as regions, AsyncExitStack() as stack:
         crashes = _Crashes(regions, stack, Random(recovery.seed))
@@ -91,7 +83,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoverySetti
     ]
     return ScenarioResult(
         summary=SUMMARY,
-        conditions={"rtt_ms": _RTT_MS, "durability": "semi_sync", "repetitions": repetitions},
+        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "repetitions": repetitions},
         listings=[Listing(title="seconds after the crash", columns=("who", "what", "p50", "max", "times"), rows=rows)],
         measured=measured,
     )

@@ -19,9 +19,8 @@ from loadtest.chaos.record import Record
 from loadtest.chaos.rejoining import command
 from loadtest.results import Listing, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress
-from loadtest.two_regions import TwoRegions, two_regions
-from tao.devcluster.layout import ClusterSettings, Role, Shape
-from tao.devcluster.server_options import Durability
+from loadtest.two_regions import SEMI_SYNC_RTT_MS, TwoRegions, semi_sync_settings, two_regions
+from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError
 from tao.topology.document import parse_topology
 
@@ -30,7 +29,6 @@ _SHAPE: Final = Shape(
     regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16, watchers=1
 )
 _TOY_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
-_RTT_MS: Final = 20.0
 _WELL_SECONDS: Final = 60.0
 _ORDER: Final = (Role.WATCHER, Role.TAILER, Role.FOLLOWER, Role.LEADER, Role.DATABASE)
 ROLES: Final = tuple(str(role) for role in _ORDER)
@@ -50,14 +48,8 @@ class RollingSettings:
 async def run(settings: BenchSettings, progress: Progress, wanted: RollingSettings | None = None) -> ScenarioResult:
     """See `SUMMARY`. Raises `OperatorError`."""
     rolling = wanted or RollingSettings()
-    cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "two",
-        shape=_TOY_SHAPE if settings.toy else _SHAPE,
-        rtt_ms=_RTT_MS,
-        durability=Durability.RELAXED,
-        semi_sync=True,
-        log_level="info",
-    )
+    shape = _TOY_SHAPE if settings.toy else _SHAPE
+    cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="info")
     record = Record()
     async with (
         two_regions(cluster_settings, progress.step) as regions,
@@ -94,7 +86,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RollingSettin
         faults += [*record.examples, *map(str, record.failed[:5]), *record.failed_writes[:5]]
     return ScenarioResult(
         summary=SUMMARY,
-        conditions={"rtt_ms": _RTT_MS, "durability": "semi_sync", "seed": rolling.seed},
+        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "seed": rolling.seed},
         listings=[
             Listing(
                 title="what was restarted under what",

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 from loadtest.waiting import until, within
@@ -17,9 +18,10 @@ from tao.cli.checking.replicas import compare_replicas
 from tao.cli.export_scan import ReaderLogin
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Role
+from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.replication_sets import catch_up, replicas, replication_states
+from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import OperatorError, Unavailable
 from tao.model.topology import Topology
@@ -33,9 +35,22 @@ from tao.topology.document import parse_topology
 
 MASTER: Final = "east"
 REMOTE: Final = "west"
+SEMI_SYNC_RTT_MS: Final = 20.0
 _LOOK_SECONDS: Final = 0.1
 _BEGIN_SECONDS: Final = 60.0
 _ANY_TIME_MS: Final = 1 << 62
+
+
+def semi_sync_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
+    """Of a cluster that loses no write when one thing fails, a short way between its regions."""
+    return ClusterSettings(
+        state_dir=folder / "two",
+        shape=shape,
+        rtt_ms=SEMI_SYNC_RTT_MS,
+        durability=Durability.RELAXED,
+        semi_sync=True,
+        log_level=log_level,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,8 @@ from loadtest.chaos.record import Fault, Record
 from loadtest.chaos.striking import Harm, all_faults
 from loadtest.results import Listing, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
-from loadtest.two_regions import TwoRegions, two_regions
-from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
+from loadtest.two_regions import SEMI_SYNC_RTT_MS, TwoRegions, semi_sync_settings, two_regions
+from tao.devcluster.layout import Shape
 from tao.model.errors import OperatorError
 
 SUMMARY: Final = "two regions under load while servers, databases, the line and disks fail, one at a time"
@@ -37,7 +36,6 @@ _TOY_SHAPE: Final = Shape(
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _TOY_SECONDS: Final = 6.0
 _TOY_RATES: Final = Rates(200.0, 20.0)
-_RTT_MS: Final = 20.0
 _AWAY_SECONDS: Final = 8.0
 _TOY_AWAY_SECONDS: Final = 1.0
 _PEACE_SECONDS: Final = 4.0
@@ -82,14 +80,8 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosSettings
         chaos = replace(
             chaos, seconds=min(chaos.seconds, _TOY_SECONDS), kinds=chaos.kinds or _TOY_FAULTS, rates=_TOY_RATES
         )
-    cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "two",
-        shape=_TOY_SHAPE if settings.toy else _SHAPE,
-        rtt_ms=_RTT_MS,
-        durability=Durability.RELAXED,
-        semi_sync=True,
-        log_level="info",
-    )
+    shape = _TOY_SHAPE if settings.toy else _SHAPE
+    cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="info")
     async with two_regions(cluster_settings, progress.step) as regions:
         database = regions.cluster.database(next(iter(regions.cluster.processes)))
         settings.versions[database.binary.flavour] = database.binary.version_text
@@ -105,7 +97,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosSettings
         conditions={
             "seed": chaos.seed,
             "seconds": chaos.seconds,
-            "rtt_ms": _RTT_MS,
+            "rtt_ms": SEMI_SYNC_RTT_MS,
             "durability": "semi_sync",
             "failures at a time": 2 if chaos.overlapping else 1,
         },

@@ -7,9 +7,7 @@ delay line.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -18,6 +16,7 @@ from tao.cli.checking.caches import verify_caches
 from tao.cli.checking.replicas import compare_replicas
 from tao.cli.demonstration.figures import DemonstrationFailed, Latency, RegionFigures
 from tao.cli.demonstration.private_cluster import private_cluster
+from tao.cli.demonstration.seeing import seconds_until
 from tao.cli.export_scan import ReaderLogin
 from tao.client import MEMORY, ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
@@ -28,8 +27,6 @@ from tao.devcluster.state_folder import service_accounts
 from tao.topology.document import parse_topology
 
 SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, shards=4)
-SEEN_SECONDS: Final = 20.0
-"""Within which the other region must show a write: hundreds of times what it normally takes."""
 _TIMEOUT_SECONDS: Final = 20.0
 _REPEATS: Final = 20
 
@@ -48,7 +45,7 @@ async def measure_regions() -> RegionFigures:
             for region in SHAPE.region_names
         ]
         alice, post = await east.obj_add("user", {"name": "Alice"}), await east.obj_add("checkin", {"text": "Hello"})
-        await _seconds_until(lambda: _exist(west, alice, post), "what the first region wrote")
+        await seconds_until(lambda: _exist(west, alice, post), "what the first region wrote", "region")
         # The same like over and over: the other region's cache holds it, and has to be told of each change.
         here, seen = await _write(east, west, alice, post, 0)
         # The master region's followers know of these before their writer does.
@@ -89,7 +86,7 @@ async def _write(near: Graph, far: Graph, user: int, post: int, start: int) -> t
             own = await near.assoc_get(post, "liked_by", [user])
         if [edge.time for edge in own] != [number] or trace[-1].answered_by != MEMORY:
             raise DemonstrationFailed("a follower does not hold what was just written through it")
-        seen.append(await _seconds_until(arrived, "a like of the other region"))
+        seen.append(await seconds_until(arrived, "a like of the other region", "region"))
     return acknowledged, seen
 
 
@@ -126,7 +123,12 @@ async def _hold_replication(
     async def caught_up() -> bool:
         return await west.assoc_count(post, "liked_by") == 0
 
-    return behind, by_token, critical, await _seconds_until(caught_up, "what was written while replication stood still")
+    return (
+        behind,
+        by_token,
+        critical,
+        await seconds_until(caught_up, "what was written while replication stood still", "region"),
+    )
 
 
 async def _compare(cluster: DevCluster) -> tuple[int, int]:
@@ -141,14 +143,3 @@ async def _compare(cluster: DevCluster) -> tuple[int, int]:
         raise DemonstrationFailed(f"the regions differ: {[*caches.findings, *databases.findings][:1]}")
     compared = sum(line.entries for line in caches.servers) + sum(line.rows for line in databases.servers)
     return compared, len(caches.findings) + len(databases.findings)
-
-
-async def _seconds_until(condition: Callable[[], Awaitable[bool]], what: str) -> float:
-    began = time.perf_counter()
-    try:
-        async with asyncio.timeout(SEEN_SECONDS):
-            while not await condition():
-                pass
-    except TimeoutError:
-        raise DemonstrationFailed(f"{what} was not seen in the other region within {SEEN_SECONDS:g} s") from None
-    return time.perf_counter() - began

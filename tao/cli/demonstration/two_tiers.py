@@ -6,15 +6,14 @@ distribution; a single one tells little about a time.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tao.cli.checking.access import Access
 from tao.cli.demonstration.checkin_page import Cast
 from tao.cli.demonstration.figures import DemonstrationFailed, Latency, SpreadFigures
+from tao.cli.demonstration.seeing import seconds_until
 from tao.cli.demonstration.stage import SHAPE
 from tao.client import MEMORY, Graph
 from tao.model.graph import decode_count
@@ -22,8 +21,6 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import counter_of
 from tao.wire.v1 import session_pb2 as pb
 
-SEEN_SECONDS: Final = 10.0
-"""Within which a write must be seen in the other tier: a thousand times what it normally takes."""
 _REPEATS: Final = 20
 _CALL_SECONDS: Final = 10.0
 
@@ -73,7 +70,7 @@ async def befriend(near: Graph, far: Graph, access: Access, cast: Cast, far_tier
         return bool(await far.assoc_get(cast.cathy, "friend", [cast.erin]))
 
     with far.trace() as trace:
-        delay = await _wait_for(seen, "Erin's friendship with Cathy")
+        delay = await seconds_until(seen, "Erin's friendship with Cathy", "tier")
     in_place = all(served.answered_by == MEMORY for served in trace)
     after = await _cached(far, access, far_tier, cast.cathy)
     sides = [
@@ -105,7 +102,7 @@ async def measure_spread(near: Graph, far: Graph, cast: Cast, first: NewFriendsh
         else:
             await near.assoc_delete(cast.david, "likes", cast.checkin)
         acknowledged.append(time.perf_counter() - began)
-        seen.append(await _wait_for(arrived, "David's like"))
+        seen.append(await seconds_until(arrived, "David's like", "tier"))
     return SpreadFigures(
         writes=len(seen),
         acknowledged=Latency.of(acknowledged),
@@ -120,18 +117,6 @@ async def _side(graph: Graph, tier: str, edge: str, id1: int, id2: int) -> Side:
     with graph.trace() as trace:
         found = await graph.assoc_get(id1, "friend", [id2])
     return Side(edge, tier, bool(found), trace[-1].answered_by)
-
-
-async def _wait_for(condition: Callable[[], Awaitable[bool]], what: str) -> float:
-    """Seconds until it holds, asked again and again."""
-    began = time.perf_counter()
-    try:
-        async with asyncio.timeout(SEEN_SECONDS):
-            while not await condition():
-                pass
-    except TimeoutError:
-        raise DemonstrationFailed(f"{what} was not seen in the other tier within {SEEN_SECONDS:g} s") from None
-    return time.perf_counter() - began
 
 
 async def _cached(graph: Graph, access: Access, tier: str, user: int) -> CachedList:
