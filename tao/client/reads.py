@@ -82,9 +82,13 @@ class ReadOperations(Operations):
         the inverse lists (`tao.client.turning`)."""
         row, found = self._requests.edges(id1, atype, id2s, high, low)
         if found.turn_gets and not critical and max_staleness_ms is None:
-            (value,) = await self._edges_at_either_end([(row, found)], after)
-            if isinstance(value, TaoError):
-                raise value
+            if self._turning.turned(row, found, self._requests.shards, after) is not None:
+                (turned,) = await self._edges_at_either_end([(row, found)], after)
+                if isinstance(turned, TaoError):
+                    raise turned
+                return AssocList(id1, found, turned)
+            value = await self._read(EDGES, row, critical, after, max_staleness_ms)
+            self._turning.learn(row, found, value)
             return AssocList(id1, found, value)
         return AssocList(id1, found, await self._read(EDGES, row, critical, after, max_staleness_ms))
 

@@ -71,6 +71,10 @@ class Turning:
                 return None
         return Turned(parts, (id1, number))
 
+    def learn(self, row: Row, atype: AssocType, block: bytes) -> None:
+        """The answer of the list itself tells how long it is. Raises `ProtocolError` for bytes that are none."""
+        self._note(row[:2], header(check_block(block))[1], atype.limit)
+
     def answers(
         self,
         queries: Sequence[ListQuery],
@@ -88,7 +92,7 @@ class Turning:
             if way is None:
                 value = next(value_of)
                 if atype.turn_gets and not isinstance(value, TaoError):
-                    self._note(row[:2], header(check_block(value))[1], atype.limit)
+                    self.learn(row, atype, value)
                 found.append(value)
                 continue
             asked = [*islice(value_of, len(way.parts)), next(length_of)]
