@@ -214,12 +214,13 @@ class Reseeder:
             return
 
     async def _let_master_go(self, replicas: ReplicationSet, region: str) -> None:
-        """Have the master wait for none where this is the last that acknowledges: every write would stand still."""
-        members = {member.region: member for member in await replicas.members()}
-        if not replicas.database.semi_sync or not members[region].receives:
+        """Have the master wait for none where no other acknowledges: every write would stand still, and a copy that
+        waits for the end of commits with them."""
+        if not replicas.database.semi_sync:
             return
+        members = {member.region: member for member in await replicas.members()}
         async with replicas.session(replicas.database.master_region) as session:
-            if await acknowledging_replicas(session, deadline=replicas.soon()) <= 1:
+            if await acknowledging_replicas(session, deadline=replicas.soon()) <= members[region].receives:
                 await set_semi_sync(session, waits=False, deadline=replicas.soon())
 
     async def _copy(self, replicas: ReplicationSet, region: str, tools: DatabaseTools) -> tuple[ServerContents, Copied]:
