@@ -122,7 +122,7 @@ def _play_variants() -> int:
         else:
             small = shrink(outcome, partial(run, broken=variant.broken), most_runs=60)
             kinds = ", ".join(fault.kind for fault in small.plan.faults) or "none"
-            _say(f"{variant.name}: seed {seeds - 1}, {outcome.violation}")
+            _say(f"{variant.name}: seed {outcome.plan.seed}, {outcome.violation}")
             _say(f"  small: {len(small.plan.ops)} operations, faults: {kinds}")
     return 1 if missed else 0
 

@@ -31,8 +31,9 @@ from tests.sim.loop import CURRENT
 from tests.sim.rows import Past, Rows, part_of
 
 DONE: Final = "done"
-_MISTAKES: Final = ("INVALID_ARGUMENT",)
-"""Of a plan: a type is changed into itself."""
+_MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "WRITE_LOST")
+"""Of a plan: a type is changed into itself, or into one that has no place for the edge's fields; a token is of an act
+in which a master was lost."""
 
 
 class Violation(Exception):

@@ -201,7 +201,7 @@ class SimLoop(asyncio.BaseEventLoop):
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio does it: told, and on to the next
-                self.call_exception_handler({"message": f"in {handle!r}", "exception": error})
+                self.call_exception_handler({"message": f"a callback of {process!r}", "exception": error})
 
     def _process_events(self, event_list: object) -> None:
         """There is nothing outside."""

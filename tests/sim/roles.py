@@ -20,7 +20,7 @@ from tao.leader.settings import LeaderSettings
 from tao.serving.stall_guard import StallSettings
 from tao.tailer.settings import TailerSettings, TailSettings
 
-HEARTBEAT_SECONDS: Final = 30.0
+HEARTBEAT_SECONDS: Final = 15.0
 _NOWHERE: Final = Path("simulated")
 _STALLS: Final = StallSettings(tick_seconds=1.2)
 
@@ -51,7 +51,7 @@ def follower_settings(name: str, *, reads_databases: bool) -> FollowerSettings:
         topology_file=_NOWHERE,
         schema_file=_NOWHERE,
         reader_user="reader" if reads_databases else "",
-        subscriptions=SubscriptionSettings(retry_seconds=5.0, answer_timeout_seconds=12.0),
+        subscriptions=SubscriptionSettings(retry_seconds=2.5, answer_timeout_seconds=8.0),
         stalls=_STALLS,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.sim.runs import run
 from tests.sim.variants import VARIANTS, Variant, find
 
 
@@ -14,3 +15,4 @@ def test_a_broken_rule_is_noticed(variant: Variant) -> None:
     assert outcome.violation is not None
     # The rule is missed, and not a rig that broke with it.
     assert outcome.violation.invariant != "unforeseen", outcome.violation
+    assert run(outcome.plan).violation is None, "the plan fails without the variant, too"

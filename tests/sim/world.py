@@ -213,9 +213,10 @@ class World:
 
     async def stop(self, name: str) -> None:
         """As SIGTERM does: drain, then close."""
-        process, server = self.processes[name], self.servers.pop(name, None)
-        if server is None or process.state != "runs":
+        process = self.processes[name]
+        if name not in self.servers or process.state != "runs":
             return
+        server = self.servers.pop(name)
         self.trace.note("stop", name)
 
         async def end() -> None:
