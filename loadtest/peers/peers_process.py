@@ -102,9 +102,9 @@ async def run_peers(job: PeersJob, tell: Callable[[str, float], None]) -> PeersR
         ]
         turns = sum(len(each.trials) for each in comparisons) * (job.rounds + 1)
         taken = count()
-        for name, contestant in arena.contestants.items():
+        for name in arena.contestants:
             tell(f"warming {name}", 0.0)
-            await arena.drive(contestant, job.awaiters)(perf_counter() + job.warm_seconds, [])
+            await arena.drive(name, job.awaiters)(perf_counter() + job.warm_seconds, [])
         figures: list[Figure] = []
         counted = [await arena.hits_and_misses()]
         for comparison in comparisons:
@@ -143,6 +143,7 @@ class _Arena:
         self._plan: Final = plan
         self._ids: list[int] = []
         self.contestants: dict[str, Contestant] = {}
+        self._streams: Final = {name: self._stream(5) for name in CONTESTANTS}
         self._second: dict[str, SqlContestant] = {}
         """Another client of the same peer, as in another web server."""
 
@@ -204,14 +205,16 @@ class _Arena:
         """Everybody, in turns, beside tao."""
         per = MANY if many else 1
         trials = tuple(
-            Trial(name, self.drive(contestant, awaiters, many=many), self._job.server_pids[name], per)
-            for name, contestant in self.contestants.items()
+            Trial(name, self.drive(name, awaiters, many=many), self._job.server_pids[name], per)
+            for name in self.contestants
         )
         return Comparison(shape, trials, yardstick=TAO)
 
-    def drive(self, contestant: Contestant, awaiters: int, *, many: bool = False) -> Drive:
-        """So many awaiters of one contestant; its stream goes on from turn to turn."""
-        stream = self._stream(5)
+    def drive(self, name: str, awaiters: int, *, many: bool = False) -> Drive:
+        """So many awaiters of one contestant. Its stream goes on from turn to turn and from shape to shape: begun anew,
+        it would ask again for what it has just brought into the caches."""
+        contestant = self.contestants[name]
+        stream = self._streams[name]
         batches = self._batches()
 
         async def one(until: float, latencies: list[float]) -> None:
