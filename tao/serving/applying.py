@@ -15,7 +15,7 @@ _OWN_WRITE: Final = "a write on its way back"
 
 
 def apply_messages(cache: GraphCache, clock: Clock, messages: ShardMessages, *, insert: bool) -> None:
-    """``insert``: also cache what was not, because its writer will read it here."""
+    """``insert``: also cache what was not, because its writer will read it here; see `GraphCache.apply`."""
     now = clock.monotonic()
     with cache.witness.because(_OWN_WRITE) if insert else nullcontext():
         for message in messages.messages:
