@@ -151,12 +151,11 @@ class Promoter:
             if region == replicas.database.master_region:
                 raise PromotionRefused(f"{server} is the master of {database} by the topology: it follows nobody")
             # Not even closed: on MySQL that would end the loading.
-            check_seeded(next(member for member in await replicas.members() if member.region == region))
+            check_seeded((await replicas.beside_master(region))[0])
             # Closed first, so that what is compared is all that it will ever have had.
             await replicas.close(region)
-            members = {member.region: member for member in await replicas.members()}
-            master = members[replicas.database.master_region]
-            check_rejoin(members[region], master)
+            member, master = await replicas.beside_master(region)
+            check_rejoin(member, master)
             if replicas.database.semi_sync:
                 async with replicas.session(master.region) as session:
                     await set_semi_sync(session, waits=True, deadline=replicas.soon())
@@ -341,8 +340,7 @@ class Promoter:
         if member.state is not None and member.state.following is None:
             # Perhaps an old master, open still: closed first, so that what is compared is all it will ever have had.
             await replicas.close(member.region)
-            member = next(each for each in await replicas.members() if each.name == member.name)
-        check_rejoin(member, master)
+        check_rejoin(*await replicas.beside_master(member.region))
         await replicas.follow(member.region, master.region)
 
     async def _acknowledged(self, replicas: ReplicationSet, expected: bool) -> bool:

@@ -91,21 +91,26 @@ class ReplicationSet:
     async def members(self) -> list[Member]:
         """All servers as they are now, asked side by side. One that was silent the last time is not waited for as long
         again: a promotion looks several times, and each costs the writers of the whole database as much."""
+        return list(await asyncio.gather(*map(self._member, self.database.servers)))
 
-        async def one(region: str, server: DatabaseServer) -> Member:
-            is_master = region == self.database.master_region
-            patience = _AGAIN_SHARE if server.name in self._silent else 1.0
-            deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
-            try:
-                async with self.session(region, deadline=deadline) as session:
-                    state = await member_state(session, deadline=deadline)
-            except TaoError as error:
-                self._silent.add(server.name)
-                return Member(server.name, region, None, error.message, is_master=is_master)
-            self._silent.discard(server.name)
-            return Member(server.name, region, state, is_master=is_master)
+    async def beside_master(self, region: str) -> tuple[Member, Member]:
+        """A server and the master, which is asked afterwards: so it has whatever one that follows it was found to
+        have, and what it lacks it never had."""
+        member = await self._member(region)
+        return member, await self._member(self.database.master_region)
 
-        return list(await asyncio.gather(*(one(region, server) for region, server in self.database.servers.items())))
+    async def _member(self, region: str) -> Member:
+        name, is_master = self.database.servers[region].name, region == self.database.master_region
+        patience = _AGAIN_SHARE if name in self._silent else 1.0
+        deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
+        try:
+            async with self.session(region, deadline=deadline) as session:
+                state = await member_state(session, deadline=deadline)
+        except TaoError as error:
+            self._silent.add(name)
+            return Member(name, region, None, error.message, is_master=is_master)
+        self._silent.discard(name)
+        return Member(name, region, state, is_master=is_master)
 
     def follows(self, member: Member, master_region: str) -> bool:
         """Whether the member follows the server of that region, as its own region reaches it."""

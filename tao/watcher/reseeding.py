@@ -162,8 +162,7 @@ class Reseeder:
         database, region = replicas.database, replicas.region_of(server)
         if region == database.master_region:
             raise SeedingRefused(f"{server} is the master of {database.name} by the topology: there is nobody above it")
-        members = {member.region: member for member in await replicas.members()}
-        member, master = members[region], members[database.master_region]
+        member, master = await replicas.beside_master(region)
         for each in (member, master):
             if each.state is None:
                 raise SeedingRefused(f"{each.name} does not answer: {each.error}")
