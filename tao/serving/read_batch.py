@@ -117,8 +117,8 @@ def answer_hits(
             values.extend(cache.objects(batch.obj_ids[:]))
     if counts:
         count = cache.count
-        for slot, (id1, atype) in enumerate(zip(batch.count_id1s, batch.count_atypes, strict=True), objects):
-            values.append(count(id1, atype, minimums.get(slot, 0)))
+        for slot, (id1, atype) in enumerate(zip(batch.count_id1s[:], batch.count_atypes[:], strict=True), objects):
+            values.append(count(id1, atype, minimums.get(slot, 0) if minimums else 0))
     room = max_list_bytes
     if ranges:
         room = _answer_ranges(cache, batch, limits, minimums, values, room)
@@ -202,14 +202,14 @@ def _answer_gets(
     start = 0
     columns = zip(batch.get_id1s[:], batch.get_atypes[:], sizes, highs, lows, strict=True)
     for slot, (id1, atype, size, high, low) in enumerate(columns, first):
-        id2s = all_id2s[start : start + size]
-        start += size
+        minimum = minimums.get(slot, 0) if minimums else 0
         value = None
         if size == 1:
-            value = get_edge(id1, atype, id2s[0], high, low, minimums.get(slot, 0))
+            value = get_edge(id1, atype, all_id2s[start], high, low, minimum)
         elif size <= MAX_ID2_SET:
-            found = cache.edges(id1, atype, id2s, high, low, minimums.get(slot, 0))
+            found = cache.edges(id1, atype, all_id2s[start : start + size], high, low, minimum)
             value = found.block if found is not None and not found.missing else None
+        start += size
         values.append(value)
         if value is None:
             continue
