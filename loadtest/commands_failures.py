@@ -22,6 +22,8 @@ from tao.model.errors import OperatorError
 DEFAULT_CHAOS: Final = ChaosSettings()
 _AROUND_SECONDS: Final = 600.0
 """For what comes before the load and after it: the cluster's start, the last fault's healing, the comparison."""
+_ROLLING_SECONDS: Final = 1_800.0
+"""Twenty-two servers, each within the minute that it may take to be well again on a busy machine, and some."""
 RunAlone = Callable[[Scenario, bool, Path | None], None]
 """Run one scenario, at toy size or not, and write its figures into a file."""
 
@@ -80,7 +82,8 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
 
         The exit status is 1 when any request fails, or anything is lost or stale."""
         wanted = RollingSettings(seed, Rates(reads, writes), roles)
-        run_alone(Scenario("rolling", rolling.SUMMARY, partial(rolling.run, wanted=wanted)), toy, json_file)
+        job = partial(rolling.run, wanted=wanted)
+        run_alone(Scenario("rolling", rolling.SUMMARY, job, _ROLLING_SECONDS), toy, json_file)
 
     @click.command("recovery")
     @click.option("--repetitions", type=int, default=5, show_default=True, help="Crashes of each kind.")
