@@ -229,7 +229,7 @@ VARIANTS: Final[Sequence[Variant]] = (
         seeds=60,
         first=120,
     ),
-    Variant("position gap ignored", _position_gap_ignored, {"kill": 2, "break": 2, "pause": 1}, seeds=60),
+    Variant("position gap ignored", _position_gap_ignored, {"spool needed": 2, "disk full": 1}, seeds=60),
 )
 
 
