@@ -51,7 +51,8 @@ check: lint types layers proto-check ## everything that needs no database: lint,
 unit: $(STAMP) ## the tests that start no process and no database
 	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
-# Clusters mostly wait, for processes and for each other: the tests without any fill the gaps, in a process of their own.
+# Clusters mostly wait, for processes and for each other: the tests without any, and those of the load tests, fill the gaps, in
+# a process of their own.
 test: check ## check, and every test, on a real database
 	@.ci/ensure-database
 	@mkdir -p build

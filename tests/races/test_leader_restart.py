@@ -11,7 +11,7 @@
                                                                  "reset": drop the shard
     re-reads: version 2
 
-In one process here; with real processes and signals in `tests/e2e/test_leader_restart.py`.
+In one process here; with real processes and signals in `tests/e2e/test_server_restart.py`.
 """
 
 from __future__ import annotations

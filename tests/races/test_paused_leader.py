@@ -10,7 +10,7 @@
                                   generation 2, not its own
                               ←   version 2, from the database
 
-In one process here, with a clock that a test moves; with SIGSTOP in `tests/e2e/test_failures.py`.
+In one process here, with a clock that a test moves; with SIGSTOP in `tests/e2e/test_failures_of_leaders.py`.
 """
 
 from __future__ import annotations
