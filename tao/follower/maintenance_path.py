@@ -26,6 +26,7 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.peers.links import Links
 from tao.routing.routes import Routes
+from tao.serving.applying import WriteThrough
 from tao.serving.configuration import Configuration
 
 
@@ -54,6 +55,7 @@ class Subscriptions:
         name: str,
         place: tuple[str, str],
         cache: GraphCache,
+        changes: WriteThrough,
         configuration: Configuration,
         links: Links,
         clock: Clock,
@@ -64,9 +66,9 @@ class Subscriptions:
         self._name: Final = name
         self._region, self._tier = place
         self._cache: Final = cache
+        self._changes: Final = changes
         self._configuration: Final = configuration
         self._links: Final = links
-        self._clock: Final = clock
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._log: Final = log
@@ -74,7 +76,6 @@ class Subscriptions:
         self._hosted: frozenset[int] = frozenset()
         self._following: dict[str, asyncio.Event] = {}
         self._behind: set[int] = set()
-        self._begun_anew: dict[int, float] = {}
         self._caught_up: Final = asyncio.Event()
         self.freshness: Final = Freshness(clock.unix_ms, lambda shard: configuration.routes.database_of(shard).name)
         """Of the hosted shards."""
@@ -97,12 +98,6 @@ class Subscriptions:
         """Whether a leader has confirmed that it tells this follower of the shard's changes, and has not gone since."""
         return shard in self._hosted and shard not in self._behind
 
-    def may_insert(self, shard: int) -> bool:
-        """Whether a write on its way back may add to the cache, not only change what is there: everything that has
-        followed it has been told while the shard was cached, and is remembered."""
-        begun = self._begun_anew.get(shard)
-        return begun is None or self._clock.monotonic() - begun > self._settings.late_answer_seconds
-
     def follow_routes(self, routes: Routes) -> None:
         """Subscribe what this server hosts now, with who leads it now; drop what it does not host any more."""
         hosted = frozenset(routes.tier(self._region, self._tier).shards_of(self._name))
@@ -110,7 +105,10 @@ class Subscriptions:
             self._cache.close_shard(shard)
             self._inbox.forget(shard)
             self._behind.discard(shard)
-            self._begun_anew[shard] = self._clock.monotonic()
+            self._changes.begin_anew(shard)
+        if self._hosted:  # not at a start
+            for shard in hosted - self._hosted:
+                self._changes.begin_anew(shard)
         self._behind |= hosted - self._hosted
         self._hosted = hosted
         leaders = routes.leaders(self._region)
@@ -206,7 +204,7 @@ class Subscriptions:
     def _begin_anew(self, shard: int) -> None:
         if self._cache.is_open(shard):
             self._cache.bump_shard(shard)
-            self._begun_anew[shard] = self._clock.monotonic()
+            self._changes.begin_anew(shard)
 
     def _receive(self, delivery: Delivery, leader: str) -> set[int]:
         """Apply a delivery; returns the shards that have to be asked for again."""
@@ -232,20 +230,17 @@ class Subscriptions:
             self._begin_anew(shard)
         self.resets += len(received.resets)
         self.gaps += len(received.gaps)
-        now = self._clock.monotonic()
         for shard in received.confirmed:
             if shard in self._hosted and not self._cache.is_open(shard):
                 self._cache.open_shard(shard)
-                if shard in self._begun_anew:
-                    self._begun_anew[shard] = now
+                self._changes.opened(shard)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
             # Also a delivery without messages tells the version epoch.
             if self._cache.is_open(messages.shard):
                 self._cache.open_shard(messages.shard, messages.version_epoch)
             self.messages += len(messages.messages)
-            for message in messages.messages:
-                self._cache.apply_message(message, messages.version_epoch, now)
+            self._changes.hear(messages)
 
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:

@@ -17,7 +17,6 @@ from tao.follower.miss_path import MissPath
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
 from tao.follower.unary_path import UnaryPath
-from tao.model.changes import ShardMessages
 from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger, configure_logs, logger
@@ -31,7 +30,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.serving.amends import Amends
-from tao.serving.applying import TopologyEpochs, apply_messages
+from tao.serving.applying import TopologyEpochs, WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
@@ -84,7 +83,7 @@ class FollowerServer:
         place = configuration.routes.locate(name)
         if place.role != "follower":
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        clock = self._clock = LoopClock()
+        clock = LoopClock()
         arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
         story = Story(settings.story, clock.unix_ms)
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas), story)
@@ -107,12 +106,13 @@ class FollowerServer:
         )
         where = (place.region, place.tier)
         amends = Amends(links, self._spawn("amends"), settings.amends)
+        changes = WriteThrough(cache, clock, settings.subscriptions.late_answer_seconds)
         writes = ForwardPath(
             name,
             configuration,
             lambda shard: configuration.routes.leaders(place.region).home(shard),
             lambda shard: configuration.routes.tier(place.region, place.tier).told(shard),
-            self._apply_write,
+            changes.take_back,
             links,
             clock,
             self._admit,
@@ -125,6 +125,7 @@ class FollowerServer:
             name,
             where,
             cache,
+            changes,
             configuration,
             links,
             clock,
@@ -133,7 +134,7 @@ class FollowerServer:
             self._log,
         )
         service = FollowerService(
-            cache, reads, writes, self._apply_write, configuration, place.region, links, clock, self._spawn("request")
+            cache, reads, writes, changes.take_back, configuration, place.region, links, clock, self._spawn("request")
         )
 
         guard = self._guard = StallGuard(
@@ -291,11 +292,6 @@ class FollowerServer:
                 f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
             )
         return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
-
-    def _apply_write(self, messages: ShardMessages) -> None:
-        """What a write of this tier has changed."""
-        insert = self._subscriptions.may_insert(messages.shard)
-        apply_messages(self._cache, self._clock, messages, insert=insert)
 
     def _is_told(self, shard: int) -> bool:
         return self._subscriptions.is_told(shard)

@@ -14,6 +14,7 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.observability.logs import Logger
+from tao.serving.applying import WriteThrough
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,21 @@ class HostingSettings:
     """After a topology that gives this leader a shard, before it caches it, at a start too: the tailer may go by the
     former document for a moment, and have told another leader of what this one has filled already."""
 
+    late_answer_seconds: float = 60.0
+    """After a hosted shard was begun anew, nothing is cached because a write made it: its answer may have been under
+    way since before, and what followed it been told before, or to another leader. Longer than any write may take; no
+    longer than floors are remembered, which see to it otherwise."""
+
 
 class Hosting:
     """The hosted shards. Their streams are numbered from each opening on, so that a subscriber starts anew."""
 
-    def __init__(self, cache: GraphCache, publisher: Publisher, settings: HostingSettings, log: Logger) -> None:
+    def __init__(
+        self, cache: GraphCache, changes: WriteThrough, publisher: Publisher, settings: HostingSettings, log: Logger
+    ) -> None:
+        """``changes``: told when a shard is begun anew."""
         self._cache: Final = cache
+        self._changes: Final = changes
         self._publisher: Final = publisher
         self._settings: Final = settings
         self._log: Final = log
@@ -52,10 +62,14 @@ class Hosting:
     def host(self, shards: Iterable[int], topology_version: int) -> None:
         """Host exactly these from now on, by the document of that version. By documents in between that were not seen
         here, others may have had them, and been told of their changes."""
+        hosted = frozenset(shards)
         if topology_version > self._topology_version + 1:
             self._change(frozenset())
+        if self._topology_version:  # not at a start
+            for shard in hosted - self._hosted:
+                self._changes.begin_anew(shard)
         self._topology_version = topology_version
-        self._change(frozenset(shards))
+        self._change(hosted)
 
     def begin_anew(self) -> None:
         """Drop all that is cached of them, and cache again when that is known to be kept fresh: while this process did
@@ -69,6 +83,7 @@ class Hosting:
             self._opened.discard(shard)
             self._cache.close_shard(shard)
             self._publisher.close_shard(shard)
+            self._changes.begin_anew(shard)
         self._due = {shard: order for shard, order in self._due.items() if shard in hosted}
         added = hosted - self._hosted
         self._hosted = hosted
@@ -85,6 +100,7 @@ class Hosting:
             self._opened.add(shard)
             del self._due[shard]
             self._cache.open_shard(shard)
+            self._changes.opened(shard)
             # Below zero: a stream of the time when this leader owned the shard must not be taken for this one.
             self._publisher.open_shard(shard, -self._openings, 0)
         if opening:

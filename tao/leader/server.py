@@ -41,7 +41,7 @@ from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
-from tao.serving.applying import TopologyEpochs, apply_messages
+from tao.serving.applying import TopologyEpochs, WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
@@ -159,12 +159,13 @@ class LeaderServer:
             self._log,
         )
         others.here = inverses
-        hosting = self._hosting = Hosting(cache, self._publisher, settings.hosting, self._log)
+        changes = WriteThrough(cache, clock, settings.hosting.late_answer_seconds)
+        hosting = self._hosting = Hosting(cache, changes, self._publisher, settings.hosting, self._log)
         elsewhere = self._elsewhere = Elsewhere(
             place.region,
             configuration,
             lambda shard: shard in hosting.hosted and cache.is_open(shard),
-            lambda messages: apply_messages(cache, clock, messages, insert=True),
+            changes.take_back,
             self._publisher,
             self._links,
             self._spawn("reserve"),
@@ -192,7 +193,7 @@ class LeaderServer:
         relays = self._relays = RelayPath(
             cache.is_open,
             lambda shard: shard in hosting.hosted,
-            lambda messages: apply_messages(cache, clock, messages, insert=False),
+            changes.hear,
             cache.witness.because,
             self._touches,
             self._publisher,
@@ -233,7 +234,6 @@ class LeaderServer:
             self._spawn("write"),
             self._log,
         )
-
         checker = ConsistencyChecker(
             read_store, lambda: configuration.routes, place.region, self._links, clock, settings.checker, self._log
         )

@@ -9,7 +9,6 @@ from typing import Any
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.maintenance_path import Subscriptions, SubscriptionSettings
 from tao.follower.service import FollowerService
-from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
 from tao.model.errors import NotMine, TaoError
 from tao.model.graph import decode_count
@@ -19,7 +18,7 @@ from tao.observability.logs import logger
 from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
 from tao.serving.amends import Amends, AmendsSettings
-from tao.serving.applying import apply_messages
+from tao.serving.applying import WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.fills import Fills, FillSettings
@@ -45,7 +44,7 @@ class FollowerRig:
         self.name = name
         self.links = MemoryLinks(name)
         self.tasks = Tasks()
-        clock = self.clock = LoopClock()
+        clock = LoopClock()
         links = self.links.as_links()
         self.configuration = Configuration(topology, SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
@@ -69,12 +68,14 @@ class FollowerRig:
         )
         place = ("east", "near")
         self.amends = Amends(links, self.tasks, AmendsSettings(first_pause_seconds=0.001))
+        settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)
+        changes = WriteThrough(self.cache, clock, settings_of_subscriptions.late_answer_seconds)
         self.writes = ForwardPath(
             name,
             self.configuration,
             self._leader,
             lambda shard: self.configuration.routes.tier(*place).told(shard),
-            self._apply_write,
+            changes.take_back,
             links,
             clock,
             self._admit,
@@ -87,15 +88,16 @@ class FollowerRig:
             name,
             place,
             self.cache,
+            changes,
             self.configuration,
             links,
             clock,
             self.tasks,
-            SubscriptionSettings(retry_seconds=0.001),
+            settings_of_subscriptions,
             logger("test"),
         )
         self.service = FollowerService(
-            self.cache, self.reads, self.writes, self._apply_write, self.configuration, "east", links, clock, self.tasks
+            self.cache, self.reads, self.writes, changes.take_back, self.configuration, "east", links, clock, self.tasks
         )
 
     def _leader(self, shard: int) -> CacheServer:
@@ -137,10 +139,6 @@ class FollowerRig:
                 raise error_from_pb(result.error)
         slots = answer.slots or range(len(writes))
         return [result for _, result in sorted(zip(slots, answer.results, strict=True), key=lambda each: each[0])]
-
-    def _apply_write(self, messages: ShardMessages) -> None:
-        insert = self.subscriptions.may_insert(messages.shard)
-        apply_messages(self.cache, self.clock, messages, insert=insert)
 
     def _staleness_ms(self, shard: int) -> float:
         return self.subscriptions.freshness.staleness_ms(shard)

@@ -9,6 +9,7 @@ from tao.follower.maintenance_path import Subscriptions, SubscriptionSettings
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.peers.links import Links, LinkSettings
+from tao.serving.applying import WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.wire.frames_server import FrameServer
@@ -40,6 +41,7 @@ async def test_a_refused_shard_is_asked_for_again_within_the_one_series_and_the_
         "near-1",
         ("east", "near"),
         cache,
+        WriteThrough(cache, ManualClock(), 60.0),
         configuration,
         links,
         ManualClock(),

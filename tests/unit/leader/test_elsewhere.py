@@ -11,7 +11,7 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.elsewhere import Elsewhere
-from tao.model.changes import ObjectChange, ShardMessages
+from tao.model.changes import ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
 from tao.model.errors import Overloaded, ShardBlocked, TaoError
 from tao.model.graph import ABSENT, encode_object
@@ -19,7 +19,7 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.routing.retry_budget import RetryBudget, RetrySettings
-from tao.serving.applying import apply_messages
+from tao.serving.applying import WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import ForwardPath, ForwardSettings
@@ -34,6 +34,7 @@ from tests.rigs.versions import make_version
 
 HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
 V1 = make_version(1, 1)
+LATE_ANSWER_SECONDS = 60.0
 CHANGES = ShardMessages(1, 1, (ObjectChange(ELSEWHERE, 0, V1, USER, b"new"),))
 
 
@@ -93,6 +94,7 @@ class Rig:
         self.links["leader-west"].handler = self.west
         self.configuration = Configuration(topology(shard_1_in=shard_1_in), SCHEMA, logger("test"))
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
+        self.changes = WriteThrough(self.cache, self.clock, LATE_ANSWER_SECONDS)
         self.publisher = Publisher(DeliverySettings(), "leader-east/1")
         self.hosted = {1}
         self.cache.open_shard(1, 1)
@@ -104,7 +106,7 @@ class Rig:
             "east",
             self.configuration,
             lambda shard: shard in self.hosted,
-            lambda messages: apply_messages(self.cache, self.clock, messages, insert=True),
+            self.changes.take_back,
             self.publisher,
             self.links.as_links(),
             self.tasks,
@@ -162,6 +164,32 @@ async def test_what_is_mastered_here_stays_here(rig: Rig) -> None:
     assert everything.take(new_object(HERE), new_object(ELSEWHERE)) == [0, 1]
     await quiet()
     assert rig.west.writes == everything.west.writes == []
+
+
+async def test_a_write_whose_answer_is_older_than_a_void_of_its_shard_changes_what_is_cached_and_adds_nothing(
+    rig: Rig,
+) -> None:
+    """The void stands for what nobody can tell any more: what has followed the write may be among it."""
+    west = rig.links["leader-west"]
+    west.hold_answers.add("write")
+    rig.take(new_object(ELSEWHERE))
+    await until(lambda: west.held)
+    rig.changes.hear(ShardMessages(1, 1, (ShardInvalidation(1),)))
+    west.let_go()
+    await rig.results()
+    assert rig.cache.object(ELSEWHERE) is None
+    now = rig.clock.now
+    rig.cache.store_object(rig.cache.object_ticket(ELSEWHERE, now), encode_object(V1, USER, b"new"), 1, now)
+    rig.changes.take_back(ShardMessages(1, 1, (ObjectChange(ELSEWHERE, V1, V1 + 1, USER, b"newer"),)))
+    assert rig.cache.object(ELSEWHERE) == encode_object(V1 + 1, USER, b"newer")
+
+
+async def test_long_after_a_void_writes_add_to_the_cache_again(rig: Rig) -> None:
+    rig.changes.begin_anew(1)
+    rig.clock.now += LATE_ANSWER_SECONDS + 1
+    rig.take(new_object(ELSEWHERE))
+    await rig.results()
+    assert rig.cache.object(ELSEWHERE) is not None
 
 
 async def test_a_forwarded_write_is_in_this_cache_and_told_before_its_writer_is_answered(rig: Rig) -> None:

@@ -12,9 +12,10 @@ from tao.delivery.settings import DeliverySettings
 from tao.leader.hosting import Hosting, HostingSettings
 from tao.model.delivery import Delivery, Position
 from tao.observability.logs import logger
+from tao.serving.applying import WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tests.rigs.leader_rig import ARENAS, SCHEMA
-from tests.rigs.pacing import quiet, until
+from tests.rigs.pacing import ManualClock, quiet, until
 
 NEVER = HostingSettings(settle_seconds=math.inf)
 SOON = HostingSettings(settle_seconds=0.0)
@@ -27,11 +28,13 @@ class Rig:
         default_factory=lambda: GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
     )
     publisher: Publisher = field(default_factory=lambda: Publisher(DeliverySettings(), "leader-1/1"))
+    clock: ManualClock = field(default_factory=ManualClock)
     told: list[Delivery] = field(default_factory=list)
     version: int = 0
 
     def __post_init__(self) -> None:
-        self.hosting = Hosting(self.cache, self.publisher, self.settings, logger("test"))
+        self.changes = WriteThrough(self.cache, self.clock, self.settings.late_answer_seconds)
+        self.hosting = Hosting(self.cache, self.changes, self.publisher, self.settings, logger("test"))
 
     def host(self, shards: list[int], *, missed: int = 0) -> None:
         """By the next document, or one after some that were missed."""
