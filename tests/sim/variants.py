@@ -179,13 +179,13 @@ def _inverse_replayed() -> Iterator[None]:
     settle = InversePath._settle
     said: dict[IntentKey, tuple[SettleEdge, ...]] = {}
 
-    async def replay(path: InversePath, written: Any, hold: Any, coordinator: Any) -> bool:
+    async def replay(path: InversePath, written: Any, *how: Any, **more: Any) -> bool:
         intent = written.intent
         pair = IntentKey(intent.low_id, intent.high_id)
         if written.settles is not None:
             said.setdefault(pair, written.settles)
         written.settles = said.get(pair)
-        settled = await settle(path, written, hold, coordinator)
+        settled = await settle(path, written, *how, **more)
         if settled:
             said.pop(pair, None)
         return settled
