@@ -69,6 +69,9 @@ async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_kept_by_nobod
     assert near.cache.peek_list(A, COMMENT) is None
     assert len(region.store.reads) < 40, "bounded at each tier"
     assert region.store.reads[-1][1], "it comes from the master"
+    assert (near.fills.read_past_floors, leader.fills.read_past_floors) == (1, 0), (
+        "asked for by the follower, and counted"
+    )
     store_version(region, 2)
     assert await near.times(A, COMMENT) == [2, 1]
     assert near.cache.peek_list(A, COMMENT) is not None
