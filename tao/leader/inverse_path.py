@@ -9,17 +9,28 @@ which the next write of the pair or the repair loop settles from the coordinator
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from tao.leader.other_leaders import Deposed, OtherLeaders
 from tao.leader.ownership import Ownership
 from tao.leader.pair_queue import Hold, PairQueue
+from tao.leader.transaction_ends import second_half
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
-from tao.model.errors import Fenced, MasterReadOnly, NotMine, OutcomeUnknown, RequestError, RetryableError, TaoError
+from tao.model.errors import (
+    DatabaseDown,
+    Fenced,
+    MasterReadOnly,
+    NotMine,
+    OutcomeUnknown,
+    RequestError,
+    RetryableError,
+    TaoError,
+)
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, ReadStore, WriteStore
@@ -27,30 +38,15 @@ from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
 from tao.observability.logs import Logger
+from tao.planning.coordination import names_far_side
 from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
 from tao.schema.registry import Schema
-
-
-class Deposed(Fenced):
-    """This leader coordinates the pair no more: its shard has changed hands."""
-
 
 MAX_STUCK: Final = 1_000
 """Intents remembered as not to be settled just now; more than that are tried again and again instead."""
 
-
-class OtherLeaders(Protocol):
-    """Calls to the leaders of other shards."""
-
-    async def settle(
-        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
-    ) -> list[ShardMessages]:
-        """Have the shard's leader make these edges so, on behalf of ``coordinator``. Returns what its caches were told.
-        Raises `Deposed` when the coordinator has been deposed, and other `TaoError`."""
-
-    async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
-        """Have the leader that has taken the coordinating shard over settle the pair. Returns what its caches were
-        told. Raises `TaoError` when that is not done in time."""
+_PAUSE_SECONDS: Final = 0.05
+"""Before the other side is asked for again, however quickly it was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,8 @@ class InverseSettings:
     """Bounds of pair writes."""
 
     settle_timeout_seconds: float = 2.0
-    """For the other leader's side at most: less when the writer waits for less, so that it hears what happened."""
+    """For one try of the other leader's side at most: less when the writer waits for less, so that it hears what
+    happened. A writer who named the coordinator's side waits for one; who named the other for as many as it takes."""
 
     settle_linger_seconds: float = 5.0
     """How long a copy that was not acknowledged may still be under way after its deadline: the bound on the other
@@ -125,19 +122,21 @@ class InversePath:
             if written.intent is None:
                 return written, False
             # An intent from before covers more than was read here, so this write is done at one side only, too.
-            return written, not await self._settle_found(written, deadline)
-        async with self._held(pair, deadline - self._clock.monotonic()) as hold:
+            insists = names_far_side(write, self._schema())
+            return written, not await self._settle_found(written, deadline, insists=insists)
+        insists = names_far_side(write, self._schema())
+        async with self._held(pair, deadline - self._clock.monotonic(), insists=insists) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
 
-    async def _settle_found(self, written: Written, deadline: float) -> bool:
+    async def _settle_found(self, written: Written, deadline: float, *, insists: bool) -> bool:
         intent = written.intent
         assert intent is not None, "asked only for what is owed"
         rest = Written(written.outcome, intent=intent)
         pair = IntentKey(intent.low_id, intent.high_id)
         try:
-            async with self._held(pair, deadline - self._clock.monotonic()) as hold:
+            async with self._held(pair, deadline - self._clock.monotonic(), insists=insists) as hold:
                 settled = await self._settle(rest, hold)
         except RetryableError as error:
             # Others write the pair until the deadline; they meet the intent as well.
@@ -170,13 +169,13 @@ class InversePath:
         if old.inverse is None:
             written, pending = await self._commit_and_settle(added, deadline, hold)
             rest = SettleEdge(key.id1, key.atype, key.id2, present=False)
-            with _second_half():
+            with second_half():
                 told = await self._settle_far(rest, coordinator, hold)
         else:
             far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
             told = await self._settle_far(far, coordinator, hold)
             deletion = AssocDelete(write.id1, old.number, write.id2)
-            with _second_half():
+            with second_half():
                 written, pending = await self._commit_and_settle(deletion, deadline, hold)
         written.messages.extend(told)
         written.outcome = WriteOutcome(found=True)
@@ -188,8 +187,7 @@ class InversePath:
         return Coordinator(row.shard, row.generation)
 
     async def _settle_far(self, settle: SettleEdge, coordinator: Coordinator, hold: Hold) -> list[ShardMessages]:
-        timeout_seconds = self._far_side_seconds(hold)
-        return await self._others.settle(settle.id1 >> SHARD_SHIFT, (settle,), coordinator, timeout_seconds)
+        return await self._settle_there(settle.id1 >> SHARD_SHIFT, (settle,), coordinator, hold)
 
     def _far_side_seconds(self, hold: Hold) -> float:
         """What is committed here is to be acknowledged in time, with its mirror or without."""
@@ -212,8 +210,8 @@ class InversePath:
         return written, not await self._settle(written, hold, coordinator)
 
     @asynccontextmanager
-    async def _held(self, pair: IntentKey, timeout_seconds: float) -> AsyncIterator[Hold]:
-        hold = Hold(self._clock.monotonic() + timeout_seconds)
+    async def _held(self, pair: IntentKey, timeout_seconds: float, *, insists: bool = False) -> AsyncIterator[Hold]:
+        hold = Hold(self._clock.monotonic() + timeout_seconds, insists=insists)
         await self._pairs.acquire(pair, timeout_seconds)
         try:
             yield hold
@@ -241,15 +239,8 @@ class InversePath:
         leaves nobody in the dark."""
         intent = written.intent
         assert intent is not None, "asked only for what is owed"
-        is_owner = True
         try:
-            try:
-                told = await self._copy(intent, written.settles, hold, coordinator)
-            except (Deposed, NotMine):
-                if not hands_over or self._coordinates(intent, coordinator):
-                    raise
-                is_owner = False
-                told = await self._others.hand_over(intent, self._patience_seconds(hold))
+            told, is_owner = await self._pay(intent, written.settles, hold, coordinator, hands_over=hands_over)
         except RequestError as error:
             self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
@@ -258,15 +249,37 @@ class InversePath:
             self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
             if not isinstance(error, RetryableError):
-                # Not known to have written nothing: the other leader may have begun with it at the last moment of its
-                # deadline.
-                settings = self._settings
-                hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
+                self._linger(hold)
             return False
         written.messages.extend(told)
         if is_owner:
             self._start(self._forget(intent))
         return True
+
+    async def _pay(
+        self,
+        intent: IntentRow,
+        settles: tuple[SettleEdge, ...] | None,
+        hold: Hold,
+        coordinator: Coordinator | None,
+        *,
+        hands_over: bool,
+    ) -> tuple[list[ShardMessages], bool]:
+        """Write the mirror, or have it written. The second value says that the intent is this leader's to remove."""
+        while True:
+            try:
+                return await self._copy(intent, settles, hold, coordinator), True
+            except (Deposed, NotMine):
+                if not hands_over or self._coordinates(intent, coordinator):
+                    raise
+            try:
+                return await self._others.hand_over(intent, self._patience_seconds(hold)), False
+            except Deposed:
+                # This leader takes it anew, as after a commit of unknown outcome: then by the rows as they are then.
+                if not self._is_waited_for(hold):
+                    raise
+            settles = coordinator = None
+            await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _copy(
         self, intent: IntentRow, settles: tuple[SettleEdge, ...] | None, hold: Hold, coordinator: Coordinator | None
@@ -276,17 +289,37 @@ class InversePath:
             raise Deposed(f"shard {present.shard} has changed hands since; its owner settles the intent")
         if settles is None:
             settles = tuple(settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema()))
-        far = intent.high_id >> SHARD_SHIFT
+        return await self._settle_there(intent.high_id >> SHARD_SHIFT, settles, present, hold)
+
+    async def _settle_there(
+        self, shard: int, settles: tuple[SettleEdge, ...], coordinator: Coordinator, hold: Hold
+    ) -> list[ShardMessages]:
+        """The other leader's side. That shard, or its database, may be changing hands, and nothing is under way: who
+        has it next will be there in a moment. Any other failure is for repair to mend, unless the writer insists."""
         while True:
             try:
-                return await self._others.settle(far, settles, present, self._far_side_seconds(hold))
-            except Deposed:
+                return await self._others.settle(shard, settles, coordinator, self._far_side_seconds(hold))
+            except (Deposed, DatabaseDown):
                 raise
-            except (NotMine, Fenced, MasterReadOnly):
-                # That shard, or its database, is changing hands, and nothing is under way: who has it next will be
-                # there in a moment.
-                if hold.deadline <= self._clock.monotonic():
+            except (RetryableError, OutcomeUnknown) as error:
+                if isinstance(error, OutcomeUnknown):
+                    # Once more does no harm while the pair is held: it is the same copy. The next write's would be
+                    # another, which this one must not overtake.
+                    self._linger(hold)
+                is_moving = isinstance(error, (NotMine, Fenced, MasterReadOnly))
+                if not (is_moving or hold.insists) or not self._is_waited_for(hold):
                     raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _is_waited_for(self, hold: Hold) -> bool:
+        """Whether the writer waits for another try."""
+        return hold.deadline - self._clock.monotonic() > _PAUSE_SECONDS
+
+    def _linger(self, hold: Hold) -> None:
+        """A copy is not known not to have been written: the other leader may have begun with it at the last moment of
+        its deadline."""
+        settings = self._settings
+        hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
 
     def _coordinates(self, intent: IntentRow, coordinator: Coordinator | None) -> bool:
         """Whether the pair is still this leader's; then it was the other side that did not answer."""
@@ -363,17 +396,3 @@ class InversePath:
         pairs = [(IntentKey(intent.low_id, intent.high_id), intent) for intent in intents]
         free = [intent for pair, intent in pairs if pair not in self._stuck and not self._pairs.holds(pair)]
         await asyncio.gather(*(self._settle_left_over(intent) for intent in free[: self._settings.repair_batch]))
-
-
-@contextmanager
-def _second_half() -> Iterator[None]:
-    """The first of two commits has happened: a plain failure of the second is no longer "nothing was written"."""
-    try:
-        yield
-    except OutcomeUnknown:
-        raise
-    except TaoError as error:
-        raise OutcomeUnknown(
-            f"the edge was added under its new type and stays under the old one, too ({error.message}); "
-            "change it once more"
-        ) from error

@@ -92,11 +92,13 @@ class PairQueue:
 
 
 class Hold:
-    """A pair being written. ``deadline``: whoever writes it waits no longer. ``until``: keep it held till then, because
-    a copy may still be under way."""
+    """A pair being written. ``deadline``: whoever writes it waits no longer. ``insists``: it has named the far side,
+    and cannot be told that the write is done before that has it. ``until``: keep it held till then, because a copy may
+    still be under way."""
 
-    __slots__ = ("deadline", "until")
+    __slots__ = ("deadline", "insists", "until")
 
-    def __init__(self, deadline: float) -> None:
+    def __init__(self, deadline: float, *, insists: bool = False) -> None:
         self.deadline = deadline
+        self.insists = insists
         self.until: float | None = None

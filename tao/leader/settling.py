@@ -12,10 +12,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from tao.leader.elsewhere import Elsewhere
-from tao.leader.inverse_path import Deposed, InversePath
+from tao.leader.inverse_path import InversePath
+from tao.leader.other_leaders import Deposed
 from tao.leader.ownership import Ownership
 from tao.model.changes import ShardMessages
-from tao.model.errors import DatabaseDown, Fenced, NotMine, Unauthorized, Unavailable
+from tao.model.errors import DatabaseDown, Fenced, NotMine, OutcomeUnknown, Unauthorized, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import Clock, WriteStore
 from tao.model.rows import IntentRow, ShardRow
@@ -29,6 +30,12 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 """Before a copy that was refused is sent again; it doubles. A takeover takes a few hundred milliseconds."""
 
 _Result = TypeVar("_Result")
+
+
+class Undecided(OutcomeUnknown):
+    """The other leader says that it does not know what became of its commit. It writes nothing more of the shard before
+    it has taken it anew, when that commit has happened or never will: the copy can be sent again, and once it is
+    acknowledged, none is under way."""
 
 
 class SettlingLeaders:
@@ -79,7 +86,8 @@ class SettlingLeaders:
         return await self._again(attempt, timeout_seconds)
 
     async def _again(self, attempt: Callable[[float], Awaitable[_Result]], timeout_seconds: float) -> _Result:
-        """Try until nobody says any more, before writing anything, that it is not his to do, or the time is up."""
+        """Try until nobody says any more that it is not his to do, or that he cannot tell what he has done, or the time
+        is up."""
         until = self._clock.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
         while True:
@@ -87,7 +95,7 @@ class SettlingLeaders:
                 return await attempt(until - self._clock.monotonic())
             except Deposed:
                 raise
-            except (NotMine, Fenced, Unavailable) as error:
+            except (NotMine, Fenced, Unavailable, Undecided) as error:
                 if isinstance(error, DatabaseDown) or self._clock.monotonic() + pause >= until:
                     raise
             await asyncio.sleep(pause)
@@ -115,7 +123,8 @@ class SettlingLeaders:
         answer = await self._links.to(leader).ask(request, timeout_seconds)
         for result in answer.write.results:
             if result.HasField("error"):
-                raise error_from_pb(result.error)
+                error = error_from_pb(result.error)
+                raise Undecided(error.message) if isinstance(error, OutcomeUnknown) else error
         told = [shard_messages_from_pb(messages) for messages in answer.write.changes]
         if self.elsewhere is not None:
             await self.elsewhere.take_in(told)

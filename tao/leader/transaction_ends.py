@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from tao.model.errors import OutcomeUnknown, Overloaded, TaoError
 from tao.model.ports import Transaction
 
@@ -22,3 +25,17 @@ async def commit_or_unknown(transaction: Transaction) -> None:
         raise
     except Exception as error:
         raise OutcomeUnknown(f"{type(error).__name__} in COMMIT: {error}") from error
+
+
+@contextmanager
+def second_half() -> Iterator[None]:
+    """The first of two commits has happened: a plain failure of the second is no longer "nothing was written"."""
+    try:
+        yield
+    except OutcomeUnknown:
+        raise
+    except TaoError as error:
+        raise OutcomeUnknown(
+            f"the edge was added under its new type and stays under the old one, too ({error.message}); "
+            "change it once more"
+        ) from error

@@ -21,7 +21,7 @@ import random
 
 import pytest
 
-from tao.model.errors import OutcomeUnknown
+from tao.model.errors import DatabaseDown, OutcomeUnknown
 from tao.model.graph import Edge
 from tao.model.rows import IntentRow
 from tao.model.writes import AssocAdd, AssocDelete
@@ -87,7 +87,7 @@ async def test_an_edge_that_is_not_yet_at_the_end_that_its_writer_named_is_not_a
 ) -> None:
     """Whoever is told that it is written reads that list next, critically or with the write's token."""
     region = split_region
-    region.others.faults.append(OutcomeUnknown("the connection broke"))
+    region.others.faults.append(DatabaseDown("which nobody waits for"))
     with pytest.raises(OutcomeUnknown, match="follows at its id1"):
         await region.far.write(AssocAdd(B, FRIEND, A, 1, b""))
     assert sides(region) == ([1], [])

@@ -13,12 +13,15 @@ import asyncio
 
 import pytest
 
+from tao.leader.other_leaders import Deposed
+from tao.model.changes import ShardMessages
 from tao.model.errors import Fenced, Unauthorized
+from tao.model.rows import IntentRow
 from tao.model.writes import AssocAdd, AssocDelete
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import Gate
+from tests.rigs.pacing import Gate, until
 
 LOW, HIGH = make_id(64, 0), make_id(64, 1)
 
@@ -69,6 +72,36 @@ async def test_a_shard_handed_over_between_the_two_sides_leaves_its_writer_not_i
     async with asyncio.timeout(5):
         while await store.old_intents([0], before_unix_ms=1 << 62, limit=1):  # noqa: ASYNC110 - the new owner forgets it
             await asyncio.sleep(0)
+    await one.close()
+    await two.close()
+
+
+async def test_a_shard_that_its_leader_takes_anew_between_the_two_sides_leaves_its_writer_not_in_the_dark() -> None:
+    """As after another write's commit of unknown outcome: there is nobody to hand the pair over to."""
+
+    class NobodyElse(OtherRigs):
+        async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
+            self.handed_over.append(intent)
+            raise Deposed("it is being taken anew here")
+
+    store, others = MemoryStore(4), NobodyElse()
+    one = LeaderRig(store, store, name="leader-1", others=others)
+    two = LeaderRig(store, store, name="leader-2", others=OtherRigs(), clock=one.clock)
+    await one.take(0)
+    await two.take(1)
+    others.rigs = {0: one, 1: two}
+    gate = others.gate = Gate()
+    others.faults.append(Deposed("as its own generation says"))
+    writing = asyncio.ensure_future(one.write(AssocAdd(HIGH, LIKED_BY, LOW, 1, b"")))
+    await gate.arrived.wait()
+    one.ownership.retake(0)
+    gate.open()
+    await until(lambda: others.handed_over)
+    await one.take(0)
+    _, pending = await writing
+    assert not pending
+    assert [len(store.edges(LOW, LIKES)), len(store.edges(HIGH, LIKED_BY))] == [1, 1]
+    await until(lambda: not store.rows.intents)
     await one.close()
     await two.close()
 

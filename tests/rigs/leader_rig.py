@@ -9,7 +9,8 @@ from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.elsewhere import Elsewhere
-from tao.leader.inverse_path import Deposed, InversePath, InverseSettings
+from tao.leader.inverse_path import InversePath, InverseSettings
+from tao.leader.other_leaders import Deposed
 from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.service import LeaderService

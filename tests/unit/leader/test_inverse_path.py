@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
 import pytest
 
 from tao.leader.inverse_path import InverseSettings
+from tao.model.changes import ShardMessages
 from tao.model.errors import (
+    DatabaseDown,
     DeadlineExceeded,
     Fenced,
     InvalidArgument,
@@ -17,14 +19,15 @@ from tao.model.errors import (
     NotMine,
     OutcomeUnknown,
     Overloaded,
+    ShardBlocked,
     TaoError,
     Unavailable,
 )
 from tao.model.rows import IntentKey
-from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete
+from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge
 from tests.rigs.leader_rig import COMMENT, FRIEND, LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import Gate, quiet, until
+from tests.rigs.pacing import Gate, ManualClock, quiet, until
 
 LOW, HIGH = make_id(64, 0), make_id(64, 1)
 PAIR = IntentKey(LOW, HIGH)
@@ -92,6 +95,60 @@ async def test_a_far_side_that_is_changing_hands_is_waited_for_as_long_as_the_wr
     _, pending = await two.coordinator.write(add(7))
     assert not pending
     assert two.times() == ([7], [7])
+
+
+@pytest.mark.parametrize("fault", [Unavailable, DeadlineExceeded, ShardBlocked, Overloaded, OutcomeUnknown])
+@pytest.mark.parametrize("after_writing", [False, True])
+async def test_who_names_the_far_side_is_answered_when_that_is_written_whatever_went_wrong_before(
+    two: TwoLeaders, fault: type[TaoError], after_writing: bool
+) -> None:
+    """He reads that list next; without it all he could be told is that the outcome is unknown."""
+    two.others.after_writing = after_writing
+    two.others.faults += [fault("once"), fault("and again")]
+    _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
+    assert not pending
+    assert two.times(LIKES, LIKED_BY) == ([7], [7])
+    await two.settled()
+
+
+async def test_a_far_side_that_stays_away_is_asked_for_as_long_as_the_writer_waits_and_no_longer(
+    two: TwoLeaders,
+) -> None:
+    clock, settle, left = two.coordinator.clock, two.others.settle, list[float]()
+    assert isinstance(clock, ManualClock)
+    deadline = clock.monotonic() + 5.0
+
+    async def settle_slowly(
+        shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
+        left.append(deadline - clock.monotonic())
+        clock.now += timeout_seconds
+        two.others.faults.append(OutcomeUnknown("silence"))
+        return await settle(shard, settles, coordinator, timeout_seconds)
+
+    two.others.settle = settle_slowly  # type: ignore[method-assign]
+    _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""), within=5.0)
+    assert pending
+    assert left == pytest.approx([5.0, 3.0, 1.0])
+    assert list(two.store.rows.intents) == [PAIR]
+
+
+async def test_a_database_that_is_known_to_be_down_is_waited_for_by_nobody(two: TwoLeaders) -> None:
+    two.others.faults.append(DatabaseDown("away"))
+    _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
+    assert pending
+
+
+async def test_a_copy_that_nobody_answered_holds_the_pair_also_when_the_next_one_was_acknowledged(
+    two: TwoLeaders,
+) -> None:
+    """It may arrive yet, and would undo what a later write of the pair has copied."""
+    two.others.faults.append(OutcomeUnknown("cut"))
+    _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
+    assert not pending
+    with pytest.raises(DeadlineExceeded, match="were being written"):
+        await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 8, b""), within=0.001)
+    assert two.times(LIKES, LIKED_BY) == ([7], [7])
 
 
 async def test_the_other_leader_gets_no_more_time_than_the_writer_waits(two: TwoLeaders) -> None:
@@ -243,8 +300,8 @@ async def test_an_edge_at_the_other_leader_changes_between_a_type_with_an_invers
 async def test_a_change_of_type_that_is_interrupted_leaves_the_edge_and_can_be_repeated(two: TwoLeaders) -> None:
     await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
     move = AssocChangeType(HIGH, LIKED_BY, LOW, COMMENT)
-    two.others.faults.append(Unavailable("away"))
-    with pytest.raises(Unavailable):
+    two.others.faults.append(DatabaseDown("away"))
+    with pytest.raises(DatabaseDown):
         await two.coordinator.write(move)
     assert [edge.time for edge in two.store.edges(HIGH, LIKED_BY)] == [7]
     await two.coordinator.write(move)

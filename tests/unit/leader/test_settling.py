@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from tao.leader import settling
-from tao.leader.inverse_path import Deposed
+from tao.leader.other_leaders import Deposed
 from tao.leader.ownership import Ownership
 from tao.leader.settling import SettlingLeaders
 from tao.model.changes import ShardMessages
@@ -18,7 +18,7 @@ from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.peers.links import Links
 from tao.serving.configuration import Configuration
-from tao.wire.convert import shard_messages_to_pb
+from tao.wire.convert import error_to_pb, shard_messages_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import FRIEND, make_id
 from tests.rigs.pacing import ManualClock
@@ -28,7 +28,7 @@ CHANGES = ShardMessages(1, 1, ())
 
 
 class FakeLeaders:
-    """The configuration and the links of a leader whose neighbour fails so often."""
+    """The configuration and the links of a leader whose neighbour fails so often, and is ``undecided`` so often."""
 
     def __init__(self, faults: Sequence[TaoError]) -> None:
         self.faults = list(faults)
@@ -40,6 +40,7 @@ class FakeLeaders:
         )
         self.owned = {0: ShardRow(0, "db", 1, "leader-1", 1)}
         self.gives_up_at = 0
+        self.undecided = 0
 
     async def refresh(self) -> None:
         self.refreshed += 1
@@ -56,6 +57,10 @@ class FakeLeaders:
             raise self.faults.pop(0)
         if request.HasField("settle_pairs"):
             return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=[shard_messages_to_pb(CHANGES)]))
+        if self.undecided:
+            self.undecided -= 1
+            error = error_to_pb(OutcomeUnknown("in COMMIT"))
+            return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(error=error)]))
         return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
 
 
@@ -84,6 +89,14 @@ async def test_a_shard_that_changes_hands_is_asked_for_again_by_a_fresh_topology
 async def test_what_asking_again_cannot_mend_is_told_at_once(fault: TaoError) -> None:
     with pytest.raises(type(fault)):
         await settle([fault])
+
+
+async def test_a_leader_that_cannot_tell_what_became_of_its_commit_is_asked_again() -> None:
+    """It takes the shard anew before anything else, so that its next answer is about both copies. Silence is not."""
+    fakes = FakeLeaders([])
+    fakes.undecided = 2
+    await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
+    assert fakes.asked == 3
 
 
 async def test_the_copy_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,30 @@
+"""What a leader asks of the leaders of other shards (DESIGN.md §6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from tao.model.changes import ShardMessages
+from tao.model.errors import Fenced
+from tao.model.rows import IntentRow
+from tao.model.writes import Coordinator, SettleEdge
+
+
+class Deposed(Fenced):
+    """This leader coordinates the pair no more: its shard has changed hands."""
+
+
+class OtherLeaders(Protocol):
+    """Calls to the leaders of other shards."""
+
+    async def settle(
+        self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
+        """Have the shard's leader make these edges so, on behalf of ``coordinator``. Returns what its caches were told.
+        Raises `Deposed` when the coordinator has been deposed, and other `TaoError`: `OutcomeUnknown` when a copy may
+        still be under way."""
+
+    async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
+        """Have the leader that has taken the coordinating shard over settle the pair. Returns what its caches were
+        told. Raises `Deposed` when nobody else is to have it, and other `TaoError` when that is not done in time."""
