@@ -53,7 +53,7 @@ class SettlingLeaders:
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
     ) -> list[ShardMessages]:
-        """As `tao.leader.inverse_path.OtherLeaders`. A shard that is just changing hands is asked for again: its writer
+        """As `tao.leader.other_leaders.OtherLeaders`. A shard that is just changing hands is asked for again: its writer
         waits for the copy."""
 
         async def attempt(left_seconds: float) -> list[ShardMessages]:
@@ -65,7 +65,7 @@ class SettlingLeaders:
         return await self._again(attempt, timeout_seconds)
 
     async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
-        """As `tao.leader.inverse_path.OtherLeaders`."""
+        """As `tao.leader.other_leaders.OtherLeaders`."""
         shard = intent.low_id >> SHARD_SHIFT
         pair = pb.Pair(low_id=intent.low_id, high_id=intent.high_id, atypes=intent.atypes, token=intent.token)
 
