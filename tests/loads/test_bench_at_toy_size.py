@@ -19,9 +19,9 @@ from tests.rigs.toy_runs import ROOT, ToyRun
 
 needs_peers = pytest.mark.skipif(
     shutil.which("redis-server") is None or shutil.which("memcached") is None,
-    reason="no redis-server or no memcached: make bench gets them",
+    reason="no redis-server or no memcached: make bench, and make test CI=1, get them",
 )
-needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make bench gets one")
+needs_redis = pytest.mark.skipif(shutil.which("redis-server") is None, reason="no redis-server: make test gets one")
 scenario = pytest.mark.scenario
 # The first waits while its module's scenarios share the machine.
 pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]

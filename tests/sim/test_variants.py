@@ -8,6 +8,7 @@ from tests.sim.runs import run
 from tests.sim.variants import VARIANTS, Variant, find
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name.replace(" ", "_"))
 def test_a_broken_rule_is_noticed(variant: Variant) -> None:
     outcome, seeds = find(variant)
