@@ -53,8 +53,8 @@ class SettlingLeaders:
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
     ) -> list[ShardMessages]:
-        """As `tao.leader.other_leaders.OtherLeaders`. A shard that is just changing hands is asked for again: its writer
-        waits for the copy."""
+        """As `tao.leader.other_leaders.OtherLeaders`. A shard that is just changing hands is asked for again: its
+        writer waits for the copy."""
 
         async def attempt(left_seconds: float) -> list[ShardMessages]:
             row = self._ownership.owned.get(coordinator.shard)
