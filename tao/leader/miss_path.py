@@ -4,8 +4,8 @@ To the region's replica first: a read must not cross an ocean. But a cache may h
 does not have yet - from a write forwarded through here, from a message, from a reader's token - and then the replica's
 answer would take a value back in time. What is known decides, and the master region is asked instead.
 
-A critical read goes to the master region's leader, and where none is there to be asked, to its database: what it needs
-is the master.
+A critical read goes to the master region's leader, and where none is there to be asked, or it is silent, to its
+database: what it needs is the master.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class ReplicaSettings:
     """How the region's replica is read."""
 
     patience_seconds: float = 1.0
-    """How long it may take before the master region is asked. Misses take milliseconds, and going there a round trip:
-    a replica that hangs costs this, until it is marked down."""
+    """How long it may take before the master region is asked, and its leader by a critical read before its database is.
+    Misses take milliseconds, and going there a round trip: a replica that hangs costs this, until it is marked down."""
 
     max_spread: int = 64
-    """Queries at a time that go to the master region because the replica was slow. A replica that has more to do than
-    it can must not take the master region with it."""
+    """Queries at a time that go to the master region because the replica was slow, or to its database because its
+    leader was. A replica that has more to do than it can must not take the master region with it."""
 
 
 class RegionSource:
@@ -76,16 +76,7 @@ class RegionSource:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_seconds
         if critical:
-            try:
-                return await self._master_region.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
-            except DatabaseDown:
-                raise
-            except (NotMine, Unavailable) as away:
-                try:
-                    left = until - loop.time()
-                    return await self._master.fetch(query, minimum, critical=True, timeout_seconds=left)
-                except (Unavailable, DeadlineExceeded):
-                    raise away from None
+            return await self._fetch_critically(query, minimum, until)
         if not self._replica_is_down(shard):
             # Where there is another way, a replica that hangs must leave time for it.
             seconds = min(self._settings.patience_seconds, timeout_seconds)
@@ -105,6 +96,27 @@ class RegionSource:
                 finally:
                     self._spread -= 1
         return await self._fetch_away(query, minimum, until)
+
+    async def _fetch_critically(self, query: Query, minimum: int, until: float) -> Fetched:
+        loop = asyncio.get_running_loop()
+        # A leader that has stopped in the middle, or is starting, must leave time for the other way.
+        seconds = min(self._settings.patience_seconds, until - loop.time())
+        try:
+            return await self._master_region.fetch(query, minimum, critical=True, timeout_seconds=seconds)
+        except DatabaseDown:
+            raise
+        except (NotMine, Unavailable, DeadlineExceeded) as away:
+            is_late = isinstance(away, DeadlineExceeded)
+            if is_late and self._spread >= self._settings.max_spread:
+                raise
+            self._spread += is_late
+            try:
+                left = until - loop.time()
+                return await self._master.fetch(query, minimum, critical=True, timeout_seconds=left)
+            except (Unavailable, DeadlineExceeded):
+                raise away from None
+            finally:
+                self._spread -= is_late
 
     async def _fetch_away(self, query: Query, minimum: int, until: float) -> Fetched:
         loop = asyncio.get_running_loop()

@@ -41,9 +41,11 @@ class Source(FillSource):
     fault: TaoError | None = None
     gate: Gate | None = None
     asked: list[tuple[Query, int, bool]] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         self.asked.append((query, minimum, critical))
+        self.timeouts.append(timeout_seconds)
         if self.gate is not None:
             await self.gate.pass_through()
         if self.fault is not None:
@@ -123,7 +125,7 @@ async def test_a_critical_read_goes_straight_to_the_master_region(query: Query) 
     assert rig.source.sent_away == 0
 
 
-@pytest.mark.parametrize("fault", [Unavailable("refused"), NotMine("moving")])
+@pytest.mark.parametrize("fault", [Unavailable("refused"), NotMine("moving"), DeadlineExceeded("silent")])
 async def test_a_critical_read_that_no_leader_there_answers_is_made_at_the_master_database(fault: TaoError) -> None:
     rig = Rig()
     rig.master_region.fault = fault
@@ -132,6 +134,26 @@ async def test_a_critical_read_that_no_leader_there_answers_is_made_at_the_maste
     rig.local.fault = Unavailable("cut off")
     with pytest.raises(type(fault), match=fault.message):
         await rig.fetch(ObjectQuery(ELSEWHERE), 1, critical=True)
+
+
+async def test_a_silent_leader_leaves_a_critical_read_time_for_the_master_database() -> None:
+    rig = Rig()
+    rig.master_region.fault = DeadlineExceeded("silent")
+    await rig.source.fetch(ObjectQuery(ELSEWHERE), 1, critical=True, timeout_seconds=60.0)
+    assert rig.master_region.timeouts == [ReplicaSettings().patience_seconds]
+    assert rig.local.timeouts[0] > ReplicaSettings().patience_seconds
+
+
+async def test_only_so_many_critical_reads_go_past_a_slow_leader() -> None:
+    rig = Rig()
+    rig.master_region.fault = DeadlineExceeded("slow")
+    gate = rig.local.gate = Gate()
+    first = asyncio.ensure_future(rig.fetch(ObjectQuery(ELSEWHERE), critical=True))
+    await gate.arrived.wait()
+    with pytest.raises(DeadlineExceeded, match="slow"):
+        await rig.fetch(ObjectQuery(ELSEWHERE), critical=True)
+    gate.open()
+    assert await first == rig.local.answer
 
 
 async def test_a_critical_read_is_not_made_at_a_master_that_its_leader_says_is_down() -> None:
