@@ -46,7 +46,7 @@ MAX_STUCK: Final = 1_000
 """Intents remembered as not to be settled just now; more than that are tried again and again instead."""
 
 _PAUSE_SECONDS: Final = 0.05
-"""Before the other side is asked for again, however quickly it was refused."""
+"""Before the other side is asked for again, however quickly it was refused; it doubles, up to ten of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +296,7 @@ class InversePath:
     ) -> list[ShardMessages]:
         """The other leader's side. That shard, or its database, may be changing hands, and nothing is under way: who
         has it next will be there in a moment. Any other failure is for repair to mend, unless the writer insists."""
+        pause = _PAUSE_SECONDS
         while True:
             try:
                 return await self._others.settle(shard, settles, coordinator, self._far_side_seconds(hold))
@@ -307,13 +308,14 @@ class InversePath:
                     # another, which this one must not overtake.
                     self._linger(hold)
                 is_moving = isinstance(error, (NotMine, Fenced, MasterReadOnly))
-                if not (is_moving or hold.insists) or not self._is_waited_for(hold):
+                if not (is_moving or hold.insists) or not self._is_waited_for(hold, pause):
                     raise
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 10 * _PAUSE_SECONDS)
 
-    def _is_waited_for(self, hold: Hold) -> bool:
+    def _is_waited_for(self, hold: Hold, pause_seconds: float = _PAUSE_SECONDS) -> bool:
         """Whether the writer waits for another try."""
-        return hold.deadline - self._clock.monotonic() > _PAUSE_SECONDS
+        return hold.deadline - self._clock.monotonic() > pause_seconds
 
     def _linger(self, hold: Hold) -> None:
         """A copy is not known not to have been written: the other leader may have begun with it at the last moment of

@@ -25,6 +25,7 @@ from tao.model.errors import (
 )
 from tao.model.rows import IntentKey
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge
+from tao.runtime.clock import LoopClock
 from tests.rigs.leader_rig import COMMENT, FRIEND, LIKED_BY, LIKES, LeaderRig, OtherRigs, make_id
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import Gate, ManualClock, quiet, until
@@ -109,6 +110,18 @@ async def test_who_names_the_far_side_is_answered_when_that_is_written_whatever_
     assert not pending
     assert two.times(LIKES, LIKED_BY) == ([7], [7])
     await two.settled()
+
+
+async def test_a_far_side_that_refuses_at_once_is_asked_more_and_more_rarely() -> None:
+    """Overload says so at once, and of many pairs that insist it would be made worse."""
+    store, others = MemoryStore(4), OtherRigs()
+    leader = LeaderRig(store, store, others=others, clock=LoopClock())
+    await leader.take(0)
+    others.faults += [Overloaded("its queue is full") for _ in range(100)]
+    _, pending = await leader.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""), within=0.5)
+    assert pending
+    assert len(others.timeouts) <= 4, "at once, and after 0.05, 0.1 and 0.2 seconds"
+    await leader.close()
 
 
 async def test_a_far_side_that_stays_away_is_asked_for_as_long_as_the_writer_waits_and_no_longer(
