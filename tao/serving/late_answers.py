@@ -86,7 +86,9 @@ class LateAnswers:
     def _one_less(self, slot: int) -> None:
         self._answered.add(slot)
         self._open -= 1
-        if not self._scheduled:
+        if not self._open:
+            self._flush()  # nothing more comes
+        elif not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._send_collected)
 

@@ -10,7 +10,6 @@ ANSWER_FULL: whoever asked has the rest by then, and asks again for less.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from math import inf
 from typing import Any, Final
@@ -19,7 +18,6 @@ from tao.cache import GraphCache
 from tao.model.errors import (
     AnswerFull,
     DeadlineExceeded,
-    InternalError,
     StaleRead,
     TaoError,
     TooLarge,
@@ -34,6 +32,7 @@ from tao.schema.registry import Schema
 from tao.serving.batch_settings import BatchSettings
 from tao.serving.fills import Fills
 from tao.serving.late_answers import TOO_MANY_BYTES, LateAnswers
+from tao.serving.missed_slots import MissedSlots
 from tao.serving.read_batch import (
     OPERATIONS,
     BatchQueries,
@@ -109,7 +108,7 @@ class ReadService:
         self._limits = {atype.number: atype.limit for atype in schema.assocs}
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Answer the hits now, and start a task for the rest."""
+        """Answer the hits now, and start tasks for the rest."""
         batch = request.read
         if not request.deadline_ms:
             raise DeadlineExceeded("the request's deadline is zero: nothing can be read in no time")
@@ -153,7 +152,7 @@ class ReadService:
     def _answer_in_parts(
         self, request: pb.Request, sizes: tuple[int, int, int, int, int], values: list[bytes | None], reply: Reply
     ) -> None:
-        """What is there, in messages of bounded size; then a task for what is not."""
+        """What is there, in messages of bounded size; then tasks for what is not."""
         batch, settings = request.read, self._settings
         slots = [slot for slot, value in enumerate(values) if value is not None]
         hits = [value for value in values if value is not None]
@@ -184,9 +183,9 @@ class ReadService:
             counters.hits[operation] += end - start - not_there - unsent
         if missed:
             room = settings.max_answer_bytes - sum(map(len, hits[:sent]))
-            self._spawn(self._answer_misses(request, sizes, missed, reply, room))
+            self._answer_misses(request, sizes, missed, reply, room)
 
-    async def _answer_misses(
+    def _answer_misses(
         self,
         request: pb.Request,
         sizes: tuple[int, int, int, int, int],
@@ -194,6 +193,7 @@ class ReadService:
         reply: Reply,
         room: int,
     ) -> None:
+        """Start a task for each. Raises `Overloaded` when there is none to be had."""
         batch = request.read
         queries = BatchQueries(batch, sizes)
         answers = LateAnswers(reply, len(slots), batch.for_fill, self._settings, room)
@@ -214,31 +214,12 @@ class ReadService:
                 counters.failures[_operation_at(sizes, slot)] += 1
                 answers.error(slot, error)
 
-        waiting = iter(slots)
-
-        async def answer_some() -> None:
-            # Side by side with the others like it, so that a slow query holds up none behind it.
-            for slot in waiting:
-                if reply.closed:
-                    return
-                await answer(slot)
-
-        at_once = min(len(slots), self._settings.max_misses_at_once)
-        tasks = [asyncio.ensure_future(answer_some()) for _ in range(at_once)]
         try:
-            async with asyncio.timeout(work_seconds(request.deadline_ms)):
-                await asyncio.gather(*tasks)
+            seconds = work_seconds(request.deadline_ms)
         except DeadlineExceeded as refused:
             answers.error_rest(slots, refused)
-        except TimeoutError:
-            late = DeadlineExceeded(f"not answered within the {request.deadline_ms} ms that the request had left")
-            answers.error_rest(slots, late)
-        except Exception as error:
-            answers.error_rest(slots, InternalError(f"{type(error).__name__} while reading; see the server's log"))
-            raise
-        finally:
-            for task in tasks:
-                task.cancel()
+            return
+        MissedSlots(slots, reply, answers, answer).start(self._spawn, self._settings.max_misses_at_once, seconds)
 
     async def _answer_one(self, query: Query, minimum: int, batch: pb.ReadBatch) -> Fetched:
         shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
