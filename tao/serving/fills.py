@@ -62,13 +62,14 @@ class Flight:
     """One fetch under way, and what it will bring. ``minimum``: the version that whoever started it asked for.
     ``ticket`` is that of its latest attempt."""
 
-    __slots__ = ("future", "minimum", "query", "ticket")
+    __slots__ = ("minimum", "query", "ticket", "waiters")
 
-    def __init__(self, query: Query, minimum: int, ticket: Ticket, future: asyncio.Future[Fetched]) -> None:
+    def __init__(self, query: Query, minimum: int, ticket: Ticket) -> None:
         self.query = query
         self.minimum = minimum
         self.ticket = ticket
-        self.future = future
+        self.waiters: list[asyncio.Future[Fetched]] = []
+        """One for each caller: one that is cancelled leaves the flight to the others."""
 
 
 class Fills:
@@ -247,9 +248,10 @@ class Fills:
                 flight = self._start(key, fill, minimum)
             else:
                 self.joined += 1
+            waiter: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
+            flight.waiters.append(waiter)
             try:
-                # Shielded: a caller that is cancelled leaves the flight to the others.
-                fetched = await asyncio.shield(flight.future)
+                fetched = await waiter
             except StaleRead:
                 if started or flight.minimum <= minimum:
                     raise
@@ -273,7 +275,7 @@ class Fills:
     def _start(self, key: Hashable, fill: Query, minimum: int) -> Flight:
         if self._under_way >= self._settings.max_flights:
             raise Overloaded(f"{self._under_way} fills are under way, which is the bound; try again later")
-        flight = Flight(fill, minimum, self._ticket(fill), asyncio.get_running_loop().create_future())
+        flight = Flight(fill, minimum, self._ticket(fill))
         self._spawn(self._fly(key, flight))
         self._flights[key] = flight
         self._under_way += 1
@@ -281,20 +283,20 @@ class Fills:
         return flight
 
     async def _fly(self, key: Hashable, flight: Flight) -> None:
-        future = flight.future
         try:
             fetched = await self._fetch_and_store(flight)
-            if not future.done():
-                future.set_result(fetched)
+            for waiter in flight.waiters:
+                if not waiter.done():
+                    waiter.set_result(fetched)
         except TaoError as error:
-            _fail(future, error)
+            _fail(flight, error)
         except Exception as error:
-            _fail(future, InternalError(f"{type(error).__name__} in a fill; see the server's log"))
+            _fail(flight, InternalError(f"{type(error).__name__} in a fill; see the server's log"))
             raise
         finally:
             self._under_way -= 1
-            if not future.done():
-                future.cancel()
+            for waiter in flight.waiters:
+                waiter.cancel()  # those that have nothing yet
             if self._flights.get(key) is flight:
                 del self._flights[key]
 
@@ -365,7 +367,8 @@ def _shard(query: Query) -> int:
     return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
 
 
-def _fail(future: asyncio.Future[Fetched], error: TaoError) -> None:
-    if not future.done():
-        future.set_exception(error)
-        future.exception()  # every waiter may have gone; then nobody else looks
+def _fail(flight: Flight, error: TaoError) -> None:
+    for waiter in flight.waiters:
+        if not waiter.done():
+            waiter.set_exception(error)
+            waiter.exception()  # whoever waits may be cancelled before he looks
