@@ -123,14 +123,16 @@ class Pool:
             await session.quit()
 
     async def _take_slot(self, deadline: float) -> None:
-        if self._slots.locked() and self._waiting >= self._settings.max_waiting:
+        if not self._slots.locked():
+            await self._slots.acquire()  # does not suspend
+            return
+        if self._waiting >= self._settings.max_waiting:
             raise Overloaded(f"{self._waiting} askers wait for a connection to database server {self._server}")
-        if self._slots.locked():
-            left = deadline - asyncio.get_running_loop().time()
-            expected = self._loan_seconds * (self._waiting + 1) / self._settings.max_connections
-            if expected > left:
-                line = f"the line for database server {self._server}"
-                raise Overloaded(f"{line} takes some {expected:.2f} s, and {left:.2f} s are left; try again later")
+        left = deadline - asyncio.get_running_loop().time()
+        expected = self._loan_seconds * (self._waiting + 1) / self._settings.max_connections
+        if expected > left:
+            line = f"the line for database server {self._server}"
+            raise Overloaded(f"{line} takes some {expected:.2f} s, and {left:.2f} s are left; try again later")
         self._waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
