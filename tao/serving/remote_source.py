@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tao.model.edge_block import check_block
 from tao.model.errors import DatabaseDown, NotMine, ProtocolError, TaoError, Unavailable
+from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES
 from tao.model.ids import SHARD_SHIFT
-from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query
 from tao.model.topology import CacheServer
 from tao.routing.retry_budget import RetryBudget
 from tao.serving.columns import batch_of
@@ -121,6 +123,11 @@ def _take(by_slot: Sequence[_Asked], answer: pb.Answer) -> None:
         one = by_slot[slot]
         shard = (one.query.id if isinstance(one.query, ObjectQuery) else one.query.id1) >> SHARD_SHIFT
         if not one.answer.done():
+            try:
+                _check(one.query, value)
+            except ProtocolError as error:
+                _fail(one, error)
+                continue
             origin = read.served_by if slot in missed else "leader"
             one.answer.set_result(Fetched(value, epochs.get(shard, 0), origin))
     for slot, failure in zip(read.failed_slots, read.errors, strict=False):
@@ -129,6 +136,18 @@ def _take(by_slot: Sequence[_Asked], answer: pb.Answer) -> None:
         lost = ProtocolError("the leader's answer is over and lacks a query")
         for one in by_slot:
             _fail(one, lost)
+
+
+def _check(query: Query, value: bytes) -> None:
+    """Once, before it is kept: a value that is none would fail every batch that asks for it. Raises `ProtocolError`."""
+    if isinstance(query, ObjectQuery):
+        if len(value) < OBJECT_HEADER_BYTES:
+            raise ProtocolError(f"an object has at least {OBJECT_HEADER_BYTES} bytes, the leader's {len(value)}")
+    elif isinstance(query, CountQuery):
+        if len(value) != COUNT_VALUE_BYTES:
+            raise ProtocolError(f"a count value has {COUNT_VALUE_BYTES} bytes, the leader's {len(value)}")
+    else:
+        check_block(value)
 
 
 def _fail(one: _Asked, error: TaoError) -> None:

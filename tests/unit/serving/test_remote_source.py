@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tao.model.errors import DatabaseDown, NotMine, TaoError, Unavailable
-from tao.model.graph import encode_object
-from tao.model.queries import ObjectQuery
+from tao.model.edge_block import encode_block
+from tao.model.errors import DatabaseDown, NotMine, ProtocolError, TaoError, Unavailable
+from tao.model.graph import Edge, encode_count, encode_object
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
 from tao.routing.retry_budget import RetryBudget, RetrySettings
@@ -14,18 +15,21 @@ from tao.serving.configuration import Configuration
 from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.wire.session import AnswerHandler, failure
 from tao.wire.v1 import session_pb2 as pb
-from tests.rigs.leader_rig import SCHEMA, USER, make_id, make_topology
+from tests.rigs.leader_rig import LIKES, SCHEMA, USER, make_id, make_topology
 
 A = make_id(64)
+OBJECT = ObjectQuery(A)
 VALUE = encode_object(1, USER, b"")
+BLOCK = encode_block(7, 3, [Edge(2, 9, b"one"), Edge(1, 8, b"other")], 0)
 SETTINGS = RemoteSettings(max_attempts=4, first_pause_seconds=0.001)
 
 
 class Links:
     """Fails as often as told, then answers; remembers what time was left each time."""
 
-    def __init__(self, *faults: TaoError) -> None:
+    def __init__(self, *faults: TaoError, value: bytes = VALUE) -> None:
         self.faults = list(faults)
+        self.value = value
         self.times: list[float] = []
 
     def to(self, _: CacheServer) -> Links:
@@ -36,7 +40,7 @@ class Links:
         if self.faults:
             on_answer(failure(self.faults.pop(0)))
         else:
-            on_answer(pb.Answer(read=pb.ReadAnswer(values=[VALUE])))
+            on_answer(pb.Answer(read=pb.ReadAnswer(values=[self.value])))
 
 
 def source(
@@ -48,8 +52,8 @@ def source(
     return RemoteSource(configuration, leaders.home, links, settings, budget, lambda _: gives_up)
 
 
-async def fetch(found: RemoteSource, timeout_seconds: float = 5.0) -> bytes:
-    return (await found.fetch(ObjectQuery(A), 0, critical=False, timeout_seconds=timeout_seconds)).value
+async def fetch(found: RemoteSource, timeout_seconds: float = 5.0, query: Query = OBJECT) -> bytes:
+    return (await found.fetch(query, 0, critical=False, timeout_seconds=timeout_seconds)).value
 
 
 async def test_each_further_attempt_has_only_the_time_that_is_left() -> None:
@@ -88,3 +92,19 @@ async def test_a_leader_whose_database_is_down_is_not_asked_again() -> None:
     with pytest.raises(DatabaseDown):
         await fetch(source(links))
     assert len(links.times) == 1
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        (ObjectQuery(A), VALUE),
+        (CountQuery(A, LIKES), encode_count(3, 5)),
+        (RangeQuery(A, LIKES, 0, 50), BLOCK),
+        (TimeRangeQuery(A, LIKES, 9, 0, 50), BLOCK),
+        (EdgesQuery(A, LIKES, (1, 2), 9, 0), BLOCK),
+    ],
+)
+async def test_a_value_that_is_none_is_refused_before_a_cache_keeps_it(query: Query, value: bytes) -> None:
+    assert await fetch(source(Links(value=value)), query=query) == value
+    with pytest.raises(ProtocolError):
+        await fetch(source(Links(value=value[:-1])), query=query)
