@@ -70,7 +70,7 @@ class Cloner:
         return plan_copies(await self._store.load(), region, tier, shard, copies, by_watcher=by_watcher)
 
     async def run(self, cloning: Cloning) -> Topology:
-        """Do it, and return the document by which every server of the tier goes then. Raises `TopologyConflict` when
+        """Do it, and return the document by which every server of the tier goes then. Raises `TopologyError` when
         the shard was placed otherwise since the plan, `Unavailable` when a server does not hear in time."""
         if cloning.is_nothing:
             return await self._store.load()
