@@ -31,7 +31,7 @@ def peer(throughput: float, **more: Any) -> dict[str, Any]:
 
 TOY: dict[str, dict[str, Any]] = {
     "run": {
-        "workload": "tao_atc13", "throughput_qps": 6000.0, "hit_rate": 0.87, "failed_fraction": 0.0, "cache_bytes": 19,
+        "workload": "tao_atc13", "throughput_qps": 9000.0, "hit_rate": 0.87, "failed_fraction": 0.0, "cache_bytes": 19,
         "data_bytes": 100, "server_cpu_us_per_query": 20.0, "client_cpu_us_per_query": 20.0,
         "database_cpu_us_per_query": 5.0, "throughput_by_second": [1, 2, 3],
         "generated": [{"name": "share of obj_get", "asked": 0.288, "generated": 0.29}],
@@ -108,7 +108,12 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     outcome = CliRunner().invoke(main, ["report", "--from", str(tmp_path), "--out", str(file), "--remark", "Shared."])
     assert outcome.exit_code == 0, outcome.output
     text = file.read_text()
-    assert text.index("| Redis look-aside | 2.50 ×") < text.index("| hit rate of reads | 96.4 % | 87.0 %")
+    assert text.index("| Redis look-aside | 2.50 ×") < text.index(
+        "| hit rate of reads, by itself | 96.4 % | 87.0 % | – |"
+    )
+    # No line mixes runs.
+    assert "| hit rate of reads, in turns | – | 90.0 % | 90.0 % | 90.0 % | – |" in text
+    assert "| queries/s, of this machine | – | 6,000 | 2,400 | 2,000 | 1,000 |" in text
     assert "most. Shared." in text
     assert "≥ 3: not met" in text
     assert "≥ 5: met" in text
