@@ -39,6 +39,8 @@ SEMI_SYNC_RTT_MS: Final = 20.0
 _LOOK_SECONDS: Final = 0.1
 _BEGIN_SECONDS: Final = 60.0
 _ANY_TIME_MS: Final = 1 << 62
+_OWED: Final = ("owed_shards", "waiting_shards", "unacknowledged_bytes")
+"""Of a leader's deliveries, in its `/stats`: all 0 when its followers have everything."""
 
 
 def semi_sync_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
@@ -88,7 +90,8 @@ class TwoRegions:
 
     async def quiet(self, timeout_seconds: float) -> None:
         """Return when nobody writes and everything written has arrived: replicas have what their masters have, tailers
-        were acknowledged all that is in their binlogs, and no half of a pair of edges waits for the other.
+        were acknowledged all that is in their binlogs, which leaders do as soon as it is spooled, followers have been
+        told all of it, and no half of a pair of edges waits for the other.
 
         Raises `OperatorError` with what is still missing."""
         accounts = service_accounts(self.cluster.record.passwords)
@@ -100,14 +103,14 @@ class TwoRegions:
                     return not await intents.old_intents(shards, before_unix_ms=_ANY_TIME_MS, limit=1)
 
                 async def told() -> bool:
-                    return not await self._behind()
+                    return not await self._behind() and not await self._owing()
 
                 await until(settled, _LOOK_SECONDS)
                 for replica in replicas(self.topology):
                     await catch_up(replica, accounts.administrator, timeout_seconds)
                 await until(told, _LOOK_SECONDS)
         except TimeoutError:
-            behind = await self._behind()
+            behind = [*await self._behind(), *await self._owing()]
             raise OperatorError(
                 f"not quiet {timeout_seconds:g} s after the last write; {'; '.join(behind) or 'edges wait for repair'}"
             ) from None
@@ -164,6 +167,24 @@ class TwoRegions:
             if _parts(stats["position"]) != _parts(end) or stats["unacknowledged_bytes"] or stats["trouble"]:
                 told = f"{stats['position']} of {end}, {stats['unacknowledged_bytes']} bytes unacknowledged"
                 found.append(f"{name} has told {told} {stats['trouble']}".rstrip())
+        return found
+
+    async def _owing(self) -> list[str]:
+        """The leaders that have not delivered everything, and the followers that nobody tells of some shard."""
+        found: list[str] = []
+        for name, role in self.cluster.processes.items():
+            if role not in (Role.LEADER, Role.FOLLOWER):
+                continue
+            try:
+                stats = await server_stats(self.cluster.admin(name))
+            except Unavailable as error:
+                found.append(error.message)
+                continue
+            if role is Role.FOLLOWER:
+                owed = {"unsubscribed_shards": stats["unsubscribed_shards"]}
+            else:
+                owed = {kind: stats["delivery"][kind] for kind in _OWED}
+            found += [f"{name}: {number} {kind}" for kind, number in owed.items() if number]
         return found
 
     @asynccontextmanager
