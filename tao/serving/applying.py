@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Final
 
 from tao.cache import GraphCache
@@ -17,9 +16,8 @@ _OWN_WRITE: Final = "a write on its way back"
 def apply_messages(cache: GraphCache, clock: Clock, messages: ShardMessages, *, insert: bool) -> None:
     """``insert``: also cache what was not, because its writer will read it here; see `GraphCache.apply`."""
     now = clock.monotonic()
-    with cache.witness.because(_OWN_WRITE) if insert else nullcontext():
-        for message in messages.messages:
-            cache.apply_message(message, messages.version_epoch, now, insert=insert)
+    for message in messages.messages:
+        cache.apply_message(message, messages.version_epoch, now, insert=insert)
 
 
 class WriteThrough:
@@ -56,7 +54,8 @@ class WriteThrough:
         """What a write has changed."""
         begun = self._begun_anew.get(messages.shard)
         insert = begun is None or self._clock.monotonic() - begun > self._late_answer_seconds
-        apply_messages(self._cache, self._clock, messages, insert=insert)
+        with self._cache.witness.because(_OWN_WRITE):
+            apply_messages(self._cache, self._clock, messages, insert=insert)
 
 
 class TopologyEpochs:
