@@ -211,6 +211,8 @@ async def test_a_region_that_is_cut_off_serves_what_it_has_and_refuses_who_asks_
 ) -> None:
     user = await east.obj_add("user", {"name": "known"})
     await until(lambda: is_known(west, user), "the object never came")
+    # Before it is cut off: a region that has heard nothing since it last changed its source knows no age.
+    await until(lambda: is_fresh(regions, "west"), "west is never fresh")
     await regions.cut()
     try:
         await until(lambda: is_older(regions, "west", 2.0), "west does not grow older")
