@@ -15,6 +15,7 @@ from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import frames_pb2
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.pacing import until
 
 HELLO = frame(framing.HELLO, frames_pb2.Hello(protocol_version=framing.PROTOCOL_VERSION).SerializeToString())
 REQUEST = pb.Request(number=1, deadline_ms=1000, read=pb.ReadBatch(obj_ids=[1, 2, 3])).SerializeToString()
@@ -170,9 +171,7 @@ async def test_a_client_gives_up_a_server_that_has_fallen_silent() -> None:
     session = await connect_frames(f"127.0.0.1:{port}", settings, Credentials("me", "client"))
     answers: list[pb.Answer] = []
     session.send(pb.Request(watch=pb.Watch()), float("inf"), answers.append)
-    async with asyncio.timeout(20):
-        while not answers:  # noqa: ASYNC110 - the answer comes by callback
-            await asyncio.sleep(0.001)
+    await until(lambda: answers)
     assert answers[0].error.reason == "UNAVAILABLE"
     assert not session.is_open
     await gone.wait()
