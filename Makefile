@@ -51,20 +51,12 @@ check: lint types layers proto-check ## everything that needs no database: lint,
 unit: $(STAMP) ## the tests that start no process and no database
 	$(BIN)/pytest -m 'not database and not e2e' tests/unit tests/properties $(wildcard tests/paper)
 
-# Clusters mostly wait, for processes and for each other: the tests without any, and those of the load tests, fill the gaps, in
-# a process of their own that gives way, since tests of clusters are about what happens in time. Debian's memcached starts a
-# daemon, which a developer may not want: where CI is not set, and there is none, its tests are skipped.
+# Debian's memcached starts a daemon, which a developer may not want: where CI is not set, and there is none, its tests are skipped.
 test: check ## check, and every test, on a real database
 	@.ci/ensure-database
 	@.ci/ensure-redis build/bin
 	@$(if $(CI),.ci/ensure-memcached)
-	@mkdir -p build
-	@export PATH="$(CURDIR)/build/bin:$$PATH"; \
-	nice -n 5 $(BIN)/pytest -p no:cacheprovider --ignore tests/e2e tests >build/tests.log 2>&1 & others=$$!; status=0; \
-	trap 'kill $$others 2>/dev/null || true' EXIT; trap 'exit 130' INT TERM; \
-	$(BIN)/pytest tests/e2e || status=$$?; \
-	wait $$others || status=$$?; \
-	cat build/tests.log; exit $$status
+	@PATH="$(CURDIR)/build/bin:$$PATH" .ci/run-tests $(BIN)
 
 demo: $(STAMP) ## start a cluster, show a page, a social graph and two regions, stop (EDGES=file OBJECTS=file)
 	@.ci/ensure-database
