@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
@@ -17,6 +17,7 @@ from loadtest.scenario import Progress
 from loadtest.two_regions import TwoRegions
 from loadtest.waiting import within
 from tao.client import ClientSettings, connect
+from tao.model.errors import OperatorError
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
 
@@ -54,8 +55,10 @@ class Load:
         self._readers: Final = readers
         self._keys: Final = keys
         self._graphs: Final = [reader.graph for reader in readers]
-        self._reading: Final = Reading(keys, absent_ids(regions.routes.shards, _ABSENT_IDS, chance), record, chance)
+        absent = absent_ids(regions.routes.shards, _ABSENT_IDS, chance)
+        self._reading: Final = Reading(keys, absent, record, chance, self._routes_now)
         self._writing: Final = Writing(keys, record, chance)
+        self._routes: Routes = regions.routes
         self._stopping = False
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -137,6 +140,13 @@ class Load:
             for example in differences.examples:
                 record.example(example)
         return stale + sum(differences.kinds.values()), differences.kinds, differences.compared
+
+    def _routes_now(self) -> Routes:
+        """As the document has them, or had them when it was there last."""
+        path = self._regions.cluster.topology_path
+        with suppress(OSError, OperatorError):
+            self._routes = Routes(parse_topology(path.read_bytes(), str(path)))
+        return self._routes
 
     async def _paced(self, per_second: float, begin: Callable[[], Awaitable[None]]) -> None:
         under_way = set[asyncio.Future[None]]()

@@ -9,17 +9,20 @@ nothing still sees its own writes in its tier (DESIGN.md §6, §8, §15).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from random import Random
 from typing import Final
 
+from loadtest.chaos.excuses import Whereabouts
 from loadtest.chaos.history import Register, Verdict
 from loadtest.chaos.record import FailedRead, Record
 from tao.client import Graph, TaoError
 from tao.client.own_writes import After
+from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import WriteToken
+from tao.routing.routes import Routes
 
 HEAD: Final = 10
 """Edges of a list that are read: enough to see a hole."""
@@ -81,12 +84,21 @@ class Reader:
 class Reading:
     """Reads of many clients, and their judgement."""
 
-    def __init__(self, keys: Sequence[Key], absent: Sequence[int], record: Record, chance: Random) -> None:
-        """``absent``: ids that nobody writes to, each read once or hardly more often: misses."""
+    def __init__(
+        self,
+        keys: Sequence[Key],
+        absent: Sequence[int],
+        record: Record,
+        chance: Random,
+        routes: Callable[[], Routes],
+    ) -> None:
+        """``absent``: ids that nobody writes to, each read once or hardly more often: misses. ``routes``: as they are
+        now, since masters change."""
         self._keys: Final = keys
         self._absent: Final = absent
         self._record: Final = record
         self._chance: Final = chance
+        self._routes: Final = routes
         self._next_absent = 0
 
     async def batch(self, reader: Reader, size: int) -> None:
@@ -117,7 +129,8 @@ class Reading:
         try:
             verdict, number = await self._ask(reader.graph, key, demand, after, floor)
         except TaoError as error:
-            record.failed_read(FailedRead.of(error, now, key.kind, demand, reader.name, attached=own_floor > 0))
+            where = self._where(reader, key.id)
+            record.failed_read(FailedRead.of(error, now, key.kind, demand, reader.name, where, attached=own_floor > 0))
             return
         if verdict is not Verdict.RIGHT:
             what = f"{reader.name} read write {number} of {key.kind} {key.id}, {demand}, which had to see {floor}"
@@ -172,7 +185,12 @@ class Reading:
         try:
             found = await reader.graph.assoc_count(object_id, "follows")
         except TaoError as error:
-            record.failed_read(FailedRead.of(error, now, "miss", Demand.PLAIN, reader.name, attached=False))
+            where = self._where(reader, object_id)
+            record.failed_read(FailedRead.of(error, now, "miss", Demand.PLAIN, reader.name, where, attached=False))
             return
         if found:
             record.violation(Verdict.WRONG, "plain", f"{reader.name}: {found} edges of {object_id}, which has none")
+
+    def _where(self, reader: Reader, object_id: int) -> Whereabouts:
+        database = self._routes().database_of(object_id >> SHARD_SHIFT)
+        return Whereabouts(reader.region, database.name, database.master_region)

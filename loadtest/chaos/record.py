@@ -1,38 +1,21 @@
-"""What happens in a run, as it happens: faults, failed reads, violations; and which failures the faults explain.
-
-A read that asks for more than an answer may have to fail: while a master is away, or the line to it, nobody can prove
-what is critical, as fresh as a token, or fresh at all. What asks for nothing has no such excuse.
-"""
+"""What happens in a run, as it happens: faults, failed reads, violations; and which failures the faults explain."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
+from itertools import pairwise
 from typing import Final, Self
 
 import msgspec
 
+from loadtest.chaos.excuses import Fault, Whereabouts, excuses
 from loadtest.chaos.history import Verdict
 from tao.model.errors import TaoError
 
 _KEPT_EVENTS: Final = 2_000
 _KEPT_EXAMPLES: Final = 20
 _MESSAGE_CHARACTERS: Final = 200
-EXPLAINED: Final = {
-    "master": frozenset({"critical", "token", "max_staleness"}),
-    "link": frozenset({"critical", "token", "max_staleness"}),
-}
-"""How the names of faults begin → what cannot be proved meanwhile, because that is the master database's to say."""
-
-
-class Fault(msgspec.Struct, kw_only=True):
-    """One fault. Seconds of the run: it struck, its healing began, everything was well again."""
-
-    kind: str
-    victim: str
-    struck: float
-    healing: float = 0.0
-    healthy: float = 0.0
 
 
 class FailedRead(msgspec.Struct, kw_only=True):
@@ -42,6 +25,7 @@ class FailedRead(msgspec.Struct, kw_only=True):
     what: str
     demand: str
     client: str
+    where: Whereabouts
     attached: bool
     reason: str
     message: str
@@ -51,13 +35,24 @@ class FailedRead(msgspec.Struct, kw_only=True):
     explained: bool = False
 
     @classmethod
-    def of(cls, error: TaoError, seconds: float, what: str, demand: str, client: str, *, attached: bool) -> Self:
+    def of(
+        cls,
+        error: TaoError,
+        seconds: float,
+        what: str,
+        demand: str,
+        client: str,
+        where: Whereabouts,
+        *,
+        attached: bool,
+    ) -> Self:
         """Of a read that began at ``seconds``."""
         return cls(
             seconds=round(seconds, 3),
             what=what,
             demand=demand,
             client=client,
+            where=where,
             attached=attached,
             reason=error.reason,
             message=error.message[:_MESSAGE_CHARACTERS],
@@ -96,9 +91,9 @@ class Record:
         """Seconds of the run."""
         return time.monotonic() - self._began
 
-    def strike(self, kind: str, victim: str) -> Fault:
-        """A fault begins."""
-        fault = Fault(kind=kind, victim=victim, struck=self.now())
+    def strike(self, kind: str, victim: str, database: str = "") -> Fault:
+        """A fault begins. ``database``: whose master it takes away."""
+        fault = Fault(kind=kind, victim=victim, database=database, struck=self.now())
         self.faults.append(fault)
         self.active.append(fault)
         self.calm_since = None
@@ -119,8 +114,11 @@ class Record:
         if met:
             failed.fault = "+".join(sorted({fault.kind for fault in met}))
             failed.since_fault = round(failed.seconds - met[-1].struck, 3)
-            self.failed_in_single += len(met) == 1
-        failed.explained = explains([fault.kind for fault in met], failed)
+            self.failed_in_single += not _overlap(met)
+        own = failed.attached and failed.reason == "STALE_READ"
+        failed.explained = any(
+            excuses(fault, failed.where, failed.seconds, failed.demand, own_write=own) for fault in met
+        )
         self.unexplained += not failed.explained
         self.failures[failed.fault, failed.demand, failed.reason] += 1
         if len(self.failed) < _KEPT_EVENTS:
@@ -151,12 +149,6 @@ class Record:
             self.examples.append(what)
 
 
-def explains(faults: list[str], failed: FailedRead) -> bool:
-    """Whether a read that demands this has to fail while these things do."""
-    for beginning, demands in EXPLAINED.items():
-        if any(fault.startswith(beginning) for fault in faults):
-            # The client's own writes, which it attaches, are a token by another name.
-            own = failed.attached and failed.reason == "STALE_READ" and "token" in demands
-            if failed.demand in demands or own:
-                return True
-    return False
+def _overlap(met: list[Fault]) -> bool:
+    """Whether two of these, in the order they struck, were there at once; a slow read can meet one after the other."""
+    return any(not before.healthy or after.struck < before.healthy for before, after in pairwise(met))

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import msgspec
 
+from loadtest.chaos.excuses import MASTER_LOST, Fault
 from loadtest.chaos.health import until_well
 from loadtest.chaos.load import Rates, load_on
-from loadtest.chaos.record import Fault, Record
+from loadtest.chaos.record import Record
 from loadtest.chaos.striking import Harm, all_faults
 from loadtest.results import Listing, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
@@ -149,9 +150,10 @@ class _Run:
     async def _strike(self, kind: str) -> None:
         record = self.record
         async with all_faults()[kind](self.harm) as victim:
-            fault = record.strike(kind, victim)
+            fault = record.strike(kind, victim, self.harm.database_of(victim) if kind in MASTER_LOST else "")
             await self.harm.last()
             fault.healing = record.now()
+        fault.mended = record.now()
         await until_well(self.regions.cluster, _WELL_SECONDS)
         record.healed(fault)
 
@@ -225,7 +227,7 @@ def _keep_logs(state_dir: Path, target: Path) -> None:
 
 
 def _rounded(fault: Fault) -> dict[str, object]:
-    times = {name: round(getattr(fault, name), 3) for name in ("struck", "healing", "healthy")}
+    times = {name: round(getattr(fault, name), 3) for name in ("struck", "healing", "mended", "healthy")}
     return {"kind": fault.kind, "victim": fault.victim, **times}
 
 

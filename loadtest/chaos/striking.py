@@ -66,6 +66,12 @@ class Harm:
         found = self.chance.choice(self.topology().databases)
         return found, found.servers[found.master_region].name
 
+    def database_of(self, server: str) -> str:
+        """The name of the database that it is a server of."""
+        return next(
+            each.name for each in self.topology().databases if server in (one.name for one in each.servers.values())
+        )
+
     def identity(self, name: str) -> ProcessIdentity:
         """Of a process that runs. Raises `OperatorError`."""
         found = read_record(self.folder.process_record(name, self.cluster.processes[name]))
@@ -178,7 +184,7 @@ async def _disk_full(harm: Harm, role: Role) -> AsyncIterator[str]:
 
 
 def all_faults() -> dict[str, Fault]:
-    """By kind; `loadtest.chaos.record.EXPLAINED` goes by how the names begin."""
+    """By kind; what each excuses goes by these names (`loadtest.chaos.excuses`)."""
 
     def of(role: Role) -> Callable[[Harm], str]:
         return lambda harm: harm.one_of(role)

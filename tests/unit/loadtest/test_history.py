@@ -1,7 +1,8 @@
 """The judge of `chaos`: what a read may answer, given what became of the writes."""
 
+from loadtest.chaos.excuses import AFTERMATH_SECONDS, Fault, Whereabouts
 from loadtest.chaos.history import Fate, Register, Verdict
-from loadtest.chaos.record import FailedRead, Record, explains
+from loadtest.chaos.record import FailedRead, Record
 from tao.model.errors import StaleRead
 
 
@@ -90,15 +91,44 @@ def test_at_the_end_every_acknowledged_edge_is_there_and_no_refused_one() -> Non
     assert [write.number for write in uncalled] == [2]
 
 
-def test_a_fault_explains_what_needs_the_master_and_no_plain_read() -> None:
-    def failed(demand: str, *, attached: bool = False) -> FailedRead:
-        return FailedRead.of(StaleRead(""), 1.0, "object", demand, "east/tier-1", attached=attached)
+HERE, ACROSS = Whereabouts("east", "db1", "east"), Whereabouts("west", "db1", "east")
 
-    assert explains(["master_kill"], failed("critical"))
-    assert explains(["link_cut"], failed("plain", attached=True))
-    assert not explains(["link_cut"], failed("plain"))
-    assert not explains(["follower_kill"], failed("critical"))
-    assert not explains([], failed("token"))
+
+def failed(seconds: float, demand: str = "plain", where: Whereabouts = HERE, *, attached: bool = False) -> FailedRead:
+    return FailedRead.of(StaleRead(""), seconds, "object", demand, "east/tier-1", where, attached=attached)
+
+
+def explained(fault: Fault, read: FailedRead) -> bool:
+    record = Record()
+    record.faults.append(fault)
+    record.active.append(fault)
+    record.failed_read(read)
+    return read.explained
+
+
+def test_a_lost_master_excuses_what_needs_that_master_until_there_is_one_again() -> None:
+    lost = Fault(kind="master_kill", victim="east-db1", database="db1", struck=1.0, mended=9.0)
+    assert explained(lost, failed(2.0, "critical"))
+    assert explained(lost, failed(2.0, attached=True))
+    assert explained(lost, failed(9.0 + AFTERMATH_SECONDS, "token", ACROSS))
+    assert not explained(lost, failed(2.0))
+    assert not explained(lost, failed(9.1 + AFTERMATH_SECONDS, "critical"))
+    assert not explained(lost, failed(2.0, "critical", Whereabouts("east", "db2", "east")))
+
+
+def test_a_cut_line_excuses_what_must_cross_it_and_a_slow_one_nothing() -> None:
+    cut = Fault(kind="link_cut", victim="line", struck=1.0)
+    slow = Fault(kind="link_slow", victim="line", struck=1.0)
+    assert explained(cut, failed(2.0, "max_staleness", ACROSS))
+    assert not explained(cut, failed(2.0, "max_staleness", HERE))
+    assert not explained(cut, failed(2.0, "plain", ACROSS))
+    assert not explained(slow, failed(2.0, "critical", ACROSS))
+
+
+def test_other_faults_excuse_nothing() -> None:
+    gone = Fault(kind="follower_kill", victim="east-follower-1a", struck=1.0)
+    assert not explained(gone, failed(2.0, "critical"))
+    assert not explained(gone, failed(2.0, attached=True))
 
 
 def test_a_read_that_began_before_a_fault_was_healed_met_it() -> None:
@@ -106,8 +136,19 @@ def test_a_read_that_began_before_a_fault_was_healed_met_it() -> None:
     fault = record.strike("follower_kill", "east-follower-1a")
     began = record.now()
     record.healed(fault)
-    record.failed_read(FailedRead.of(StaleRead(""), began, "object", "plain", "east/tier-1", attached=False))
-    later = FailedRead.of(StaleRead(""), record.now() + 1, "object", "plain", "east/tier-1", attached=False)
-    record.failed_read(later)
+    record.failed_read(failed(began))
+    record.failed_read(failed(record.now() + 1))
     assert [each.fault for each in record.failed] == ["follower_kill", ""]
     assert (record.failed_reads, record.failed_in_single, record.unexplained) == (2, 1, 2)
+
+
+def test_a_slow_read_that_meets_one_fault_after_the_other_has_met_single_ones() -> None:
+    record = Record()
+    began = record.now()
+    record.healed(record.strike("follower_kill", "east-follower-1a"))
+    record.strike("tailer_kill", "east-tailer")
+    record.failed_read(failed(began))
+    assert record.failed_in_single == 1
+    record.strike("leader_kill", "east-leader-1")
+    record.failed_read(failed(record.now()))
+    assert record.failed_in_single == 1
