@@ -27,6 +27,7 @@ from tao.topology.document import parse_topology
 _BETWEEN: Final = (MASTER, REMOTE)
 _SLOW_RTT_MS: Final = 400.0
 """Of a line that is sick: seven times around what it was."""
+_FALTERS_SECONDS: Final = 0.2
 _LOOK_SECONDS: Final = 0.1
 _PROMOTION_SECONDS: Final = 60.0
 """For a lost master to be replaced: eight seconds, and much patience with a busy machine."""
@@ -108,6 +109,31 @@ async def _stopped(harm: Harm, victim: Callable[[Harm], str]) -> AsyncIterator[s
         yield name
     finally:
         identity.signal(signal.SIGCONT)
+
+
+@asynccontextmanager
+async def _slowed(harm: Harm, victim: Callable[[Harm], str]) -> AsyncIterator[str]:
+    """It runs a third of the time, in turns long enough to be felt by whoever waits and short enough to be alive: what
+    a disk that retries, or a neighbour that takes the machine, makes of a server."""
+    name = victim(harm)
+    identity = harm.identity(name)
+
+    async def falter() -> None:
+        try:
+            while True:
+                identity.signal(signal.SIGSTOP)
+                await asyncio.sleep(_FALTERS_SECONDS)
+                identity.signal(signal.SIGCONT)
+                await asyncio.sleep(_FALTERS_SECONDS / 2)
+        finally:
+            identity.signal(signal.SIGCONT)
+
+    faltering = asyncio.create_task(falter())
+    try:
+        yield name
+    finally:
+        faltering.cancel()
+        await asyncio.gather(faltering, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -201,6 +227,8 @@ def all_faults() -> dict[str, Fault]:
         "watcher_kill": partial(_killed, victim=of(Role.WATCHER)),
         "replica_kill": partial(_killed, victim=Harm.replica),
         "replica_stop": partial(_stopped, victim=Harm.replica),
+        "replica_slow": partial(_slowed, victim=Harm.replica),
+        "master_slow": partial(_slowed, victim=lambda harm: harm.master()[1]),
         "master_kill": partial(_master_lost, stopped=False),
         "master_stop": partial(_master_lost, stopped=True),
         "link_cut": partial(_line, silent=False),
