@@ -156,9 +156,10 @@ class Pool:
         try:
             return await open_session(self._account, self._server, self._setup, deadline=connect_by)
         except ConnectionLost as error:
-            # Refused, or not answered although there was time: not so when the caller had hardly any.
-            if loop.time() < connect_by or connect_by < deadline:
-                self._health.failed(error.message)
+            if loop.time() < connect_by:
+                self._health.refused(error.message)
+            elif connect_by < deadline:  # else the caller had hardly any time, which says nothing of the server
+                self._health.not_connected(error.message)
             raise
 
     async def _probe(self, deadline: float) -> None:

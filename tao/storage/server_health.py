@@ -1,8 +1,9 @@
 """Whether a database server answers: fed by what goes on at a pool, and by probes of its own (DESIGN.md §9).
 
 A server that refuses connections is down at once. One that is silent is only suspected - its statements may wait for a
-lock, and other tables' must not suffer for that - until a connection of its own is not answered either. While it is
-down nobody is sent to it; probes, one at a time, find out when it is back.
+lock, and other tables' must not suffer for that - until a connection of its own is not answered either. So is one that
+lets a connection wait while it answers on others: what is under way there may be in COMMIT, and would be cut. While it
+is down nobody is sent to it; probes, one at a time, find out when it is back.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ class ServerHealth:
         self._detector: Final = FailureDetector(settings.detector, self._loop.time(), random.random)
         self._under_way = 0
         self._heard_at = 0.0
+        self._answered_at = float("-inf")
         self._look_timer: asyncio.TimerHandle | None = None
         self._probing: asyncio.Task[None] | None = None
 
@@ -83,14 +85,23 @@ class ServerHealth:
 
     def answered(self) -> None:
         """The server has answered, whatever it has said."""
-        self._heard_at = self._loop.time()
+        self._heard_at = self._answered_at = self._loop.time()
         self._detector.answered(0.0, self._heard_at)
 
-    def failed(self, reason: str) -> None:
-        """A connection could not be had."""
+    def refused(self, reason: str) -> None:
+        """A connection was refused, or broke while it was made."""
         was_down = self._detector.is_down
         self._detector.failed(self._loop.time(), reason)
         self._follow(was_down)
+
+    def not_connected(self, reason: str) -> None:
+        """A connection was not made in time. Two lost packets do that, too: of a server that has just answered others
+        it is no word yet, and a probe asks."""
+        if self._loop.time() - self._answered_at >= self._settings.silence_seconds:
+            self.refused(reason)
+        else:
+            self._detector.suspect(self._loop.time(), reason)
+            self._follow(self._detector.is_down)
 
     async def close(self) -> None:
         """Ask no more."""

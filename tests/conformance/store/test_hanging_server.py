@@ -20,11 +20,13 @@ pytestmark = pytest.mark.database
 
 
 class Stall:
-    """A proxy to the server through which nothing passes while ``is_open`` is cleared."""
+    """A proxy to the server through which nothing passes while ``is_open`` is cleared, and new connections come to
+    nothing unless it ``lets_in``."""
 
     def __init__(self) -> None:
         self.is_open = asyncio.Event()
         self.is_open.set()
+        self.lets_in = True
         self.connections = 0
 
     @asynccontextmanager
@@ -43,6 +45,10 @@ class Stall:
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             self.connections += 1
+            if not self.lets_in:
+                await reader.read()
+                writer.close()
+                return
             to_reader, to_writer = await asyncio.open_connection("127.0.0.1", server_port)
             for one in (pump(reader, to_writer), pump(to_reader, writer)):
                 tasks.add(asyncio.create_task(one))
@@ -93,6 +99,26 @@ async def test_of_a_server_that_hangs_everybody_learns_early_and_few_ask_it_unti
                 await asyncio.sleep(0.01)
         assert await ask() == [[(1,)]]
         assert {name: standing.transitions for name, standing in pools.standings().items()} == {SERVER: 2}
+
+
+async def test_a_connection_that_comes_too_late_cuts_none_that_is_in_use(
+    migrated: DatabaseInstance, make_pools: MakePools
+) -> None:
+    """A database answers on the connections it has; one more is lost on the way. What is in COMMIT stays so."""
+    stall = Stall()
+    health = HealthSettings(silence_seconds=600.0, detector=DetectorSettings(failures_until_down=1))
+    async with stall.proxy(migrated.port) as port:
+        pool = make_pools(writes=False, port=port, settings=PoolSettings(connect_seconds=1.0, health=health)).of(SERVER)
+        deadline = asyncio.get_running_loop().time() + 600
+        async with pool.session(deadline=deadline) as in_use:
+            async with pool.session(deadline=deadline) as other:
+                await other.run("SELECT 1", deadline=deadline)
+            stall.lets_in = False
+            async with pool.session(deadline=deadline):
+                with pytest.raises(ConnectionLost, match="in time"):
+                    async with pool.session(deadline=deadline):
+                        pass
+            assert await in_use.run("SELECT 2", deadline=deadline) == [[(2,)]]
 
 
 async def test_nobody_stands_in_a_line_that_is_longer_than_his_time(make_pools: MakePools) -> None:

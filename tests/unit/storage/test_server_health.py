@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ QUICK = HealthSettings(
     silence_seconds=0.01,
     detector=DetectorSettings(failures_until_down=1, first_probe_seconds=0.002, max_probe_seconds=0.01),
 )
+PATIENT = replace(QUICK, silence_seconds=600.0)
 
 
 class Server:
@@ -55,7 +57,7 @@ def state(server: Server) -> Health:
 
 async def test_a_refused_connection_closes_the_way_and_probes_open_it_again(server: Server) -> None:
     server.answer = ConnectionLost("refused")
-    server.health.failed("refused")
+    server.health.refused("refused")
     with pytest.raises(Unavailable, match="db-1 is down: refused"):
         server.health.check()
     await until(lambda: server.probes > 3)
@@ -83,8 +85,39 @@ async def test_silence_with_a_silent_probe_is_an_outage(server: Server) -> None:
     await until(lambda: state(server) is Health.UP)
 
 
+async def test_a_connection_that_comes_too_late_takes_nobody_down_who_has_just_answered_others(server: Server) -> None:
+    """Two lost packets: the commits under way on other connections must not be cut for them."""
+    health = ServerHealth("db-1", PATIENT, server.probe, server.went_down)
+    health.began()
+    health.answered()
+    health.not_connected("did not answer in time")
+    health.check()
+    await until(lambda: health.standing.health is Health.UP)
+    assert (server.probes > 0, server.downs) == (True, 0)
+    health.ended()
+    await health.close()
+
+
+async def test_a_connection_that_comes_too_late_is_an_outage_when_nobody_is_answered(server: Server) -> None:
+    server.answer = ConnectionLost("did not answer in time")
+    server.health.began()
+    server.health.not_connected("did not answer in time")
+    with pytest.raises(Unavailable, match="did not answer in time"):
+        server.health.check()
+    server.health.ended()
+
+
+async def test_a_suspect_that_neither_answers_nor_lets_in_is_down(server: Server) -> None:
+    health = ServerHealth("db-1", PATIENT, server.probe, server.went_down)
+    server.answer = ConnectionLost("did not answer in time")
+    health.answered()
+    health.not_connected("did not answer in time")
+    await until(lambda: server.downs == 1)
+    await health.close()
+
+
 async def test_a_server_that_will_not_have_us_is_there(server: Server) -> None:
-    server.health.failed("refused")
+    server.health.refused("refused")
     server.answer = OperatorError("access denied")
     await until(lambda: state(server) is Health.UP)
 
