@@ -1,4 +1,4 @@
-"""Simulate for as long as one likes: ``python -m tests.sim --seeds N [--start S] [--minutes M]``.
+"""Simulate for as long as one likes: ``python -m tests.sim --seeds N [--start S] [--minutes M] [--jobs J]``.
 
 Every seed is a plan of its own. One that breaks an invariant is printed, made small, printed again with what happened
 last, and kept as a file that ``--plan FILE`` plays again; the exit status is 1 then. ``--variants`` breaks the product
@@ -8,17 +8,20 @@ on purpose instead, and fails when that is not noticed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.sim.plans import ACT_SECONDS, Fault, Op, Plan, make_plan
+from tests.sim.plans import MEAN_ACT_SECONDS, Fault, Op, Plan, make_plan, tempo_of
 from tests.sim.runs import Outcome, run
 from tests.sim.shrinking import shrink
 from tests.sim.variants import VARIANTS, find
@@ -32,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds (%(default)s)")
     parser.add_argument("--start", type=int, default=0, help="the first seed (%(default)s)")
-    parser.add_argument("--minutes", type=float, default=6.0, help="simulated minutes of each (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=20.0, help="simulated, of each on average (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=1, help="processes that play seeds side by side (%(default)s)")
     parser.add_argument("--seconds", type=float, default=math.inf, help="of real time, after which no seed is begun")
     parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--plan", type=Path, help="play this plan, which a failure has left, and show what happens")
@@ -49,15 +53,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _sweep(chosen: argparse.Namespace) -> int:
-    acts = max(1, math.ceil(chosen.minutes * 60 / ACT_SECONDS))
     began = time.monotonic()
     played, failed, minutes, cpu_seconds = 0, 0, 0.0, 0.0
     results: Counter[str] = Counter()
     looked_at: Counter[str] = Counter()
-    for seed in range(chosen.start, chosen.start + chosen.seeds):
-        if time.monotonic() - began > chosen.seconds:
-            break
-        outcome = run(make_plan(seed, acts))
+    for seed, outcome in _outcomes(chosen, began + chosen.seconds):
         played += 1
         minutes += outcome.simulated_seconds / 60
         cpu_seconds += outcome.cpu_seconds
@@ -77,6 +77,33 @@ def _sweep(chosen: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
+def _outcomes(chosen: argparse.Namespace, until: float) -> Iterator[tuple[int, Outcome]]:
+    """By seed, in their order."""
+    # Of all seeds alike: those that have quiet stretches are longer.
+    acts = max(1, round(chosen.minutes * 60 / MEAN_ACT_SECONDS))
+    all_seeds = range(chosen.start, chosen.start + chosen.seeds)
+    seeds = itertools.takewhile(lambda _: time.monotonic() <= until, all_seeds)
+    if chosen.jobs == 1:
+        for seed in seeds:
+            yield seed, _play(seed, acts)
+        return
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        under_way: deque[tuple[int, Future[Outcome]]] = deque()
+        try:
+            for seed in itertools.chain(seeds, [None] * 2 * chosen.jobs):
+                if seed is not None:
+                    under_way.append((seed, pool.submit(_play, seed, acts)))
+                if under_way and (seed is None or len(under_way) > 2 * chosen.jobs):
+                    played, outcome = under_way.popleft()
+                    yield played, outcome.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _play(seed: int, acts: int) -> Outcome:
+    return run(make_plan(seed, acts, tempo=tempo_of(seed)))
+
+
 def _report(seed: int, outcome: Outcome, folder: Path) -> None:
     _say(f"seed {seed}: {outcome.violation}")
     small = shrink(outcome, run)
@@ -89,7 +116,7 @@ def _report(seed: int, outcome: Outcome, folder: Path) -> None:
 
 def _show(outcome: Outcome) -> None:
     plan = outcome.plan
-    _say(str(plan.shape))
+    _say(f"{plan.shape}, {plan.tempo}")
     happenings: list[Fault | Op] = [*plan.faults, *plan.ops]
     for each in sorted(happenings, key=lambda what: what.at):
         _say(f"  {each}")

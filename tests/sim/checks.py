@@ -40,8 +40,12 @@ class Violation(Exception):
     """An invariant did not hold. ``invariant``: its number in DESIGN.md §15, or a word."""
 
     def __init__(self, invariant: str, text: str) -> None:
-        super().__init__(f"invariant {invariant}: {text}")
+        super().__init__(invariant, text)
         self.invariant = invariant
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"invariant {self.invariant}: {self.text}"
 
 
 CLOCKS_DIFFER_SECONDS: Final = 0.75

@@ -32,7 +32,7 @@ from tests.sim.plans import EDGE_TYPES, KEYS, Op
 
 _KEPT_TOKENS: Final = 40
 _STALENESS_MS: Final = (2_000, 15_000, 40_000)
-"""Of which the heartbeats (`tests.sim.roles`) meet one hardly ever, one now and then and one nearly always."""
+"""At the pace of 1. The heartbeats (`tests.sim.roles`) meet one hardly ever, one now and then and one nearly always."""
 _CHANGED_TYPES: Final = {"likes": "follows", "follows": "likes", "comment": "likes", "friend": "likes"}
 
 
@@ -84,12 +84,13 @@ class WatchedGraph(Graph):
 class Client:
     """One SDK process."""
 
-    def __init__(self, process: Process, tier: str, shards: int, *, attaches: bool) -> None:
+    def __init__(self, process: Process, tier: str, shards: int, pace: float, *, attaches: bool) -> None:
         self.process: Final = process
         self.tier: Final = tier
         self.attaches: Final = attaches
         self.graph: WatchedGraph | None = None
         self._shards: Final = shards
+        self._pace: Final = pace
         self._made: list[int] = []
         self._writes = 0
 
@@ -125,7 +126,7 @@ class Client:
         self._writes += 1
         # Every value is written once, so that a content tells its write.
         unique = f"{self.process.name} {self._writes} {op.at:.3f}"
-        how = _how(op, ListKey(one, graph.schema.atype(op.atype).number), tokens)
+        how = _how(op, ListKey(one, graph.schema.atype(op.atype).number), tokens, self._pace)
         match op.kind:
             case "obj_add":
                 self._made = [*self._made[-5:], await graph.obj_add("user", {"name": unique}, near=one)]
@@ -216,13 +217,13 @@ class Client:
         return ""
 
 
-def _how(op: Op, key: ListKey, tokens: list[WriteToken]) -> dict[str, Any]:
+def _how(op: Op, key: ListKey, tokens: list[WriteToken], pace: float) -> dict[str, Any]:
     """How a read is asked. ``key``: what it is about. Any: the read options, by name."""
     match op.how:
         case "critical":
             return {"critical": True}
         case "stale":
-            return {"max_staleness_ms": _STALENESS_MS[op.value % len(_STALENESS_MS)]}
+            return {"max_staleness_ms": round(pace * _STALENESS_MS[op.value % len(_STALENESS_MS)])}
         case "token" if tokens:
             # One that is about the key, where there is one: the others ask for nothing.
             about = [each for each in tokens if _names(each, key)] or tokens

@@ -13,12 +13,11 @@ from typing import Final
 
 import msgspec
 
-BUSY_SECONDS: Final = 120.0
-CALM_SECONDS: Final = 90.0
-"""Above what mending takes: a session that waits for its silence, repair's age of an intent, and several retries."""
+EPISODE_SECONDS: Final = 40.0
+EPISODES: Final = 3
+"""Of an act: in each of them things happen close together."""
 LOOK_SECONDS: Final = 5.0
 """At the beginning of an act, for looking at what the one before has left."""
-ACT_SECONDS: Final = BUSY_SECONDS + CALM_SECONDS
 KEYS: Final = 12
 """Objects that the operations are about."""
 
@@ -32,6 +31,33 @@ _MANY: Final = 0.15
 _HOW: Final = ("", "token", "tokens", "critical", "stale")
 _HOW_WEIGHTS: Final = (10, 4, 1, 3, 3)
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
+
+
+class Tempo(msgspec.Struct, frozen=True):
+    """How an act fills its time. It has as many operations and faults at any tempo; in the quiet stretches between its
+    episodes floors are forgotten and back-offs end, and caches become equal or cannot yet."""
+
+    quiet_seconds: float = 0.0
+    """Between two episodes."""
+    calm_seconds: float = 90.0
+    """Above what mending takes: a session that waits for its silence, an intent's age for repair, and several retries
+    at the run's pace."""
+    pace: float = 1.0
+    """Times the seconds between periodic jobs that `tests.sim.roles` has."""
+
+    @property
+    def busy_seconds(self) -> float:
+        """Until everything is mended."""
+        return EPISODES * EPISODE_SECONDS + (EPISODES - 1) * self.quiet_seconds
+
+    @property
+    def act_seconds(self) -> float:
+        return self.busy_seconds + self.calm_seconds
+
+    def when(self, rng: random.Random, until_end: float = 0.0) -> float:
+        """A moment in an episode, in seconds since the act began; ``until_end``: at least, of them all."""
+        seconds = rng.uniform(LOOK_SECONDS, EPISODES * EPISODE_SECONDS - until_end)
+        return seconds + min(EPISODES - 1, seconds // EPISODE_SECONDS) * self.quiet_seconds
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -79,12 +105,21 @@ class Plan(msgspec.Struct, frozen=True):
     shape: Shape
     ops: tuple[Op, ...]
     faults: tuple[Fault, ...]
-
-    @property
-    def minutes(self) -> float:
-        return self.acts * ACT_SECONDS / 60
+    tempo: Tempo = Tempo()
 
 
+TEMPOS: Final = (
+    Tempo(),
+    Tempo(120.0, 180.0, pace=3.0),
+    Tempo(240.0, 300.0, pace=5.0),
+    Tempo(540.0, 360.0, pace=8.0),
+    Tempo(),
+    Tempo(120.0, 180.0, pace=3.0),
+    Tempo(240.0, 300.0, pace=5.0),
+    Tempo(pace=0.5),
+)
+"""Jobs that come often are most of what happens: where they do, time is short."""
+MEAN_ACT_SECONDS: Final = sum(each.act_seconds for each in TEMPOS) / len(TEMPOS)
 FAULT_WEIGHTS: Final = {
     "kill": 4,
     "pause": 3,
@@ -122,7 +157,18 @@ _MASTERS: Final = ("promotion", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone")
 
 
-def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[str, int] | None = None) -> Plan:
+def tempo_of(seed: int) -> Tempo:
+    """One of them all, in turn."""
+    return TEMPOS[seed % len(TEMPOS)]
+
+
+def make_plan(
+    seed: int,
+    acts: int,
+    shape: Shape | None = None,
+    kinds: Mapping[str, int] | None = None,
+    tempo: Tempo = Tempo(),  # noqa: B008 - it cannot be changed
+) -> Plan:
     """The plan of a seed. ``kinds``: faults and their weights, when not all."""
     rng = random.Random(seed)
     shape = shape or rng.choice(
@@ -139,30 +185,31 @@ def make_plan(seed: int, acts: int, shape: Shape | None = None, kinds: Mapping[s
     ops: list[Op] = []
     faults: list[Fault] = []
     for act in range(acts):
-        begin = act * ACT_SECONDS
+        begin = act * tempo.act_seconds
         for _ in range(rng.randint(6, 10)):
-            ops += _burst(rng, begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS - 5.0), shape)
+            ops += _burst(rng, begin + tempo.when(rng, until_end=5.0), shape)
         for _ in range(rng.randint(0, 6) if weights else 0):
             kind = rng.choices(list(weights), list(weights.values()))[0]
-            at, pick = begin + rng.uniform(LOOK_SECONDS, BUSY_SECONDS), rng.randrange(1000)
+            at, pick = begin + tempo.when(rng), rng.randrange(1000)
             if rng.random() < 0.7:
                 # Most hit in the middle of something, and those about a shard the one that it is about.
                 near = rng.choice(ops)
                 at = near.at + rng.uniform(-0.05, 0.3)
                 pick = near.one if kind in _OF_SHARDS else pick
-            if begin + LOOK_SECONDS <= at < begin + BUSY_SECONDS:
-                faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng)))
+            if begin + LOOK_SECONDS <= at < begin + tempo.busy_seconds:
+                faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo)))
                 if kind in _WHILE_WRITING:
                     ops += _burst(rng, at, shape)
                 if kind in _MASTERS:
                     ops += _token_reads(rng, at, shape)
-    return Plan(
-        seed, acts, shape, tuple(sorted(ops, key=lambda op: op.at)), tuple(sorted(faults, key=lambda each: each.at))
-    )
+    ops.sort(key=lambda op: op.at)
+    faults.sort(key=lambda fault: fault.at)
+    return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
 
 
-def _seconds(rng: random.Random) -> float:
-    return rng.choice([rng.uniform(0.05, 0.5), rng.uniform(0.5, 5.0), rng.uniform(5.0, 40.0)])
+def _seconds(rng: random.Random, tempo: Tempo) -> float:
+    longest = tempo.busy_seconds / 3
+    return rng.choice([rng.uniform(0.05, 0.5), rng.uniform(0.5, 5.0), rng.uniform(5.0, longest)])
 
 
 def _burst(rng: random.Random, at: float, shape: Shape) -> list[Op]:

@@ -18,7 +18,7 @@ from tao.model.tokens import WriteToken
 from tests.sim.checks import Violation
 from tests.sim.faults import Faults
 from tests.sim.loop import CURRENT, SimLoop
-from tests.sim.plans import ACT_SECONDS, BUSY_SECONDS, Op, Plan
+from tests.sim.plans import Op, Plan
 from tests.sim.substitutes import substituted
 from tests.sim.world import World
 
@@ -77,7 +77,7 @@ class _Player:
     def __init__(self, loop: SimLoop, plan: Plan) -> None:
         self._loop: Final = loop
         self._plan: Final = plan
-        self.world: Final = World(loop, plan.seed, plan.shape, self._found)
+        self.world: Final = World(loop, plan, self._found)
         self.violation: Violation | None = None
         self.digest = ""
         self.ended_at = 0.0
@@ -120,9 +120,9 @@ class _Player:
         for fault in plan.faults:
             self._loop.call_at(origin + fault.at, faults.begin, fault)
         for act in range(plan.acts):
-            await self._until(origin + act * ACT_SECONDS + BUSY_SECONDS)
+            await self._until(origin + act * plan.tempo.act_seconds + plan.tempo.busy_seconds)
             faults.mend()
-            await self._until(origin + (act + 1) * ACT_SECONDS)
+            await self._until(origin + (act + 1) * plan.tempo.act_seconds)
             await self._check_calm()
 
     async def _until(self, when: float) -> None:

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from tests.sim.plans import ACT_SECONDS, Plan
+from tests.sim.plans import Plan
 from tests.sim.runs import Outcome
 
 Item = TypeVar("Item")
@@ -34,7 +34,7 @@ def shrink(failed: Outcome, run: Callable[[Plan], Outcome], most_runs: int = MOS
         return True
 
     # Acts after the one that failed have not been played.
-    acts = min(failed.plan.acts, int(failed.simulated_seconds // ACT_SECONDS) + 1)
+    acts = min(failed.plan.acts, int(failed.simulated_seconds // failed.plan.tempo.act_seconds) + 1)
     still_fails(_with(failed.plan, failed.plan.ops, failed.plan.faults, acts))
     _fewer(best.plan.faults, lambda faults: still_fails(_with(best.plan, best.plan.ops, faults)))
     _fewer(best.plan.ops, lambda ops: still_fails(_with(best.plan, ops, best.plan.faults)))

@@ -36,6 +36,7 @@ from tao.schema.registry import Schema
 from tao.serving.faces import Faces
 from tao.serving.housekeeping import keep_house
 from tao.serving.schema_file import SchemaFile
+from tao.serving.stall_guard import StallGuard
 from tao.storage.gtid import MariadbPosition
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
@@ -54,6 +55,7 @@ from tests.sim.database import unix_ms
 from tests.sim.disks import Machine, SimSpool
 from tests.sim.loop import CURRENT, Process
 from tests.sim.network import SESSION, Listener, Network
+from tests.sim.pauses import SimStallGuard
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
 
 _PACKAGES: Final = (
@@ -64,7 +66,7 @@ _PACKAGES: Final = (
 """The last ones for the operator's commands, which import what they need when they run: modules that were not loaded
 before would keep the substitutes for ever."""
 HOUSE_SECONDS: Final = 15.0
-"""Between two rounds of housekeeping: the product's tenth of a second would be most of what happens."""
+"""Between two rounds of housekeeping, times the pace: the product's tenth of a second would be most of what happens."""
 
 
 class Outside(Databases, Machine, Protocol):
@@ -93,6 +95,9 @@ class Outside(Databases, Machine, Protocol):
 
     @property
     def clock_skew_ms(self) -> dict[str, int]: ...
+
+    @property
+    def pace(self) -> float: ...
 
 
 class SimClock:
@@ -313,10 +318,10 @@ class SimBinlogReader:
             await asyncio.sleep(1.0)
 
 
-async def keep_house_seldom(cache: GraphCache, clock: Clock) -> None:
+async def keep_house_seldom(seconds: float, cache: GraphCache, clock: Clock) -> None:
     """In the place of `tao.serving.housekeeping.keep_house`."""
     while True:
-        await asyncio.sleep(HOUSE_SECONDS)
+        await asyncio.sleep(seconds)
         while cache.reclaim_step():
             pass
         cache.forget_old_floors(clock.monotonic())
@@ -365,8 +370,9 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(os, SimpleNamespace(getpid=lambda: 1)),
         Substitution(CacheSettings, cache_settings),
         Substitution(LinkSettings, partial(LinkSettings, session=SESSION)),
-        Substitution(keep_house, keep_house_seldom),
+        Substitution(keep_house, partial(keep_house_seldom, HOUSE_SECONDS * world.pace)),
         Substitution(Ring, ring_of),
+        Substitution(StallGuard, SimStallGuard),
     ]
 
 

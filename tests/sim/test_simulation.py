@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -15,12 +17,13 @@ from tests.sim import __main__ as command
 from tests.sim.checks import Violation
 from tests.sim.loop import Process, SimLoop, SimulationStuck
 from tests.sim.plans import (
-    ACT_SECONDS,
+    EPISODE_SECONDS,
     FAULT_WEIGHTS,
     MANY_READS,
     MANY_WRITES,
     PLANNED,
     READS,
+    TEMPOS,
     WRITES,
     Fault,
     Shape,
@@ -31,7 +34,7 @@ from tests.sim.shrinking import shrink
 from tests.sim.variants import VARIANTS, find
 
 SWEEP_SEEDS = 150
-"""Of seven simulated minutes each in a test run, a thousand in all; `python -m tests.sim` goes on for longer."""
+"""Of two acts each in a test run, three thousand simulated minutes in all; `python -m tests.sim` goes on for longer."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
     "from tests.sim.plans import make_plan\n"
@@ -42,7 +45,7 @@ _DIGESTS = (
 
 @pytest.mark.timeout(1800)
 def test_no_seed_breaks_an_invariant(tmp_path: Path) -> None:
-    sweep = [sys.executable, "-m", "tests.sim", "--seeds", str(SWEEP_SEEDS), "--minutes", "7"]
+    sweep = [sys.executable, "-m", "tests.sim", "--seeds", str(SWEEP_SEEDS), "--minutes", "20"]
     done = subprocess.run([*sweep, "--keep", str(tmp_path)], cwd=_ROOT, capture_output=True, text=True, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -93,7 +96,7 @@ def test_a_failing_seed_is_printed_kept_and_played_again_exactly(
     variant = next(each for each in VARIANTS if each.name == "checkpoint before acknowledgement")
     failed, seeds = find(variant)
     assert failed is not None
-    monkeypatch.setattr(command, "make_plan", lambda *_: failed.plan)
+    monkeypatch.setattr(command, "make_plan", lambda *_, **__: failed.plan)
     with variant.broken():
         assert command.main(["--start", str(seeds - 1), "--seeds", "1", "--keep", str(tmp_path)]) == 1
         printed = capsys.readouterr().out
@@ -112,10 +115,11 @@ def test_what_holds_is_not_shrunk() -> None:
 
 
 def test_every_operation_succeeds_where_nothing_fails() -> None:
-    outcome = run(make_plan(3, 2, kinds={}))
+    plan = make_plan(3, 2, kinds={})
+    outcome = run(plan)
     assert outcome.violation is None
     assert outcome.results["done"]
-    assert outcome.simulated_seconds > 2 * ACT_SECONDS
+    assert outcome.simulated_seconds > 2 * plan.tempo.act_seconds
     assert all(outcome.looked_at[what] for what in ("entries", "answers", "writes", "commits"))
 
 
@@ -138,12 +142,37 @@ def test_an_operator_clones_and_restarts_to_the_end() -> None:
     assert not any("ERROR" in each or "waiting" in each for each in told), told
 
 
+def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--seeds", "5", "--start", "3", "--minutes", "1", "--keep", str(tmp_path)]
+    assert command.main(arguments) == 0
+    first, *alone = capsys.readouterr().out.splitlines()
+    assert command.main([*arguments, "--jobs", "2"]) == 0
+    again, *side_by_side = capsys.readouterr().out.splitlines()
+    assert side_by_side == alone
+    # All but what it says of the CPU.
+    assert again.rpartition(",")[0] == first.rpartition(",")[0]
+
+
 def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     plans = [make_plan(seed, 2) for seed in range(150)]
     ops = [op for plan in plans for op in plan.ops]
     assert {op.kind for op in ops} == {*READS, *WRITES, *MANY_READS, *MANY_WRITES}
     assert {op.how for op in ops} == {"", "critical", "stale", "token", "tokens"}
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
+
+
+def test_a_tempo_leaves_nothing_out_and_has_its_quiet_stretches() -> None:
+    for seed in range(30):
+        dense = make_plan(seed, 2)
+        for tempo in {*TEMPOS}:
+            plan = make_plan(seed, 2, tempo=tempo)
+            assert Counter(op.kind for op in plan.ops) == Counter(op.kind for op in dense.ops)
+            assert Counter(fault.kind for fault in plan.faults) == Counter(fault.kind for fault in dense.faults)
+            for at in (*(op.at for op in plan.ops), *(fault.at for fault in plan.faults)):
+                in_act = at % tempo.act_seconds
+                # What belongs to a fault goes on for a few seconds after its episode.
+                assert in_act % (EPISODE_SECONDS + tempo.quiet_seconds) < EPISODE_SECONDS + 15.0
+                assert in_act < tempo.busy_seconds + 15.0
 
 
 # ---- the loop ------------------------------------------------------------------------------------------------------
@@ -226,5 +255,6 @@ def test_a_circle_in_which_no_time_passes_is_an_error() -> None:
     loop.close()
 
 
-def test_a_violation_names_its_invariant() -> None:
-    assert str(Violation("4", "a version fell")) == "invariant 4: a version fell"
+def test_a_violation_names_its_invariant_also_when_it_comes_from_another_process() -> None:
+    for violation in (found := Violation("4", "a version fell"), pickle.loads(pickle.dumps(found))):
+        assert (violation.invariant, str(violation)) == ("4", "invariant 4: a version fell")

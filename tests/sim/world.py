@@ -32,7 +32,7 @@ from tests.sim.database import DatabaseServer
 from tests.sim.disks import SpoolFile
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
-from tests.sim.plans import Shape
+from tests.sim.plans import Plan
 from tests.sim.roles import follower_settings, leader_settings, tailer_settings
 from tests.sim.rows import Past
 from tests.sim.stores import roll_back_all_of
@@ -94,9 +94,11 @@ class ProcessLog:
 class World:
     """See the head of the module. Implements `tests.sim.substitutes.Outside`."""
 
-    def __init__(self, loop: SimLoop, seed: int, shape: Shape, found: Callable[[Violation], None]) -> None:
+    def __init__(self, loop: SimLoop, plan: Plan, found: Callable[[Violation], None]) -> None:
+        seed, shape = plan.seed, plan.shape
         self.loop: Final = loop
         self.shape: Final = shape
+        self.pace: Final = plan.tempo.pace
         self.random: Final = random.Random(seed ^ 0x5EED)
         self.trace: Final = Trace(loop)
         self.network: Final = Network(loop, seed ^ 0x0E7, self.trace.note)
@@ -182,13 +184,12 @@ class World:
     def _role(self, name: str, role: str, region: str, log: Logger) -> Any:
         match role:
             case "leader":
-                return tao.leader.server.LeaderServer(leader_settings(name), log)
+                return tao.leader.server.LeaderServer(leader_settings(name, self.pace), log)
             case "follower":
-                return tao.follower.server.FollowerServer(
-                    follower_settings(name, reads_databases=self.shape.reads_databases), log
-                )
+                settings = follower_settings(name, self.pace, reads_databases=self.shape.reads_databases)
+                return tao.follower.server.FollowerServer(settings, log)
             case _:
-                return tao.tailer.server.TailerServer(tailer_settings(name, region), log)
+                return tao.tailer.server.TailerServer(tailer_settings(name, region, self.pace), log)
 
     def kill(self, name: str) -> None:
         """As SIGKILL does."""
@@ -312,4 +313,5 @@ class World:
             for number in range(self.shape.clients):
                 process = Process(f"client-{region.name}-{number}", region.name)
                 tier_name = region.followers[number % len(region.followers)].name
-                self.clients.append(Client(process, tier_name, self.shape.shards, attaches=number % 2 == 0))
+                attaches = number % 2 == 0
+                self.clients.append(Client(process, tier_name, self.shape.shards, self.pace, attaches=attaches))
