@@ -15,7 +15,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import MemberPage
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
-from tao.storage.session import Row
+from tao.storage.result_packets import Row
 
 _SHARD = 0
 _LIST = 1

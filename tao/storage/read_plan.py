@@ -23,7 +23,7 @@ from tao.model.graph import ABSENT, MAX_TIME, encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.storage.names import EdgeTables, schema_name
-from tao.storage.session import Row
+from tao.storage.result_packets import Row
 
 _EPOCH: Final = 0
 _OBJECT: Final = 1

@@ -16,7 +16,7 @@ from tao.model.rows import ListRow, ObjectRow
 from tao.storage.failures import ConnectionLost
 from tao.storage.names import check_edge_table, schema_name
 from tao.storage.pools import Pools
-from tao.storage.session import Row
+from tao.storage.result_packets import Row
 
 FIRST_LIST: Final = ListKey(0, 0)
 """Before every list."""

@@ -7,9 +7,10 @@ the server would still send belongs to nobody. A statement that the server refus
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Any, Final
 
 import aiomysql
@@ -17,9 +18,8 @@ import aiomysql
 from tao.model.errors import DeadlineExceeded, TaoError
 from tao.storage.dialect import Dialect, SessionSetup, dialect_of
 from tao.storage.failures import ConnectionLost, translate
-
-Row = tuple[Any, ...]
-"""A row as the driver decodes it: int, bytes, str or None by column, which no type checker can know."""
+from tao.storage.result_packets import Row
+from tao.storage.server_connection import ServerConnection
 
 _ROWS_PER_TURN: Final = 256
 """Rows converted before the loop gets its turn: about a millisecond (6,000 in one go hold it for 17)."""
@@ -41,41 +41,60 @@ class ServerAccount:
         return self.socket or f"{self.host}:{self.port}"
 
 
-# Both pass over warnings: a SHOW WARNINGS between the results of one packet would break the protocol, and strict mode
-# has made errors of those that matter.
-class _BufferedCursor(aiomysql.Cursor):  # type: ignore[misc]  # aiomysql has no types
-    async def _show_warnings(self, conn: object) -> None:
-        return
+class _Guard:
+    """Around all that a connection is used for: errors become ours, and after anything but a refusal by the server it
+    is closed."""
 
+    __slots__ = ("_connection", "_locking", "_server")
 
-class _StreamingCursor(aiomysql.SSCursor):  # type: ignore[misc]  # aiomysql has no types
-    """Rows come as they are asked for; of the first result only, which is why `Session.run` is another method."""
+    def __init__(self, connection: ServerConnection, server: str, locking: bool) -> None:
+        self._connection = connection
+        self._server = server
+        self._locking = locking
 
-    async def _show_warnings(self, conn: object) -> None:
-        return
+    def __enter__(self) -> None:
+        if not self._connection.is_open:
+            raise ConnectionLost(f"database server {self._server}: the connection is closed")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        if isinstance(error, TimeoutError):
+            self._connection.close()
+            raise DeadlineExceeded(f"database server {self._server}: no answer within the time allowed") from error
+        if not isinstance(error, Exception):
+            self._connection.close()
+            return
+        # Whatever the driver fails with when a connection goes under its hands: AttributeError of a stream that it has
+        # dropped, RuntimeError of uvloop's transport. Its state is unknown then, and nobody may use it again.
+        failure = translate(error, self._server, locking=self._locking)
+        if isinstance(failure, ConnectionLost):
+            self._connection.close()
+        raise failure from error
 
 
 class Session:
     """Made by `open_session`; used by one task at a time."""
 
-    __slots__ = ("_connection", "_locking", "_server", "dialect", "idle_since")
+    __slots__ = ("_connection", "_guard", "dialect", "idle_since")
 
-    def __init__(self, connection: Any, server: str, locking: bool) -> None:
-        self._connection = connection  # Any: aiomysql has no types
-        self._server = server
-        self._locking = locking
-        self.dialect: Dialect = dialect_of(connection.get_server_info())
+    def __init__(self, connection: ServerConnection, server: str, locking: bool) -> None:
+        self._connection = connection
+        self._guard = _Guard(connection, server, locking)
+        self.dialect: Dialect = dialect_of(connection.server_version)
         self.idle_since = 0.0
 
     @property
     def is_open(self) -> bool:
-        """False once the connection is closed, whoever closed it here."""
-        return not self._connection.closed
+        """False once the connection is closed, from either side."""
+        return self._connection.is_open
 
     @property
     def thread_id(self) -> int:
         """The server's number for the connection."""
-        return int(self._connection.thread_id())
+        return self._connection.thread_id
 
     def abort(self) -> None:
         """Close at once; the server rolls back what was open."""
@@ -85,7 +104,7 @@ class Session:
         """Say good-bye and close."""
         if self.is_open:
             try:
-                await self._connection.ensure_closed()
+                await self._connection.quit()
             except OSError:
                 self.abort()  # the peer was gone before us
 
@@ -95,67 +114,53 @@ class Session:
         For results of at most some thousand rows. Raises `DeadlineExceeded`, `ConnectionLost`, `ShardBlocked`, or
         another `TaoError` for what the server refused.
         """
-        async with self._guarded(deadline):
-            cursor = await self._connection.cursor(_BufferedCursor)
-            # An empty tuple would still have the driver look for percent signs, as it should: one rule for all.
-            await cursor.execute(sql, tuple(arguments))
-            results = [list(await cursor.fetchall() if cursor.description else ())]
-            while await cursor.nextset():
-                results.append(list(await cursor.fetchall() if cursor.description else ()))
-            return results
+        connection = self._connection
+        results: list[list[Row]] = []
+        with self._guard:
+            await connection.send(sql, arguments)
+            while not results or connection.has_next:
+                rows: list[Row] = []
+                if await connection.head(deadline):
+                    await connection.rows(rows, sys.maxsize, deadline)
+                results.append(rows)
+        return results
 
     async def named(self, sql: str, *, deadline: float) -> list[dict[str, Any]]:
         """The rows of one statement by column name: for SHOW, whose columns differ from version to version.
 
         Raises as `run` does. `Any`: see `Row`.
         """
-        async with self._guarded(deadline):
-            cursor = await self._connection.cursor(_BufferedCursor)
-            await cursor.execute(sql, ())
-            names = [column[0] for column in cursor.description or ()]
-            return [dict(zip(names, row, strict=True)) for row in await cursor.fetchall()]
+        connection = self._connection
+        rows: list[Row] = []
+        names: tuple[str, ...] = ()
+        with self._guard:
+            await connection.send(sql, ())
+            if await connection.head(deadline):
+                names = connection.column_names
+                await connection.rows(rows, sys.maxsize, deadline)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     async def stream(
         self, sql: str, arguments: Sequence[object], on_rows: Callable[[list[Row]], None], *, deadline: float
     ) -> None:
         """Hand out the rows of one SELECT in chunks; the loop gets a turn between them. Raises as `run` does."""
-        async with self._guarded(deadline):
-            cursor = await self._connection.cursor(_StreamingCursor)
-            await cursor.execute(sql, tuple(arguments))
-            rows = await cursor.fetchmany(_ROWS_PER_TURN)
+        connection = self._connection
+        rows: list[Row] = []
+        with self._guard:
+            await connection.send(sql, arguments)
+            is_at_end = not await connection.head(deadline) or await connection.rows(rows, _ROWS_PER_TURN, deadline)
         while True:
             try:
                 on_rows(rows)
-                if len(rows) < _ROWS_PER_TURN:
+                if is_at_end:
                     return
                 await asyncio.sleep(0)
             except BaseException:
                 self.abort()  # rows are left unread
                 raise
-            async with self._guarded(deadline):
-                rows = await cursor.fetchmany(_ROWS_PER_TURN)
-
-    @asynccontextmanager
-    async def _guarded(self, deadline: float) -> AsyncIterator[None]:
-        """Errors become ours; after anything but a refusal by the server the connection is closed."""
-        if not self.is_open:
-            raise ConnectionLost(f"database server {self._server}: the connection is closed")
-        try:
-            async with asyncio.timeout_at(deadline):
-                yield
-        except TimeoutError as error:
-            self.abort()
-            raise DeadlineExceeded(f"database server {self._server}: no answer within the time allowed") from error
-        except Exception as error:
-            # Whatever the driver fails with when a connection goes under its hands: AttributeError of a stream that it
-            # has dropped, RuntimeError of uvloop's transport. Its state is unknown then, and nobody may use it again.
-            failure = translate(error, self._server, locking=self._locking)
-            if isinstance(failure, ConnectionLost):
-                self.abort()
-            raise failure from error
-        except BaseException:
-            self.abort()
-            raise
+            rows = []
+            with self._guard:
+                is_at_end = await connection.rows(rows, _ROWS_PER_TURN, deadline)
 
 
 async def open_session(
@@ -176,7 +181,7 @@ async def open_session(
                 autocommit=None,
                 program_name="tao",
             )
-            session = Session(connection, server, setup.writes)
+            session = Session(ServerConnection(connection), server, setup.writes)
             await session.run(setup.statements(session.dialect), deadline=deadline)
             return session
     except TimeoutError as error:
@@ -187,7 +192,7 @@ async def open_session(
         if isinstance(error, DeadlineExceeded):
             raise ConnectionLost(error.message) from error
         raise
-    except Exception as error:  # as in `Session._guarded`
+    except Exception as error:  # as in `_Guard`
         _close(connection)
         raise translate(error, f"{server} at {account.address}", locking=False) from error
     except BaseException:

@@ -18,7 +18,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow, WriteKeys
 from tao.storage.dialect import Dialect
 from tao.storage.names import EdgeTables, schema_name
-from tao.storage.session import Row
+from tao.storage.result_packets import Row
 
 _OBJECT: Final = 0
 _LIST: Final = 1

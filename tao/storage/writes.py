@@ -22,7 +22,8 @@ from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pool, Pools
-from tao.storage.session import Row, Session
+from tao.storage.result_packets import Row
+from tao.storage.session import Session
 from tao.storage.write_statements import (
     StatementText,
     existing_rows,

@@ -20,7 +20,8 @@ from tao.storage.accounts import ServiceAccounts
 from tao.storage.dialect import SessionSetup
 from tao.storage.migrations import migrate
 from tao.storage.promotion import fence
-from tao.storage.session import Row, ServerAccount, Session, open_session
+from tao.storage.result_packets import Row
+from tao.storage.session import ServerAccount, Session, open_session
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
 from tao.watcher.locks import FileLocks

@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pymysql.err
 import pytest
 
 from tao.model.errors import OperatorError, Unavailable
 from tao.storage.failures import ConnectionLost, translate
-from tao.storage.session import Row, Session
+from tao.storage.result_packets import Row
+from tao.storage.server_connection import ServerConnection
+from tao.storage.session import Session
 
 
-class FakeCursor:
-    """Gives rows in chunks, and fails when told to."""
+class FailingConnection(ServerConnection):
+    """Fails when told to, else has 513 rows to give."""
 
-    description = (("a",),)
-
-    def __init__(self, failure: BaseException | None) -> None:
+    def __init__(self, failure: BaseException | None = None) -> None:
         self.failure = failure
-        self.chunks = [[(number,)] * 256 for number in range(2)] + [[(2,)]]
+        self.is_closed = False
+        self.left = 513
 
-    async def execute(self, sql: str, arguments: tuple[object, ...]) -> None:
+    @property
+    def is_open(self) -> bool:
+        return not self.is_closed
+
+    @property
+    def server_version(self) -> str:
+        return "10.11.6-MariaDB"
+
+    async def send(self, sql: str, arguments: Sequence[object]) -> None:
         if self.failure is not None:
             raise self.failure
 
-    async def fetchmany(self, size: int) -> list[tuple[int]]:
-        return self.chunks.pop(0)
+    async def head(self, deadline: float) -> bool:
+        return True
 
-
-class FakeConnection:
-    """As much of the driver's as a session uses."""
-
-    def __init__(self, failure: BaseException | None = None) -> None:
-        self.closed = False
-        self._cursor = FakeCursor(failure)
-
-    def get_server_info(self) -> str:
-        return "10.11.6-MariaDB"
-
-    async def cursor(self, kind: type) -> FakeCursor:
-        return self._cursor
+    async def rows(self, rows: list[Row], limit: int, deadline: float) -> bool:
+        rows.extend([(1,)] * min(limit, self.left))
+        self.left -= len(rows)
+        return not self.left
 
     def close(self) -> None:
-        self.closed = True
+        self.is_closed = True
 
 
 def soon() -> float:
@@ -61,39 +62,39 @@ def soon() -> float:
     ],
 )
 async def test_what_the_driver_fails_with_by_accident_is_a_lost_connection(failure: Exception) -> None:
-    connection = FakeConnection(failure)
+    connection = FailingConnection(failure)
     session = Session(connection, "db-1", locking=True)
     with pytest.raises(ConnectionLost, match="db-1"):
         await session.run("SELECT 1", deadline=soon())
-    assert connection.closed
+    assert connection.is_closed
     with pytest.raises(ConnectionLost):
         await session.run("SELECT 1", deadline=soon())
 
 
 async def test_what_the_server_refuses_leaves_the_connection_open() -> None:
-    connection = FakeConnection(pymysql.err.ProgrammingError(1146, "no such table"))
+    connection = FailingConnection(pymysql.err.ProgrammingError(1146, "no such table"))
     with pytest.raises(OperatorError):
         await Session(connection, "db-1", locking=False).run("SELECT 1", deadline=soon())
-    assert not connection.closed
+    assert not connection.is_closed
 
 
 async def test_rows_come_in_chunks_until_there_are_no_more() -> None:
     seen: list[int] = []
-    connection = FakeConnection()
+    connection = FailingConnection()
     await Session(connection, "db-1", locking=False).stream(
         "SELECT 1", (), lambda rows: seen.append(len(rows)), deadline=soon()
     )
-    assert (seen, connection.closed) == ([256, 256, 1], False)
+    assert (seen, connection.is_closed) == ([256, 256, 1], False)
 
 
 async def test_a_bug_of_whoever_takes_the_rows_stays_what_it_is_and_closes_the_connection() -> None:
     def take(rows: list[Row]) -> None:
         raise LookupError("a bug above the driver")
 
-    connection = FakeConnection()
+    connection = FailingConnection()
     with pytest.raises(LookupError, match="above the driver"):
         await Session(connection, "db-1", locking=False).stream("SELECT 1", (), take, deadline=soon())
-    assert connection.closed
+    assert connection.is_closed
 
 
 @pytest.mark.parametrize("number", [1021, 1026, 1114])

@@ -1,0 +1,303 @@
+"""What a server answers to statements, from bytes to rows: MySQL's text protocol, without I/O.
+
+The driver reads a result packet by packet, with two turns of a coroutine for each; a read of one row has nine of them,
+which cost more than all else about it. Here whatever has arrived is taken apart in one go. The same statement has the
+same columns every time, so what their packets say is worked out once and then found by their bytes. What a value
+becomes is the driver's to say: its table of decoders is used, and a test holds both to the same rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import Any, Final, TypeAlias
+
+import pymysql.err
+from pymysql.connections import TEXT_TYPES
+from pymysql.constants import CR, FIELD_TYPE, SERVER_STATUS
+from pymysql.converters import through
+from pymysql.protocol import FieldDescriptorPacket, MysqlPacket, OKPacketWrapper
+
+Row: TypeAlias = tuple[Any, ...]
+"""A row as the driver decodes it: int, bytes, str or None by column, which no type checker can know."""
+
+Decoder: TypeAlias = Callable[[bytes], Any]
+
+_HEADER_BYTES: Final = 4
+"""Of a packet: three of length, one of its number."""
+_WHOLE: Final = 0xFFFFFF
+"""A packet of this length goes on in the next one."""
+_BINARY: Final = 63
+"""The character set of columns that are bytes."""
+_MAX_COLUMNS_KEPT: Final = 64
+"""Kinds of results a connection remembers the columns of. A leader asks a few dozen; they take 1 KB each."""
+
+_OK: Final = 0x00
+_LOCAL_FILE: Final = 0xFB
+_END: Final = 0xFE
+_END_BELOW: Final = 9
+"""Longer packets that begin with `_END` are rows with a huge first value."""
+_ERROR: Final = 0xFF
+_NULL: Final = 251
+_WIDTHS: Final = {252: 2, 253: 3, 254: 8}
+"""First byte of a length → bytes of the length proper; smaller ones are the length."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Of one result: names, and what makes a value of each one's bytes (None: they are the value)."""
+
+    names: tuple[str, ...]
+    decoders: tuple[Decoder | None, ...]
+
+
+class ResultReader:
+    """Takes apart what a server sends in answer to one command, as far as it has arrived.
+
+    Raises what the driver would: `pymysql.err.MySQLError` for what the server refuses, after which the answer is at its
+    end; an `InternalError` without a number for what is none of the protocol, after which nothing can be read.
+    """
+
+    __slots__ = (
+        "_at", "_chunks", "_columns", "_convert", "_data", "_encoding", "_has_next", "_kept", "_number", "unread",
+        "wanted",
+    )  # fmt: skip
+
+    def __init__(self, encoding: str, convert: Mapping[int, Callable[[Any], Any]]) -> None:
+        """``encoding``: of the connection, as Python calls it. ``convert``: field type → from text (bytes where the
+        column is binary) to value, the driver's."""
+        self._encoding: Final = encoding
+        self._convert: Final = convert
+        self._kept: Final[dict[bytes, Columns]] = {}
+        self._data = b""
+        self._at = 0
+        self._chunks: list[
+            bytes
+        ] = []  # after _data; joined when they are needed, so that large packets are joined once
+        self._columns: Columns | None = None
+        self._number = -1
+        self._has_next = False
+        self.unread = 0
+        """Bytes that have arrived and were not read."""
+        self.wanted = 0
+        """How many have to be there before `read` gets any further."""
+
+    @property
+    def columns(self) -> Columns | None:
+        """Of the result that is being read. None: before its head, or there are none."""
+        return self._columns
+
+    @property
+    def has_next(self) -> bool:
+        """Whether another result follows the one that has been read to its end."""
+        return self._has_next
+
+    def begin(self) -> None:
+        """A command is about to be sent."""
+        if self.unread or self._has_next or self._columns is not None:
+            raise pymysql.err.InternalError("the last answer was not read to its end, or the server was not asked")
+        self._number = -1
+
+    def feed(self, data: bytes) -> None:
+        """What has arrived."""
+        if self.unread:
+            self._chunks.append(data)
+        else:
+            self._data = data
+            self._at = 0
+        self.unread += len(data)
+
+    def read_head(self) -> bool | None:
+        """Begin with a result: whether it has rows. None: not enough of it has arrived."""
+        self._join()
+        before = self._number
+        head = self._packet(self._at)
+        place = head
+        if head is not None and self._data[head[0]] not in (_OK, _LOCAL_FILE):
+            count = MysqlPacket(self._data[head[0] : head[1]], self._encoding).read_length_encoded_integer()
+            assert count is not None  # that would be _LOCAL_FILE
+            for _ in range(count + 1):  # the columns, and their end
+                place = self._packet(place[1]) if place is not None else None
+        if head is None or place is None:
+            self._number = before
+            return None
+        first, stop = head
+        if self._data[first] == _OK:
+            answer = OKPacketWrapper(MysqlPacket(self._data[first:stop], self._encoding))
+            self._end(stop, bool(answer.has_next))
+            return False
+        if self._data[first] == _LOCAL_FILE:
+            raise pymysql.err.InternalError("the server asks for a file of this machine")
+        if self._data[place[0]] != _END:
+            raise pymysql.err.InternalError("the columns of a result have no end")
+        block = self._data[stop : place[0] - _HEADER_BYTES]
+        self._columns = self._kept.get(block) or self._columns_of(block)
+        self._consume(place[1])
+        return True
+
+    def read_rows(self, rows: list[Row], limit: int) -> bool | None:
+        """Append rows until there are ``limit`` of them (False) or the result is at its end (True). None: not enough of
+        it has arrived."""
+        self._join()
+        assert self._columns is not None
+        decoders = self._columns.decoders
+        data, at, number = self._data, self._at, self._number
+        arrived = len(data)
+        while len(rows) < limit:
+            first = at + _HEADER_BYTES
+            if first > arrived:
+                self.wanted = _HEADER_BYTES
+                break
+            length = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+            stop = first + length
+            if stop > arrived:
+                self.wanted = stop - at
+                break
+            number = (number + 1) & 0xFF
+            if data[at + 3] != number:
+                raise _out_of_order(data[at + 3], number)
+            kind = data[first] if length else _OK
+            if kind >= _END:
+                if kind == _ERROR:
+                    self._refused(first, stop)
+                if length < _END_BELOW:
+                    self._number = number
+                    status = int.from_bytes(data[first + 3 : first + 5], "little")
+                    self._end(stop, bool(status & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS))
+                    return True
+            if length == _WHOLE:
+                whole = self._whole(at)
+                if whole is None:
+                    number = (number - 1) & 0xFF
+                    break
+                payload, stop, number = whole
+                rows.append(_row(payload, 0, len(payload), decoders))
+            else:
+                rows.append(_row(data, first, stop, decoders))
+            at = stop
+        self._number = number
+        self._consume(at)
+        return False if len(rows) >= limit else None
+
+    def _packet(self, at: int) -> tuple[int, int] | None:
+        """Where the content of a packet of the head begins and ends. None, with `wanted` set: it has not arrived."""
+        data = self._data
+        first = at + _HEADER_BYTES
+        stop = first
+        if first <= len(data):
+            stop += data[at] | data[at + 1] << 8 | data[at + 2] << 16
+        if first > len(data) or stop > len(data):
+            self.wanted = stop - self._at
+            return None
+        got = data[at + 3]
+        # The first one's number is free, but for nought: a long command was sent in several packets, and counted on.
+        number = (self._number + 1) & 0xFF if self._number >= 0 else got or 1
+        if got != number:
+            raise _out_of_order(got, number)
+        if not 0 < stop - first < _WHOLE:
+            raise pymysql.err.InternalError(f"a packet of {stop - first} bytes, where none can be")
+        if data[first] == _ERROR:
+            self._refused(first, stop)
+        self._number = number
+        return first, stop
+
+    def _whole(self, at: int) -> tuple[bytes, int, int] | None:
+        """The content of a row of several packets, where it ends, and the number of its last. None, with `wanted` set:
+        it has not all arrived."""
+        data, start, number, pieces = self._data, at, self._data[at + 3], []
+        while True:
+            first = at + _HEADER_BYTES
+            stop = first + (int.from_bytes(data[at : at + 3], "little") if first <= len(data) else 0)
+            if stop > len(data):
+                self.wanted = stop - start
+                return None
+            if data[at + 3] != number:
+                raise _out_of_order(data[at + 3], number)
+            pieces.append(data[first:stop])
+            if stop - first < _WHOLE:
+                return b"".join(pieces), stop, number
+            at, number = stop, (number + 1) & 0xFF
+
+    def _join(self) -> None:
+        if self._chunks:
+            self._data = b"".join((self._data[self._at :], *self._chunks))
+            self._at = 0
+            self._chunks.clear()
+
+    def _consume(self, stop: int) -> None:
+        self.unread -= stop - self._at
+        self._at = stop
+        if not self.unread:
+            self._data, self._at = b"", 0  # an idle connection holds no large answer
+
+    def _end(self, stop: int, has_next: bool) -> None:
+        self._consume(stop)
+        self._columns = None
+        self._has_next = has_next
+
+    def _refused(self, first: int, stop: int) -> None:
+        """Raises."""
+        error = self._data[first:stop]
+        self._end(stop, has_next=False)
+        pymysql.err.raise_mysql_exception(error)
+
+    def _columns_of(self, block: bytes) -> Columns:
+        fields: list[Any] = []  # types-PyMySQL knows no attributes
+        at = 0
+        while at < len(block):
+            stop = at + _HEADER_BYTES + int.from_bytes(block[at : at + 3], "little")
+            fields.append(FieldDescriptorPacket(block[at + _HEADER_BYTES : stop], self._encoding))
+            at = stop
+        columns = Columns(tuple(field.name for field in fields), tuple(map(self._decoder, fields)))
+        if len(self._kept) >= _MAX_COLUMNS_KEPT:
+            self._kept.clear()
+        self._kept[block] = columns
+        return columns
+
+    def _decoder(self, field: Any) -> Decoder | None:
+        """As the driver: JSON and text in the connection's encoding, the rest, numbers and times, in ASCII."""
+        if field.type_code == FIELD_TYPE.JSON:
+            encoding: str | None = self._encoding
+        elif field.type_code in TEXT_TYPES:
+            encoding = None if field.charsetnr == _BINARY else self._encoding
+        else:
+            encoding = "ascii"
+        convert = self._convert.get(field.type_code)
+        if convert is int:
+            return int  # reads ASCII digits out of bytes as well
+        if convert is None or convert is through:
+            return None if encoding is None else methodcaller("decode", encoding)
+        if encoding is None:
+            return convert
+        return _decoded(convert, encoding)
+
+
+def _row(data: bytes, at: int, stop: int, decoders: tuple[Decoder | None, ...]) -> Row:
+    values: list[Any] = []
+    for decode in decoders:
+        length = data[at]
+        at += 1
+        if length >= _NULL:
+            if length == _NULL:
+                values.append(None)
+                continue
+            width = _WIDTHS[length]
+            length = int.from_bytes(data[at : at + width], "little")
+            at += width
+        end = at + length
+        values.append(data[at:end] if decode is None else decode(data[at:end]))
+        at = end
+    if at != stop:
+        raise pymysql.err.InternalError(f"a row ends {at - stop} bytes behind its packet")
+    return tuple(values)
+
+
+def _decoded(convert: Callable[[Any], Any], encoding: str) -> Decoder:
+    return lambda value: convert(value.decode(encoding))
+
+
+def _out_of_order(got: int, expected: int) -> pymysql.err.MySQLError:
+    if not got:  # how MySQL numbers what it says when it is shut down
+        return pymysql.err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
+    return pymysql.err.InternalError(f"a packet has the number {got} in place of {expected & 0xFF}")

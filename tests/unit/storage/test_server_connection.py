@@ -1,0 +1,115 @@
+"""What a connection does with what arrives while nobody waits for it, and when nothing does."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+
+import pymysql.err
+import pytest
+from pymysql.converters import decoders
+
+from tao.storage.result_packets import Row
+from tao.storage.server_connection import ServerConnection
+from tests.properties.test_result_packets import Column, Result, encode
+
+_ANSWER = encode([Result([Column("data", 252, 63)], [(bytes(60_000),)] * 20)])
+
+
+class Transport:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def set_protocol(self, protocol: asyncio.Protocol) -> None:
+        self.told.append("protocol")
+
+    def pause_reading(self) -> None:
+        self.told.append("pause")
+
+    def resume_reading(self) -> None:
+        self.told.append("resume")
+
+
+class Driver:
+    """As much of an aiomysql connection as is used."""
+
+    encoding = "utf8"
+    decoders = decoders
+
+    def __init__(self) -> None:
+        self.transport = Transport()
+        self._writer = SimpleNamespace(transport=self.transport)
+        self.closed = False
+
+    def escape(self, value: object) -> str:
+        return repr(value)
+
+    async def _execute_command(self, command: int, sql: bytes) -> None:
+        return
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def soon() -> float:
+    return asyncio.get_running_loop().time() + 60
+
+
+async def test_what_nobody_reads_stays_with_the_server() -> None:
+    driver = Driver()
+    connection = ServerConnection(driver)
+    await connection.send("SELECT", ())
+    for at in range(0, len(_ANSWER), 50_000):
+        if driver.transport.told[-1] == "pause":
+            break
+        connection.data_received(_ANSWER[at : at + 50_000])
+    assert driver.transport.told == ["protocol", "pause"]
+    assert at < 400_000
+    rows: list[Row] = []
+    assert await connection.head(soon())
+    reading = asyncio.create_task(connection.rows(rows, 100, soon()))
+    await asyncio.sleep(0)
+    assert driver.transport.told == ["protocol", "pause", "resume"]
+    for start in range(at, len(_ANSWER), 50_000):
+        connection.data_received(_ANSWER[start : start + 50_000])
+    assert await reading
+    assert len(rows) == 20
+    assert driver.transport.told == ["protocol", "pause", "resume"], "who waits for it has it"
+
+
+async def test_a_later_deadline_is_not_cut_short_by_an_earlier_one() -> None:
+    """One alarm serves many answers: it looks at what is waited for when it rings."""
+    connection = ServerConnection(Driver())
+    loop = asyncio.get_running_loop()
+    for seconds in (0.01, 0.02):
+        await connection.send("SELECT", ())
+        with pytest.raises(TimeoutError):
+            await connection.head(loop.time() + seconds)
+    await connection.send("SELECT", ())
+    asked = asyncio.create_task(connection.head(loop.time() + 0.01))
+    await asyncio.sleep(0)
+    connection.data_received(encode([Result([], [])]))
+    assert await asked is False
+    await connection.send("SELECT", ())
+    patient = asyncio.create_task(connection.head(loop.time() + 60))
+    await asyncio.sleep(0.05)  # the first one's alarm has rung
+    assert not patient.done()
+    connection.data_received(encode([Result([], [])]))
+    assert await patient is False
+
+
+async def test_an_answer_that_came_before_the_end_of_the_connection_is_read() -> None:
+    driver = Driver()
+    connection = ServerConnection(driver)
+    await connection.send("SELECT", ())
+    asked = asyncio.create_task(connection.head(soon()))
+    await asyncio.sleep(0)
+    connection.data_received(encode([Result([], [])]))
+    connection.connection_lost(None)
+    assert await asked is False
+    assert driver.closed
+    await connection.send("SELECT", ())
+    with pytest.raises(pymysql.err.OperationalError, match="Lost connection"):
+        await connection.head(soon())
