@@ -46,7 +46,8 @@ class LinkSettings:
     """Requests that may wait for a connection being made: some milliseconds of a busy process' traffic."""
 
     telling_timeout_seconds: float = 0.2
-    """A request that had less time than this and was not answered says nothing of the server."""
+    """A request that had less time than this and was not answered says nothing of the server by itself: it has the
+    server probed, and counts when the probe has been unanswered for as long."""
 
     detector: DetectorSettings = field(default_factory=DetectorSettings)
     """When a server is down or in a brown-out, and how it is probed."""
@@ -212,9 +213,13 @@ class Link:
 
     def timed_out(self, seconds: float) -> None:
         """As `tao.wire.session.Observer`."""
-        if seconds >= self._settings.telling_timeout_seconds:
-            self._detector.failed(self._loop.time(), f"no answer within {seconds:.1f} s")
-            self._follow_detector()
+        now = self._loop.time()
+        telling_seconds = self._settings.telling_timeout_seconds
+        if seconds >= telling_seconds or (self._ping and now - self._probe_began >= telling_seconds):
+            self._detector.failed(now, f"no answer within {seconds:.2f} s")
+        else:
+            self._detector.suspect(now, f"no answer within {seconds:.2f} s, which is little")
+        self._follow_detector()
 
     async def close(self) -> None:
         """Close; whatever waits or is unanswered fails."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
@@ -27,15 +27,15 @@ PATIENT_SECONDS = 20.0
 
 
 class Server:
-    """Answers reads with nothing, or holds its tongue."""
+    """Answers reads with nothing, or holds its tongue: always, or to all but probes."""
 
     def __init__(self) -> None:
-        self.mute = False
+        self.mute = self.slow = False
         self.seen: list[pb.Request] = []
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         self.seen.append(request)
-        if not self.mute:
+        if not (self.mute or (self.slow and request.read.obj_ids)):
             reply.send(pb.Answer(read=pb.ReadAnswer()))
 
     @property
@@ -109,6 +109,38 @@ async def test_a_server_that_hangs_is_down_until_probes_alone_have_found_it_well
     assert links.standings()["a"].health is Health.UP
     await link.ask(anything(), PATIENT_SECONDS)
     await serving.close()
+
+
+@asynccontextmanager
+async def hasty(telling_seconds: float) -> AsyncIterator[tuple[Server, Link]]:
+    """A server and a link to it, for requests that have less time than what tells of a server by itself."""
+    server = Server()
+    serving = FrameServer(server, ServingSettings(), name="a", topology_version=lambda: 0)
+    detector = DetectorSettings(first_probe_seconds=0.005, probe_timeout_seconds=600.0)
+    links = Links(LinkSettings(telling_timeout_seconds=telling_seconds, detector=detector), ME)
+    link = links.to(at(await serving.start("127.0.0.1:0")))
+    await link.ask(anything(), PATIENT_SECONDS)
+    yield server, link
+    await links.close()
+    await serving.close()
+
+
+async def test_a_server_that_hangs_is_down_also_for_whoever_has_little_time() -> None:
+    async with hasty(telling_seconds=0.3) as (server, link):
+        server.mute = True
+        await until_down(link)
+
+
+async def test_requests_with_little_time_take_no_server_down_that_answers_a_probe() -> None:
+    async with hasty(telling_seconds=600.0) as (server, link):
+        server.slow = True
+        for _ in range(20):
+            with pytest.raises(DeadlineExceeded):
+                await link.ask(anything(), 0.01)
+        await until(lambda: len(server.seen) > server.real)
+        assert not link.is_impaired
+        server.slow = False
+        await link.ask(anything(), PATIENT_SECONDS)
 
 
 async def test_a_link_that_is_gone_probes_no_more(links: Links) -> None:
