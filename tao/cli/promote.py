@@ -43,7 +43,7 @@ def changing(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @click.argument("database")
 @click.option("--to", "region", metavar="REGION", help="Whose server.  [default: the one that has most]")
-@click.option("--master-lost", is_flag=True, help="The master is gone: do it without its help.")
+@click.option("--master-lost", is_flag=True, help="The master is gone: do it without its help. Not while it answers.")
 @click.option("--without", multiple=True, metavar="SERVER", help="Needs no answer, as it certainly has nothing more.")
 @changing
 def promote(

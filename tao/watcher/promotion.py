@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
+from tao.model.errors import DeadlineExceeded, OperatorError, TaoError, TopologyConflict
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database
 from tao.storage.lease import EVENT_SECONDS, grant_lease, server_unix_ms
@@ -29,11 +29,9 @@ from tao.storage.promotion import (
     member_state,
     open_to_writes,
     raise_epoch,
-    receive_again,
     set_semi_sync,
-    stop_receiving,
 )
-from tao.storage.replication import detach, executed_position, wait_for_position
+from tao.storage.replication import detach
 from tao.topology import edits
 from tao.watcher.locks import Locks, held_alone, mastership_lock
 from tao.watcher.promotion_plan import (
@@ -41,15 +39,19 @@ from tao.watcher.promotion_plan import (
     PromotionRefused,
     Wish,
     check_before,
+    check_lost,
     check_rejoin,
     check_seeded,
     choose,
+    choose_target,
     unfinished,
 )
 from tao.watcher.replication_set import ReplicationSet, SetAccounts, find_database
 from tao.watcher.settings import PromotionSettings
 
 _PAUSE_SECONDS: Final = 0.05
+_MAX_CONFLICTS: Final = 20
+"""Other changes of the document that may come between: each takes milliseconds, and nothing is open to writes."""
 
 
 class Step(StrEnum):
@@ -113,8 +115,9 @@ class Promoter:
         return await (await self._set(database)).members()
 
     async def promote(self, database: str, wish: Wish, *, renewed: Renewed | None = None) -> Promoted:
-        """Make another server master. ``renewed``: asked once no renewal can begin any more, says when, on the loop's
-        clock, the old master's lease was renewed last; None: it may be a moment ago.
+        """Make another server master; a lost one's place is taken only while it does not answer. ``renewed``: asked
+        once no renewal can begin any more, says when, on the loop's clock, the old master's lease was renewed last;
+        None: it may be a moment ago.
 
         Raises `PromotionRefused` with everything as before; another `TaoError` when a step failed: whatever had been
         done then is finished or undone by the next run. `LockTaken` when another run is under way.
@@ -129,12 +132,14 @@ class Promoter:
             check_before(members, wish)
             try:
                 chosen = await self._choose(replicas, members, wish, renewed)
+                await self._free(replicas, chosen)
+                lost = await self._lost_master(replicas, wish)
             except TaoError:
-                # Nothing irrevocable has happened: let a master that is in reach go on.
-                if next(member for member in members if member.is_master).state is not None:
+                # Nothing irrevocable has happened: let a master that is in reach, by now perhaps, go on.
+                with suppress(PromotionRefused):
                     await self._restore(replicas)
                 raise
-            return await self._enthrone(replicas, chosen)
+            return await self._enthrone(replicas, chosen, lost)
 
     async def restore(self, database: str) -> Promoted:
         """Bring the database into the state that the topology states: finish or undo a promotion that was interrupted,
@@ -172,27 +177,16 @@ class Promoter:
         self, replicas: ReplicationSet, members: list[Member], wish: Wish, renewed: Renewed | None
     ) -> Member:
         master = next(member for member in members if member.is_master)
-        await self._begin(Step.FENCE)
-        fenced = master.state is not None
-        if fenced:
-            try:
-                await replicas.close(master.region)
-            except TaoError:
-                if not wish.master_lost:
-                    raise
-                fenced = False  # it went away just now
         others = [member for member in members if not member.is_master and member.is_whole]
-        if not fenced:
+        await self._begin(Step.FENCE)
+        if wish.master_lost:
             await self._wait_for_lease(replicas, others, renewed)
         else:
+            await replicas.close(master.region)
             await self._begin(Step.CATCH_UP)
-            try:
-                await self._catch_up(replicas, master, choose_target(others, wish))
-            except TaoError:
-                if not wish.master_lost:
-                    raise
+            await replicas.catch_up(choose_target(others, wish), self._settings.catch_up_seconds)
         await self._begin(Step.STOP_RECEIVING)
-        await asyncio.gather(*(self._stop_receiving(replicas, member) for member in others))
+        await asyncio.gather(*(replicas.stop_receiving(member.region) for member in others))
         await self._begin(Step.COMPARE)
         return choose(await replicas.members(), wish)
 
@@ -205,43 +199,35 @@ class Promoter:
             over = since + lasts + 2 * EVENT_SECONDS
             await asyncio.sleep(max(0.0, over - loop.time()))
 
-    async def _catch_up(self, replicas: ReplicationSet, master: Member, target: Member) -> None:
-        async with replicas.session(master.region) as session:
-            executed = (await member_state(session, deadline=replicas.soon())).executed
-            position = await executed_position(session, deadline=replicas.soon())
-        async with replicas.session(target.region) as session:
-            state = await member_state(session, deadline=replicas.soon())
-            if state.received >= executed:
-                return  # and it may follow nobody any more, after a run that was interrupted
-            if not replicas.follows(target, master.region):
-                raise PromotionRefused(f"{target.name} does not follow {master.name}: tao rejoin {target.name} first")
-            await receive_again(session, deadline=replicas.soon())
-            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
-            await wait_for_position(session, position, deadline=deadline)
-
-    async def _stop_receiving(self, replicas: ReplicationSet, member: Member) -> None:
-        async with replicas.session(member.region) as session:
-            await stop_receiving(session, deadline=replicas.soon())
-
-    # ---- from here on it can only be finished ------------------------------------------------------------------------
-
-    async def _enthrone(self, replicas: ReplicationSet, chosen: Member) -> Promoted:
-        region, shards = chosen.region, replicas.shards
-        async with replicas.session(region) as session:
+    async def _free(self, replicas: ReplicationSet, chosen: Member) -> None:
+        """Have it apply all that it has, and follow nobody."""
+        async with replicas.session(chosen.region) as session:
             await self._begin(Step.APPLY)
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await apply_received(session, deadline=deadline)
             await self._begin(Step.DETACH)
             await detach(session, deadline=replicas.soon())
-            # Asked before the epoch is raised: from then until the topology is changed reads may find nobody who has
-            # what they know of, and a master that hangs holds up whoever asks it for seconds.
-            members = await replicas.members()
-            lost = next((member.name for member in members if member.is_master and member.state is None), "")
+
+    async def _lost_master(self, replicas: ReplicationSet, wish: Wish) -> str:
+        """Its name, empty when it answers. Asked before the epoch is raised: from then until the topology is changed
+        reads may find nobody who has what they know of, and a master that hangs holds up whoever asks it for seconds.
+        Raises `MasterAnswers`."""
+        master = next(member for member in await replicas.members() if member.is_master)
+        check_lost(master, wish)
+        return "" if master.state is not None else master.name
+
+    # ---- from here on it can only be finished ------------------------------------------------------------------------
+
+    async def _enthrone(self, replicas: ReplicationSet, chosen: Member, lost: str) -> Promoted:
+        """``lost``: the old master, when it does not answer."""
+        region, shards = chosen.region, replicas.shards
+        async with replicas.session(region) as session:
             await self._begin(Step.RAISE_EPOCH)
             # Above the document's, under which the old master may have given out versions nobody here has heard of.
             # Rows above it are of a run that was interrupted, and whoever they were for was never opened.
             known = await highest_epoch(session, shards, deadline=replicas.soon())
             epoch = max(replicas.database.version_epoch + 1, known)
+            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await raise_epoch(session, shards, chosen.name, epoch, deadline=deadline)
         await self._begin(Step.TOPOLOGY)
         await self._change_topology(replicas.database, region, epoch, lost)
@@ -249,11 +235,19 @@ class Promoter:
         return await self._open(changed, settle=True)
 
     async def _change_topology(self, database: Database, region: str, epoch: int, lost: str) -> None:
-        topology = await self._store.load()
-        found = find_database(topology, database.name)
-        if found.master_region != database.master_region:
-            raise OperatorError(f"the master region of {database.name} was changed by somebody else meanwhile")
-        await self._store.change(topology.version, edits.promote(topology, database.name, region, epoch, lost))
+        """By compare-and-set, again when something else in the document was changed at the same time: marks are, when
+        a region goes."""
+        for left in reversed(range(_MAX_CONFLICTS)):
+            topology = await self._store.load()
+            found = find_database(topology, database.name)
+            if found.master_region != database.master_region:
+                raise OperatorError(f"the master region of {database.name} was changed by somebody else meanwhile")
+            try:
+                await self._store.change(topology.version, edits.promote(topology, database.name, region, epoch, lost))
+                return
+            except TopologyConflict:
+                if not left:
+                    raise
 
     # ---- the state that the topology states --------------------------------------------------------------------------
 
@@ -271,7 +265,9 @@ class Promoter:
         if region is not None:
             if master.state is not None:
                 await replicas.close(master.region)
-            return await self._enthrone(replicas, next(member for member in others if member.region == region))
+            chosen = next(member for member in others if member.region == region)
+            await self._free(replicas, chosen)
+            return await self._enthrone(replicas, chosen, "" if master.state is not None else master.name)
         if master.state is None:
             raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
         if master.state.following is not None:
@@ -389,8 +385,3 @@ class Promoter:
     async def _begin(self, step: Step) -> None:
         if self._on_step is not None:
             await self._on_step(step)
-
-
-def choose_target(others: list[Member], wish: Wish) -> Member:
-    """Who is waited for in a planned switch: the one wished for, else the first by name."""
-    return min(others, key=lambda member: (member.region != wish.region, member.name))

@@ -21,6 +21,12 @@ class PromotionRefused(OperatorError):
     reason = "PROMOTION_REFUSED"
 
 
+class MasterAnswers(PromotionRefused):
+    """A master that was given up for lost answers, with everything that it has committed."""
+
+    reason = "MASTER_ANSWERS"
+
+
 class ServerDiverged(OperatorError):
     """The server has transactions that the master of its set has not: it cannot follow. It has to be seeded anew."""
 
@@ -67,8 +73,9 @@ class Wish:
 
 
 def check_before(members: Sequence[Member], wish: Wish) -> None:
-    """Before anything is touched. Raises `PromotionRefused`."""
+    """Before anything is touched. Raises `PromotionRefused`, `MasterAnswers` among it."""
     master = _master(members)
+    check_lost(master, wish)
     others = [member for member in members if not member.is_master]
     if wish.region is not None and wish.region not in {member.region for member in members}:
         raise PromotionRefused(f"the database has no server in region {wish.region!r}")
@@ -101,7 +108,10 @@ def check_before(members: Sequence[Member], wish: Wish) -> None:
 
 def choose(members: Sequence[Member], wish: Wish) -> Member:
     """The server to be promoted, once receiving has stopped: one that lacks nothing that another within reach has
-    received. Among equals the one wished for, else the first by name. Raises `PromotionRefused`."""
+    received. Among equals the one wished for, else the first by name. Raises `PromotionRefused`, `MasterAnswers` when
+    a lost master has come back meanwhile."""
+    master = _master(members)
+    check_lost(master, wish)
     candidates = sorted((each for each in members if not each.is_master and each.is_whole), key=lambda each: each.name)
     best = [each for each in candidates if not any(lack for _, lack in _lacks(each, candidates))]
     if not best:
@@ -112,8 +122,7 @@ def choose(members: Sequence[Member], wish: Wish) -> Member:
             if lack
         )
         raise PromotionRefused(f"no server has everything that the others have: {detail}")
-    master = _master(members)
-    if not wish.master_lost and master.state is not None:
+    if master.state is not None:
         # A planned switch: the old master is closed, and its history is the truth.
         complete = [each for each in best if each.state is not None and each.state.received >= master.state.executed]
         if not complete:
@@ -129,6 +138,20 @@ def choose(members: Sequence[Member], wish: Wish) -> Member:
             return each
     wished = next(each for each in members if each.region == wish.region)
     raise PromotionRefused(f"{wished.name} lacks {_lack(wished, best[0])} of {best[0].name}: promote that one")
+
+
+def check_lost(master: Member, wish: Wish) -> None:
+    """What a server that answers has can be had, so nobody takes its place without it."""
+    if wish.master_lost and master.state is not None:
+        raise MasterAnswers(
+            f"the master {master.name} answers, so it is not lost, and others may lack what it has: repeat without "
+            "--master-lost, which loses nothing; to do without what it has, stop it first"
+        )
+
+
+def choose_target(others: list[Member], wish: Wish) -> Member:
+    """Who is waited for in a planned switch: the one wished for, else the first by name."""
+    return min(others, key=lambda member: (member.region != wish.region, member.name))
 
 
 def check_rejoin(member: Member, master: Member) -> None:

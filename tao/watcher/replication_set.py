@@ -13,10 +13,17 @@ from tao.model.topology import Database, DatabaseServer, Topology
 from tao.storage.accounts import Account
 from tao.storage.dialect import SessionSetup
 from tao.storage.lease import lease_seconds, revoke_lease
-from tao.storage.promotion import acknowledge_as_replica, fence, highest_epoch, member_state
-from tao.storage.replication import ReplicationSource, attach
+from tao.storage.promotion import (
+    acknowledge_as_replica,
+    fence,
+    highest_epoch,
+    member_state,
+    receive_again,
+    stop_receiving,
+)
+from tao.storage.replication import ReplicationSource, attach, executed_position, wait_for_position
 from tao.storage.session import ServerAccount, Session, open_session
-from tao.watcher.promotion_plan import Member
+from tao.watcher.promotion_plan import Member, PromotionRefused
 
 _AGAIN_SHARE: Final = 0.25
 """Of the time for an answer, for a server that has let all of it pass before: a second, far above what one that is well
@@ -126,6 +133,30 @@ class ReplicationSet:
             with suppress(ShardBlocked):
                 await revoke_lease(session, deadline=self.soon())
             await fence(session, other, deadline=self.soon())
+
+    async def stop_receiving(self, region: str) -> None:
+        """Have a server take no more from its master. Raises `TaoError`."""
+        async with self.session(region) as session:
+            await stop_receiving(session, deadline=self.soon())
+
+    async def catch_up(self, target: Member, patience_seconds: float) -> None:
+        """Return when a server has everything of the master, which is closed. Raises `PromotionRefused` when it does
+        not follow it."""
+        master_region = self.database.master_region
+        async with self.session(master_region) as session:
+            executed = (await member_state(session, deadline=self.soon())).executed
+            position = await executed_position(session, deadline=self.soon())
+        async with self.session(target.region) as session:
+            state = await member_state(session, deadline=self.soon())
+            if state.received >= executed:
+                return  # and it may follow nobody any more, after a run that was interrupted
+            if not self.follows(target, master_region):
+                raise PromotionRefused(
+                    f"{target.name} does not follow {self.master.name}: tao rejoin {target.name} first"
+                )
+            await receive_again(session, deadline=self.soon())
+            deadline = asyncio.get_running_loop().time() + patience_seconds
+            await wait_for_position(session, position, deadline=deadline)
 
     async def lease_seconds(self, region: str) -> float:
         """How long a lease of the server lasts; 0: it keeps none. Raises `TaoError`."""

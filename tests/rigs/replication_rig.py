@@ -51,22 +51,23 @@ class ReplicationRig:
     def database(self) -> Database:
         return self.topology.databases[0]
 
-    def promoter(self, on_step: OnStep | None = None) -> Promoter:
+    def promoter(self, on_step: OnStep | None = None, *, file: type[TopologyFile] = TopologyFile) -> Promoter:
         """With bounds as a test of one machine wants them."""
 
-        return Promoter(*self._parts, on_step=on_step)
+        return Promoter(*self._parts(file), on_step=on_step)
 
     def reseeder(self, on_step: Callable[[SeedStep], Awaitable[None]] | None = None) -> Reseeder:
         """The same for seedings."""
-        return Reseeder(*self._parts, self.promoter(), on_step=on_step)
+        return Reseeder(*self._parts(), self.promoter(), on_step=on_step)
 
-    @property
-    def _parts(self) -> tuple[TopologyFile, FileLocks, SetAccounts, PromotionSettings]:
+    def _parts(
+        self, file: type[TopologyFile] = TopologyFile
+    ) -> tuple[TopologyFile, FileLocks, SetAccounts, PromotionSettings]:
         def fail(error: TopologyError) -> None:
             raise error
 
         return (
-            TopologyFile(self.topology_path, on_error=fail),
+            file(self.topology_path, on_error=fail),
             FileLocks(self.topology_path),
             SetAccounts(self.accounts.administrator, self.accounts.replicator),
             PromotionSettings(lock_seconds=0.0, settle_seconds=0.0, acknowledging_seconds=10.0),

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tao.watcher.promotion_plan import (
+    MasterAnswers,
     Member,
     PromotionRefused,
     ServerDiverged,
@@ -67,6 +68,15 @@ def test_a_master_that_does_not_answer_is_lost_only_when_said_so_and_no_replica_
         check_before([master(None), replica("west", "1-1-9")], Wish("west"))
     with pytest.raises(PromotionRefused, match="still receives"):
         check_before([master(None), replica("west", "1-1-9", receiving=True)], LOST)
+
+
+def test_a_master_that_answers_is_not_lost_whatever_was_said_of_it() -> None:
+    for closed in (True, False):
+        members = [master("1-1-10", closed=closed), replica("west", "1-1-9")]
+        with pytest.raises(MasterAnswers, match="stop it first"):
+            check_before(members, LOST)
+        with pytest.raises(MasterAnswers, match="without --master-lost"):
+            choose(members, LOST)  # it has come back meanwhile
 
 
 def test_without_a_replica_that_answers_nobody_is_promoted() -> None:
