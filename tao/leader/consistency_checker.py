@@ -1,9 +1,10 @@
-"""Are caches as they should be? Samples what this leader tells, and looks at its followers afterwards (DESIGN.md §15).
+"""Are caches as they should be? Samples what this leader tells, and looks into its region afterwards (DESIGN.md §15).
 
-In the manner of Meta's Polaris: of one message in a hundred the key is looked up in the cache of every follower that
-serves it, a second later. What is older than the message said, or is of the database's version with other content, is
-looked at again ten seconds and a minute later; what is stale then is an inconsistency. So what is in flight is told
-from what is wrong, and both are counted. Bulk invalidations name no key and are left to `tao verify`.
+In the manner of Meta's Polaris: of one message in a hundred the key is looked up in every cache of the region that
+serves it, its leader's and its followers', a second later. What is older than the message said, or is of the database's
+version with other content, is looked at again ten seconds and a minute later; what is stale then is an inconsistency.
+So what is in flight is told from what is wrong, and both are counted. Bulk invalidations name no key and are left to
+`tao verify`.
 
 Its cost is bounded by samples a second: a few messages to followers and reads of the master database.
 """
@@ -50,7 +51,7 @@ class CheckerSettings:
     """One message in so many is followed up. 0: none, the checker is off."""
 
     max_samples_per_second: int = 20
-    """However many messages there are: each costs a look at every follower that has its shard and a read by primary key
+    """However many messages there are: each costs a look at every server that has its shard and a read by primary key
     at the master database."""
 
     first_look_seconds: float = 1.0
@@ -63,7 +64,7 @@ class CheckerSettings:
     """After the message: nobody is in flight for so long. What is stale now is an inconsistency."""
 
     timeout_seconds: float = 5.0
-    """For one follower's answer, or the database's. Who does not answer is not judged."""
+    """For one server's answer, or the database's. Who does not answer is not judged."""
 
     tick_seconds: float = 0.25
     """Between two looks at what is due: a look may come so much later."""
@@ -82,7 +83,7 @@ class CheckerSettings:
 
 @dataclass(slots=True)
 class _Sample:
-    """``suspects``: followers that were stale at the last look; None before the first."""
+    """``suspects``: servers that were stale at the last look, or were before and did not answer; None before any."""
 
     key: int
     atype: int
@@ -93,7 +94,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class _Held:
-    """What a follower holds of a sampled key."""
+    """What a server holds of a sampled key."""
 
     sample: _Sample
     entry: pb.CachedEntry
@@ -102,19 +103,21 @@ class _Held:
 
 @dataclass(slots=True)
 class CheckerFigures:
-    """Since the start. ``looks``: followers asked for a sampled key the first time; ``stale``: that were, by look."""
+    """Since the start. ``looks``: servers asked for a sampled key the first time; ``stale``: that were, by look;
+    ``unresolved``: that were, and were not to be asked at the last."""
 
     samples: int = 0
     looks: int = 0
     unanswered: int = 0
+    unresolved: int = 0
     stale: list[int] = field(default_factory=lambda: [0, 0, 0])
     newest_inconsistency: float | None = None
     """When it was found, on the checker's clock."""
 
     @property
     def consistency(self) -> Consistency:
-        """Of all first looks, those that were still stale at the last."""
-        return Consistency(self.looks, self.stale[-1])
+        """Of all first looks whose end is known, those that were still stale at the last."""
+        return Consistency(self.looks - self.unresolved, self.stale[-1])
 
 
 class ConsistencyChecker:
@@ -175,14 +178,19 @@ class ConsistencyChecker:
         while waiting and waiting[0].began + self._settings.looks_seconds[look] <= now:
             due.append(waiting.popleft())
         asked: dict[str, tuple[CacheServer, list[_Sample]]] = {}
-        tiers = self._routes().follower_tiers(self._region)
+        routes = self._routes()
+        tiers = (*routes.follower_tiers(self._region), routes.leaders(self._region))
         for sample in due:
             suspects, sample.suspects = sample.suspects, set()
             for tier in tiers:
                 for server in tier.hosts(sample.key >> SHARD_SHIFT):
-                    if not server.down and (suspects is None or server.name in suspects):
+                    if suspects is not None and server.name not in suspects:
+                        continue
+                    if not server.down:
                         asked.setdefault(server.name, (server, []))[1].append(sample)
-        # Side by side: a follower that hangs must not delay the looks at others.
+                    elif suspects is not None:
+                        self._leave_unanswered(server, [sample], look)
+        # Side by side: a server that hangs must not delay the looks at others.
         await asyncio.gather(*(self._look_at(server, samples, look) for server, samples in asked.values()))
         if look + 1 < len(self._waiting):
             self._waiting[look + 1].extend(sample for sample in due if sample.suspects)
@@ -191,7 +199,7 @@ class ConsistencyChecker:
         try:
             held = await self._held_at(server, samples)
         except TaoError:
-            self.figures.unanswered += len(samples)
+            self._leave_unanswered(server, samples, look)
             return
         if look == 0:
             self.figures.looks += len(samples)
@@ -218,15 +226,25 @@ class ConsistencyChecker:
                 self.figures.newest_inconsistency = self._clock.monotonic()
                 self._log.error(
                     "inconsistency_found",
-                    follower=server.name,
+                    server=server.name,
                     id=each.sample.key,
                     atype=each.sample.atype,
                     cached_version=version_of(each.entry.value),
                     told_version=each.sample.version,
                 )
 
+    def _leave_unanswered(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
+        """Who was found stale and does not answer now stays suspect, and is not taken for mended."""
+        self.figures.unanswered += len(samples)
+        if look:
+            for sample in samples:
+                if sample.suspects is not None:
+                    sample.suspects.add(server.name)
+        if look == len(self._waiting) - 1:
+            self.figures.unresolved += len(samples)
+
     async def _held_at(self, server: CacheServer, samples: Sequence[_Sample]) -> list[_Held]:
-        """What the follower has of these keys; what it has not cannot be stale."""
+        """What the server has of these keys; what it has not cannot be stale."""
         lists = [sample for sample in samples if sample.atype]
         asked = pb.Inspect(
             obj_ids=[sample.key for sample in samples if not sample.atype],
@@ -250,13 +268,15 @@ class ConsistencyChecker:
         figures = self.figures
         metrics.gauge_family(
             "consistency_total",
-            "Messages followed up, looks at followers for them, followers that did not answer, inconsistencies found.",
+            "Messages followed up, looks at servers for them, unanswered ones, inconsistencies found, and those that "
+            "were stale and could not be asked at the last look.",
             "event",
             lambda: {
                 "sample": figures.samples,
                 "look": figures.looks,
                 "unanswered": figures.unanswered,
                 "inconsistency": figures.stale[-1],
+                "unresolved": figures.unresolved,
             },
         )
         metrics.gauge_family(
@@ -271,7 +291,7 @@ class ConsistencyChecker:
         metrics.gauge(
             "inconsistency_ratio",
             "Part of the looks that found an inconsistency.",
-            lambda: figures.stale[-1] / max(1, figures.looks),
+            lambda: figures.stale[-1] / max(1, figures.consistency.looks),
         )
 
     def summary(self) -> dict[str, object]:
@@ -287,6 +307,7 @@ class ConsistencyChecker:
                 for seconds, stale in zip(self._settings.looks_seconds, figures.stale, strict=True)
             },
             "inconsistencies": figures.stale[-1],
+            "unresolved": figures.unresolved,
             "seconds_since_inconsistency": None if newest is None else round(self._clock.monotonic() - newest, 1),
             "nines": round(figures.consistency.nines, 2),
         }

@@ -17,7 +17,7 @@ from tao.model.topology import CacheServer
 from tao.peers.links import Links
 from tao.routing.routes import Routes
 from tests.rigs.leader_rig import make_id, make_topology
-from tests.unit.leader.test_consistency_checker import V1, V2, V3, A, Follower, Store
+from tests.unit.leader.test_consistency_checker import V1, V2, V3, A, Cache, Store
 
 ROUTES = Routes(make_topology())
 
@@ -47,10 +47,10 @@ class Rig:
     """Caches of which near-1 holds something."""
 
     store: CountedStore = field(default_factory=CountedStore)
-    near: Follower = field(default_factory=Follower)
-    others: Follower = field(default_factory=Follower)
+    near: Cache = field(default_factory=Cache)
+    others: Cache = field(default_factory=Cache)
 
-    def to(self, server: CacheServer) -> Follower:
+    def to(self, server: CacheServer) -> Cache:
         return self.near if server.name == "near-1" else self.others
 
     async def verify(self, sample: Sample = ALL) -> Report:

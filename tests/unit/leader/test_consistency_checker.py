@@ -24,6 +24,7 @@ from tao.routing.routes import Routes
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.inspection import inspect
 from tao.serving.traffic import Traffic
+from tao.topology import edits
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.pacing import ManualClock
@@ -33,7 +34,7 @@ A, B = make_id(64), make_id(128)
 V1, V2, V3 = (make_version(1, counter) for counter in (1, 2, 3))
 
 
-class Follower:
+class Cache:
     """A cache that can be looked into, unless it is away."""
 
     def __init__(self) -> None:
@@ -73,23 +74,22 @@ class Store(ReadStore):
 
 
 class Rig:
-    """A leader's checker of two tiers of one follower each."""
+    """A leader's checker of two tiers of one follower each, and of the leader itself."""
 
     def __init__(self, settings: CheckerSettings | None = None) -> None:
-        topology = make_topology(1)
+        self.topology = topology = make_topology(1)
         self.routes = Routes(topology)
-        self.followers = {
-            server.name: Follower()
-            for tier in self.routes.follower_tiers(topology.regions[0].name)
-            for server in tier.hosts(0)
-        }
-        self.near = next(iter(self.followers.values()))
+        region = topology.regions[0].name
+        followers = [server.name for tier in self.routes.follower_tiers(region) for server in tier.hosts(0)]
+        self.leader = self.routes.leaders(region).home(0).name
+        self.servers = {name: Cache() for name in (*followers, self.leader)}
+        self.near = self.servers[followers[0]]
         self.store = Store()
         self.clock = ManualClock()
         self.checker = ConsistencyChecker(
             self.store,
             lambda: self.routes,
-            topology.regions[0].name,
+            region,
             cast(Links, self),
             self.clock,
             settings or CheckerSettings(every_messages=1),
@@ -97,8 +97,8 @@ class Rig:
         )
         self.figures = self.checker.figures
 
-    def to(self, server: CacheServer) -> Follower:
-        return self.followers[server.name]
+    def to(self, server: CacheServer) -> Cache:
+        return self.servers[server.name]
 
     def tell(self, *messages: Message) -> None:
         self.checker.note(ShardMessages(0, 1, messages))
@@ -124,7 +124,7 @@ async def test_what_has_the_version_or_is_not_cached_is_right_at_the_first_look(
     rig.tell(ObjectChange(A, V1, V2, USER, b""), ObjectInvalidation(B, V3))
     await rig.look(0)
     await rig.look(1)
-    assert (rig.figures.samples, rig.figures.looks) == (2, 2 * len(rig.followers))
+    assert (rig.figures.samples, rig.figures.looks) == (2, 2 * len(rig.servers))
     assert rig.figures.stale == [0, 0, 0]
     assert rig.figures.consistency.wrong == 0
 
@@ -145,7 +145,7 @@ async def test_what_is_stale_at_the_last_look_is_an_inconsistency() -> None:
     for look in range(3):
         await rig.look(look)
     assert rig.figures.stale == [1, 1, 1]
-    assert rig.figures.consistency == Consistency(len(rig.followers), 1)
+    assert rig.figures.consistency == Consistency(len(rig.servers), 1)
     assert rig.checker.summary()["inconsistencies"] == 1
 
 
@@ -154,7 +154,7 @@ async def test_only_who_was_stale_is_looked_at_again() -> None:
     rig.fall_behind()
     for look in range(3):
         await rig.look(look)
-    assert [follower.asked for follower in rig.followers.values()] == [3, *[1] * (len(rig.followers) - 1)]
+    assert [cache.asked for cache in rig.servers.values()] == [3, *[1] * (len(rig.servers) - 1)]
 
 
 async def test_other_content_under_the_same_version_is_stale() -> None:
@@ -201,14 +201,56 @@ async def test_without_the_database_versions_decide() -> None:
 
 async def test_who_does_not_answer_is_not_judged() -> None:
     rig = Rig()
-    for follower in rig.followers.values():
-        follower.hold(V1)
+    for cache in rig.servers.values():
+        cache.hold(V1)
     rig.near.away = True
     rig.store_object(V2)
     rig.tell(ObjectInvalidation(A, V2))
     await rig.look(0)
     assert rig.figures.unanswered == 1
-    assert rig.figures.looks == rig.figures.stale[0] == len(rig.followers) - 1
+    assert rig.figures.looks == rig.figures.stale[0] == len(rig.servers) - 1
+
+
+async def test_a_suspect_that_falls_silent_is_neither_right_nor_wrong() -> None:
+    rig = Rig()
+    rig.fall_behind()
+    await rig.look(0)
+    rig.near.away = True
+    await rig.look(1)
+    await rig.look(2)
+    assert (rig.figures.stale, rig.figures.unresolved) == ([1, 0, 0], 1)
+    assert rig.figures.consistency == Consistency(len(rig.servers) - 1, 0)
+
+
+async def test_a_suspect_that_was_silent_for_one_look_is_judged_at_the_last() -> None:
+    rig = Rig()
+    rig.fall_behind()
+    await rig.look(0)
+    rig.near.away = True
+    await rig.look(1)
+    rig.near.away = False
+    await rig.look(2)
+    assert (rig.figures.stale, rig.figures.unresolved) == ([1, 0, 1], 0)
+
+
+async def test_a_suspect_that_is_marked_meanwhile_is_not_taken_for_mended() -> None:
+    rig = Rig()
+    rig.fall_behind()
+    await rig.look(0)
+    near = next(name for name, cache in rig.servers.items() if cache is rig.near)
+    rig.routes = Routes(edits.mark_server(rig.topology, near, True))
+    await rig.look(1)
+    await rig.look(2)
+    assert (rig.figures.stale, rig.figures.unresolved) == ([1, 0, 0], 1)
+
+
+async def test_the_leader_itself_is_looked_at() -> None:
+    rig = Rig()
+    rig.servers[rig.leader].hold(V1)
+    rig.store_object(V2)
+    rig.tell(ObjectInvalidation(A, V2))
+    await rig.look(0)
+    assert rig.figures.stale == [1, 0, 0]
 
 
 async def test_a_look_waits_for_its_time() -> None:
@@ -217,7 +259,7 @@ async def test_a_look_waits_for_its_time() -> None:
     await rig.look(0, 0.5)
     assert rig.figures.looks == 0
     await rig.look(0, 0.6)
-    assert rig.figures.looks == len(rig.followers)
+    assert rig.figures.looks == len(rig.servers)
 
 
 async def test_one_message_in_so_many_is_followed_up_however_they_are_batched() -> None:
