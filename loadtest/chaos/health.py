@@ -14,7 +14,8 @@ from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import OperatorError, TaoError
 from tao.runtime.admin_client import admin_get
 from tao.storage.dialect import SessionSetup
-from tao.storage.promotion import acknowledging_replicas
+from tao.storage.promotion import member_state
+from tao.storage.semi_sync import acknowledging_replicas
 from tao.storage.session import ServerAccount, open_session
 from tao.topology.document import parse_topology
 
@@ -93,9 +94,11 @@ async def _not_waited_for(name: str, account: ServerAccount) -> list[str]:
     try:
         session = await open_session(account, name, SessionSetup(writes=True), deadline=deadline)
         try:
-            (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
-            if read_only:
+            state = await member_state(session, deadline=deadline)
+            if state.read_only:
                 return [f"{name} is closed to writes"]
+            if not state.waits_for_replica:
+                return [f"commits of {name} wait for no replica"]
             return [] if await acknowledging_replicas(session, deadline=deadline) else [f"{name} has no replica"]
         finally:
             await session.quit()

@@ -14,9 +14,10 @@ from tao.cli.draining import Drained, Quiet, Show, figures, marked, until_none
 from tao.model.errors import TopologyError
 from tao.model.topology import Database, Topology
 from tao.storage.accounts import SERVICES
-from tao.storage.promotion import acknowledging_replicas, set_semi_sync
 from tao.storage.session import Session
+from tao.watcher.locks import FileLocks, held_alone, mastership_lock
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.settings import PromotionSettings
 
 _STATEMENT_SECONDS: Final = 5.0
 
@@ -27,7 +28,8 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
     database = _database_of(topology, name)
     region = next(region for region, server in database.servers.items() if server.name == name)
     replicas = ReplicationSet(database, accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS)
-    notes = await _let_go(replicas, database) if database.semi_sync else []
+    async with held_alone(FileLocks(file), mastership_lock(database.name), PromotionSettings().lock_seconds):
+        let_go = await replicas.let_master_go()
     quiet = Quiet()
 
     async def missing() -> list[str]:
@@ -51,17 +53,8 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
         marked=True,
         topology_version=topology.version,
         waiting_for=left,
-        notes=notes,
+        notes=[f"commits of {database.name} wait for no replica until tao undrain"] if let_go else [],
     )
-
-
-async def _let_go(replicas: ReplicationSet, database: Database) -> list[str]:
-    """Have the master wait for none where this is the last replica that acknowledges."""
-    async with replicas.session(database.master_region) as session:
-        if await acknowledging_replicas(session, deadline=replicas.soon()) > 1:
-            return []
-        await set_semi_sync(session, waits=False, deadline=replicas.soon())
-    return [f"commits of {database.name} wait for no replica until tao undrain"]
 
 
 async def _statements(session: Session, deadline: float) -> int:

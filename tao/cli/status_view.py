@@ -75,11 +75,13 @@ class TailerRow(msgspec.Struct, frozen=True, kw_only=True):
 
 class DatabaseRow(msgspec.Struct, frozen=True, kw_only=True):
     """``servers``: name → ``up``, ``not known``, ``marked down``, or what is wrong with it, as leaders (the master) and
-    tailers find it."""
+    tailers find it. ``semi_sync``: by the topology; ``waits_for_replica``: do commits; None when nobody knows."""
 
     name: str
     master_region: str
     servers: dict[str, str]
+    semi_sync: bool = False
+    waits_for_replica: bool | None = None
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +183,21 @@ def _database(
             known = [answer.stats for answer in tails if answer.stats]
             connected = any(stats.get("connected") for stats in known)
             servers[server.name] = "up" if connected else "its binlog cannot be read" if known else "not known"
-    return DatabaseRow(name=database.name, master_region=database.master_region, servers=servers)
+    return DatabaseRow(
+        name=database.name,
+        master_region=database.master_region,
+        servers=servers,
+        semi_sync=database.semi_sync,
+        waits_for_replica=_waits(database, topology, answers),
+    )
+
+
+def _waits(database: Database, topology: Topology, answers: Mapping[str, Answer]) -> bool | None:
+    """Whether commits wait for a replica, by the freshest word of the leaders in the master's region."""
+    region = next(region for region in topology.regions if region.name == database.master_region)
+    beats = [answers[server.name].stats.get("heartbeats", {}).get(database.name) for server in region.leaders.servers]
+    known = [beat for beat in beats if beat and beat["age_seconds"] is not None and "waits_for_replica" in beat]
+    return min(known, key=lambda beat: beat["age_seconds"])["waits_for_replica"] if known else None
 
 
 def _master_trouble(
@@ -211,6 +227,13 @@ def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_s
         trouble = _master_trouble(database, region, answers, max_staleness_seconds)
         if trouble:
             yield f"{region.name}: the master of {database.name} takes no writes: {trouble}"
+        elif database.semi_sync and _waits(database, topology, answers) is False:
+            master = database.servers[database.master_region].name
+            yield (
+                f"{region.name}: commits of {database.name} wait for no replica, though the topology says semi_sync: "
+                f"what is acknowledged now would be lost with {master}. End what was begun (tao undrain, tao reseed, "
+                "tao rejoin); a watcher has them wait as soon as a replica that is not marked down acknowledges"
+            )
     for region in topology.regions:
         for role, server in _cache_servers(region):
             yield from _of_cache_server(region.name, role, server, answers[server.name], topology.version)

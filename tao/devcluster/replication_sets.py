@@ -19,7 +19,7 @@ from tao.model.topology import DatabaseServer, Topology
 from tao.storage.accounts import Account, ServiceAccounts
 from tao.storage.dialect import SessionSetup
 from tao.storage.lease import grant_lease, lease_seconds, remove_lease, server_unix_ms
-from tao.storage.promotion import MemberState, acknowledging_replicas, member_state, set_semi_sync
+from tao.storage.promotion import MemberState, member_state
 from tao.storage.replication import (
     ReplicationSource,
     attach,
@@ -29,6 +29,7 @@ from tao.storage.replication import (
     set_read_only,
     wait_for_position,
 )
+from tao.storage.semi_sync import acknowledging_replicas, set_semi_sync
 from tao.storage.session import ServerAccount, Session, open_session
 
 _STATEMENT_SECONDS = 10.0
@@ -105,11 +106,11 @@ async def wait_for_replicas(master: DatabaseServer, administrator: Account) -> N
     """Have each commit of the master wait for a replica. Raises `OperatorError` when none acknowledges."""
     deadline = _soon()
     async with _session(master, administrator) as session:
-        await set_semi_sync(session, waits=True, deadline=deadline)
         while not await acknowledging_replicas(session, deadline=deadline):
             if asyncio.get_running_loop().time() > deadline - 1.0:
                 raise OperatorError(f"no replica of {master.name} acknowledges what it receives")
             await asyncio.sleep(_PAUSE_SECONDS)
+        await set_semi_sync(session, waits=True, deadline=deadline)
 
 
 async def follow(replica: Replica, administrator: Account, replicator: Account) -> None:

@@ -47,7 +47,12 @@ class FreshnessFigures:
         return {
             "staleness_seconds": self._staleness(),
             "heartbeats": {
-                name: {"age_seconds": age, "trouble": beats[name].trouble} for name, age in self._ages().items()
+                name: {
+                    "age_seconds": age,
+                    "trouble": beats[name].trouble,
+                    "waits_for_replica": beats[name].waits_for_replica,
+                }
+                for name, age in self._ages().items()
             },
         }
 

@@ -34,10 +34,12 @@ class HeartbeatSettings:
 
 @dataclass(slots=True)
 class Beat:
-    """Of one database: the time in the newest row committed (0: none yet), and why the last one failed, or empty."""
+    """Of one database: the time in the newest row committed (0: none yet), and why the last one failed, or empty.
+    ``waits_for_replica``: so did commits there when that row was written; None before the first."""
 
     written_unix_ms: int = 0
     trouble: str = ""
+    waits_for_replica: bool | None = None
 
 
 class Heartbeats:
@@ -93,7 +95,9 @@ class Heartbeats:
         # Before the transaction begins: what is acknowledged by now is committed before it.
         now = self._clock.unix_ms()
         try:
-            await self._store.write_heartbeat(shard, self._name, now, timeout_seconds=self._settings.timeout_seconds)
+            beat.waits_for_replica = await self._store.write_heartbeat(
+                shard, self._name, now, timeout_seconds=self._settings.timeout_seconds
+            )
         except TaoError as error:
             # Read-only while another server is promoted, or away: said once, and tried again at the next beat.
             if not beat.trouble:

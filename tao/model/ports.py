@@ -105,10 +105,10 @@ class WriteStore(Protocol):
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
         """The rows of table ``shard`` as they are, without locks."""
 
-    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
         """Commit the writer's row in the shard's table ``heartbeat``: whoever sees it has seen every commit to the
-        shard's database that was acknowledged before ``unix_ms``. Fails as any write does, whole or with an unknown
-        outcome; another one follows."""
+        shard's database that was acknowledged before ``unix_ms``. Returns whether commits there wait until a replica
+        has received them. Fails as any write does, whole or with an unknown outcome; another one follows."""
 
     async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
         """Intents created before the given time, at most ``limit``, for repair."""

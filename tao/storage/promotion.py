@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import InternalError, OperatorError
+from tao.model.errors import InternalError
 from tao.storage.dialect import Dialect
 from tao.storage.gtid import GtidSet
 from tao.storage.names import schema_name
 from tao.storage.replication import ReplicationStatus, replication_status, set_read_only, wait_for_position
 from tao.storage.seeding import UNDER_WAY
+from tao.storage.semi_sync import SEMI_SYNC_FIGURES, semi_sync_state, set_semi_sync
 from tao.storage.session import Session
 
 _RAISED_AT_ONCE: Final = 64
@@ -31,11 +32,6 @@ _PATIENCE_SECONDS: Final = 0.5
 
 _CLOSING_SECONDS: Final = 60
 """For which the server itself waits to be closed: beyond any deadline here."""
-
-_SEMI_SYNC: Final = {
-    Dialect.MARIADB: ("rpl_semi_sync_master", "rpl_semi_sync_slave", "Rpl_semi_sync_master_clients"),
-    Dialect.MYSQL: ("rpl_semi_sync_source", "rpl_semi_sync_replica", "Rpl_semi_sync_source_clients"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +47,10 @@ class MemberState:
     """Those, and what waits in its relay log: what it can have without asking anybody."""
     seeding: bool = False
     """It is being seeded, or was when that ended halfway: it has a part of what its master has."""
+    waits_for_replica: bool = False
+    """Each commit of it, as a master, waits until a replica has received it."""
+    acknowledges: bool = False
+    """As a replica it tells its master what it has received, while it is connected."""
 
 
 async def member_state(session: Session, *, deadline: float) -> MemberState:
@@ -59,9 +59,10 @@ async def member_state(session: Session, *, deadline: float) -> MemberState:
     status = await replication_status(session, deadline=deadline)
     # MariaDB: positions name one transaction of a domain, this names the last one of each server that has committed.
     name = "gtid_binlog_state" if mariadb else "gtid_executed"
-    (((read_only, executed, seeding),), _) = await session.run(
-        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}, {UNDER_WAY}; ROLLBACK", deadline=deadline
+    (((read_only, executed, seeding),), figures, _) = await session.run(
+        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}, {UNDER_WAY}; {SEMI_SYNC_FIGURES}; ROLLBACK", deadline=deadline
     )
+    semi_sync = semi_sync_state(session.dialect, figures)
     executed = str(executed).replace("\n", "")
     received = [executed] if status is None else [executed, status.received]
     return MemberState(
@@ -70,6 +71,8 @@ async def member_state(session: Session, *, deadline: float) -> MemberState:
         executed=GtidSet(session.dialect, executed),
         received=GtidSet(session.dialect, *received),
         seeding=bool(seeding),
+        waits_for_replica=semi_sync.waits,
+        acknowledges=semi_sync.acknowledges,
     )
 
 
@@ -168,48 +171,6 @@ async def open_to_writes(session: Session, *, semi_sync: bool, deadline: float) 
     it."""
     await set_semi_sync(session, waits=semi_sync, deadline=deadline)
     await set_read_only(session, False, deadline=deadline)
-
-
-async def set_semi_sync(session: Session, *, waits: bool, deadline: float) -> None:
-    """Whether commits of this server wait for a replica. Servers without semi-synchronous replication stay so."""
-    known = await _semi_sync_variables(session, deadline=deadline)
-    master = _SEMI_SYNC[session.dialect][0]
-    if f"{master}_enabled" not in known:
-        if waits:
-            raise OperatorError("the server has no semi-synchronous replication: load its plugins (docs/operations.md)")
-        return
-    if waits:
-        # The default timeout, ten seconds, silently falls back to asynchronous. AFTER_SYNC: nobody sees a row before
-        # it is safe.
-        no_replica = "no_slave" if session.dialect is Dialect.MARIADB else "no_replica"
-        await session.run(
-            f"SET GLOBAL {master}_wait_point = 'AFTER_SYNC'; SET GLOBAL {master}_timeout = 4294967295; "
-            f"SET GLOBAL {master}_wait_{no_replica} = 1",
-            deadline=deadline,
-        )
-    await session.run(f"SET GLOBAL {master}_enabled = {waits:d}", deadline=deadline)
-
-
-async def acknowledge_as_replica(session: Session, *, deadline: float) -> None:
-    """Have a server acknowledge to its master what it receives, from its next connection on. It waits for nobody
-    itself."""
-    known = await _semi_sync_variables(session, deadline=deadline)
-    master, replica, _ = _SEMI_SYNC[session.dialect]
-    if f"{replica}_enabled" not in known:
-        raise OperatorError("the server has no semi-synchronous replication: load its plugins (docs/operations.md)")
-    await session.run(f"SET GLOBAL {master}_enabled = 0; SET GLOBAL {replica}_enabled = 1", deadline=deadline)
-
-
-async def acknowledging_replicas(session: Session, *, deadline: float) -> int:
-    """How many replicas that acknowledge are connected."""
-    name = _SEMI_SYNC[session.dialect][2]
-    rows = await session.named(f"SHOW GLOBAL STATUS LIKE '{name}'", deadline=deadline)
-    return int(rows[0]["Value"]) if rows else 0
-
-
-async def _semi_sync_variables(session: Session, *, deadline: float) -> set[str]:
-    rows = await session.named("SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync%%'", deadline=deadline)
-    return {str(row["Variable_name"]) for row in rows}
 
 
 def _some(shards: Sequence[int]) -> list[Sequence[int]]:

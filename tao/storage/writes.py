@@ -23,6 +23,7 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pool, Pools
 from tao.storage.result_packets import Row
+from tao.storage.semi_sync import SEMI_SYNC_FIGURES, semi_sync_state
 from tao.storage.session import Session
 from tao.storage.write_statements import (
     StatementText,
@@ -252,12 +253,14 @@ class MySqlWriteStore:
             found.update((row.shard, row) for row in map(shard_row, rows))
         return found
 
-    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
         """See the port. Raises `MasterReadOnly`, `Unavailable`, `DeadlineExceeded`, `OutcomeUnknown`."""
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         async with self._pools.of(self._master_of(shard)).session(deadline=deadline) as session:
             upsert = session.dialect.upsert(f"{schema_name(shard)}.heartbeat", ("writer",), ("written_unix_ms",), 1)
-            await session.run(f"START TRANSACTION; {upsert}; COMMIT", [writer.encode(), unix_ms], deadline=deadline)
+            sql = f"{SEMI_SYNC_FIGURES}; START TRANSACTION; {upsert}; COMMIT"
+            figures, *_ = await session.run(sql, [writer.encode(), unix_ms], deadline=deadline)
+            return semi_sync_state(session.dialect, figures).waits
 
     async def old_intents(
         self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0

@@ -39,6 +39,8 @@ class DatabaseProbes:
         self._good_looks: Final[dict[str, int]] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.lags: dict[str, float | None] = {}
+        self.waits_for_replica: dict[str, bool] = {}
+        """By database, of those that are semi-synchronous and whose master is open: do its commits wait for one."""
 
     async def run(self) -> None:
         """Until cancelled. A database whose servers hang holds up no other's."""
@@ -78,7 +80,15 @@ class DatabaseProbes:
                 self._good_looks[member.name],
                 looks_until_up=self._settings.answers_until_up,
             )
+            if member.is_master:
+                self._note_waiting(database, member)
         self._looked(replicas, members)
+
+    def _note_waiting(self, database: Database, master: Member) -> None:
+        if database.semi_sync and master.state is not None and not master.state.read_only:
+            self.waits_for_replica[database.name] = master.state.waits_for_replica
+        else:
+            self.waits_for_replica.pop(database.name, None)
 
     def _verdict(self, replicas: ReplicationSet, member: Member, now: float) -> Verdict:
         settings = self._settings

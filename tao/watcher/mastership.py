@@ -32,6 +32,9 @@ class Deed(StrEnum):
     """It has been silent for too long."""
     REJOIN = "rejoin"
     """A server follows nobody."""
+    WAIT = "wait"
+    """Commits of the master wait for no replica, though the topology wants it and one acknowledges: it was drained and
+    unmarked by hand, seeding it was interrupted, or it was away when the master was opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,10 @@ class Sight:
     """Looks in a row that found the master closed."""
     vouched: bool = False
     """The watcher of the master's own region sees it well: it is cut off from here, and not lost."""
+    semi_sync: bool = False
+    """By the topology."""
+    acknowledging: Sequence[str] = ()
+    """Replicas for which commits may wait."""
 
 
 CLOSED_LOOKS: Final = 2
@@ -59,6 +66,8 @@ def next_deed(sight: Sight, *, gone_seconds: float, auto_promote: bool, auto_rej
         return Deed.NOTHING, ""
     if sight.closed_looks >= CLOSED_LOOKS:
         return Deed.RESTORE, ""
+    if sight.semi_sync and not master.state.waits_for_replica and sight.acknowledging:
+        return Deed.WAIT, ""
     if auto_rejoin:
         for member in sight.members:
             if not member.is_master and member.is_whole and member.state and member.state.following is None:
@@ -118,6 +127,8 @@ class Mastership:
             self._silent_seconds(master.name),
             self._closed_looks[name],
             self._peers.says_up(master.region, master.name),
+            replicas.database.semi_sync,
+            replicas.acknowledging(members),
         )
         deed, server = next_deed(
             sight,
@@ -164,6 +175,8 @@ class Mastership:
                 done = await self._promoter.promote(name, Wish(master_lost=True), renewed=renewed)
             elif deed is Deed.RESTORE:
                 done = await self._promoter.restore(name)
+            elif deed is Deed.WAIT:
+                await self._promoter.wait_for_replicas(name)
             else:
                 await self._promoter.rejoin(name, server)
         except LockTaken:

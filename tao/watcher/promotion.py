@@ -23,15 +23,14 @@ from tao.model.ports import TopologyStore
 from tao.model.topology import Database
 from tao.storage.lease import EVENT_SECONDS, grant_lease, server_unix_ms
 from tao.storage.promotion import (
-    acknowledging_replicas,
     apply_received,
     highest_epoch,
     member_state,
     open_to_writes,
     raise_epoch,
-    set_semi_sync,
 )
 from tao.storage.replication import detach
+from tao.storage.semi_sync import acknowledging_replicas, set_semi_sync
 from tao.topology import edits
 from tao.watcher.locks import Locks, held_alone, mastership_lock
 from tao.watcher.promotion_plan import (
@@ -147,6 +146,16 @@ class Promoter:
         async with self._alone(database):
             return await self._restore(await self._set(database))
 
+    async def wait_for_replicas(self, database: str) -> None:
+        """Have commits of the master wait for a replica again, as the topology says, whatever had them wait for none.
+        Raises `OperatorError` when there is none to wait for."""
+        async with self._alone(database):
+            # By the topology as it is now: whoever takes a replica out of use marks it, and then wants this lock.
+            replicas = await self._set(database)
+            if not replicas.database.semi_sync or not replicas.acknowledging(await replicas.members()):
+                raise OperatorError(f"{replicas.master.name} has no replica in use that acknowledges")
+            await self._wait_for_replicas_again(replicas)
+
     async def rejoin(self, database: str, server: str) -> None:
         """Have a server follow the master of its set again, and wait until it has caught up. Raises `ServerDiverged`
         when it cannot, with nothing changed but that it is closed to writes."""
@@ -161,12 +170,11 @@ class Promoter:
             await replicas.close(region)
             member, master = await replicas.beside_master(region)
             check_rejoin(member, master)
-            if replicas.database.semi_sync:
-                async with replicas.session(master.region) as session:
-                    await set_semi_sync(session, waits=True, deadline=replicas.soon())
             await replicas.follow(region, master.region)
             await self._caught_up(replicas, region)
-            await self._wait_for_replicas_again(replicas)
+            if replicas.database.semi_sync:
+                # Not before: commits would wait until it has received all that it lacks.
+                await self._wait_for_replicas_again(replicas)
             topology = await self._store.load()
             if find_database(topology, database).servers[region].down:
                 await self._store.change(topology.version, edits.mark_database_server(topology, server, down=False))
@@ -309,11 +317,6 @@ class Promoter:
         )
 
     async def _repoint(self, replicas: ReplicationSet) -> tuple[list[str], dict[str, str]]:
-        database = replicas.database
-        if database.semi_sync:
-            # Before they connect: replicas are counted when they do.
-            async with replicas.session(database.master_region) as session:
-                await set_semi_sync(session, waits=True, deadline=replicas.soon())
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         following: list[str] = []
@@ -352,12 +355,10 @@ class Promoter:
 
     async def _wait_for_replicas_again(self, replicas: ReplicationSet) -> None:
         """A master that was alone waits for its replicas again, now that one is back."""
-        if not replicas.database.semi_sync:
-            return
         if not await self._acknowledged(replicas, True):
-            async with replicas.session(replicas.database.master_region) as session:
-                await set_semi_sync(session, waits=False, deadline=replicas.soon())
             raise OperatorError(f"{replicas.master.name} has no replica that acknowledges; it waits for none")
+        async with replicas.session(replicas.database.master_region) as session:
+            await set_semi_sync(session, waits=True, deadline=replicas.soon())
 
     async def _caught_up(self, replicas: ReplicationSet, region: str) -> None:
         async with replicas.session(replicas.database.master_region) as session:

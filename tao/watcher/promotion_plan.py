@@ -60,6 +60,11 @@ class Member:
         """It is connected to a master."""
         return self.state is not None and self.state.following is not None and self.state.following.receiving
 
+    @property
+    def acknowledges(self) -> bool:
+        """Its master hears from it what it has received."""
+        return self.receives and self.state is not None and self.state.acknowledges
+
 
 @dataclass(frozen=True, slots=True)
 class Wish:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
@@ -13,15 +13,9 @@ from tao.model.topology import Database, DatabaseServer, Topology
 from tao.storage.accounts import Account
 from tao.storage.dialect import SessionSetup
 from tao.storage.lease import lease_seconds, revoke_lease
-from tao.storage.promotion import (
-    acknowledge_as_replica,
-    fence,
-    highest_epoch,
-    member_state,
-    receive_again,
-    stop_receiving,
-)
+from tao.storage.promotion import fence, highest_epoch, member_state, receive_again, stop_receiving
 from tao.storage.replication import ReplicationSource, attach, executed_position, wait_for_position
+from tao.storage.semi_sync import acknowledge_as_replica, set_semi_sync
 from tao.storage.session import ServerAccount, Session, open_session
 from tao.watcher.promotion_plan import Member, PromotionRefused
 
@@ -124,6 +118,28 @@ class ReplicationSet:
         master = self.database.servers[master_region].seen_from(member.region)
         following = None if member.state is None else member.state.following
         return following is not None and following.source == f"{master.host}:{master.port}"
+
+    def acknowledging(self, members: Iterable[Member]) -> list[str]:
+        """The servers for which commits of the master may wait: they acknowledge what it tells them, have all that came
+        before, and are in use. One that is marked may be about to be stopped, and every write would stand still."""
+        return [
+            member.name
+            for member in members
+            if member.acknowledges
+            and member.is_whole
+            and not self.database.servers[member.region].down
+            and self.follows(member, self.database.master_region)
+        ]
+
+    async def let_master_go(self) -> bool:
+        """Have commits of the master wait for none where no replica in use acknowledges, before the last one that does
+        is stopped: every write would stand still, and a copy that waits for the end of commits with them. Returns
+        whether that was so. Under the lock of the database, or a watcher undoes it. Raises `TaoError`."""
+        if not self.database.semi_sync or self.acknowledging(await self.members()):
+            return False
+        async with self.session(self.database.master_region) as session:
+            await set_semi_sync(session, waits=False, deadline=self.soon())
+        return True
 
     async def close(self, region: str) -> None:
         """Take the lease and close the server to writes, for good. Raises `TaoError`."""

@@ -25,7 +25,6 @@ from tao.model.errors import OperatorError, TopologyConflict, TopologyError
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.storage.database_tools import Copied, DatabaseTools, copy_shards, find_tools
-from tao.storage.promotion import acknowledging_replicas, set_semi_sync
 from tao.storage.seeding import (
     ServerContents,
     begin_seeding,
@@ -133,7 +132,7 @@ class Reseeder:
             async with held_alone(self._locks, mastership_lock(replicas.database.name), self._settings.lock_seconds):
                 replicas = await self._set(server)
                 await self._plan(replicas, server)  # once more: now nobody changes who is master
-                await self._let_master_go(replicas, region)
+                await replicas.let_master_go()
                 async with replicas.session(region) as session:
                     await begin_seeding(session, deadline=replicas.soon() + self._settings.catch_up_seconds)
             await self._begin(SeedStep.EMPTY)
@@ -211,16 +210,6 @@ class Reseeder:
                 continue  # a watcher was faster, with a mark of its own
             await asyncio.sleep(self._settings.settle_seconds)  # for all to see it
             return
-
-    async def _let_master_go(self, replicas: ReplicationSet, region: str) -> None:
-        """Have the master wait for none where no other acknowledges: every write would stand still, and a copy that
-        waits for the end of commits with them."""
-        if not replicas.database.semi_sync:
-            return
-        members = {member.region: member for member in await replicas.members()}
-        async with replicas.session(replicas.database.master_region) as session:
-            if await acknowledging_replicas(session, deadline=replicas.soon()) <= members[region].receives:
-                await set_semi_sync(session, waits=False, deadline=replicas.soon())
 
     async def _copy(self, replicas: ReplicationSet, region: str, tools: DatabaseTools) -> tuple[ServerContents, Copied]:
         master = await self._contents(replicas, replicas.database.master_region)

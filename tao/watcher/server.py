@@ -213,6 +213,7 @@ class WatcherServer:
             "verdicts": {**self._caches.verdicts, **self._databases.verdicts},
             "peers": {region: view is not None for region, view in self._peers.views.items()},
             "replication_lag_seconds": self._databases.lags,
+            "waits_for_replica": self._databases.waits_for_replica,
             "marks_set": self._marks_set,
             "cloning": self._hot_shards.done,
             "deeds": mastership.deeds,
@@ -228,7 +229,8 @@ class WatcherServer:
         metrics.gauge("active_info", "1 at the watcher that acts.", lambda: float(mastership.is_active))
         metrics.gauge_family(
             "deeds_total",
-            "What was done about masters: lost ones replaced, closed ones opened, servers made replicas again.",
+            "What was done about masters: lost ones replaced, closed ones opened, servers made replicas again, masters "
+            "that waited for no replica told to.",
             "deed",
             lambda: {**mastership.deeds, "failed": mastership.failed_deeds},
         )
@@ -246,6 +248,13 @@ class WatcherServer:
             "Of masters' leases.",
             "outcome",
             lambda: {"done": mastership.renewals, "missed": mastership.missed_renewals},
+        )
+        metrics.gauge_family(
+            "waits_for_replica_info",
+            "Of each semi-synchronous database: 1 while commits wait for a replica, 0 while what is acknowledged would "
+            "be lost with the master.",
+            "database",
+            lambda: {name: float(waits) for name, waits in self._databases.waits_for_replica.items()},
         )
         metrics.gauge_family("watched_servers", "Servers by how they do here.", "verdict", self._by_verdict)
 

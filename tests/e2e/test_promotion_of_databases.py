@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -11,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
+from tao.devcluster.ports import LOOPBACK, reserve_port
+from tao.devcluster.readiness import server_stats
+from tao.model.errors import DeadlineExceeded, MasterReadOnly, OperatorError, TaoError
 from tao.observability.logs import logger
-from tao.storage.accounts import ServiceAccounts
+from tao.runtime.admin_client import admin_get
+from tao.storage.accounts import Account, ServiceAccounts
 from tao.storage.lease import (
     EVENT_SECONDS,
     grant_lease,
@@ -24,11 +28,16 @@ from tao.storage.lease import (
     revoke_lease,
     server_unix_ms,
 )
-from tao.storage.promotion import acknowledging_replicas, fence, stop_receiving
+from tao.storage.promotion import fence, member_state, stop_receiving
+from tao.storage.replication import detach
+from tao.storage.semi_sync import acknowledging_replicas
+from tao.topology import edits
+from tao.topology.file_store import TopologyFile
 from tao.watcher.locks import LockTaken
 from tao.watcher.promotion import Step
 from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, Wish
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.reseeding import SeedStep
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import LeaseSettings, ProbeSettings, PromotionSettings, WatcherSettings
 from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, soon
@@ -300,3 +309,92 @@ async def waiting_to_close(rig: ReplicationRig) -> bool:
     return waits and any(
         "read_only" in str(row[7]).lower() and "processlist" not in str(row[7]).lower() for row in rows
     )
+
+
+async def test_a_server_that_rejoins_holds_up_no_commit_before_it_has_what_it_lacks(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+        async with rig.session(WEST) as session:
+            await detach(session, deadline=soon())
+        await rig.write(EAST, 1)
+        # It does not come in at its master, so it never has what it lacks.
+        wrong = dataclasses.replace(rig.accounts, replicator=Account("tao_replicator", "not-its-password"))
+        rejoining = asyncio.create_task(dataclasses.replace(rig, accounts=wrong).promoter().rejoin("db", WEST))
+        async with asyncio.timeout(30):
+            while not any(member.state and member.state.following for member in await rig.promoter().look("db")):  # noqa: ASYNC110 - the rejoin
+                await asyncio.sleep(0.01)
+        await rig.write(EAST, 2)
+        rejoining.cancel()
+        await asyncio.wait((rejoining,))
+        assert not await waits_for_replica(rig, EAST)
+        await rig.promoter().rejoin("db", WEST)
+        assert await waits_for_replica(rig, EAST)
+        await assert_is_master(rig, EAST, WEST)
+
+
+async def waits_for_replica(rig: ReplicationRig, region: str) -> bool:
+    async with rig.session(region) as session:
+        return (await member_state(session, deadline=soon())).waits_for_replica
+
+
+async def test_what_an_interrupted_seeding_leaves_is_shown_and_mended_by_the_watcher(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+        with reserve_port() as port:
+            admin = f"{LOOPBACK}:{port.port}"
+        settings = WatcherSettings(
+            name="watcher",
+            region=EAST,
+            topology_file=rig.topology_path,
+            administrator_password=rig.accounts.administrator.password,
+            replicator_password=rig.accounts.replicator.password,
+            probes=ProbeSettings(interval_seconds=0.1),
+            leases=False,
+            admin=admin,
+        )
+        watcher = await WatcherServer(settings, logger("watcher")).start()
+        try:
+            # The topology says semi_sync, and nobody had told the master.
+            await until_shown(admin, "1.0")
+            assert await waits_for_replica(rig, EAST)
+
+            async def killed(step: SeedStep) -> None:
+                if step is SeedStep.FOLLOW:
+                    raise Killed
+
+            with pytest.raises(Killed):
+                await rig.reseeder(killed).seed(WEST)
+            await until_shown(admin, "0.0")
+            await rig.write(EAST, 1)  # which nobody else has
+            # Ended by hand and not by the command: it follows, and its mark is taken away.
+            accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
+            await ReplicationSet(rig.database, accounts, seen_from="", statement_seconds=10).follow(WEST, EAST)
+            await until_arrived(rig, WEST, 1)
+            assert not await waits_for_replica(rig, EAST), "it is marked, as one that is about to be stopped"
+            with pytest.raises(OperatorError, match="no replica in use"):  # also for who looked before the mark
+                await rig.promoter().wait_for_replicas("db")
+            file = TopologyFile(rig.topology_path, on_error=lambda error: pytest.fail(error.message))
+            unmarked = edits.mark_database_server(rig.topology, WEST, down=False)
+            await file.change(rig.topology.version, unmarked)
+            await until_shown(admin, "1.0")
+            assert await waits_for_replica(rig, EAST)
+            assert (await server_stats(admin))["deeds"]["wait"] == 2
+            await assert_is_master(rig, EAST, WEST)
+        finally:
+            await watcher.close()
+
+
+async def until_shown(admin: str, value: str) -> None:
+    """By the watcher's gauge."""
+    async with asyncio.timeout(30):
+        while await shown(admin) != [value]:  # noqa: ASYNC110 - the watcher does it
+            await asyncio.sleep(0.02)
+
+
+async def shown(admin: str) -> list[str]:
+    _, body = await admin_get(admin, "/metrics")
+    return [
+        line.rpartition(" ")[2] for line in body.decode().splitlines() if line.startswith("tao_waits_for_replica_info{")
+    ]

@@ -178,6 +178,43 @@ async def test_a_follower_that_is_gone_is_marked_and_one_that_is_back_is_not(clu
     await until_topology(cluster, lambda: "west-follower-1a" not in marked(cluster), "it is still marked")
 
 
+async def test_a_drain_without_an_undrain_is_a_problem_until_the_mark_goes_and_commits_wait_again(
+    cluster: DevCluster,
+) -> None:
+    status, drained, errors = await command(cluster, "drain", "east-db-1")
+    assert status == 0, errors
+    assert drained["notes"] == ["commits of db-1 wait for no replica until tao undrain"]
+
+    async def waits(expected: bool) -> bool:
+        (row,) = (await state(cluster))["databases"]
+        by_watchers = [stats["waits_for_replica"] for stats in (await watchers(cluster)).values()]
+        return row["waits_for_replica"] is expected and by_watchers == [{"db-1": expected}] * 2
+
+    await until(lambda: waits(False), "nobody shows that commits wait for no replica")
+    (problem,) = [each for each in (await state(cluster))["problems"] if "semi_sync" in each]
+    assert "would be lost with west-db-1" in problem
+    async with writing(cluster, "west"):
+        pass
+    assert await waits(False), "it is marked: it may be stopped any moment"
+    # And not by `tao undrain`, which has commits wait by itself.
+    status, _, errors = await command(cluster, "topology", "mark-up", "east-db-1")
+    assert status == 0, errors
+    await until(lambda: waits(True), "commits do not wait again")
+    assert not [each for each in (await state(cluster))["problems"] if "semi_sync" in each]
+    async with writing(cluster, "west"):
+        pass
+
+
+async def state(cluster: DevCluster) -> dict[str, Any]:
+    """By `tao status`."""
+    argv = [sys.executable, "-m", "tao.cli", "status", "--json"]
+    done = await asyncio.to_thread(
+        subprocess.run, argv, cwd=cluster.topology_path.parent.parent, capture_output=True, check=False
+    )
+    found: dict[str, Any] = msgspec.json.decode(done.stdout)
+    return found
+
+
 async def test_a_killed_master_is_replaced_without_an_operator_and_nothing_acknowledged_is_lost(
     cluster: DevCluster,
 ) -> None:

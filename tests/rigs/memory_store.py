@@ -50,6 +50,7 @@ class MemoryStore(ReadStore):
         self.reads: list[tuple[list[Query], bool]] = []
         self.transactions: list[list[int]] = []
         self.heartbeats: list[tuple[int, str, int]] = []
+        self.waits_for_replica = False
         self._share_locked: dict[int, int] = dict.fromkeys(range(shards), 0)
         self._unlocked = asyncio.Condition()
 
@@ -74,10 +75,11 @@ class MemoryStore(ReadStore):
                 raise fault
         return {shard: self.shards[shard] for shard in shards}
 
-    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
         if fault := self.ownership_faults.get(self.server_of(shard)):
             raise fault
         self.heartbeats.append((shard, writer, unix_ms))
+        return self.waits_for_replica
 
     async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
         found = [row for row in self.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]

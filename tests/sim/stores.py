@@ -187,7 +187,7 @@ class SimWriteStore:
             found |= await _at(self._world, server, look, timeout_seconds)
         return found
 
-    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+    async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
         """See the port."""
         server = self._world.databases[self._master_of(shard)]
 
@@ -196,6 +196,7 @@ class SimWriteStore:
             await asyncio.sleep(server.log(RowChanges(), self._world.schema, heartbeat=(shard, writer, unix_ms)))
 
         await _at(self._world, server, write, timeout_seconds)
+        return False
 
     async def old_intents(
         self, shards: Sequence[int], *, before_unix_ms: int, limit: int, timeout_seconds: float = 5.0

@@ -24,12 +24,12 @@ def region(name: str, *, tailers: bool = True, down: str = "") -> Region:
     )
 
 
-def topology_of(*regions: Region, database_down: str = "") -> Topology:
+def topology_of(*regions: Region, database_down: str = "", semi_sync: bool = False) -> Topology:
     servers = {
         each.name: DatabaseServer(name=f"{each.name}-db-1", down=database_down == f"{each.name}-db-1")
         for each in regions
     }
-    database = Database(name="db-1", master_region="east", servers=servers, shards=((0, 3),))
+    database = Database(name="db-1", master_region="east", servers=servers, shards=((0, 3),), semi_sync=semi_sync)
     return Topology(version=7, shards=4, regions=regions, databases=(database,))
 
 
@@ -141,6 +141,24 @@ def test_each_fault_is_said_in_words(changes: dict[str, Answer], problem: str) -
 def test_what_stops_writes_comes_first() -> None:
     found = problems(east_web=Answer({}, "refused"), east_leader=leader({}), west_tailer=Answer({}, "refused"))
     assert [problem.split(":")[1].split()[0] for problem in found] == ["the", "follower", "tailer"]
+
+
+def test_a_master_whose_commits_wait_for_nobody_is_a_problem_where_the_topology_wants_them_to_wait() -> None:
+    def saying(waits: bool | None, *, age: float = 0.4) -> Answer:
+        ages = {"staleness_seconds": {"db-1": 1.2}}
+        return leader({"db-1": {"age_seconds": age, "trouble": "", "waits_for_replica": waits}}, **ages)
+
+    semi_sync = topology_of(region("east"), region("west"), semi_sync=True)
+    (problem,) = problems(semi_sync, east_leader=saying(False))
+    assert problem.startswith("east: commits of db-1 wait for no replica, though the topology says semi_sync")
+    assert "lost with east-db-1" in problem
+    assert "tao undrain" in problem
+    assert problems(semi_sync, east_leader=saying(True)) == problems(TWO, east_leader=saying(False)) == []
+    assert problems(semi_sync) == [], "a leader of an older release says nothing of it"
+    (stopped,) = problems(semi_sync, east_leader=saying(False, age=60.0))
+    assert "takes no writes" in stopped
+    (row,) = view_of(semi_sync, healthy(semi_sync, east_leader=saying(False)), SECONDS).databases
+    assert (row.semi_sync, row.waits_for_replica) == (True, False)
 
 
 def test_what_an_operator_marked_down_is_said_whether_it_is_or_not() -> None:

@@ -62,9 +62,9 @@ async def test_a_row_has_the_time_before_its_transaction_began(rig: Rig, monkeyp
     inner = rig.store.write_heartbeat
     began = rig.clock.unix_ms()
 
-    async def slow(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+    async def slow(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
         rig.clock.now += 10
-        await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
+        return await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
 
     monkeypatch.setattr(rig.store, "write_heartbeat", slow)
     rig.start()
@@ -88,13 +88,13 @@ async def test_a_database_that_hangs_has_one_row_under_way_and_keeps_no_other_wa
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
-    inner: Callable[..., Awaitable[None]] = rig.store.write_heartbeat
+    inner: Callable[..., Awaitable[bool]] = rig.store.write_heartbeat
 
-    async def hang(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> None:
+    async def hang(shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
         if shard == 0:
             asked.append(shard)
             await asyncio.Event().wait()
-        await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
+        return await inner(shard, writer, unix_ms, timeout_seconds=timeout_seconds)
 
     monkeypatch.setattr(rig.store, "write_heartbeat", hang)
     rig.start()
@@ -108,3 +108,11 @@ async def test_a_leader_writes_no_row_for_a_database_of_which_it_owns_nothing_an
     await until(lambda: len(rig.beats.beats) == 2)
     rig.owned = {2, 3}
     await until(lambda: list(rig.beats.beats) == ["db-1"])
+
+
+async def test_each_row_says_whether_commits_of_its_database_wait_for_a_replica(rig: Rig) -> None:
+    rig.start()
+    await until(lambda: len(rig.store.heartbeats) >= 2)
+    assert rig.beats.beats["db-0"].waits_for_replica is False
+    rig.store.waits_for_replica = True
+    await until(lambda: rig.beats.beats["db-0"].waits_for_replica)

@@ -26,9 +26,9 @@ def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationSta
     )
 
 
-def master(has: str | None, *, closed: bool = False, region: str = "east") -> Member:
-    """``has``: GTIDs; None when it does not answer."""
-    state = None if has is None else MemberState(closed, None, gtids(has), gtids(has))
+def master(has: str | None, *, closed: bool = False, region: str = "east", waits: bool = False) -> Member:
+    """``has``: GTIDs; None when it does not answer. ``waits``: its commits do, for a replica."""
+    state = None if has is None else MemberState(closed, None, gtids(has), gtids(has), waits_for_replica=waits)
     return Member(f"{region}-db", region, state, "" if state else "refused", is_master=True)
 
 
@@ -40,6 +40,7 @@ def replica(
     receiving: bool = False,
     alone: bool = False,
     seeding: bool = False,
+    acknowledges: bool = False,
 ) -> Member:
     """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody;
     ``seeding``: it has a part of the data."""
@@ -47,4 +48,8 @@ def replica(
         return Member(f"{region}-db", region, None, "refused")
     status = None if alone else following(receiving=receiving)
     received_too = GtidSet(Dialect.MARIADB, has, received)
-    return Member(f"{region}-db", region, MemberState(True, status, gtids(has), received_too, seeding))
+    return Member(
+        f"{region}-db",
+        region,
+        MemberState(True, status, gtids(has), received_too, seeding, acknowledges=acknowledges),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tao.watcher.mastership import Deed, Sight, next_deed
 from tao.watcher.promotion_plan import Member
 from tests.unit.watcher.members import master, replica
@@ -14,9 +16,14 @@ def deed(
     vouched: bool = False,
     promote: bool = True,
     rejoin: bool = False,
+    semi_sync: bool = False,
+    acknowledging: Sequence[str] = (),
 ) -> tuple[Deed, str]:
     return next_deed(
-        Sight(members, silent, closed, vouched), gone_seconds=5.0, auto_promote=promote, auto_rejoin=rejoin
+        Sight(members, silent, closed, vouched, semi_sync, acknowledging),
+        gone_seconds=5.0,
+        auto_promote=promote,
+        auto_rejoin=rejoin,
     )
 
 
@@ -48,3 +55,18 @@ def test_a_server_that_follows_nobody_is_brought_back_only_where_that_is_wanted(
     assert deed(*alone, rejoin=True) == (Deed.REJOIN, "west-db")
     seeding = replica("west", "", alone=True, seeding=True)
     assert deed(master("1-1-1"), seeding, rejoin=True)[0] is Deed.NOTHING, "somebody is at it"
+
+
+def test_a_master_waits_again_as_soon_as_there_is_a_replica_to_wait_for() -> None:
+    west = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    unsafe, there = (master("1-1-1"), west), ("west-db",)
+    assert deed(*unsafe, semi_sync=True, acknowledging=there) == (Deed.WAIT, "")
+    assert deed(*unsafe, semi_sync=True)[0] is Deed.NOTHING, "every write would stand still"
+    assert deed(*unsafe, acknowledging=there)[0] is Deed.NOTHING, "the topology does not want it"
+    safe = (master("1-1-1", waits=True), west)
+    assert deed(*safe, semi_sync=True, acknowledging=there)[0] is Deed.NOTHING
+    closed = (master("1-1-1", closed=True), west)
+    assert deed(*closed, closed=2, semi_sync=True, acknowledging=there)[0] is Deed.RESTORE, "which sees to it as well"
+    astray = replica("north", "1-1-1", alone=True)
+    assert deed(*unsafe, astray, semi_sync=True, acknowledging=there, rejoin=True)[0] is Deed.WAIT, "which is quick"
+    assert deed(master(None), west, semi_sync=True, acknowledging=there)[0] is Deed.NOTHING

@@ -12,9 +12,9 @@ from tao.model.topology import Database, DatabaseServer
 from tao.storage.accounts import Account
 from tao.storage.promotion import MemberState
 from tao.watcher import replication_set
-from tao.watcher.promotion_plan import check_rejoin
+from tao.watcher.promotion_plan import Member, check_rejoin
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
-from tests.unit.watcher.members import following, gtids
+from tests.unit.watcher.members import following, gtids, master, replica
 
 
 async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_diverged(
@@ -37,8 +37,32 @@ async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_di
 
     monkeypatch.setattr(ReplicationSet, "session", session)
     monkeypatch.setattr(replication_set, "member_state", member_state)
-    servers = {region: DatabaseServer(name=f"{region}-db") for region in ("east", "west")}
-    database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),))
+    check_rejoin(*await replication_set_of("east", "west").beside_master("west"))
+
+
+def replication_set_of(*regions: str, marked: str = "") -> ReplicationSet:
+    """The first region has the master, at the port that `following` says."""
+    servers = {
+        region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=port, down=region == marked)
+        for port, region in enumerate(regions, start=1)
+    }
+    database = Database(name="db", master_region=regions[0], servers=servers, shards=((0, 1),))
     account = Account("tao_admin", "secret")
-    replicas = ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
-    check_rejoin(*await replicas.beside_master("west"))
+    return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
+
+
+def acknowledging(*replicas: Member, marked: str = "") -> list[str]:
+    of_set = replication_set_of("east", *(each.region for each in replicas), marked=marked)
+    return of_set.acknowledging([master("1-1-1"), *replicas])
+
+
+def test_commits_may_wait_for_a_replica_that_acknowledges_is_whole_and_in_use() -> None:
+    well = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    assert acknowledging(well, replica("north", None)) == ["west-db"]
+    assert acknowledging(well, marked="west") == [], "it may be about to be stopped"
+    assert acknowledging(replica("west", "1-1-1", receiving=True)) == []
+    assert acknowledging(replica("west", "1-1-1", acknowledges=True)) == [], "a server says so after its master is gone"
+    assert acknowledging(replica("west", "1-1-1", receiving=True, acknowledges=True, seeding=True)) == []
+    moved = replication_set_of("east", "west")
+    moved.database.servers["east"] = DatabaseServer(name="east-db", host="127.0.0.1", port=7)
+    assert moved.acknowledging([master("1-1-1"), well]) == [], "it follows another one"
