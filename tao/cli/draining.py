@@ -1,7 +1,8 @@
 """Waiting until a cache server that was marked is asked nothing any more, or one that was unmarked serves again.
 
 What is looked at is what servers say of themselves on their admin ports: which document they go by, what they own, and
-counters, which stand still when nobody asks.
+counters, which stand still when nobody asks. Whoever refuses a connection is gone and needs nothing; whoever is silent
+may only be paused, or busy, and is waited for: nobody knows what it does.
 """
 
 from __future__ import annotations
@@ -50,13 +51,19 @@ class Drained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def drain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
-    """Mark a leader or follower and wait until nobody needs it. Raises `TopologyError` when nobody could stand in."""
-    topology = await marked(file, name, down=True, check=_check_stand_in)
+    """Mark a leader or follower and wait until nobody needs it. Raises `TopologyError` when nobody could stand in,
+    `OperatorError` when it cannot be seen who goes by the mark; nothing is marked then."""
+
+    def check(before: Topology, name: str) -> None:
+        _check_stand_in(before, name)
+        check_seen(before)
+
+    topology = await marked(file, name, down=True, check=check)
     place = Routes(topology).locate(name)
     watched = Quiet()
 
     async def missing() -> list[str]:
-        stats = await figures(topology)
+        stats = await figures(topology, wanted=name)
         return [*_unheard(stats, topology.version), *_unfinished(name, place.tier, topology, stats, watched)]
 
     left = await until_none(missing, timeout_seconds, show)
@@ -139,23 +146,45 @@ async def until_none(missing: Callable[[], Any], timeout_seconds: float, show: S
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def figures(topology: Topology) -> dict[str, dict[str, Any]]:
-    """``/stats`` of all cache servers and tailers that answer, by name. `Any`: each role has its own."""
-    from tao.devcluster.readiness import server_stats
+def check_seen(topology: Topology) -> None:
+    """Raises `OperatorError` when a server has no admin address."""
+    unseen = [name for name, (admin, _) in _looked_at(topology).items() if not admin]
+    if unseen:
+        they = "has no admin address" if len(unseen) == 1 else "have no admin addresses"
+        raise OperatorError(
+            f"{', '.join(unseen)} {they} in the topology: nobody can see whether all go by a mark; add them, or use "
+            "tao topology mark-down and look yourself"
+        )
 
-    async def one(admin: str) -> dict[str, Any]:
+
+async def figures(topology: Topology, *, wanted: str = "") -> dict[str, dict[str, Any]]:
+    """``/stats`` of all cache servers and tailers by name: an empty one of whoever is silent, none of whoever is gone,
+    and none of silent servers marked down, ``wanted`` apart: their machine may be lost, and all pass them over. `Any`:
+    each role has its own."""
+    from tao.devcluster.readiness import server_stats
+    from tao.runtime.admin_client import NobodyListens
+
+    async def one(name: str, admin: str, down: bool) -> dict[str, Any] | None:
         try:
             return await server_stats(admin)
+        except NobodyListens:
+            return None  # it hears of the document when it starts
         except TaoError:
-            return {}  # it is down, and hears of the document when it starts
+            return None if down and name != wanted else {}
 
-    addresses: dict[str, str] = {}
+    looked_at = {name: place for name, place in _looked_at(topology).items() if place[0]}
+    answers = await asyncio.gather(*(one(name, *place) for name, place in looked_at.items()))
+    return {name: stats for name, stats in zip(looked_at, answers, strict=True) if stats is not None}
+
+
+def _looked_at(topology: Topology) -> dict[str, tuple[str, bool]]:
+    """Cache servers and tailers: the admin address, and whether it is marked down."""
+    found: dict[str, tuple[str, bool]] = {}
     for region in topology.regions:
         for tier in (region.leaders, *region.followers):
-            addresses.update({server.name: server.admin for server in tier.servers if server.admin})
-        addresses.update({tailer.name: tailer.admin for tailer in region.tailers if tailer.admin})
-    answers = await asyncio.gather(*map(one, addresses.values()))
-    return {name: stats for name, stats in zip(addresses, answers, strict=True) if stats}
+            found.update({server.name: (server.admin, server.down) for server in tier.servers})
+        found.update({tailer.name: (tailer.admin, False) for tailer in region.tailers})
+    return found
 
 
 async def not_ready(name: str, admin: str) -> list[str]:
@@ -193,16 +222,17 @@ def work_of(stats: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _unheard(stats: Mapping[str, Mapping[str, Any]], version: int) -> list[str]:
-    late = [name for name, each in stats.items() if each.get("topology_version", version) < version]
-    return [f"{name} to notice topology {version}" for name in late]
+    late = [name for name, each in stats.items() if each and each["topology_version"] < version]
+    silent = [name for name, each in stats.items() if not each]
+    return [*(f"{name} to answer" for name in silent), *(f"{name} to notice topology {version}" for name in late)]
 
 
 def _unfinished(
     name: str, tier: str, topology: Topology, stats: Mapping[str, Mapping[str, Any]], watched: Quiet
 ) -> list[str]:
     own = stats.get(name)
-    if own is None:
-        return []  # it is gone already
+    if not own:
+        return []  # it is gone already; a silent one is waited for in any case
     found: list[str] = []
     if own["role"] == "leader":
         shards = own["owned_shards"] + own["hosted_shards"]
@@ -211,7 +241,7 @@ def _unfinished(
         found += [
             f"{other} to take its shards"
             for other in _others(topology, name)
-            if other in stats and not _has_all(topology, other, stats[other])
+            if stats.get(other) and not _has_all(topology, other, stats[other])
         ]
     if not watched.lasts(work_of(own), asyncio.get_running_loop().time()):
         found.append(f"{name} to be asked nothing any more (by clients of {tier} that follow the topology)")

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from tao.cli.draining import Drained, Quiet, Show, figures, marked, until_none
+from tao.cli.draining import Drained, Quiet, Show, check_seen, figures, marked, until_none
 from tao.model.errors import TopologyError
 from tao.model.topology import Database, Topology
 from tao.storage.accounts import SERVICES
@@ -23,7 +23,8 @@ _STATEMENT_SECONDS: Final = 5.0
 
 
 async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show) -> Drained:
-    """Mark a replica and wait until nothing is asked of it. Raises `TopologyError` for a master."""
+    """Mark a replica and wait until nothing is asked of it. Raises `TopologyError` for a master, `OperatorError` when it
+    cannot be seen who goes by the mark."""
     topology = await marked(file, name, down=True, check=_check_replica)
     database = _database_of(topology, name)
     region = next(region for region, server in database.servers.items() if server.name == name)
@@ -74,3 +75,4 @@ def _check_replica(topology: Topology, name: str) -> None:
     database = _database_of(topology, name)
     if database.servers[database.master_region].name == name:
         raise TopologyError(f"{name} is the master of {database.name}: tao promote {database.name} --to another region")
+    check_seen(topology)

@@ -15,10 +15,14 @@ _MAX_ANSWER_BYTES: Final = 16 << 20
 _PROBE_SECONDS: Final = 2.0
 
 
+class NobodyListens(Unavailable):
+    """The connection was refused: the machine is there, and no process has the port."""
+
+
 async def admin_get(address: str, path: str, timeout_seconds: float = _PROBE_SECONDS) -> tuple[int, bytes]:
     """Status and body of ``GET path`` at ``host:port``.
 
-    Raises `Unavailable` when nobody answers in time, `ProtocolError` when the answer is not HTTP.
+    Raises `NobodyListens`, `Unavailable` when nobody answers in time, `ProtocolError` when the answer is not HTTP.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -35,6 +39,8 @@ async def admin_get(address: str, path: str, timeout_seconds: float = _PROBE_SEC
                 return int(lines[0].split()[1]), await reader.readexactly(length)
             finally:
                 writer.close()
+    except ConnectionRefusedError as error:
+        raise NobodyListens(f"{address}{path} does not answer: {error}") from error
     except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         raise Unavailable(f"{address}{path} does not answer: {str(error) or type(error).__name__}") from error
     except (ValueError, IndexError, asyncio.LimitOverrunError) as error:

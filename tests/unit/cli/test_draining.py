@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,10 +17,31 @@ from tao.storage.accounts import Account
 from tao.topology.document import dump_topology, parse_topology
 from tao.watcher.replication_set import SetAccounts
 
+GONE = "127.0.0.1:1"
+"""An admin port that refuses."""
+
 
 def tier(name: str, *servers: str) -> Tier:
-    """Of servers that cannot be asked: they are gone already."""
-    return Tier(name=name, servers=tuple(CacheServer(name=each, grpc="127.0.0.1:1") for each in servers))
+    """Of servers that are gone already."""
+    return Tier(name=name, servers=tuple(CacheServer(name=each, grpc=GONE, admin=GONE) for each in servers))
+
+
+def set_admin(file: Path, name: str, admin: str) -> None:
+    """Another admin address for a server."""
+    found = json.loads(file.read_text())
+    for region in found["regions"]:
+        for each in (region["leaders"], *region["followers"]):
+            for server in each["servers"]:
+                if server["name"] == name:
+                    server["admin"] = admin
+    file.write_text(json.dumps(found))
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[str]:
+    """The admin port of a paused process: it connects, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
 
 
 @pytest.fixture
@@ -48,6 +72,32 @@ async def test_a_server_that_is_gone_already_is_safe_once_it_is_marked(file: Pat
     assert (await drain_cache_server(file, "l-1", 5, say_nothing)).topology_version == 2, "nothing to change"
 
 
+@pytest.mark.parametrize("silent_one", ["l-1", "l-2", "f-2"])
+async def test_a_server_that_is_silent_may_be_in_use_and_is_waited_for(
+    file: Path, silent: str, silent_one: str
+) -> None:
+    """It may own shards, or send requests by an older document; only a refused connection says that nobody is there."""
+    set_admin(file, silent_one, silent)
+    found = await drain_cache_server(file, "l-1", 0.01, say_nothing)
+    assert (found.safe_to_stop, found.marked) == (False, True)
+    assert found.waiting_for == [f"{silent_one} to answer"]
+
+
+async def test_a_silent_server_that_all_pass_over_holds_up_no_other(file: Path, silent: str) -> None:
+    """Its machine is lost, and would not refuse for ever."""
+    set_admin(file, "f-2", silent)
+    await marked(file, "f-2", down=True)
+    assert (await drain_cache_server(file, "l-1", 5, say_nothing)).safe_to_stop
+
+
+@pytest.mark.parametrize("unseen", ["l-1", "f-2"])
+async def test_where_a_server_cannot_be_looked_at_nothing_is_marked(file: Path, unseen: str) -> None:
+    set_admin(file, unseen, "")
+    with pytest.raises(OperatorError, match=f"{unseen} has no admin address"):
+        await drain_cache_server(file, "l-1", 5, say_nothing)
+    assert down(file) == set()
+
+
 async def test_the_last_server_that_could_stand_in_is_refused(file: Path) -> None:
     await marked(file, "l-1", down=True)
     with pytest.raises(TopologyError, match="l-2 is the last server of leaders"):
@@ -65,6 +115,7 @@ async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Pat
 
 
 async def test_a_server_without_an_admin_port_cannot_be_put_back_by_this_command(file: Path) -> None:
+    set_admin(file, "f-1", "")
     with pytest.raises(OperatorError, match="no admin address"):
         await undrain_cache_server(file, "f-1", 5, say_nothing)
 
