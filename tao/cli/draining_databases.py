@@ -23,8 +23,8 @@ _STATEMENT_SECONDS: Final = 5.0
 
 
 async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show) -> Drained:
-    """Mark a replica and wait until nothing is asked of it. Raises `TopologyError` for a master, `OperatorError` when it
-    cannot be seen who goes by the mark."""
+    """Mark a replica and wait until nothing is asked of it. Raises `TopologyError` for a master, `OperatorError` when
+    it cannot be seen who goes by the mark."""
     topology = await marked(file, name, down=True, check=_check_replica)
     database = _database_of(topology, name)
     region = next(region for region, server in database.servers.items() if server.name == name)
