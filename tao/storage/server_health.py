@@ -4,6 +4,10 @@ A server that refuses connections is down at once. One that is silent is only su
 lock, and other tables' must not suffer for that - until a connection of its own is not answered either. So is one that
 lets a connection wait while it answers on others: what is under way there may be in COMMIT, and would be cut. While it
 is down nobody is sent to it; probes, one at a time, find out when it is back.
+
+How long statements take is not held against a server: that tells of what was asked, a lock or a cold disk, and another
+region's database would be slowed down by all that this one's should have done. Each miss is given up by itself
+(`tao.leader.miss_path`).
 """
 
 from __future__ import annotations
@@ -86,7 +90,7 @@ class ServerHealth:
     def answered(self) -> None:
         """The server has answered, whatever it has said."""
         self._heard_at = self._answered_at = self._loop.time()
-        self._detector.answered(0.0, self._heard_at)
+        self._detector.answered(0.0, self._heard_at)  # no brown-outs: see above
 
     def refused(self, reason: str) -> None:
         """A connection was refused, or broke while it was made."""
