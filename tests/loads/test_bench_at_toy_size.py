@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -47,6 +48,13 @@ def test_memory_is_measured_by_kind_of_entry_and_hits_by_operation(ran: ToyRun) 
     assert all(each.value > 0 for each in result.quantities)
     assert {"hits, packed", "hits, dictionary", "hits, python"} <= set(result.measured)
     assert all(figure > 0 for figure in result.measured["hits, python"].values())
+
+
+@scenario("bench", "--only", "spool")
+def test_the_spool_is_measured_beside_a_plain_file(ran: ToyRun) -> None:
+    result = of_bench(ran, "spool")
+    assert [figure.contestant for figure in result.figures] == ["file", "sqlite"] * 3
+    check_figures(result)
 
 
 @scenario("bench", "--only", "stream")
@@ -154,7 +162,10 @@ def test_capacity_is_measured_and_put_into_the_model(ran: ToyRun) -> None:
     assert all(each["throughput_qps"] > 0 for each in found["by_hit_rate"])
     assert [each["followers"] for each in found["by_followers"]] == [1]
     assert found["by_growth"][0]["growth"] == 1
-    assert all(each["follower_servers"] > 0 for each in found["billion_reads"].values())
+    assert len({round(each["hit_rate"], 2) for each in found["by_mix"]}) > 1
+    assert "the published mix" in found["costs"]
+    for each in found["billion_reads"].values():
+        assert all(each[role]["servers"] > 0 for role in ("follower", "leader"))
 
 
 @scenario("locality")
@@ -207,24 +218,53 @@ def test_a_graph_is_loaded_and_its_memory_told(ran: ToyRun) -> None:
     assert any(name.startswith("memory of follower") for name in by_name)
 
 
-def test_an_interrupted_run_stops_its_servers_and_says_so(tmp_path: Path) -> None:
-    json_file = tmp_path / "bench.json"
+def processes_of(folder: Path) -> list[str]:
+    """Command lines that name it."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            found.append(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [each for each in found if str(folder) in each and "loadtest" not in each.partition(" -m ")[2].split()[:1]]
+
+
+@pytest.mark.parametrize(
+    ("command", "signals"),
+    [
+        (("bench", "--only", "writes"), (signal.SIGINT,)),
+        (("run",), (signal.SIGINT, signal.SIGINT, signal.SIGTERM)),
+        (("run",), (signal.SIGTERM, signal.SIGTERM)),
+        (("run",), (signal.SIGHUP, signal.SIGINT)),
+    ],
+    ids=["bench", "impatiently", "ended", "hung up"],
+)
+def test_an_interrupted_run_stops_its_servers_and_says_so(
+    command: tuple[str, ...], signals: tuple[signal.Signals, ...], tmp_path: Path
+) -> None:
+    json_file = tmp_path / "found.json"
     with subprocess.Popen(
-        [sys.executable, "-m", "loadtest", "bench", "--only", "writes", "--json", str(json_file)],
+        [sys.executable, "-m", "loadtest", *command, "--json", str(json_file)],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        while process.poll() is None and not list(tmp_path.glob("tao-bench-*/writes-*/cluster.json")):
+        while process.poll() is None and not list(tmp_path.glob("tao-bench-*/*/cluster.json")):
             time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
+        for number in signals:
+            # Each has been heard before the next comes: they are not one.
+            process.send_signal(number)
+            time.sleep(0.1)
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     assert "interrupted" in output
-    assert msgspec.json.decode(json_file.read_bytes(), type=Report).interrupted
     assert list(tmp_path.glob("tao-bench-*")) == []
+    assert processes_of(tmp_path) == []
+    if command[0] == "bench":
+        assert msgspec.json.decode(json_file.read_bytes(), type=Report).interrupted
+    else:
+        assert "run: interrupted before it had figures" in errors
+        assert not json_file.exists()
 
 
 @scenario("bench", "--only", "master_lost")
