@@ -17,7 +17,7 @@ import msgspec
 
 from loadtest.chaos.excuses import MASTER_LOST, Fault
 from loadtest.chaos.health import until_well
-from loadtest.chaos.load import Rates, load_on
+from loadtest.chaos.load import Load, Rates, load_on
 from loadtest.chaos.record import Record
 from loadtest.chaos.striking import Harm, all_faults
 from loadtest.results import Listing, ScenarioResult
@@ -118,19 +118,26 @@ class _Run:
         self.measured: dict[str, Any] = {}  # Any: the JSON's values differ in kind
 
     async def go(self) -> None:
+        """A cluster that does not get well, or quiet, ends the run; what was measured until then tells why."""
         async with load_on(self.regions, self.record, Random(self.wanted.seed)) as load:
-            load.start(self.wanted.rates)
-            telling = asyncio.create_task(self._tell())
             try:
-                await load.while_running(self._strike_all())
-            finally:
-                telling.cancel()
-            await load.stop()
-            seconds = self.record.now()
-            self.progress.step("waiting for writes of unknown outcome", 0.85)
-            await load.settle_all()
-            self.progress.step("waiting until all is quiet", 0.88)
-            stale, differences, compared = await load.stale(self.progress)
+                await self._strike_and_compare(load)
+            except OperatorError as error:
+                self._measure(self.record.now(), None, {"differences": {}, "compared": {}}, not_well=error.message)
+
+    async def _strike_and_compare(self, load: Load) -> None:
+        load.start(self.wanted.rates)
+        telling = asyncio.create_task(self._tell())
+        try:
+            await load.while_running(self._strike_all())
+        finally:
+            telling.cancel()
+        await load.stop()
+        seconds = self.record.now()
+        self.progress.step("waiting for writes of unknown outcome", 0.85)
+        await load.settle_all()
+        self.progress.step("waiting until all is quiet", 0.88)
+        stale, differences, compared = await load.stale(self.progress)
         self._measure(seconds, stale, {"differences": differences, "compared": compared})
 
     async def _strike_all(self) -> None:
@@ -167,7 +174,10 @@ class _Run:
             self.progress.step(f"{text}; {bad} wrong; {active}", 0.85 * min(1.0, now / self.wanted.seconds))
             await asyncio.sleep(_TELL_SECONDS)
 
-    def _measure(self, seconds: float, stale: int, compared: dict[str, dict[str, int]]) -> None:
+    def _measure(
+        self, seconds: float, stale: int | None, compared: dict[str, dict[str, int]], *, not_well: str = ""
+    ) -> None:
+        """``stale`` is None, and nothing is compared, of a cluster that is ``not_well``."""
         record = self.record
 
         def violations(*demands: str) -> int:
@@ -196,6 +206,7 @@ class _Run:
                 for (fault, demand, reason), count in sorted(record.failures.items())
             ],
             "seed": self.wanted.seed,
+            "not_well": not_well,
             "busy_seconds": round(seconds, 1),
             **compared,
             "examples": record.examples,
@@ -211,7 +222,8 @@ class _Run:
             *("acked_writes_lost", "stale_after_quiescence", "ryw_violations", "token_violations"),
             *("critical_violations", "staleness_violations", "monotone_violations", "wrong_answers"),
         )
-        wrong = [f"{key}: {found[key]:,}" for key in zeros if found[key]]
+        wrong = [found["not_well"]] if found["not_well"] else []
+        wrong += [f"{key}: {found[key]:,}" for key in zeros if found[key]]
         if not self.wanted.overlapping and self.record.unexplained > allowed:
             wrong.append(f"failed reads that no fault explains: {self.record.unexplained:,}")
             wrong += [f"{each.seconds} s: {each}" for each in self.record.failed if not each.explained][:5]
@@ -233,5 +245,6 @@ def _rounded(fault: Fault) -> dict[str, object]:
 
 def _listing(measured: dict[str, Any]) -> Listing:
     names = list(measured)[: list(measured).index("faults")]
-    rows: list[tuple[str, ...]] = [(name.replace("_", " "), f"{measured[name]:,}") for name in names]
+    figures = {name: "not compared" if measured[name] is None else f"{measured[name]:,}" for name in names}
+    rows: list[tuple[str, ...]] = [(name.replace("_", " "), figure) for name, figure in figures.items()]
     return Listing(title="what the judge found", columns=("", "count"), rows=rows)

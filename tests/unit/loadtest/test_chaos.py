@@ -1,0 +1,74 @@
+"""`chaos`, when the cluster does not get well after a fault: what was measured is told all the same, and the reason."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from loadtest.chaos import scenario
+from loadtest.chaos.load import Rates
+from loadtest.chaos.record import Record
+from loadtest.scenario import BenchSettings
+from tao.model.errors import OperatorError
+
+NOT_WELL = "not well 240 s after it was mended: east-db-1 has no replica"
+
+
+class Load:
+    """Some writes and reads, until the work fails."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+
+    def start(self, rates: Rates) -> None:
+        self.record.acknowledged = int(rates.writes)
+
+    async def while_running(self, work: Awaitable[None]) -> None:
+        try:
+            await work
+        finally:
+            self.record.reads += 7
+
+
+class Silent:
+    def step(self, text: str, done: float = 0.0) -> None:
+        pass
+
+
+async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_its_figures_and_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    binary = SimpleNamespace(flavour="mariadb", version_text="10.11")
+    cluster = SimpleNamespace(processes={"east-db-1": "db"}, database=lambda name: SimpleNamespace(binary=binary))
+
+    @asynccontextmanager
+    async def two_regions(*_: object) -> AsyncIterator[object]:
+        yield SimpleNamespace(cluster=cluster)
+
+    @asynccontextmanager
+    async def load_on(regions: object, record: Record, chance: object) -> AsyncIterator[Load]:
+        yield Load(record)
+
+    @asynccontextmanager
+    async def kill(harm: object) -> AsyncIterator[str]:
+        yield "east-db-1"
+
+    async def until_well(*_: object) -> None:
+        raise OperatorError(NOT_WELL)
+
+    for name, fake in {"two_regions": two_regions, "load_on": load_on, "until_well": until_well}.items():
+        monkeypatch.setattr(scenario, name, fake)
+    monkeypatch.setattr(scenario, "all_faults", lambda: {"follower_kill": kill})
+    monkeypatch.setattr(scenario, "_TOY_AWAY_SECONDS", 0.0)
+    wanted = scenario.ChaosSettings(seconds=0.01, kinds=("follower_kill",))
+    result = await scenario.run(BenchSettings(tmp_path, toy=True), Silent(), wanted)
+    assert result.faults[0] == NOT_WELL
+    written = msgspec.json.decode(msgspec.json.encode(result.measured))
+    assert (written["not_well"], written["stale_after_quiescence"]) == (NOT_WELL, None)
+    assert (written["acked_writes"], written["reads"], written["faults"]) == (20, 7, {"follower_kill": 1})
+    assert ("stale after quiescence", "not compared") in result.listings[0].rows
