@@ -1,5 +1,10 @@
 """Misses that go to the region's database, those of one tick in few statements (DESIGN.md §3, §5). Each has its answer
-as soon as its shard has one."""
+as soon as its shard has one.
+
+While a read is under way the next ones gather, and go together when it has ended: a statement's system calls and
+wake-ups cost more than what it asks for, and under load as many as come within a round trip share them. Nobody waits
+for a read that takes long, nor when many have gathered.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +36,31 @@ class MissSettings:
     first_pause_seconds: float = 0.002
     """Pause before the first of these; it doubles."""
 
+    gather_seconds: float = 0.002
+    """How long a read that is under way may be waited for, so that misses share the next: a round trip to a database
+    in reach and not busy is shorter. 0: none is."""
+
+    max_gathered: int = 32
+    """Queries that have gathered go at once, beside the read that is under way: more in one statement save little."""
+
 
 @dataclass(slots=True)
 class _Asked:
     query: Query
-    timeout_seconds: float
+    until: float
     answer: asyncio.Future[Fetched]
+
+
+class _Line:
+    """What gathers for one database."""
+
+    __slots__ = ("began", "gathered", "timer", "under_way")
+
+    def __init__(self) -> None:
+        self.gathered: list[_Asked] = []
+        self.under_way: list[_Asked] | None = None  # by the read that was begun last
+        self.began = 0.0
+        self.timer: asyncio.TimerHandle | None = None
 
 
 class DatabaseSource:
@@ -54,18 +78,19 @@ class DatabaseSource:
         self._database_of: Final = database_of
         self._spawn: Final = spawn
         self._settings: Final = settings
-        self._gathering: Gathering[tuple[str, bool], _Asked] = Gathering(
-            self._start_reading, settings.max_batch_queries
-        )
+        self._gathering: Gathering[tuple[str, bool], _Asked] = Gathering(self._line_up, settings.max_batch_queries)
+        self._lines: dict[tuple[str, bool], _Line] = {}
         self.read_seconds: Callable[[float], None] = _nobody_observes
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database stays below ``minimum``."""
         shard = _shard(query)
         pause = self._settings.first_pause_seconds
+        loop = asyncio.get_running_loop()
         for _ in range(self._settings.max_rereads):
-            answer: asyncio.Future[Fetched] = asyncio.get_running_loop().create_future()
-            self._gathering.add((self._database_of(shard), critical), _Asked(query, timeout_seconds, answer))
+            answer: asyncio.Future[Fetched] = loop.create_future()
+            asked = _Asked(query, loop.time() + timeout_seconds, answer)
+            self._gathering.add((self._database_of(shard), critical), asked)
             fetched = await answer
             if answers(version_of(fetched.value), minimum, fetched.version_epoch):
                 return fetched
@@ -73,13 +98,40 @@ class DatabaseSource:
             pause *= 2
         raise StaleRead(f"the database of shard {shard} does not have version {minimum} yet; try again")
 
-    def _start_reading(self, to: tuple[str, bool], asked: list[_Asked]) -> None:
+    def _line_up(self, to: tuple[str, bool], asked: list[_Asked]) -> None:
+        line = self._lines.get(to)
+        if line is None:
+            line = self._lines[to] = _Line()
+        room = self._settings.max_batch_queries - len(line.gathered)
+        if len(asked) > room:
+            self._start_reading(to, line)
+        line.gathered.extend(asked)
+        may_wait_until = line.began + self._settings.gather_seconds
+        if (
+            line.under_way is None
+            or len(line.gathered) >= self._settings.max_gathered
+            or asyncio.get_running_loop().time() >= may_wait_until
+        ):
+            self._start_reading(to, line)
+        elif line.timer is None:
+            line.timer = asyncio.get_running_loop().call_at(may_wait_until, self._start_reading, to, line)
+
+    def _start_reading(self, to: tuple[str, bool], line: _Line) -> None:
+        if line.timer is not None:
+            line.timer.cancel()
+            line.timer = None
+        asked, line.gathered = line.gathered, []
+        if not asked:
+            return
+        line.under_way = asked
+        line.began = asyncio.get_running_loop().time()
         try:
-            self._spawn(self._read(asked, critical=to[1]))
+            self._spawn(self._read(to, line, asked))
         except TaoError as error:
+            line.under_way = None
             _fail(asked, error)
 
-    async def _read(self, asked: list[_Asked], *, critical: bool) -> None:
+    async def _read(self, to: tuple[str, bool], line: _Line, asked: list[_Asked]) -> None:
         loop = asyncio.get_running_loop()
         started = loop.time()
         failure: TaoError = InternalError("the read was given up; see the server's log")
@@ -97,8 +149,8 @@ class DatabaseSource:
         try:
             await self._store.read_each(
                 [one.query for one in asked],
-                critical=critical,
-                timeout_seconds=max(one.timeout_seconds for one in asked),
+                critical=to[1],
+                timeout_seconds=max(one.until for one in asked) - started,
                 on_read=take,
             )
         except TaoError as error:
@@ -106,6 +158,9 @@ class DatabaseSource:
         finally:
             _fail(asked, failure)
             self.read_seconds(loop.time() - started)
+            if line.under_way is asked:
+                line.under_way = None
+                self._start_reading(to, line)
 
 
 def _shard(query: Query) -> int:

@@ -58,6 +58,118 @@ async def test_a_slow_or_failed_shard_holds_up_and_fails_no_other_that_was_asked
     await tasks.close()
 
 
+class StoreInTurn(ReadStore):
+    """Each read ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.reads: list[tuple[Sequence[Query], asyncio.Event]] = []
+
+    async def read_each(
+        self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
+    ) -> None:
+        self.reads.append((queries, asyncio.Event()))
+        await self.reads[-1][1].wait()
+        on_read(range(len(queries)), FillRead([encode_object(1, USER, b"")] * len(queries), {0: 1, 1: 1}))
+
+    @property
+    def sizes(self) -> list[int]:
+        return [len(queries) for queries, _ in self.reads]
+
+    def end_all(self) -> None:
+        for _, over in self.reads:
+            over.set()
+
+
+class Asking:
+    """Reads of the shards 0 and 1, each of which has a database of its own, one a turn of the loop."""
+
+    def __init__(self, *, gather_seconds: float = 60.0, max_gathered: int = 32) -> None:
+        self.store, self.tasks = StoreInTurn(), Tasks()
+        settings = MissSettings(max_batch_queries=8, gather_seconds=gather_seconds, max_gathered=max_gathered)
+        self.source = DatabaseSource(self.store, str, self.tasks, settings)
+        self.asked: list[asyncio.Future[Fetched]] = []
+
+    async def ask(self, count: int = 1, *, shard: int = 0, at_once: bool = False, critical: bool = False) -> None:
+        for _ in range(count):
+            query = ObjectQuery(make_id(64 + len(self.asked), shard))
+            fetching = self.source.fetch(query, 0, critical=critical, timeout_seconds=120)
+            self.asked.append(asyncio.ensure_future(fetching))
+            if not at_once:
+                await quiet()
+        await quiet()
+
+    async def end(self) -> None:
+        while not all(each.done() for each in self.asked):
+            self.store.end_all()
+            await quiet()
+        await self.tasks.close()
+
+
+async def test_misses_gather_while_a_read_is_under_way_and_go_together_when_it_has_ended() -> None:
+    asking = Asking()
+    await asking.ask(4)
+    assert asking.store.sizes == [1]
+    asking.store.end_all()
+    await quiet()
+    assert asking.store.sizes == [1, 3]
+    await asking.ask(2)
+    await asking.end()
+    assert asking.store.sizes == [1, 3, 2]
+    await asking.ask()
+    assert asking.store.sizes[3:] == [1], "where nothing is under way nothing is waited for"
+    await asking.end()
+
+
+async def test_no_other_database_and_no_other_kind_of_read_is_waited_for() -> None:
+    asking = Asking()
+    await asking.ask(shard=0)
+    await asking.ask(shard=1)
+    await asking.ask(shard=0, critical=True)
+    assert asking.store.sizes == [1, 1, 1]
+    await asking.end()
+
+
+async def test_a_read_that_takes_long_is_not_waited_for() -> None:
+    asking = Asking(gather_seconds=0.01)
+    await asking.ask(3)
+    async with asyncio.timeout(60):
+        while len(asking.store.reads) < 2:  # noqa: ASYNC110 - the store's state is the condition
+            await asyncio.sleep(0.001)
+    assert sum(asking.store.sizes) == 3
+    await asking.end()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_many_that_have_gathered_go_beside_the_read_that_is_under_way(at_once: bool) -> None:
+    asking = Asking(max_gathered=3)
+    await asking.ask()
+    await asking.ask(3, at_once=at_once)
+    assert asking.store.sizes == [1, 3]
+    await asking.ask()
+    assert asking.store.sizes == [1, 3], "what is waited for is the read begun last"
+    await asking.end()
+
+
+async def test_no_read_has_more_queries_than_allowed_whatever_has_gathered() -> None:
+    asking = Asking()
+    await asking.ask(3)
+    await asking.ask(17, at_once=True)
+    await asking.end()
+    assert sum(asking.store.sizes) == 20
+    assert max(asking.store.sizes) <= 8
+
+
+async def test_what_cannot_be_begun_fails_and_the_next_is_read() -> None:
+    asking = Asking()
+    asking.tasks.refuses = True
+    with pytest.raises(Overloaded):
+        await asking.source.fetch(ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5)
+    asking.tasks.refuses = False
+    await asking.ask()
+    assert asking.store.sizes == [1]
+    await asking.end()
+
+
 class StoreAtEpoch(ReadStore):
     """One object at version 1 of the first version epoch, read under ``epoch``."""
 
