@@ -47,6 +47,9 @@ _READ_AGAIN: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead,
 # help.
 _WRITE_AGAIN: Final = (Unavailable, NotMine, Fenced)
 
+_MOST_DOUBLINGS: Final = 4
+"""Of the pause of a read that waits for a server that is down: it looks every tenth of a second then."""
+
 AnyCall = ReadCall | WriteCall
 
 
@@ -276,11 +279,13 @@ class Dispatcher:
                 lane = self.router.next(call.shard_of(each.slot), call.attempt.tried)
                 places.setdefault(lane, []).append(index)
             slept = False
-            # Those that have been asked before come last: they are given a moment first.
-            for lane, indexes in sorted(places.items(), key=lambda item: item[0] in call.attempt.tried):
-                if lane in call.attempt.tried and not slept:
+            # Those that have been asked before come last, since they are given a moment first; after them those that are
+            # down, for which a read may wait long.
+            tried = call.attempt.tried
+            for lane, indexes in sorted(places.items(), key=lambda item: (item[0] in tried, item[0].link.is_down)):
+                if lane in tried and (not slept or lane.link.is_down):
                     slept = True
-                    await asyncio.sleep(self._backoff(len(call.attempt.tried)))
+                    await self._give_time(call, lane)
                 if self._loop.time() >= call.attempt.deadline:
                     break
                 self.stats.retries += 1
@@ -291,6 +296,17 @@ class Dispatcher:
         finally:
             for each in waiting.values():
                 self._fail(each.waiter, each.error)
+
+    async def _give_time(self, call: AnyCall, lane: Lane) -> None:
+        """A moment for a server that has been asked before. When it is down, and with it whoever else has the shard, a
+        read waits as long as it may: what is sent there fails at once, and the link finds out when it is back."""
+        tries, deadline = len(call.attempt.tried), call.attempt.deadline
+        while True:
+            pause = self._backoff(min(tries, _MOST_DOUBLINGS))
+            await asyncio.sleep(min(pause, max(0.0, deadline - self._loop.time())))
+            if not (isinstance(call, ReadCall) and lane.link.is_down and self._loop.time() < deadline):
+                return
+            tries += 1
 
     def _send_rest(self, call: AnyCall, rest: list[_Again]) -> None:
         """Ask the same server for what its answer had no room for."""

@@ -196,6 +196,47 @@ async def test_a_lone_server_is_given_a_moment_before_it_is_asked_again() -> Non
         assert cluster.link("near-1").timeouts[-1] <= QUICK.timeout_seconds
 
 
+class BackAfterLooks(FakeLink):
+    """It is down, and refuses at once, until it has been looked at so often."""
+
+    looks = 50
+
+    @property
+    def is_down(self) -> bool:
+        self.looks -= 1
+        return self.looks > 0
+
+    @is_down.setter
+    def is_down(self, down: bool) -> None:
+        pass
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        self.behaviour = failing(Unavailable("down")) if self.looks > 0 else None
+        super().send(request, timeout_seconds, on_answer)
+
+
+async def test_a_read_waits_for_a_lone_server_that_is_down_as_long_as_it_may_and_asks_it_once_more() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    cluster.links["near-1"] = BackAfterLooks("near-1", cluster)
+    settings = ClientSettings(timeout_seconds=60, retry_backoff_seconds=1e-9)
+    async with await cluster.connect(settings) as graph:
+        assert await graph.obj_get(1) is None
+        assert (len(cluster.batches()), graph.stats.retries) == (2, 1)
+
+
+async def test_a_read_whose_only_server_stays_down_is_told_why_and_costs_one_repeat_at_most() -> None:
+    cluster = FakeCluster(make_topology(far=()))
+    async with await cluster.connect(QUICK) as graph:
+        cluster.link("near-1").behaviour = failing(Unavailable("down"))
+        cluster.link("near-1").is_down = True
+        with pytest.raises(Unavailable, match="down"):
+            await graph.obj_get(1)
+        assert len(cluster.batches()) == 1
+        with pytest.raises(Unavailable):  # a writer is told when it has been asked a few times
+            await graph.obj_delete(1)
+        assert len(cluster.batches()) == 1 + QUICK.max_attempts
+
+
 async def test_the_first_of_several_servers_gets_a_part_of_the_time(cluster: FakeCluster) -> None:
     async with await cluster.connect() as graph:
         await graph.obj_get(1)
