@@ -92,10 +92,11 @@ def undrain(server: str, file: Path | None, timeout_seconds: float, yes: bool, a
         return _say(Drained(server=server, role="tailer", safe_to_stop=False, marked=False), as_json)
     ask(f"Put {server} back into use?", yes)
     if _is_database_server(found, server):
+        from tao.cli.draining_databases import undrain_replica
+
         path, accounts = set_place(file)
-        database = next(d for d in found.databases if server in {each.name for each in d.servers.values()})
-        run(promoter_of(path, accounts, as_json).rejoin(database.name, server))
-        return _say(Drained(server=server, role="replica", safe_to_stop=False, marked=False), as_json)
+        promoter = promoter_of(path, accounts, as_json, catch_up_seconds=timeout_seconds)
+        return _say(run(undrain_replica(path, promoter, server)), as_json)
     with WaitDisplay() as display:
         return _say(run(undrain_cache_server(document_path(file), server, timeout_seconds, display.show)), as_json)
 

@@ -79,10 +79,8 @@ async def drain_cache_server(file: Path, name: str, timeout_seconds: float, show
 
 async def undrain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
     """Wait until a server is ready, unmark it, and wait until it has what is its own."""
-    from tao.topology.file_store import TopologyFile
-
     deadline = asyncio.get_running_loop().time() + timeout_seconds
-    before = await TopologyFile(file, on_error=_raise).load()
+    before = await load(file)
     server = Routes(before).server(name)
 
     async def unready() -> list[str]:
@@ -105,6 +103,13 @@ async def undrain_cache_server(file: Path, name: str, timeout_seconds: float, sh
         topology_version=topology.version,
         waiting_for=left,
     )
+
+
+async def load(file: Path) -> Topology:
+    """The document as it is. Raises `TopologyError`."""
+    from tao.topology.file_store import TopologyFile
+
+    return await TopologyFile(file, on_error=_raise).load()
 
 
 async def marked(

@@ -10,12 +10,13 @@ import asyncio
 from pathlib import Path
 from typing import Final
 
-from tao.cli.draining import Drained, Quiet, Show, check_seen, figures, marked, until_none
+from tao.cli.draining import Drained, Quiet, Show, check_seen, figures, load, marked, until_none
 from tao.model.errors import TopologyError
 from tao.model.topology import Database, Topology
 from tao.storage.accounts import SERVICES
 from tao.storage.session import Session
 from tao.watcher.locks import FileLocks, held_alone, mastership_lock
+from tao.watcher.promotion import NotCaughtUp, Promoter
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
 from tao.watcher.settings import PromotionSettings
 
@@ -55,6 +56,26 @@ async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_se
         topology_version=topology.version,
         waiting_for=left,
         notes=[f"commits of {database.name} wait for no replica until tao undrain"] if let_go else [],
+    )
+
+
+async def undrain_replica(file: Path, promoter: Promoter, name: str) -> Drained:
+    """Have a replica follow its master, wait for as long as the promoter does until it has caught up, and take its mark
+    away. Raises as `Promoter.rejoin`, but for a replica that takes longer."""
+    topology = await load(file)
+    left: list[str] = []
+    try:
+        await promoter.rejoin(_database_of(topology, name).name, name)
+    except NotCaughtUp:
+        left = [f"{name} to catch up with its master"]
+    topology = await load(file)
+    return Drained(
+        server=name,
+        role="replica",
+        safe_to_stop=False,
+        marked=any(server.name == name and server.down for server in _database_of(topology, name).servers.values()),
+        topology_version=topology.version,
+        waiting_for=left,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,8 @@ def promote(
     click.echo(f"{done.master} is the master of {database}: {version}")
     for name, why in done.left.items():
         click.echo(f"{name} does not follow it: {why}", err=True)
+    for name, why in done.without_tables.items():
+        click.echo(f"{name} has no tables, so no promotion of it was interrupted: {why}", err=True)
     if found.semi_sync and not done.waits_for_replica:
         click.echo("no replica acknowledges: commits wait for none until one is back (`tao rejoin`)", err=True)
 
@@ -152,8 +155,8 @@ def set_place(file: Path | None) -> tuple[Path, SetAccounts]:
     return file, SetAccounts(Account("tao_admin", passwords[0]), Account("tao_replicator", passwords[1]))
 
 
-def promoter_of(path: Path, accounts: SetAccounts, as_json: bool) -> Promoter:
-    """Told of its steps on standard error, unless for a program."""
+def promoter_of(path: Path, accounts: SetAccounts, as_json: bool, *, catch_up_seconds: float | None = None) -> Promoter:
+    """Tells its steps on standard error, unless for a program. ``catch_up_seconds``: None for the usual."""
     from tao.model.errors import TopologyError
     from tao.topology.file_store import TopologyFile
     from tao.watcher.locks import FileLocks
@@ -168,4 +171,7 @@ def promoter_of(path: Path, accounts: SetAccounts, as_json: bool) -> Promoter:
         raise error
 
     store = TopologyFile(path, on_error=fail)
-    return Promoter(store, FileLocks(path), accounts, PromotionSettings(), on_step=on_step)
+    settings = PromotionSettings()
+    if catch_up_seconds is not None:
+        settings = replace(settings, catch_up_seconds=catch_up_seconds)
+    return Promoter(store, FileLocks(path), accounts, settings, on_step=on_step)

@@ -87,6 +87,10 @@ OnStep = Callable[[Step], Awaitable[None]]
 Renewed = Callable[[], Awaitable[float]]
 
 
+class NotCaughtUp(DeadlineExceeded):
+    """The server follows its master, and does not have all that the master had when it began."""
+
+
 class Promoter:
     """Changes of mastership, each under the lock of its database."""
 
@@ -158,7 +162,8 @@ class Promoter:
 
     async def rejoin(self, database: str, server: str) -> None:
         """Have a server follow the master of its set again, and wait until it has caught up. Raises `ServerDiverged`
-        when it cannot, with nothing changed but that it is closed to writes."""
+        when it cannot, with nothing changed but that it is closed to writes; `NotCaughtUp` after ``catch_up_seconds``,
+        with its mark as it was."""
         async with self._alone(database):
             replicas = await self._set(database)
             region = replicas.region_of(server)
@@ -367,7 +372,7 @@ class Promoter:
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             while not (await member_state(session, deadline=replicas.soon())).executed >= executed:
                 if asyncio.get_running_loop().time() >= deadline:
-                    raise DeadlineExceeded("it follows, and has not caught up yet: `tao status` shows how far it is")
+                    raise NotCaughtUp("it follows, and has not caught up yet: `tao status` shows how far it is")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _alone(self, database: str) -> AbstractAsyncContextManager[None]:
