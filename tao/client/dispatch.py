@@ -279,8 +279,8 @@ class Dispatcher:
                 lane = self.router.next(call.shard_of(each.slot), call.attempt.tried)
                 places.setdefault(lane, []).append(index)
             slept = False
-            # Those that have been asked before come last, since they are given a moment first; after them those that are
-            # down, for which a read may wait long.
+            # Those that have been asked before come last, since they are given a moment first; after them those that
+            # are down: a read may wait long for them.
             tried = call.attempt.tried
             for lane, indexes in sorted(places.items(), key=lambda item: (item[0] in tried, item[0].link.is_down)):
                 if lane in tried and (not slept or lane.link.is_down):
