@@ -136,7 +136,8 @@ class LeaderServer:
             settings.writes,
             self._log,
         )
-        others = SettlingLeaders(configuration, self._links, ownership, clock)
+        budget = RetryBudget(settings.retries, clock.monotonic())
+        others = SettlingLeaders(configuration, self._links, ownership, clock, budget)
         heartbeats = Heartbeats(
             name,
             write_store,
@@ -170,7 +171,6 @@ class LeaderServer:
             self._links,
             self._spawn("reserve"),
         )
-        budget = RetryBudget(settings.retries, clock.monotonic())
         elsewhere.path = ForwardPath(
             name,
             configuration,

@@ -22,6 +22,7 @@ from tao.model.ports import Clock, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.peers.links import Links
+from tao.routing.retry_budget import RetryBudget
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -42,11 +43,15 @@ class SettlingLeaders:
     """`OtherLeaders` over links; a shard that this leader owns itself (on another database) is settled here. When the
     shard is mastered in another region, this region's caches of it hear of the copy before its writer does."""
 
-    def __init__(self, configuration: Configuration, links: Links, ownership: Ownership, clock: Clock) -> None:
+    def __init__(
+        self, configuration: Configuration, links: Links, ownership: Ownership, clock: Clock, budget: RetryBudget
+    ) -> None:
+        """``budget``: of all that this server asks again."""
         self._configuration: Final = configuration
         self._links: Final = links
         self._ownership: Final = ownership
         self._clock: Final = clock
+        self._budget: Final = budget
         self.here: InversePath | None = None
         self.elsewhere: Elsewhere | None = None
 
@@ -87,16 +92,22 @@ class SettlingLeaders:
 
     async def _again(self, attempt: Callable[[float], Awaitable[_Result]], timeout_seconds: float) -> _Result:
         """Try until nobody says any more that it is not his to do, or that he cannot tell what he has done, or the time
-        is up."""
+        is up. Who says that it is not his has begun nothing, and a shard changes hands with all its pairs at once: that
+        is no overload, and the pauses bound it. Whatever else is asked again is paid for."""
         until = self._clock.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                return await attempt(until - self._clock.monotonic())
+                done = await attempt(until - self._clock.monotonic())
+                self._budget.earn()
+                return done
             except Deposed:
                 raise
             except (NotMine, Fenced, Unavailable, Undecided) as error:
-                if isinstance(error, DatabaseDown) or self._clock.monotonic() + pause >= until:
+                now = self._clock.monotonic()
+                if isinstance(error, DatabaseDown) or now + pause >= until:
+                    raise
+                if not isinstance(error, (NotMine, Fenced)) and not self._budget.spend(now):
                     raise
             await asyncio.sleep(pause)
             pause *= 2

@@ -14,6 +14,7 @@ from tao.model.graph import encode_object
 from tao.model.rows import ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.observability.logs import logger
+from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tests.rigs.leader_rig import FRIEND, USER
 from tests.rigs.memory_store import MemoryStore
 from tests.unit.leader.test_elsewhere import CHANGES, ELSEWHERE, HERE, V1, Rig
@@ -41,7 +42,8 @@ def settling(rig: Rig) -> SettlingLeaders:
         spawn=rig.tasks,
     )
     ownership.owned[0] = ShardRow(0, "db", 1, "leader-east", 1)
-    others = SettlingLeaders(rig.configuration, rig.links.as_links(), ownership, rig.clock)
+    budget = RetryBudget(RetrySettings(), rig.clock.monotonic())
+    others = SettlingLeaders(rig.configuration, rig.links.as_links(), ownership, rig.clock, budget)
     others.elsewhere = rig.elsewhere
     return others
 

@@ -17,6 +17,7 @@ from tao.model.errors import DatabaseDown, Fenced, NotMine, OutcomeUnknown, TaoE
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge
 from tao.peers.links import Links
+from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb, shard_messages_to_pb
 from tao.wire.v1 import session_pb2 as pb
@@ -70,9 +71,11 @@ async def settle(faults: Sequence[TaoError], timeout_seconds: float = 5.0) -> Fa
     return fakes
 
 
-def leaders_of(fakes: FakeLeaders) -> SettlingLeaders:
+def leaders_of(fakes: FakeLeaders, retries: RetrySettings | None = None) -> SettlingLeaders:
     ownership = cast(Ownership, SimpleNamespace(owned=fakes.owned, name="leader-1"))
-    return SettlingLeaders(cast(Configuration, fakes), cast(Links, fakes), ownership, ManualClock())
+    clock = ManualClock()
+    budget = RetryBudget(retries or RetrySettings(), clock.monotonic())
+    return SettlingLeaders(cast(Configuration, fakes), cast(Links, fakes), ownership, clock, budget)
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +100,16 @@ async def test_a_leader_that_cannot_tell_what_became_of_its_commit_is_asked_agai
     fakes.undecided = 2
     await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
     assert fakes.asked == 3
+
+
+async def test_what_is_asked_again_is_paid_for_and_a_shard_that_changes_hands_is_not() -> None:
+    fakes = FakeLeaders([Unavailable("away")] * 10)
+    with pytest.raises(Unavailable):
+        await leaders_of(fakes, RetrySettings(burst=2, per_second=0)).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
+    assert fakes.asked == 1 + 2
+    moving = FakeLeaders([NotMine("moving")] * 10)
+    await leaders_of(moving, RetrySettings(burst=2, per_second=0)).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
+    assert moving.asked == 1 + 10
 
 
 async def test_the_copy_is_given_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
