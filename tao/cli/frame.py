@@ -2,7 +2,8 @@
 
 Output goes to standard output and is all a script sees; progress and errors go to standard error. A mistake of whoever
 calls is one line and exit status 2, a request that failed its reason and message and exit status 3; 1 is left for an
-answer: there is none, differences were found, it was not wanted. Only a bug shows a traceback.
+answer: there is none, differences were found, it was not wanted; 4 is for what was done and leaves something to do.
+Only a bug shows a traceback.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tao.model.errors import OperatorError, RequestError, TaoError
 DECLINED_STATUS = 1
 OPERATOR_STATUS = 2
 FAILED_STATUS = 3
+INCOMPLETE_STATUS = 4
 INTERRUPTED_STATUS = 130
 REGION = "tao.region"
 """Where the running command's context keeps what ``--region`` was given."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tao.cli.connecting import DEFAULT_STATE_DIR, load_topology
-from tao.cli.frame import ask, json_option, run
+from tao.cli.frame import INCOMPLETE_STATUS, ask, json_option, run
 from tao.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
@@ -55,12 +55,14 @@ def promote(
     file: Path | None,
     yes: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Make another region's server the master of DATABASE.
 
     While the master answers, nothing is lost: it is closed, the other one gets all that it has. Writes wait or fail
     with MASTER_READ_ONLY meanwhile, for about two seconds; reads go on. With --to the present master region an
     interrupted promotion is finished or undone. Passwords: TAO_ADMIN_PASSWORD, TAO_REPLICATOR_PASSWORD.
+
+    Exit status 4: it is done, and a server was left behind, or commits wait for no replica though they should.
     """
     import msgspec
 
@@ -80,17 +82,17 @@ def promote(
     target = "the most advanced server" if wish.region is None else found.servers[wish.region].name
     ask(f"Make {target} the master of {database}?", yes)
     done = run(promoter.promote(database, wish))
+    alone = found.semi_sync and not done.waits_for_replica
     if as_json:
         print_json(msgspec.to_builtins(done))
-        return
-    version = f"version epoch {done.version_epoch}, topology {done.topology_version}"
-    click.echo(f"{done.master} is the master of {database}: {version}")
-    for name, why in done.left.items():
-        click.echo(f"{name} does not follow it: {why}", err=True)
-    for name, why in done.without_tables.items():
-        click.echo(f"{name} has no tables, so no promotion of it was interrupted: {why}", err=True)
-    if found.semi_sync and not done.waits_for_replica:
-        click.echo("no replica acknowledges: commits wait for none until one is back (`tao rejoin`)", err=True)
+    else:
+        version = f"version epoch {done.version_epoch}, topology {done.topology_version}"
+        click.echo(f"{done.master} is the master of {database}: {version}")
+        for name, why in done.left.items():
+            click.echo(f"{name} does not follow it: {why}", err=True)
+        if alone:
+            click.echo("no replica acknowledges: commits wait for none until one is back (`tao rejoin`)", err=True)
+    return INCOMPLETE_STATUS if done.left or alone else 0
 
 
 @click.command()
