@@ -38,7 +38,7 @@ class SubscriptionSettings:
     """Pause before subscribing again after the leader went away or refused shards: short, because every message of
     that time is missed; long enough for a leader that is taking its shards."""
 
-    late_answer_seconds: float = 60.0
+    write_answer_seconds: float = 60.0
     """After a shard was begun anew, nothing is cached because a write made it: its answer may have been under way since
     before, and what followed it been told before. Longer than any write may take; no longer than floors are remembered,
     which see to it otherwise."""

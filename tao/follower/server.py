@@ -106,7 +106,7 @@ class FollowerServer:
         )
         where = (place.region, place.tier)
         amends = Amends(links, self._spawn("amends"), settings.amends)
-        changes = WriteThrough(cache, clock, settings.subscriptions.late_answer_seconds)
+        changes = WriteThrough(cache, clock, settings.subscriptions.write_answer_seconds)
         writes = ForwardPath(
             name,
             configuration,

@@ -25,7 +25,7 @@ class HostingSettings:
     """After a topology that gives this leader a shard, before it caches it, at a start too: the tailer may go by the
     former document for a moment, and have told another leader of what this one has filled already."""
 
-    late_answer_seconds: float = 60.0
+    write_answer_seconds: float = 60.0
     """After a hosted shard was begun anew, nothing is cached because a write made it: its answer may have been under
     way since before, and what followed it been told before, or to another leader. Longer than any write may take; no
     longer than floors are remembered, which see to it otherwise."""

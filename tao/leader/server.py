@@ -160,7 +160,7 @@ class LeaderServer:
             self._log,
         )
         others.here = inverses
-        changes = WriteThrough(cache, clock, settings.hosting.late_answer_seconds)
+        changes = WriteThrough(cache, clock, settings.hosting.write_answer_seconds)
         hosting = self._hosting = Hosting(cache, changes, self._publisher, settings.hosting, self._log)
         elsewhere = self._elsewhere = Elsewhere(
             place.region,

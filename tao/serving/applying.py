@@ -28,11 +28,11 @@ class WriteThrough:
     server, and nothing would correct what is added. So for a time after that, writes add nothing: they change what is
     there, raise floors, and are read from further up."""
 
-    def __init__(self, cache: GraphCache, clock: Clock, late_answer_seconds: float) -> None:
-        """``late_answer_seconds``: longer than the answer to a write can take."""
+    def __init__(self, cache: GraphCache, clock: Clock, write_answer_seconds: float) -> None:
+        """``write_answer_seconds``: longer than the answer to a write can take."""
         self._cache: Final = cache
         self._clock: Final = clock
-        self._late_answer_seconds: Final = late_answer_seconds
+        self._write_answer_seconds: Final = write_answer_seconds
         self._begun_anew: Final[dict[int, float]] = {}
 
     def begin_anew(self, shard: int) -> None:
@@ -53,7 +53,7 @@ class WriteThrough:
     def take_back(self, messages: ShardMessages) -> None:
         """What a write has changed."""
         begun = self._begun_anew.get(messages.shard)
-        insert = begun is None or self._clock.monotonic() - begun > self._late_answer_seconds
+        insert = begun is None or self._clock.monotonic() - begun > self._write_answer_seconds
         with self._cache.witness.because(_OWN_WRITE):
             apply_messages(self._cache, self._clock, messages, insert=insert)
 

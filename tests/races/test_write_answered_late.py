@@ -48,7 +48,7 @@ class SlaveLeader:
         self.clock = ManualClock()
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
         publisher = Publisher(DeliverySettings(), "leader-1/1")
-        changes = WriteThrough(self.cache, self.clock, SETTINGS.late_answer_seconds)
+        changes = WriteThrough(self.cache, self.clock, SETTINGS.write_answer_seconds)
         self.hosting = Hosting(self.cache, changes, publisher, SETTINGS, logger("test"))
         configuration = Configuration(make_topology(), SCHEMA, logger("test"))
         links = MemoryLinks("leader-1").as_links()
@@ -86,7 +86,7 @@ async def test_a_slave_leader_that_has_begun_the_shard_anew_adds_nothing(
     await begins_anew(leader)
     leader.answered()
     assert leader.cache.object(A) is None
-    leader.clock.now += SETTINGS.late_answer_seconds + 1
+    leader.clock.now += SETTINGS.write_answer_seconds + 1
     leader.answered()
     assert leader.cache.object(A) == encode_object(V1, USER, b"1")
 

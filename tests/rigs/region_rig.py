@@ -69,7 +69,7 @@ class FollowerRig:
         place = ("east", "near")
         self.amends = Amends(links, self.tasks, AmendsSettings(first_pause_seconds=0.001))
         settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)
-        changes = WriteThrough(self.cache, clock, settings_of_subscriptions.late_answer_seconds)
+        changes = WriteThrough(self.cache, clock, settings_of_subscriptions.write_answer_seconds)
         self.writes = ForwardPath(
             name,
             self.configuration,

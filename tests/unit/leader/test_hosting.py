@@ -33,7 +33,7 @@ class Rig:
     version: int = 0
 
     def __post_init__(self) -> None:
-        self.changes = WriteThrough(self.cache, self.clock, self.settings.late_answer_seconds)
+        self.changes = WriteThrough(self.cache, self.clock, self.settings.write_answer_seconds)
         self.hosting = Hosting(self.cache, self.changes, self.publisher, self.settings, logger("test"))
 
     def host(self, shards: list[int], *, missed: int = 0) -> None:
