@@ -2,8 +2,8 @@
 
 No server: the product's eviction policy, played in one process. What is asked for is as skewed as what TAO's followers
 saw, or Zipf by an exponent, and a share of it repeats one of the last 512 keys, of which nothing is published; the
-cache is a share of the bytes of the data. The surface says how much of a hit rate that a run reports belongs to its
-assumptions.
+cache is a share of the bytes of all payloads, as everywhere in these load tests; what it adds to each entry takes part
+of it. The surface says how much of a hit rate that a run reports belongs to its assumptions.
 """
 
 from __future__ import annotations
@@ -76,14 +76,15 @@ async def run(
     again: tuple[float, ...] = AGAIN
     if settings.toy:
         locality, skews, again = LocalitySettings(nodes=300, requests=2_000), SKEWS[:2], AGAIN[1:3]
-    sizes = entry_sizes(locality.nodes, locality.seed)
+    plan = GraphPlan(tao_atc13(), locality.nodes, locality.seed)
+    sizes, data_bytes = entry_sizes(plan), plan.payload_bytes
     surface: list[HitRate] = []
     for skew in skews:
         for repeated in again:
             done = len(surface) / (len(skews) * len(again) * len(CACHE_SHARES))
             progress.step(f"skew {skew_name(skew)}, {repeated:.0%} repeated", done)
             keys = await asyncio.to_thread(trace, locality, skew, repeated)
-            surface += await asyncio.to_thread(hit_rates, keys, sizes, skew, repeated)
+            surface += await asyncio.to_thread(hit_rates, keys, sizes, data_bytes, skew, repeated)
     measured = Measured(
         nodes=locality.nodes,
         requests=locality.requests,
@@ -104,9 +105,8 @@ async def run(
     )
 
 
-def entry_sizes(nodes: int, seed: int) -> list[int]:
-    """Bytes in the cache of each key: objects are even, lists odd."""
-    plan = GraphPlan(tao_atc13(), nodes, seed)
+def entry_sizes(plan: GraphPlan) -> list[int]:
+    """Bytes in the cache of each key, what the cache adds to a payload included: objects are even, lists odd."""
 
     def size(key: int) -> int:
         node = key // 2
@@ -116,7 +116,7 @@ def entry_sizes(nodes: int, seed: int) -> list[int]:
         edges = sum(plan.edge_size(node, index) for index in range(degree))
         return _OBJECT_OVERHEAD + _EDGE_BYTES * degree + edges if degree else _PACKED_BYTES
 
-    return [size(key) for key in range(2 * nodes)]
+    return [size(key) for key in range(2 * plan.nodes)]
 
 
 def skew_name(skew: float | None) -> str:
@@ -138,14 +138,18 @@ def trace(locality: LocalitySettings, skew: float | None, again: float) -> list[
     ]
 
 
-def hit_rates(keys: list[int], sizes: list[int], skew: float | None, again: float) -> list[HitRate]:
+def hit_rates(keys: list[int], sizes: list[int], data_bytes: int, skew: float | None, again: float) -> list[HitRate]:
     """By cache size."""
-    return [hit_rate(keys, sizes, skew, again, share) for share in CACHE_SHARES]
+    return [
+        HitRate(skew=skew, again=again, cache_share=share, hit_rate=hit, first_time_share=first)
+        for share in CACHE_SHARES
+        for hit, first in [hit_rate(keys, sizes, int(data_bytes * share))]
+    ]
 
 
-def hit_rate(keys: list[int], sizes: list[int], skew: float | None, again: float, share: float) -> HitRate:
-    """Of the second half of ``keys``."""
-    policy = SmallAndMain(int(sum(sizes) * share))
+def hit_rate(keys: list[int], sizes: list[int], cache_bytes: int) -> tuple[float, float]:
+    """Of the second half of ``keys``: the share of hits, and of what is asked for the first time."""
+    policy = SmallAndMain(cache_bytes)
     held, hits, first = policy.held, 0, 0
     seen = set[int]()
     warm = len(keys) // 2
@@ -160,7 +164,7 @@ def hit_rate(keys: list[int], sizes: list[int], skew: float | None, again: float
             first += counted
         policy.add(key, sizes[key])
     asked = len(keys) - warm
-    return HitRate(skew=skew, again=again, cache_share=share, hit_rate=hits / asked, first_time_share=first / asked)
+    return hits / asked, first / asked
 
 
 def _listing(measured: Measured) -> Listing:

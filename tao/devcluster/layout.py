@@ -225,8 +225,8 @@ class ClusterSettings:
     """Round trip between regions. None: as the folder has it, or the paper's for a new one."""
     roles: frozenset[Role] = frozenset(Role)
     """What is started: all, but tests of replication need databases and the line alone."""
-    cache_mb: int = 256
-    """Memory of each leader's and follower's cache; a bound, not a reservation."""
+    cache_mb: float = 256
+    """Memory of each leader's and follower's cache, in MiB or parts of one; a bound, not a reservation."""
     arena_mb: int = 64
     """Of each further arena that the schema names."""
     client_port: int = 0

@@ -41,8 +41,8 @@ class FollowerSettings:
 
     reader_password: str = field(default="", repr=False)
 
-    cache_mb: int = 256
-    """Memory for the default arena, in MiB: as much as the machine can spare."""
+    cache_mb: float = 256
+    """Memory for the default arena, in MiB or parts of one: as much as the machine can spare."""
 
     arena_mb: Mapping[str, int] = field(default_factory=dict)
     """Further arenas by name, in MiB, for types whose schema entry names them."""

@@ -42,7 +42,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.serving.applying import TopologyEpochs, WriteThrough
-from tao.serving.cache_types import SchemaArenas
+from tao.serving.cache_types import SchemaArenas, arena_budgets
 from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource
 from tao.serving.databases import Databases
@@ -100,7 +100,7 @@ class LeaderServer:
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
         self._region, self._tier = place.region, place.tier
         clock = self._clock = LoopClock()
-        arenas = {"default": settings.cache_mb << 20, **{key: mb << 20 for key, mb in settings.arena_mb.items()}}
+        arenas = arena_budgets(settings.cache_mb, settings.arena_mb)
         self._types = SchemaArenas(schema, arenas)
         story = Story(settings.story, clock.unix_ms)
         cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), self._types, story)

@@ -51,8 +51,8 @@ class LeaderSettings:
 
     reader_password: str = field(repr=False)
 
-    cache_mb: int = 256
-    """Memory for the default arena, in MiB."""
+    cache_mb: float = 256
+    """Memory for the default arena, in MiB or parts of one."""
 
     arena_mb: Mapping[str, int] = field(default_factory=dict)
     """Further arenas by name, in MiB."""

@@ -9,6 +9,13 @@ from tao.cache.settings import DEFAULT_ARENA
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
 
+_MIB: Final = 1 << 20
+
+
+def arena_budgets(cache_mb: float, arena_mb: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by arena, from the settings of a server, in MiB: of the default arena, and of further ones by name."""
+    return {DEFAULT_ARENA: int(cache_mb * _MIB), **{name: mb * _MIB for name, mb in arena_mb.items()}}
+
 
 class SchemaArenas:
     """Arenas of the schema's types; a type whose arena has no budget here shares the default one."""
