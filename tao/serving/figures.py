@@ -55,11 +55,13 @@ class ServingFigures:
         metrics.gauge_family(
             "fills_total",
             "Fetches from the tier below: started, joined by a second miss, done again because below a floor; queries "
-            "answered by the master because nobody else had what was known.",
+            "for more of a list than was cached of it, and answered by the master because nobody else had what was "
+            "known.",
             "event",
             lambda: {
                 "started": fills.started,
                 "joined": fills.joined,
+                "incomplete": fills.incomplete,
                 "refetched": fills.refetched,
                 "past_floor": fills.read_past_floors,
             },
@@ -164,6 +166,7 @@ class ServingFigures:
             "fills": {
                 "started": self._fills.started,
                 "joined": self._fills.joined,
+                "incomplete": self._fills.incomplete,
                 "refetched": self._fills.refetched,
                 "past_floor": self._fills.read_past_floors,
                 "refills": self._fills.refills,

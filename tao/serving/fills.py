@@ -100,6 +100,8 @@ class Fills:
         self.started = 0
         self.refetched = 0
         self.joined = 0
+        self.incomplete = 0
+        """Queries for more of a list than the part of it that was cached."""
         self.read_past_floors = 0
         """Queries answered with what is committed, because nobody had what was known."""
         self.refills: Final = dict.fromkeys(("kept", "overtaken", "not_kept", "failed"), 0)
@@ -179,6 +181,7 @@ class Fills:
         wanted = max(query.pos + query.limit, self._settings.least_prefix_edges) + 1
         held = self._held(query, minimum)
         if held is not None:
+            self.incomplete += 1
             wanted = max(wanted, 2 * int.from_bytes(held[16:20], "little"))
         for _ in range(self._settings.max_refetches):
             if query.pos + query.limit > bound:
@@ -199,6 +202,8 @@ class Fills:
             answer = answer_from_block(fetched.value, query)
             if answer is not None:
                 return Fetched(answer, fetched.version_epoch, fetched.origin)
+        else:
+            self.incomplete += 1
         return await self._fly_for(query, minimum)
 
     async def _answer_edges(self, query: EdgesQuery, minimum: int) -> Fetched:
@@ -210,6 +215,8 @@ class Fills:
             if answer is not None:
                 return Fetched(answer, fetched.version_epoch, fetched.origin)
             held, origin = fetched.value, fetched.origin
+        else:
+            self.incomplete += 1
         missing = missing_id2s(held, query)
         known = self._cache.edges(query.id1, query.atype, query.id2s, query.high, query.low, minimum)
         if known is not None and version_of(known.block) == version_of(held):
