@@ -37,7 +37,7 @@ class BackgroundTasks:
             job.close()
             why = "is closing" if self._closed else f"has its {self._limit} background tasks already"
             raise Overloaded(f"{self._owner} {why}: {name} was not started")
-        task = asyncio.create_task(job, name=f"{self._owner}: {name}")
+        task = asyncio.get_running_loop().create_task(job, name=f"{self._owner}: {name}")
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task.cancel

@@ -10,10 +10,10 @@ from tao.wire.v1 import session_pb2 as pb
 _SLOT_ORDER: dict[type[Query], int] = {ObjectQuery: 0, CountQuery: 1, RangeQuery: 2, TimeRangeQuery: 3, EdgesQuery: 4}
 
 
-def batch_of(queries: Sequence[tuple[Query, int]]) -> tuple[pb.ReadBatch, list[int]]:
-    """The batch for ``(query, minimum version)`` pairs, and for each slot the index of its query."""
+def put_queries(queries: Sequence[tuple[Query, int]], batch: pb.ReadBatch) -> list[int]:
+    """Make the empty batch one for ``(query, minimum version)`` pairs; returns for each slot the index of its query."""
     order = sorted(range(len(queries)), key=lambda index: _SLOT_ORDER[type(queries[index][0])])
-    batch = pb.ReadBatch(for_fill=True)
+    batch.for_fill = True
     below_id2s: list[int] = []
     for slot, index in enumerate(order):
         query, minimum = queries[index]
@@ -47,4 +47,4 @@ def batch_of(queries: Sequence[tuple[Query, int]]) -> tuple[pb.ReadBatch, list[i
                 batch.get_lows.append(query.low)
     if any(below_id2s):
         batch.time_range_below_id2s.extend(below_id2s)
-    return batch, order
+    return order

@@ -101,8 +101,9 @@ class LateAnswers:
         self._collected_bytes = 0
         for index, (answer, epochs) in enumerate(ready, 1):
             answer.more = self._open > 0 or index < len(ready)
-            answer.read.epoch_shards.extend(epochs)
-            answer.read.version_epochs.extend(epochs.values())
+            if epochs:
+                answer.read.epoch_shards.extend(epochs)
+                answer.read.version_epochs.extend(epochs.values())
             self._reply.send(answer)
 
 

@@ -10,6 +10,7 @@ ANSWER_FULL: whoever asked has the rest by then, and asks again for less.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Coroutine
 from math import inf
 from typing import Any, Final
@@ -176,8 +177,8 @@ class ReadService:
             reply.send(answer)
         counters = self.counters
         for operation, start, end in _operation_bounds(sizes):
-            not_there = sum(start <= slot < end for slot in missed)
-            unsent = sum(start <= slot < end for slot in beyond)
+            not_there = bisect_left(missed, end) - bisect_left(missed, start)
+            unsent = bisect_left(beyond, end) - bisect_left(beyond, start)
             counters.misses[operation] += not_there
             counters.failures[operation] += unsent
             counters.hits[operation] += end - start - not_there - unsent

@@ -13,7 +13,7 @@ from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Quer
 from tao.model.rows import ListRow, ObjectRow
 from tao.runtime.clock import LoopClock
 from tao.serving.batch_settings import BatchSettings
-from tao.serving.columns import batch_of
+from tao.serving.columns import put_queries
 from tao.serving.read_batch import BatchQueries, answer_hits, leave_out, operation_sizes, shards_in
 from tao.serving.read_service import ReadService
 from tao.serving.traffic import Traffic
@@ -88,7 +88,8 @@ QUERIES: list[Query] = [
 
 
 def test_queries_go_into_columns_and_come_out_the_same() -> None:
-    batch, order = batch_of([(query, 40 + at) for at, query in enumerate(QUERIES)])
+    batch = pb.ReadBatch()
+    order = put_queries([(query, 40 + at) for at, query in enumerate(QUERIES)], batch)
     found = BatchQueries(batch, operation_sizes(batch))
     for slot, index in enumerate(order):
         assert found.query(slot) == QUERIES[index]
@@ -226,7 +227,8 @@ def test_what_is_left_out_is_found_in_every_column() -> None:
         *(ObjectQuery(here), ObjectQuery(there), CountQuery(there, NOTE), CountQuery(here, NOTE)),
         *(RangeQuery(there, NOTE, 0, 5), TimeRangeQuery(here, NOTE, 9, 0, 5), EdgesQuery(there, NOTE, (1, 2), 9, 0)),
     ]
-    batch, _ = batch_of([(query, 0) for query in queries])
+    batch = pb.ReadBatch()
+    put_queries([(query, 0) for query in queries], batch)
     values: list[bytes | None] = [b"value"] * len(queries)
     leave_out(batch, values, {1})
     assert [value is None for value in values] == [False, True, True, False, True, False, True]
