@@ -39,15 +39,20 @@ _NOT_MASTER: Final = frozenset({ER.OPTION_PREVENTS_STATEMENT, _READ_ONLY_MODE, _
 _REFUSED: Final = frozenset(
     {
         ER.ACCESS_DENIED_ERROR, ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR, ER.SPECIFIC_ACCESS_DENIED_ERROR,
-        ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE, ER.BAD_FIELD_ERROR,
+        ER.BAD_FIELD_ERROR,
     }
 )  # fmt: skip
+_MISSING: Final = frozenset({ER.BAD_DB_ERROR, ER.NO_SUCH_TABLE})
 _DISK_FULL: Final = frozenset({ER.DISK_FULL, ER.ERROR_ON_WRITE, ER.RECORD_FILE_FULL})
 _TOO_LARGE: Final = frozenset({ER.DATA_TOO_LONG, ER.NET_PACKET_TOO_LARGE})
 
 
 class ConnectionLost(Unavailable):
     """The connection broke, or could not be made. Outside of COMMIT nothing was written."""
+
+
+class TablesMissing(OperatorError):
+    """A shard's schema or one of its tables is not there: no migration has run, or the server is being seeded."""
 
 
 def number_of(error: Exception) -> int:
@@ -75,8 +80,9 @@ def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
         return Unavailable(f"{text}; raise its max_connections or make the pools smaller")
     if number in _DISK_FULL:
         return Unavailable(f"{text}; its disk is full, or fails: make room there")
-    if number in _REFUSED:
-        return OperatorError(f"{text}; check that the shard's migrations have run and what the account may do")
+    if number in _REFUSED or number in _MISSING:
+        kind = TablesMissing if number in _MISSING else OperatorError
+        return kind(f"{text}; check that the shard's migrations have run and what the account may do")
     if number in _TOO_LARGE:
         return TooLarge(text)
     return InternalError(text)

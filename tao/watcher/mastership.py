@@ -208,6 +208,7 @@ class Mastership:
             master=done.master if done else "",
             target=server,
             left=done.left if done else {},
+            without_tables=done.without_tables if done else {},
             waits_for_replica=done.waits_for_replica if done else None,
         )
 

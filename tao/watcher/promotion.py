@@ -71,7 +71,8 @@ class Step(StrEnum):
 
 class Promoted(msgspec.Struct, frozen=True, kw_only=True):
     """What a promotion has done. ``following``: servers that follow the master now; ``left``: name → why it does not.
-    ``waits_for_replica``: each commit is with a replica before it is acknowledged."""
+    ``waits_for_replica``: each commit is with a replica before it is acknowledged. ``without_tables``: name → what a
+    server said that has no shard rows, and so no promotion that was interrupted."""
 
     database: str
     master: str
@@ -81,6 +82,7 @@ class Promoted(msgspec.Struct, frozen=True, kw_only=True):
     following: list[str]
     left: dict[str, str]
     waits_for_replica: bool
+    without_tables: dict[str, str] = {}
 
 
 OnStep = Callable[[Step], Awaitable[None]]
@@ -268,19 +270,15 @@ class Promoter:
         members = await replicas.members()
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.state is not None]
-        epochs: dict[str, int] = {}
-        for member in members:
-            if member.state is not None:
-                # A replica without tables, as one that is being seeded, has no promotion under way.
-                with suppress(OperatorError):
-                    epochs[member.name] = await replicas.highest_epoch(member.region)
+        epochs, without_tables = await replicas.highest_epochs(members)
         region = unfinished(members, epochs, replicas.database.version_epoch)
         if region is not None:
             if master.state is not None:
                 await replicas.close(master.region)
             chosen = next(member for member in others if member.region == region)
             await self._free(replicas, chosen)
-            return await self._enthrone(replicas, chosen, "" if master.state is not None else master.name)
+            done = await self._enthrone(replicas, chosen, "" if master.state is not None else master.name)
+            return msgspec.structs.replace(done, without_tables=without_tables)
         if master.state is None:
             raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
         if master.state.following is not None:
@@ -288,7 +286,7 @@ class Promoter:
                 f"{master.name} is the master by the topology, and follows {master.state.following.source}: somebody "
                 "has made it a replica by hand. Promote the right one by `tao promote`"
             )
-        return await self._open(replicas, settle=False)
+        return msgspec.structs.replace(await self._open(replicas, settle=False), without_tables=without_tables)
 
     async def _open(self, replicas: ReplicationSet, *, settle: bool) -> Promoted:
         """Others follow the master of the topology, and it takes writes."""

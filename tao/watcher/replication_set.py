@@ -12,6 +12,7 @@ from tao.model.errors import ShardBlocked, TaoError, TopologyError
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.storage.accounts import Account
 from tao.storage.dialect import SessionSetup
+from tao.storage.failures import TablesMissing
 from tao.storage.lease import lease_seconds, revoke_lease
 from tao.storage.promotion import fence, highest_epoch, member_state, receive_again, stop_receiving
 from tao.storage.replication import ReplicationSource, attach, executed_position, wait_for_position
@@ -194,6 +195,19 @@ class ReplicationSet:
         """The highest version epoch in the shard rows of a server. Raises `TaoError`."""
         async with self.session(region) as session:
             return await highest_epoch(session, self.shards, deadline=self.soon())
+
+    async def highest_epochs(self, members: Iterable[Member]) -> tuple[dict[str, int], dict[str, str]]:
+        """By server that answers; and the servers that have no tables to say it, as one that is being seeded, with what
+        they answered. Raises `TaoError` for whatever else keeps it from being known."""
+        epochs: dict[str, int] = {}
+        without_tables: dict[str, str] = {}
+        for member in members:
+            if member.state is not None:
+                try:
+                    epochs[member.name] = await self.highest_epoch(member.region)
+                except TablesMissing as error:
+                    without_tables[member.name] = error.message
+        return epochs, without_tables
 
 
 def find_database(topology: Topology, name: str) -> Database:

@@ -25,6 +25,7 @@ from tao.model.errors import OperatorError, TopologyConflict, TopologyError
 from tao.model.ports import TopologyStore
 from tao.model.topology import Database, Topology
 from tao.storage.database_tools import Copied, DatabaseTools, copy_shards, find_tools
+from tao.storage.failures import TablesMissing
 from tao.storage.seeding import (
     ServerContents,
     begin_seeding,
@@ -178,7 +179,7 @@ class Reseeder:
         if not theirs.shards:
             raise SeedingRefused(f"{master.name} has no shard: is it the right master? `tao migrate` makes them")
         epoch = 0
-        with suppress(OperatorError):  # an empty server, or one that is half seeded, lacks tables
+        with suppress(TablesMissing):  # it is empty, or half seeded
             epoch = await replicas.highest_epoch(region)
         if epoch > database.version_epoch:
             raise SeedingRefused(

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tao.model.errors import TaoError
+from tao.model.errors import OperatorError, TaoError
 from tao.storage.accounts import ServiceAccounts
-from tao.storage.dialect import SessionSetup
+from tao.storage.dialect import Dialect, SessionSetup
 from tao.storage.promotion import stop_receiving
 from tao.storage.session import ServerAccount, Session, open_session
 from tao.watcher.locks import LockTaken
@@ -177,3 +177,22 @@ async def test_an_empty_server_is_rebuilt_by_the_command(rig: ReplicationRig, tm
     assert status == 2
     assert "apt-get install" in errors
     assert not rig.database.servers[EAST].down, "nothing was changed"
+
+
+async def test_a_server_is_passed_over_as_one_without_a_promotion_under_way_only_when_it_has_no_tables(
+    rig: ReplicationRig,
+) -> None:
+    async with rig.session(EAST) as session:
+        if session.dialect is Dialect.MYSQL:
+            await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=soon())
+        await session.run("SET SESSION sql_log_bin = 0", deadline=soon())
+        hide = "ALTER TABLE tao_00001.shard RENAME COLUMN version_epoch TO hidden"
+        await session.run(hide, deadline=soon())
+        with pytest.raises(OperatorError, match="version_epoch"):
+            await rig.promoter().restore("db")
+        with pytest.raises(OperatorError, match="version_epoch"):
+            await rig.reseeder().plan(EAST)
+        await session.run("DROP DATABASE tao_00001", deadline=soon())
+    restored = await rig.promoter().restore("db")
+    assert restored.without_tables.keys() == {EAST}
+    assert "tao_00001" in restored.without_tables[EAST]
