@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tao.devcluster.ports import reserve_port
-from tao.devcluster.processes import ManagedProcess
+from tao.devcluster.processes import ManagedProcess, to_the_end
 from tao.model.errors import OperatorError
 
 _START_SECONDS: Final = 10.0
@@ -31,12 +31,12 @@ async def private_server(
         try:
             await _wait(process, lambda: answers(port))
         except BaseException:
-            await process.stop()
+            await to_the_end(process.stop())
             raise
     try:
         yield port, process.pid
     finally:
-        await process.stop()
+        await to_the_end(process.stop())
 
 
 async def _wait(process: ManagedProcess, answers: Callable[[], Awaitable[bool]]) -> None:

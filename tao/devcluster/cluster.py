@@ -25,6 +25,7 @@ from tao.devcluster.inspection import ClusterStatus, client_address, cluster_sta
 from tao.devcluster.layout import DEFAULT_RTT_MS, STOPPING_ORDER, ClusterSettings, Member, Role, Shape
 from tao.devcluster.ports import PortReservation, reserve_port
 from tao.devcluster.process_settings import instance_settings, lifetime_of, settings_text
+from tao.devcluster.processes import to_the_end
 from tao.devcluster.replication_sets import (
     catch_up,
     follow,
@@ -142,8 +143,9 @@ class DevCluster:
             raise
 
     async def stop(self) -> list[str]:
-        """Stop followers, leaders, databases; returns the names that had to be killed. Data are kept. Idempotent."""
-        killed = await self._stop_processes()
+        """Stop followers, leaders, databases; returns the names that had to be killed. Data are kept. Idempotent. Goes
+        on to its end also when the caller is cancelled."""
+        killed = await to_the_end(self._stop_processes())
         self._folder.owner.unlink(missing_ok=True)
         self._folder.unlock()
         return killed

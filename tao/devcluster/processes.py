@@ -12,15 +12,17 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tao.devcluster import launch
 from tao.devcluster.identity import ProcessIdentity, stop_process, write_record
 from tao.model.errors import InternalError, OperatorError
 
 _LOG_TAIL_BYTES = 16 * 1024
+Result = TypeVar("Result")
 
 
 class Lifetime(StrEnum):
@@ -28,6 +30,23 @@ class Lifetime(StrEnum):
 
     WITH_PARENT = launch.WITH_PARENT
     DETACHED = launch.DETACHED
+
+
+async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
+    """What ``work`` returns. A cancellation meanwhile does not cut it short: it is raised once the work is over, which
+    has to be bounded by itself. For ending what was started."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        # Retrieved, because what goes wrong while something ends matters less than why it has to.
+        task.cancelled() or task.exception()
+        raise cancelled
+    return task.result()
 
 
 class ManagedProcess:
