@@ -75,6 +75,24 @@ async def test_a_deleted_object_keeps_its_version_and_loses_its_data(stores: Sto
     assert decode_object(value) == (version(2), ABSENT, b"")
 
 
+async def test_an_object_or_count_by_itself_is_answered_as_among_others(stores: Stores) -> None:
+    """A statement for one is another than for many."""
+    there, deleted, empty, absent = (new_id(SHARDS[1]) for _ in range(4))
+    objects = [
+        ObjectRow(there, 2**16 - 1, version(2**40), False, bytes(range(256)) * 300),
+        ObjectRow(deleted, 3, version(2), True, b"gone"),
+        ObjectRow(empty, 3, version(3), False, b""),
+    ]
+    lists = list_of(there, LIKES, [Edge(7, 1), Edge(8, 1)], 9)
+    await write(stores, RowChanges(put_objects=objects, put_lists=lists.put_lists, put_edges=lists.put_edges))
+    queries: list[Query] = [ObjectQuery(i) for i in (there, deleted, empty, absent)]
+    queries += [CountQuery(there, LIKES), CountQuery(there, LIKES + 1), CountQuery(absent, LIKES)]
+    together = await ask(stores, *queries)
+    for query, value in zip(queries, together, strict=True):
+        answer = await stores.read.read([query], critical=False, timeout_seconds=5)
+        assert (answer.values, answer.version_epochs) == ([value], {SHARDS[1]: 1})
+
+
 async def test_one_batch_asks_many_shards_and_answers_in_order(stores: Stores) -> None:
     ids = [new_id(shard) for shard in SHARDS * 3]
     await write(stores, RowChanges(put_objects=[ObjectRow(i, 3, version(1), False, str(i).encode()) for i in ids]))

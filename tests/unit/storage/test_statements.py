@@ -108,6 +108,17 @@ def test_keys_of_several_shards_share_a_statement_and_long_sets_share_their_list
     assert sum(map(len, sets)) == 6000
 
 
+@pytest.mark.parametrize("query", [ObjectQuery(make_id(3, NOW, 0)), CountQuery(make_id(3, NOW, 0), 5)])
+def test_an_object_or_count_by_itself_is_read_by_no_union_and_bears_its_epoch_without_a_row(query: Query) -> None:
+    plan = ReadPlan([query], only_table)
+    (statement,) = plan.statements
+    assert (len(statement.parts), statement.sql.count("SELECT"), statement.shards) == (1, 1, {3})
+    assert statement.sql.count("%s") == len(statement.values)
+    absent = list(plan.answers())
+    plan.receive([(7, None, None, None, None)])
+    assert (list(plan.answers()), plan.version_epochs) == (absent, {3: 7})
+
+
 def test_statements_are_bounded_in_parts_and_in_rows_but_a_list_is_never_torn() -> None:
     queries: list[Query] = [RangeQuery(make_id(0, NOW + at, 0), 5, 0, 1000) for at in range(20)]
     statements = ReadPlan(queries, only_table, rows_per_statement=4096, parts_per_statement=8).statements
