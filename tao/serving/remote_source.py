@@ -117,8 +117,7 @@ def _take(by_slot: Sequence[_Asked], answer: pb.Answer) -> None:
         for one in by_slot:
             _fail(one, error)
         return
-    # A field that is merely looked at is made for it, at a tenth of what all of this takes: so only those that say
-    # something are.
+    # A field that is merely looked at is made for it: so only those that say something are.
     read = answer.read
     if values := read.values:
         epochs = dict(zip(read.epoch_shards, read.version_epochs, strict=False))
