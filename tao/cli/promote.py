@@ -90,6 +90,8 @@ def promote(
         click.echo(f"{done.master} is the master of {database}: {version}")
         for name, why in done.left.items():
             click.echo(f"{name} does not follow it: {why}", err=True)
+        for name, why in done.without_tables.items():
+            click.echo(f"{name} has no tables, so no promotion of it was interrupted: {why}", err=True)
         if alone:
             click.echo("no replica acknowledges: commits wait for none until one is back (`tao rejoin`)", err=True)
     return INCOMPLETE_STATUS if done.left or alone else 0
