@@ -196,3 +196,5 @@ async def test_a_server_is_passed_over_as_one_without_a_promotion_under_way_only
     restored = await rig.promoter().restore("db")
     assert restored.without_tables.keys() == {EAST}
     assert "tao_00001" in restored.without_tables[EAST]
+    _, _, errors = await tao(rig, "promote", "db", "--to", WEST, "--yes")
+    assert "east has no tables" in errors
