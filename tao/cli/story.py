@@ -27,7 +27,7 @@ def story(key: int, atype: str | None, token: str, connect: str | None, as_json:
     messages, evictions, invalidations, with versions as EPOCH.CHANGES and who brought them. Hits are not remembered.
     Times are those of the servers' clocks, in UTC.
 
-    Exit status 1 when a server holds less than the database or could not be asked.
+    Exit status 1 when a server holds less than the database, a second later, too, or could not be asked.
     """
     import dataclasses
 

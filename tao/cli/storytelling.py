@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tao.cache.outcomes import Applied
 from tao.cli.reaching import cache_servers, each
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.graph import version_of
@@ -17,6 +21,9 @@ from tao.wire.convert import error_from_pb
 from tao.wire.v1 import session_pb2 as pb
 
 CALL_SECONDS: Final = 5.0
+
+RECHECK_SECONDS: Final = 1.0
+"""Until a server that looks stale is asked again: what is in flight between regions arrives in less."""
 
 WORDS: Final = {
     "fill_begun": "fill begun, for at least",
@@ -53,7 +60,8 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a server has of the key now. ``cached_version`` None: nothing."""
+    """What a server has of the key now. ``cached_version`` None: nothing. ``stale``: less than the database had,
+    and so it was when it was asked once more."""
 
     server: str
     role: str
@@ -62,6 +70,7 @@ class Holding:
     floor: int = 0
     since_unix_ms: int = 0
     error: str = ""
+    stale: bool = False
 
 
 @dataclass(slots=True)
@@ -76,11 +85,8 @@ class Tale:
 
     @property
     def stale(self) -> list[Holding]:
-        """Servers that hold less than the database."""
-        stored = self.stored_version
-        if stored is None:
-            return []
-        return [held for held in self.servers if held.cached_version is not None and held.cached_version < stored]
+        """Servers that hold less than the database, and not only because it was just written."""
+        return [held for held in self.servers if held.stale]
 
     @property
     def unreachable(self) -> list[Holding]:
@@ -88,8 +94,9 @@ class Tale:
         return [held for held in self.servers if held.error]
 
 
-async def tell(routes: Routes, links: Links, key: int, atype: int) -> Tale:
-    """Ask all servers for an object (``atype`` 0) or a list, and the master database, by its leader."""
+async def tell(routes: Routes, links: Links, key: int, atype: int, *, recheck_seconds: float = RECHECK_SECONDS) -> Tale:
+    """Ask all servers for an object (``atype`` 0) or a list, and the master database, by its leader. Who holds less is
+    asked again after ``recheck_seconds``: the key may have been written between the two."""
     asked = pb.Inspect(stories=True)
     if atype:
         asked.list_id1s.append(key)
@@ -126,14 +133,46 @@ async def tell(routes: Routes, links: Links, key: int, atype: int) -> Tale:
             Event(told.unix_ms, server.name, told.event, told.version, told.cause, told.of_shard)
             for told in story.events
         ]
+    await _look_again(tale, [server for _, server in servers], ask, _owner(routes, key), recheck_seconds)
     tale.events.sort(key=lambda event: event.unix_ms)  # stable: each server's own order stays
     return tale
 
 
+async def _look_again(
+    tale: Tale,
+    servers: Sequence[CacheServer],
+    ask: Callable[[CacheServer], Awaitable[pb.Inspection]],
+    owner: CacheServer,
+    recheck_seconds: float,
+) -> None:
+    """Find out which of those that hold less than was read from the database are stale."""
+    stored = tale.stored_version or 0
+    behind = {held.server for held in tale.servers if held.cached_version is not None and held.cached_version < stored}
+    if not behind:
+        return
+    await asyncio.sleep(recheck_seconds)
+    suspects = [server for server in servers if server.name in behind]
+    stale: set[str] = set()
+    for server, answer in zip(suspects, await each(suspects, ask), strict=True):
+        if isinstance(answer, TaoError):
+            stale.add(server.name)
+            continue
+        held_now = [version_of(entry.value) for entry in answer.entries if entry.value]
+        by = [event.event for event in answer.stories[0].events if event.version >= stored and not event.of_shard]
+        # The owner learns from what it has read for this: what it has by that, and by no message, nobody had told it.
+        is_mended_by_us = server.name == owner.name and bool(by) and by[0] not in set(Applied)
+        if is_mended_by_us or (held_now and max(held_now) < stored):
+            stale.add(server.name)
+    tale.servers = [dataclasses.replace(held, stale=held.server in stale) for held in tale.servers]
+
+
+def _owner(routes: Routes, key: int) -> CacheServer:
+    shard = key >> SHARD_SHIFT
+    return routes.leaders(routes.master_region(shard)).home(shard)
+
+
 async def _stored_version(routes: Routes, links: Links, key: int, atype: int) -> int:
     """By a critical read of the shard's owner. Raises `TaoError`."""
-    shard = key >> SHARD_SHIFT
-    leader = routes.leaders(routes.master_region(shard)).home(shard)
     read = pb.ReadBatch(critical=True)
     if atype:
         read.count_id1s.append(key)
@@ -141,7 +180,7 @@ async def _stored_version(routes: Routes, links: Links, key: int, atype: int) ->
     else:
         read.obj_ids.append(key)
     request = pb.Request(topology_version=routes.version, read=read)
-    answer = (await links.to(leader).ask(request, CALL_SECONDS)).read
+    answer = (await links.to(_owner(routes, key)).ask(request, CALL_SECONDS)).read
     if answer.errors:
         raise error_from_pb(answer.errors[0])
     return version_of(answer.values[0])

@@ -12,6 +12,7 @@ from tao.cache.outcomes import Applied, Stored
 from tao.cli.storytelling import WORDS, tell, version_text
 from tao.model.errors import InvalidArgument, Unavailable
 from tao.model.graph import encode_count, encode_object
+from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
 from tao.routing.routes import Routes
@@ -26,10 +27,12 @@ ROUTES = Routes(make_topology())
 
 @dataclass
 class Servers:
-    """What each server says; who is not there is away. ``stored``: what a critical read is answered with."""
+    """What each server says; who is not there is away. ``stored``: what a critical read is answered with, ``later``:
+    what they say after it."""
 
     inspections: dict[str, pb.Inspection] = field(default_factory=dict)
     stored: bytes | None = None
+    later: dict[str, pb.Inspection] = field(default_factory=dict)
 
     def to(self, server: CacheServer) -> _Server:
         return _Server(self, server.name)
@@ -45,6 +48,7 @@ class _Server:
             assert request.read.critical
             if self.servers.stored is None:
                 raise Unavailable("no database")
+            self.servers.inspections.update(self.servers.later)
             return pb.Answer(read=pb.ReadAnswer(values=[self.servers.stored]))
         if self.name not in self.servers.inspections:
             raise Unavailable("it is away")
@@ -71,7 +75,7 @@ async def test_events_of_all_servers_are_in_the_order_of_their_time_and_each_ser
         },
         encode_object(V2, USER, b""),
     )
-    tale = await tell(ROUTES, cast(Links, servers), A, 0)
+    tale = await tell(ROUTES, cast(Links, servers), A, 0, recheck_seconds=0)
     assert [(event.server, event.event) for event in tale.events] == [
         ("near-1", "fill_begun"),
         ("near-1", "stored"),
@@ -84,9 +88,27 @@ async def test_events_of_all_servers_are_in_the_order_of_their_time_and_each_ser
     assert tale.stored_version == V2
 
 
+async def test_what_was_written_between_two_looks_makes_nobody_stale() -> None:
+    """The servers are asked before the database: under writes they hold less than it has then, for a moment."""
+    old, new = said(V1), said(V2, (20, "applied", V2))
+    servers = Servers({"leader-1": old, "near-1": old, "near-2": old}, encode_object(V2, USER, b""))
+    servers.later = {"leader-1": new, "near-1": new, "near-2": said(None, (20, "dropped", V2))}
+    tale = await tell(ROUTES, cast(Links, servers), A, 0, recheck_seconds=0)
+    assert [held.cached_version for held in tale.servers if not held.error] == [V1, V1, V1], "as they were"
+    assert tale.stale == []
+
+
+async def test_an_owner_that_has_the_version_only_by_this_question_was_stale() -> None:
+    owner = ROUTES.leaders(ROUTES.master_region(A >> SHARD_SHIFT)).home(A >> SHARD_SHIFT).name
+    servers = Servers({owner: said(V1, (10, "stored", V1))}, encode_object(V2, USER, b""))
+    servers.later = {owner: said(V2, (10, "stored", V1), (20, "stored", V2))}
+    tale = await tell(ROUTES, cast(Links, servers), A, 0, recheck_seconds=0)
+    assert [held.server for held in tale.stale] == [owner]
+
+
 async def test_who_is_away_is_named_and_the_rest_is_told_also_without_the_database() -> None:
     servers = Servers({"near-1": said(V1)})
-    tale = await tell(ROUTES, cast(Links, servers), A, 0)
+    tale = await tell(ROUTES, cast(Links, servers), A, 0, recheck_seconds=0)
     assert {held.server for held in tale.unreachable} == {"leader-1", "leader-2", "near-2"}
     assert (tale.stored_version, tale.stored_error) == (None, "no database")
     assert tale.stale == []
@@ -98,7 +120,7 @@ async def test_a_list_is_held_when_its_count_is() -> None:
     inspection.entries.add(kind="count", id=A, atype=COMMENT, value=encode_count(V1, 3))
     inspection.stories.add()
     servers = Servers(dict.fromkeys(("leader-1", "leader-2", "near-1", "near-2"), inspection), encode_count(V2, 4))
-    tale = await tell(ROUTES, cast(Links, servers), A, COMMENT)
+    tale = await tell(ROUTES, cast(Links, servers), A, COMMENT, recheck_seconds=0)
     assert {held.cached_version for held in tale.servers} == {V1}
     assert len(tale.stale) == 4
 
