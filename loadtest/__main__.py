@@ -205,6 +205,8 @@ def run_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wan
 @click.option("--nodes", type=int, default=DEFAULT_PEERS.nodes, show_default=True, help="Objects of the graph.")
 @click.option("--cache-share", type=float, default=DEFAULT_PEERS.cache_share, show_default=True, help="Of the data.")
 @click.option("--awaiters", type=int, default=DEFAULT_PEERS.awaiters, show_default=True)
+@click.option("--rate", type=float, default=DEFAULT_PEERS.rate, show_default=True, help="Of the open loop, a second.")
+@click.option("--warm-requests", type=int, default=DEFAULT_PEERS.warm_requests, show_default=True, help="Of each.")
 @click.option("--seconds", type=float, help="Measured time of one contestant in one shape, all rounds together.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
 @_toy_option

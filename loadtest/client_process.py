@@ -20,7 +20,8 @@ import uvloop
 from loadtest.capacity.capacity_client import CapacityJob, GrowJob, run_capacity, run_grow
 from loadtest.cold.herd_client import HerdJob, run_herd
 from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob, StreamJob
-from loadtest.peers.peers_process import PeersJob, run_peers
+from loadtest.peers.peers_process import PairJob, PeersJob, run_pair, run_peers
+from loadtest.peers.staleness import StaleJob, run_stale
 from loadtest.published.load_process import AskJob, FillJob, ask, fill
 from loadtest.scenario import Progress
 from tao.model.errors import OperatorError
@@ -120,6 +121,10 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         return await run_capacity(job, tell)
     if isinstance(job, PeersJob):
         return await run_peers(job, tell)
+    if isinstance(job, PairJob):
+        return await run_pair(job, tell)
+    if isinstance(job, StaleJob):
+        return await run_stale(job, tell)
     from loadtest.writes_client import run_writes
 
     return await run_writes(job, tell)

@@ -9,7 +9,8 @@ import msgspec
 from loadtest.capacity.capacity_client import CapacityJob, GrowJob
 from loadtest.cold.herd_client import HerdJob
 from loadtest.dataset import DatasetSize
-from loadtest.peers.peers_process import PeersJob
+from loadtest.peers.peers_process import PairJob, PeersJob
+from loadtest.peers.staleness import StaleJob
 from loadtest.published.load_process import AskJob, FillJob
 
 
@@ -115,6 +116,8 @@ Job = (
     | FillJob
     | AskJob
     | PeersJob
+    | PairJob
+    | StaleJob
     | HerdJob
     | GrowJob
     | CapacityJob

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 _PACKAGES = ("aiomysql", "grpcio", "hiredis", "msgspec", "protobuf", "redis", "uvloop")
 
 

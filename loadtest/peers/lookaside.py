@@ -1,35 +1,41 @@
 """Contestants: MySQL alone, and MySQL behind a look-aside cache.
 
 Look-aside: a read asks the cache, and on a miss the database, and leaves the answer in the cache if it has the lease; a
-write commits and then deletes the keys it changed. Objects are values; a list is one value, its newest 1,001 edges with
-their data in msgpack, from which every read on the list is answered when it can be; a count is a value of its own.
+write commits and then deletes the keys it changed. Objects are values, and so are counts. Of a list there are two
+serialized values, each made when it is first wanted: a first page, which nearly every read needs no more than, and the
+newest 1,001 edges. Whether a far edge of a long list exists is a value of its own.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from loadtest.peers.caches import Cache
-from loadtest.peers.sql_graph import Edge, SqlGraph
+from loadtest.peers.asking import LARGEST_LIMIT, Answer, Asked, Edge, How
+from loadtest.peers.caches import Cache, Lease
+from loadtest.peers.sql_graph import SqlGraph
 from loadtest.published.contestant import Payloads
-from loadtest.published.requests import Request
-from loadtest.published.workload import Kind
+from loadtest.published.requests import SMALL_LIMIT, Request
+from loadtest.published.workload import READS, Kind
 
 _ADDED_BOUND: Final = 10_000
-_PREFIX: Final = 1_001
-"""One more than the largest limit asked for: a full answer that may not be the whole list is told apart."""
+_PAGE: Final = SMALL_LIMIT + 1
+"""One more than what a page is asked for: a full page that may not be the whole list is told apart."""
+_PREFIX: Final = LARGEST_LIMIT + 1
 _WAIT_SECONDS: Final = 0.002
 _WAITS: Final = 50
 _NOTHING: Final = b"-"
 _SOMETHING: Final = b"+"
 
-Found = TypeVar("Found")
-_edges = msgspec.msgpack.Decoder(list[tuple[int, int, bytes]])
+_edges = msgspec.msgpack.Decoder(list[Edge])
+_edge = msgspec.msgpack.Decoder(Edge)
+
+Fetch = Callable[[Sequence[bytes]], Awaitable[Mapping[bytes, bytes]]]
+"""The values of these keys, out of the database."""
 
 
 class SqlContestant:
@@ -40,62 +46,90 @@ class SqlContestant:
         self._ids: Final = ids
         self._payloads: Final = payloads
         self._added: Final[deque[int]] = deque(maxlen=_ADDED_BOUND)
-        self.hits = 0
-        self.misses = 0
+        self.touched = 0
 
-    async def ask(self, request: Request) -> int:
-        """See `loadtest.published.contestant.Contestant`. Raises what its client raises."""
-        ids, kind = self._ids, request.kind
-        if kind is Kind.OBJ_GET:
-            return int(await self.node(ids[request.node]) is not None)
-        if kind is Kind.ASSOC_RANGE:
-            return len(await self.newest(ids[request.node], request.limit))
-        if kind is Kind.ASSOC_COUNT:
-            return await self.count(ids[request.node])
-        if kind is Kind.ASSOC_GET:
-            return len(await self.among(ids[request.node], [ids[other] for other in request.others]))
-        if kind is Kind.ASSOC_TIME_RANGE:
-            return len(await self.between(ids[request.node], request.high, request.low, request.limit))
-        if kind is Kind.READ_MANY:
-            return await self.nodes([ids[other] for other in request.others])
-        await self._write(request)
-        return 0
+    async def ask(self, request: Request) -> How:
+        """See `loadtest.peers.asking.Peer`."""
+        if request.kind not in READS:
+            await self._write(request)
+            return How.UNKNOWN
+        asked = Asked()
+        found = await self.read(request, asked)
+        if isinstance(found, bytes):
+            self.touched += len(found)
+        elif isinstance(found, list):
+            for each in found:
+                payload = each[2] if isinstance(each, tuple) else each
+                self.touched += 0 if payload is None else len(payload)
+        return asked.how
+
+    async def answer(self, request: Request) -> Answer:
+        """See `loadtest.peers.asking.Peer`."""
+        return await self.read(request, Asked())
 
     async def close(self) -> None:
         """Close the pool."""
         await self._sql.close()
 
-    async def node(self, object_id: int) -> bytes | None:
+    async def read(self, request: Request, asked: Asked) -> Answer:
+        """Any read, as the kind of contestant does it. Raises what the clients raise."""
+        ids, kind = self._ids, request.kind
+        id1 = ids[request.node]
+        if kind is Kind.OBJ_GET:
+            return await self.node(id1, asked)
+        if kind is Kind.ASSOC_RANGE:
+            return await self.newest(id1, request.limit, asked)
+        if kind is Kind.ASSOC_COUNT:
+            return await self.count(id1, asked)
+        if kind is Kind.ASSOC_GET:
+            return await self.among(id1, [ids[other] for other in request.others], asked)
+        if kind is Kind.ASSOC_TIME_RANGE:
+            return await self.between(id1, request.high, request.low, request.limit, asked)
+        return await self.nodes([ids[other] for other in request.others], asked)
+
+    async def node(self, object_id: int, asked: Asked) -> bytes | None:
         """An object's payload."""
+        asked.how = How.MISS
         return await self._sql.node(object_id)
 
-    async def nodes(self, ids: Sequence[int]) -> int:
-        """How many of these objects there are."""
-        return len(await self._sql.nodes(ids))
+    async def nodes(self, ids: Sequence[int], asked: Asked) -> list[bytes | None]:
+        """Of each object its payload."""
+        asked.how = How.MISS
+        found = await self._sql.nodes(ids)
+        return [found.get(object_id) for object_id in ids]
 
-    async def count(self, id1: int) -> int:
+    async def count(self, id1: int, asked: Asked) -> int:
         """How many links."""
+        asked.how = How.MISS
         return await self._sql.count(id1)
 
-    async def newest(self, id1: int, limit: int) -> Sequence[Edge]:
+    async def newest(self, id1: int, limit: int, asked: Asked) -> list[Edge]:
         """The newest links."""
+        asked.how = How.MISS
         return await self._sql.newest(id1, limit)
 
-    async def between(self, id1: int, high: int, low: int, limit: int) -> Sequence[Edge]:
+    async def between(self, id1: int, high: int, low: int, limit: int, asked: Asked) -> list[Edge]:
         """Those of a stretch of time."""
+        asked.how = How.MISS
         return await self._sql.between(id1, high, low, limit)
 
-    async def among(self, id1: int, id2s: Sequence[int]) -> Sequence[Edge]:
+    async def among(self, id1: int, id2s: Sequence[int], asked: Asked) -> list[Edge]:
         """Those to these nodes."""
+        asked.how = How.MISS
         return await self._sql.among(id1, id2s)
 
-    async def forget(self, nodes: Sequence[int], lists: Sequence[int]) -> None:
-        """These objects and lists have changed."""
+    async def forget(self, nodes: Sequence[int], links: Sequence[tuple[int, int]]) -> None:
+        """These objects and links have changed."""
 
     async def put_node(self, object_id: int, payload: bytes) -> None:
         """Write an object."""
         await self._sql.put_node(object_id, payload)
         await self.forget([object_id], [])
+
+    async def put_links(self, links: Sequence[tuple[int, int, int, bytes]]) -> None:
+        """Write links, ``(id1, id2, time, payload)``."""
+        await self._sql.put_links(links)
+        await self.forget([], [(id1, id2) for id1, id2, *_ in links])
 
     async def _write(self, request: Request) -> None:
         sql, ids = self._sql, self._ids
@@ -107,11 +141,11 @@ class SqlContestant:
             case Kind.ASSOC_DELETE:
                 id1, id2 = ids[request.node], ids[request.others[0]]
                 await sql.delete_link(id1, id2)
-                await self.forget([], [id1])
+                await self.forget([], [(id1, id2)])
             case Kind.ASSOC_CHANGE_TYPE:
                 id1, id2 = ids[request.node], ids[request.others[0]]
                 await sql.mark_link(id1, id2)
-                await self.forget([], [id1])
+                await self.forget([], [(id1, id2)])
             case Kind.OBJ_UPDATE:
                 await self.put_node(ids[request.node], self._payloads.next(request.size))
             case Kind.OBJ_ADD:
@@ -127,8 +161,7 @@ class SqlContestant:
     async def _put_links(self, requests: Sequence[Request]) -> None:
         ids, payloads = self._ids, self._payloads
         links = [(ids[each.node], ids[each.others[0]], each.time, payloads.next(each.size)) for each in requests]
-        await self._sql.put_links(links)
-        await self.forget([], [id1 for id1, *_ in links])
+        await self.put_links(links)
 
 
 class LookasideContestant(SqlContestant):
@@ -143,98 +176,119 @@ class LookasideContestant(SqlContestant):
         await self._cache.close()
         await super().close()
 
-    async def node(self, object_id: int) -> bytes | None:
+    async def node(self, object_id: int, asked: Asked) -> bytes | None:
         """An object's payload."""
-        key = b"o%d" % object_id
-        value = await self._cache.get(key)
-        if value is not None:
-            self.hits += 1
-        else:
-            value = await self._filled(key, lambda: self._fetch_node(object_id))
+        value = await self._one(b"o%d" % object_id, self._fetch_nodes, asked)
         return None if value == _NOTHING else value[1:]
 
-    async def nodes(self, ids: Sequence[int]) -> int:
-        """How many of these objects there are: one multi-get, then the database for what it has not."""
-        keys = [b"o%d" % object_id for object_id in ids]
-        values = await self._cache.get_many(keys)
-        missing = [object_id for object_id, value in zip(ids, values, strict=True) if value is None]
-        self.hits += len(ids) - len(missing)
-        self.misses += len(missing)
-        leases = {object_id: await self._cache.lease(b"o%d" % object_id) for object_id in missing}
-        found = await self._sql.nodes(missing) if missing else {}
-        for object_id, lease in leases.items():
-            if lease is not None:
-                value = _SOMETHING + found[object_id] if object_id in found else _NOTHING
-                await self._cache.fill(b"o%d" % object_id, value, lease)
-        return sum(value is not None and value != _NOTHING for value in values) + len(found)
+    async def nodes(self, ids: Sequence[int], asked: Asked) -> list[bytes | None]:
+        """Of each object its payload: one multi-get, then one statement for what the cache has not."""
+        values = await self._many([b"o%d" % object_id for object_id in ids], self._fetch_nodes, asked)
+        return [None if value == _NOTHING else value[1:] for value in values]
 
-    async def count(self, id1: int) -> int:
+    async def count(self, id1: int, asked: Asked) -> int:
         """How many links."""
-        key = b"c%d" % id1
-        value = await self._cache.get(key)
-        if value is not None:
-            self.hits += 1
-        else:
-            value = await self._filled(key, lambda: self._fetch_count(id1))
-        return int(value[1:])
+        return int((await self._one(b"c%d" % id1, self._fetch_count, asked))[1:])
 
-    async def newest(self, id1: int, limit: int) -> Sequence[Edge]:
+    async def newest(self, id1: int, limit: int, asked: Asked) -> list[Edge]:
         """The newest links."""
-        return (await self._prefix(id1))[:limit]
+        page = await self._page(id1, asked)
+        if limit >= _PAGE <= len(page):
+            page = await self._prefix(id1, asked)
+        return page[:limit]
 
-    async def between(self, id1: int, high: int, low: int, limit: int) -> Sequence[Edge]:
+    async def between(self, id1: int, high: int, low: int, limit: int, asked: Asked) -> list[Edge]:
         """Those of a stretch of time."""
-        prefix = await self._prefix(id1)
-        if len(prefix) < _PREFIX or low > prefix[-1][1]:
-            return [edge for edge in prefix if low <= edge[1] <= high][:limit]
+        for prefix, most in ((self._page, _PAGE), (self._prefix, _PREFIX)):
+            edges = await prefix(id1, asked)
+            found = [edge for edge in edges if low <= edge[1] <= high][:limit]
+            if len(edges) < most or low > edges[-1][1] or len(found) == limit:
+                return found
+        asked.at_least(How.MISS)
         return await self._sql.between(id1, high, low, limit)
 
-    async def among(self, id1: int, id2s: Sequence[int]) -> Sequence[Edge]:
-        """Those to these nodes."""
-        prefix = await self._prefix(id1)
+    async def among(self, id1: int, id2s: Sequence[int], asked: Asked) -> list[Edge]:
+        """Those to these nodes; beyond the page each is a value of its own."""
+        page = await self._page(id1, asked)
         wanted = set(id2s)
-        found = [edge for edge in prefix if edge[0] in wanted]
-        if len(prefix) < _PREFIX or len(found) == len(wanted):
+        found = [edge for edge in page if edge[0] in wanted]
+        if len(page) < _PAGE or len(found) == len(wanted):
             return found
-        return await self._sql.among(id1, id2s)
+        far = sorted(wanted - {edge[0] for edge in found})
+        values = await self._many([b"e%d:%d" % (id1, id2) for id2 in far], self._fetch_links, asked)
+        found += [_edge.decode(memoryview(value)[1:]) for value in values if value != _NOTHING]
+        return sorted(found, key=lambda edge: (edge[1], edge[0]), reverse=True)
 
-    async def forget(self, nodes: Sequence[int], lists: Sequence[int]) -> None:
+    async def forget(self, nodes: Sequence[int], links: Sequence[tuple[int, int]]) -> None:
         """Delete what the cache has of them."""
         keys = [b"o%d" % object_id for object_id in nodes]
-        for id1 in dict.fromkeys(lists):
-            keys += [b"l%d" % id1, b"c%d" % id1]
+        for id1 in dict.fromkeys(id1 for id1, _ in links):
+            keys += [b"p%d" % id1, b"l%d" % id1, b"c%d" % id1]
+        keys += [b"e%d:%d" % pair for pair in dict.fromkeys(links)]
         await self._cache.delete(keys)
 
-    async def _prefix(self, id1: int) -> list[Edge]:
-        key = b"l%d" % id1
+    async def _page(self, id1: int, asked: Asked) -> list[Edge]:
+        return _edges.decode(memoryview(await self._one(b"p%d" % id1, self._fetch_list, asked))[1:])
+
+    async def _prefix(self, id1: int, asked: Asked) -> list[Edge]:
+        return _edges.decode(memoryview(await self._one(b"l%d" % id1, self._fetch_list, asked))[1:])
+
+    async def _one(self, key: bytes, fetch: Fetch, asked: Asked) -> bytes:
         value = await self._cache.get(key)
-        if value is not None:
-            self.hits += 1
-        else:
-            value = await self._filled(key, lambda: self._fetch_list(id1))
-        return _edges.decode(memoryview(value)[1:])
+        return value if value is not None else (await self._filled([key], fetch, asked))[key]
 
-    async def _filled(self, key: bytes, fetch: Callable[[], Awaitable[bytes]]) -> bytes:
-        """The value after a miss: fetched by whoever has the lease, awaited by the others for a moment."""
-        self.misses += 1
+    async def _many(self, keys: Sequence[bytes], fetch: Fetch, asked: Asked) -> list[bytes]:
+        values = dict(zip(keys, await self._cache.get_many(keys), strict=True))
+        missing = [key for key, value in values.items() if value is None]
+        filled = await self._filled(missing, fetch, asked) if missing else {}
+        return [filled[key] if value is None else value for key, value in values.items()]
+
+    async def _filled(self, keys: Sequence[bytes], fetch: Fetch, asked: Asked) -> dict[bytes, bytes]:
+        """The values after a miss: fetched by whoever has the lease, awaited by the others for a moment."""
+        found: dict[bytes, bytes] = {}
+        left = list(keys)
         for _ in range(_WAITS):
-            lease = await self._cache.lease(key)
-            if lease is not None:
-                value = await fetch()
-                await self._cache.fill(key, value, lease)
-                return value
-            await asyncio.sleep(_WAIT_SECONDS)
-            found = await self._cache.get(key)
-            if found is not None:
+            leases: dict[bytes, Lease] = {
+                key: lease for key, lease in zip(left, await self._cache.lease(left), strict=True) if lease is not None
+            }
+            if leases:
+                asked.at_least(How.MISS)
+                fetched = await fetch(list(leases))
+                await self._cache.fill({key: (fetched[key], lease) for key, lease in leases.items()})
+                found.update(fetched)
+                left = [key for key in left if key not in found]
+            if not left:
                 return found
-        return await fetch()
+            asked.at_least(How.JOINED)
+            await asyncio.sleep(_WAIT_SECONDS)
+            values = await self._cache.get_many(left)
+            found.update((key, value) for key, value in zip(left, values, strict=True) if value is not None)
+            left = [key for key in left if key not in found]
+            if not left:
+                return found
+        asked.at_least(How.MISS)
+        return {**found, **await fetch(left)}
 
-    async def _fetch_node(self, object_id: int) -> bytes:
-        payload = await self._sql.node(object_id)
-        return _NOTHING if payload is None else _SOMETHING + payload
+    async def _fetch_nodes(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        if len(keys) == 1:
+            payload = await self._sql.node(int(keys[0][1:]))
+            return {keys[0]: _NOTHING if payload is None else _SOMETHING + payload}
+        found = await self._sql.nodes([int(key[1:]) for key in keys])
+        return {key: _SOMETHING + found[int(key[1:])] if int(key[1:]) in found else _NOTHING for key in keys}
 
-    async def _fetch_count(self, id1: int) -> bytes:
-        return _SOMETHING + b"%d" % await self._sql.count(id1)
+    async def _fetch_count(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        return {key: _SOMETHING + b"%d" % await self._sql.count(int(key[1:])) for key in keys}
 
-    async def _fetch_list(self, id1: int) -> bytes:
-        return _SOMETHING + msgspec.msgpack.encode(await self._sql.newest(id1, _PREFIX))
+    async def _fetch_list(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        (key,) = keys
+        edges = await self._sql.newest(int(key[1:]), _PAGE if key.startswith(b"p") else _PREFIX)
+        return {key: _SOMETHING + msgspec.msgpack.encode(edges)}
+
+    async def _fetch_links(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
+        id1 = int(keys[0][1:].partition(b":")[0])
+        id2s = [int(key.partition(b":")[2]) for key in keys]
+        found = {edge[0]: edge for edge in await self._sql.among(id1, id2s)}
+        return {
+            key: _SOMETHING + msgspec.msgpack.encode(found[id2]) if id2 in found else _NOTHING
+            for key, id2 in zip(keys, id2s, strict=True)
+        }

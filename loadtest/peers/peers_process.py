@@ -1,35 +1,38 @@
-"""The load process' part of `peers`: fill everybody with one graph, check everybody, let them take turns, look for
-stale answers.
+"""The load processes' part of `peers`: fill everybody with one graph, check everybody, let them take turns.
 
-Every contestant draws from a stream of the same seed, so all are asked the same. A stale answer is an object read that
-began after a write was acknowledged and did not see it: one client writes, another reads, in two tiers where there are
-two.
+Every contestant draws from a stream of the same seed, so all are asked the same, and all are warmed with the same
+number of requests of it. Its stream goes on from turn to turn and from shape to shape: begun anew, it would ask again
+for what it has just brought into the caches. The three peers write to the same tables; only one of them knows of each
+such write, so that what any of them has written is left out of the last check.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from itertools import count
+from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from loadtest.driving import WrongAnswer
+from loadtest.peers.asking import TaoPeer
 from loadtest.peers.caches import MemcachedCache, RedisCache
+from loadtest.peers.checking import check
+from loadtest.peers.filling import fill_everybody
 from loadtest.peers.lookaside import LookasideContestant, SqlContestant
 from loadtest.peers.sql_graph import SqlAddress, SqlGraph
-from loadtest.published.contestant import NODE, Contestant, Payloads, TaoContestant, load_graph
+from loadtest.peers.turns import Contender, Drive, Taken, at_rate, closed, rotated, warmed
+from loadtest.published.contestant import Payloads, read_ids, write_ids
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.load_process import Subject
 from loadtest.published.requests import Request, RequestStream
 from loadtest.published.shapes import Popularity
-from loadtest.published.workload import Kind, Workload, workload_named
-from loadtest.results import Figure
-from loadtest.rounds import Comparison, Drive, Trial, compare
+from loadtest.published.workload import READS, Kind, Workload, workload_named
+from loadtest.waiting import until
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.readiness import server_stats
 
@@ -41,336 +44,301 @@ CONTESTANTS: Final = (TAO, REDIS, MEMCACHED, MYSQL)
 
 MANY: Final = 20
 """Objects of a batch in the shape that is batched."""
+CONNECTIONS: Final = 64
+"""Of a peer's client to each cache server at most."""
 _TIMEOUT_SECONDS: Final = 10.0
+_FILL_TIMEOUT_SECONDS: Final = 60.0
 _BLOCK_BYTES: Final = 1 << 20
-_CONNECTIONS: Final = 64
 _SQL_CONNECTIONS: Final = 32
 _CHECKED: Final = 400
-_WATCHED: Final = 32
-"""Objects written and read for stale answers."""
-_READERS: Final = 4
-_TIERS: Final = ("tier-1", "tier-2")
+_TRACERS: Final = 16
+_OPEN_LOOP_ROUNDS: Final = 3
+"""So much longer are the rounds of the open loop: a tail at a constant rate needs time more than requests."""
+_BETWEEN_TURNS_SECONDS: Final = 0.3
+"""In which the answers under way at the end of a turn of two processes arrive."""
+_LOOK_SECONDS: Final = 0.01
+_START_IN_SECONDS: Final = 0.2
 
 
-class PeersJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers"):
-    """All contestants in one process."""
+class Rivals(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the contestants are, and over which graph."""
 
     topology_file: str
+    tier: str
     subject: Subject
     host: str
     redis_ports: tuple[int, ...]
     memcached_ports: tuple[int, ...]
     sql: SqlAddress
+
+
+class PeersJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers"):
+    """All contestants in one process, in every shape that one process makes."""
+
+    rivals: Rivals
     server_pids: dict[str, tuple[int, ...]]
     """By contestant, the database's among them."""
     follower_admin: str
-    """Of the follower that tao's clients ask."""
+    leader_admin: str
     awaiters: int
-    warm_seconds: float
-    stale_seconds: float
+    warm_requests: int
+    """Of every contestant."""
     rounds: int
     round_seconds: float
+    rate: float
+    """Requests a second of the open loop, the same for everybody."""
 
 
-class StaleReads(msgspec.Struct, frozen=True, kw_only=True):
-    """How often an answer was older than what had been acknowledged before it was asked for."""
+class PairJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers_pair"):
+    """One of several load processes that take their turns at the same time."""
 
-    reads: int
-    stale: int
-    within: str
-    """Between whom."""
+    rivals: Rivals
+    server_pids: dict[str, tuple[int, ...]]
+    """Of those whose CPU time this process is to count."""
+    process: int
+    awaiters: int
+    rounds: int
+    round_seconds: float
+    start_file: str
+    """Says, once it is there, when to begin: seconds of the monotonic clock, which processes of a machine share."""
+
+
+class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Of tao's two caches while many awaiters asked for single queries."""
+
+    hits: int
+    """Queries that the follower answered out of its memory."""
+    misses: int
+    joined: int
+    """Of the follower's misses, those that waited for another's fetch."""
+    leader_misses: int
 
 
 class PeersResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it; ``hit_rates`` of those that have a cache, while the workload was asked by many awaiters."""
+    """By shape, in order, and by contestant."""
 
-    figures: list[Figure]
-    hit_rates: dict[str, float]
-    stale: dict[str, list[StaleReads]]
+    shapes: dict[str, dict[str, Taken]]
+    queries_per_operation: dict[str, int]
+    tao_counts: CacheCounts
+    checked: int
+    """Answers compared, of each contestant."""
+
+
+class PairResult(msgspec.Struct, frozen=True, kw_only=True):
+    """By contestant."""
+
+    taken: dict[str, Taken]
 
 
 async def run_peers(job: PeersJob, tell: Callable[[str, float], None]) -> PeersResult:
     """Raises `TaoError`, or what a peer's client raises."""
     async with AsyncExitStack() as stack:
-        arena = await _Arena.open(job, stack, tell)
-        tell("checking every contestant's answers", 0.0)
-        await arena.check()
-        comparisons = [
-            arena.comparison(f"{job.subject.workload}, {job.awaiters} awaiters of single queries", job.awaiters),
-            arena.comparison(f"{job.subject.workload}, 1 awaiter", 1),
-            arena.comparison(f"obj_get of {MANY} in one call, {job.awaiters} awaiters", job.awaiters, many=True),
-        ]
-        turns = sum(len(each.trials) for each in comparisons) * (job.rounds + 1)
-        taken = count()
-        for name in arena.contestants:
+        arena = await Arena.filled(job.rivals, stack, tell)
+        checked = 0
+        for again in ("", " again, out of the caches"):
+            tell(f"checking every contestant's answers{again}", 0.0)
+            checked += await arena.check()
+        for name, peer in arena.peers.items():
             tell(f"warming {name}", 0.0)
-            await arena.drive(name, job.awaiters)(perf_counter() + job.warm_seconds, [])
-        figures: list[Figure] = []
-        counted = [await arena.hits_and_misses()]
-        for comparison in comparisons:
-            figures += await compare(
-                comparison, job.rounds, job.round_seconds, lambda text: tell(text, next(taken) / turns)
-            )
-            counted.append(await arena.hits_and_misses())
-        hit_rates = _rates_between(*counted[:2])
-        tell("looking for stale answers", 1.0)
-        stale = {name: await arena.stale_reads(name) for name in arena.contestants}
-    return PeersResult(figures=figures, hit_rates=hit_rates, stale=stale)
+            await warmed(peer, arena.stream(name), job.awaiters, job.warm_requests)
+        tracers = [await arena.tao() for _ in range(_TRACERS)]
+
+        def shape(name: str, drive: Callable[[str], Drive]) -> tuple[str, list[Contender]]:
+            text = f"{job.rivals.subject.workload}, {name}"
+            return text, [
+                Contender(each, peer, drive(each), job.server_pids[each]) for each, peer in arena.peers.items()
+            ]
+
+        def single(awaiters: int) -> Callable[[str], Drive]:
+            return lambda name: closed(arena.peers[name], arena.stream(name), awaiters)
+
+        open_loop = f"open loop of {job.rate:,.0f} a second"
+        shapes = [
+            shape(f"{job.awaiters} awaiters of single queries", single(job.awaiters)),
+            shape(
+                open_loop,
+                lambda name: at_rate(arena.peers[name], arena.stream(name), job.rate, tracers if name == TAO else ()),
+            ),
+            shape("1 awaiter", single(1)),
+            shape(
+                f"objects, {MANY} in one call, {job.awaiters} awaiters",
+                lambda name: closed(arena.peers[name], arena.batches(), job.awaiters),
+            ),
+        ]
+        opened = shapes[1][0]
+        turns, taken = sum(len(each) for _, each in shapes) * (job.rounds + 1), count()
+        counts = [await _counts(job)]
+        for text, contenders in shapes:
+            for number in range(job.rounds + 1):
+                for each in rotated(contenders, number):
+                    tell(f"{text}: {each.name}, round {number} of {job.rounds}", next(taken) / turns)
+                    seconds = job.round_seconds if number else job.round_seconds / 4
+                    if text == opened:
+                        seconds *= _OPEN_LOOP_ROUNDS
+                    await each.take(perf_counter() + seconds, counts=number > 0)
+            counts.append(await _counts(job))
+        tell("checking every contestant's answers once more", 1.0)
+        checked += await arena.check()
+        return PeersResult(
+            shapes={text: {each.name: each.taken() for each in contenders} for text, contenders in shapes},
+            queries_per_operation={text: MANY if f"{MANY} in one" in text else 1 for text, _ in shapes},
+            tao_counts=_between(*counts[:2]),
+            checked=checked,
+        )
 
 
-def _rates_between(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, float]:
-    grown = {name: (hits - before[name][0], misses - before[name][1]) for name, (hits, misses) in after.items()}
-    return {name: hits / max(1, hits + misses) for name, (hits, misses) in grown.items()}
+async def run_pair(job: PairJob, tell: Callable[[str, float], None]) -> PairResult:
+    """Raises `TaoError`, or what a peer's client raises."""
+    start = Path(job.start_file)
+    async with AsyncExitStack() as stack:
+        arena = await Arena.open(job.rivals, stack, 100 + job.process)
+        contenders = [
+            Contender(name, peer, closed(peer, arena.stream(name), job.awaiters), job.server_pids.get(name, ()))
+            for name, peer in arena.peers.items()
+        ]
+        for each in contenders:
+            await each.take(perf_counter() + job.round_seconds / 4, counts=False)
+        tell(READY, 0.0)
+
+        async def is_started() -> bool:
+            return _start_in(start) is not None
+
+        await until(is_started, _LOOK_SECONDS)
+        begins = (_start_in(start) or 0.0) + _START_IN_SECONDS
+        for number in range(job.rounds):
+            for each in rotated(contenders, number):
+                tell(f"{each.name}, two load processes, round {number + 1} of {job.rounds}", 1.0)
+                await asyncio.sleep(begins - perf_counter())
+                await each.take(begins + job.round_seconds)
+                begins += job.round_seconds + _BETWEEN_TURNS_SECONDS
+        return PairResult(taken={each.name: each.taken() for each in contenders})
 
 
-class Watched(Protocol):
-    """An object's payload, written by one client and read by another."""
-
-    async def put(self, index: int, payload: bytes) -> None:
-        """Returns when the write is acknowledged."""
-
-    async def get(self, index: int) -> bytes | None:
-        """What a reader sees."""
+READY: Final = "ready"
+"""The step that says that a load process waits for the start."""
 
 
-class _Arena:
+def _start_in(file: Path) -> float | None:
+    # Whoever writes it puts it there whole.
+    return float(file.read_text()) if file.exists() else None
+
+
+async def _counts(job: PeersJob) -> CacheCounts:
+    follower, leader = await server_stats(job.follower_admin), await server_stats(job.leader_admin)
+    return CacheCounts(
+        hits=follower["hits"],
+        misses=follower["misses"],
+        joined=follower["fills"]["joined"],
+        leader_misses=leader["misses"],
+    )
+
+
+def _between(before: CacheCounts, after: CacheCounts) -> CacheCounts:
+    return CacheCounts(**{name: getattr(after, name) - getattr(before, name) for name in CacheCounts.__struct_fields__})
+
+
+class Arena:
     """The contestants over one graph."""
 
-    def __init__(self, job: PeersJob, stack: AsyncExitStack, workload: Workload, plan: GraphPlan) -> None:
-        self._job: Final = job
+    def __init__(self, rivals: Rivals, stack: AsyncExitStack, workload: Workload, plan: GraphPlan, number: int) -> None:
+        """``number``: of the requests' stream."""
+        self._rivals: Final = rivals
         self._stack: Final = stack
         self._workload: Final = workload
-        self._plan: Final = plan
-        self._ids: list[int] = []
-        self.contestants: dict[str, Contestant] = {}
-        self._streams: Final = {name: self._stream(5) for name in CONTESTANTS}
-        self._second: dict[str, SqlContestant] = {}
-        """Another client of the same peer, as in another web server."""
+        self.plan: Final = plan
+        self._number: Final = number
+        self._streams: Final[dict[str, Iterator[Request]]] = {}
+        self._written: Final[set[int]] = set()
+        self.ids: list[int] = []
+        self.peers: dict[str, TaoPeer | SqlContestant] = {}
 
     @classmethod
-    async def open(cls, job: PeersJob, stack: AsyncExitStack, tell: Callable[[str, float], None]) -> _Arena:
-        """Load the graph everywhere."""
-        self = cls(job, stack, workload_named(job.subject.workload), job.subject.plan())
-        graph = await self._graph(_TIERS[0], 60.0)
-        self._ids = await load_graph(graph, self._plan, self._payloads(0), job.subject.shards, tell)
-        tell("writing the graph into the peers' tables", 0.0)
-        sql = await self._sql()
-        await sql.load(self._plan, self._ids, self._payloads(1))
-        self.contestants[TAO] = TaoContestant(
-            await self._graph(_TIERS[0], _TIMEOUT_SECONDS), self._ids, self._payloads(2)
-        )
-        for name in (REDIS, MEMCACHED, MYSQL):
-            self.contestants[name] = await self._peer(name)
-            self._second[name] = await self._peer(name)
+    async def filled(cls, rivals: Rivals, stack: AsyncExitStack, tell: Callable[[str, float], None]) -> Arena:
+        """Load the graph everywhere first, and leave its ids in the subject's file."""
+        subject = rivals.subject
+        self = cls(rivals, stack, workload_named(subject.workload), subject.plan(), 5)
+        settings = ClientSettings(timeout_seconds=_FILL_TIMEOUT_SECONDS)
+        async with connect(rivals.topology_file, tier=rivals.tier, settings=settings) as graph:
+            self.ids = await fill_everybody(
+                graph, await self._sql(), self.plan, self._payloads(0), subject.shards, tell
+            )
+        write_ids(Path(subject.ids_file), self.ids)
+        await self._enter()
         return self
 
-    async def _peer(self, name: str) -> SqlContestant:
-        job, sql, payloads = self._job, await self._sql(), self._payloads(3)
+    @classmethod
+    async def open(cls, rivals: Rivals, stack: AsyncExitStack, number: int) -> Arena:
+        """Over the graph that is there."""
+        subject = rivals.subject
+        self = cls(rivals, stack, workload_named(subject.workload), subject.plan(), number)
+        self.ids = list(read_ids(Path(subject.ids_file)))
+        await self._enter()
+        return self
+
+    async def _enter(self) -> None:
+        self.peers[TAO] = await self.tao()
+        for name in (REDIS, MEMCACHED, MYSQL):
+            self.peers[name] = await self.peer(name)
+
+    async def tao(self) -> TaoPeer:
+        """A client of its own."""
+        return TaoPeer(await self.graph(self._rivals.tier), self.ids, self._payloads(2))
+
+    async def peer(self, name: str) -> SqlContestant:
+        """A client of its own, as of another web server."""
+        rivals, sql, payloads = self._rivals, await self._sql(), self._payloads(3)
         if name == MYSQL:
-            return SqlContestant(sql, self._ids, payloads)
+            return SqlContestant(sql, self.ids, payloads)
         cache = (
-            RedisCache(job.host, job.redis_ports, _CONNECTIONS)
+            RedisCache(rivals.host, rivals.redis_ports, CONNECTIONS)
             if name == REDIS
-            else MemcachedCache(job.host, job.memcached_ports, _CONNECTIONS)
+            else MemcachedCache(rivals.host, rivals.memcached_ports, CONNECTIONS)
         )
         self._stack.push_async_callback(cache.close)
-        return LookasideContestant(cache, sql, self._ids, payloads)
+        return LookasideContestant(cache, sql, self.ids, payloads)
 
-    async def _graph(self, tier: str, timeout_seconds: float) -> Graph:
-        settings = ClientSettings(timeout_seconds=timeout_seconds)
-        return await self._stack.enter_async_context(connect(self._job.topology_file, tier=tier, settings=settings))
+    async def graph(self, tier: str) -> Graph:
+        """A client of a tier."""
+        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        return await self._stack.enter_async_context(connect(self._rivals.topology_file, tier=tier, settings=settings))
 
     async def _sql(self) -> SqlGraph:
-        sql = await SqlGraph.open(self._job.sql, _SQL_CONNECTIONS)
+        sql = await SqlGraph.open(self._rivals.sql, _SQL_CONNECTIONS)
         self._stack.push_async_callback(sql.close)
         return sql
 
     def _payloads(self, number: int) -> Payloads:
-        return Payloads(Random(f"payloads {self._job.subject.seed} {number}").randbytes(_BLOCK_BYTES))
+        return Payloads(Random(f"payloads {self._rivals.subject.seed} {number}").randbytes(_BLOCK_BYTES))
 
-    def _stream(self, number: int) -> RequestStream:
-        return RequestStream(self._workload, self._plan, self._job.subject.seed, number, self._job.subject.shards)
+    def stream(self, name: str) -> Iterator[Request]:
+        """A contestant's endless requests; always the same iterator."""
+        if name not in self._streams:
+            self._streams[name] = self._noting_writes(self._requests(self._number))
+        return self._streams[name]
 
-    async def check(self) -> None:
-        """Every contestant finds what the plan says, before anything is written. Raises `WrongAnswer`."""
-        plan = self._plan
-        requests = [each for each in self._stream(99).take(4 * _CHECKED) if each.kind in CHECKABLE][:_CHECKED]
-        for name, contestant in self.contestants.items():
-            for request in requests:
-                found, expected = await contestant.ask(request), expected_of(plan, request)
-                if found != expected:
-                    raise WrongAnswer(f"{name} found {found} for {request}, and the graph has {expected}")
+    def _requests(self, number: int) -> RequestStream:
+        subject = self._rivals.subject
+        return RequestStream(self._workload, self.plan, subject.seed, number, subject.shards)
 
-    def comparison(self, shape: str, awaiters: int, *, many: bool = False) -> Comparison:
-        """Everybody, in turns, beside tao."""
-        per = MANY if many else 1
-        trials = tuple(
-            Trial(name, self.drive(name, awaiters, many=many), self._job.server_pids[name], per)
-            for name in self.contestants
-        )
-        return Comparison(shape, trials, yardstick=TAO)
+    def _noting_writes(self, requests: Iterator[Request]) -> Iterator[Request]:
+        for request in requests:
+            if request.kind not in READS:
+                self._written.update((request.node, *(part.node for part in request.parts)))
+            yield request
 
-    def drive(self, name: str, awaiters: int, *, many: bool = False) -> Drive:
-        """So many awaiters of one contestant. Its stream goes on from turn to turn and from shape to shape: begun anew,
-        it would ask again for what it has just brought into the caches."""
-        contestant = self.contestants[name]
-        stream = self._streams[name]
-        batches = self._batches()
+    def batches(self) -> Iterator[Request]:
+        """Endless batches of different objects, by their popularity."""
+        chance = Random(f"batches {self._rivals.subject.seed}")
+        draw = Popularity(
+            self.plan.shuffled, self._workload.object_skew, chance, again=self._workload.assumed.again
+        ).draw
+        while True:
+            nodes: dict[int, None] = {}
+            while len(nodes) < MANY:
+                nodes[draw()] = None
+            yield Request(Kind.READ_MANY, others=tuple(nodes))
 
-        async def one(until: float, latencies: list[float]) -> None:
-            record = latencies.append
-            started = perf_counter()
-            while started < until:
-                await contestant.ask(next(batches) if many else next(stream))
-                ended = perf_counter()
-                record(ended - started)
-                started = ended
-
-        async def drive(until: float, latencies: list[float]) -> None:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(awaiters):
-                    group.create_task(one(until, latencies))
-
-        return drive
-
-    def _batches(self) -> _Batches:
-        return _Batches(self._workload, self._plan, self._job.subject.seed)
-
-    async def hits_and_misses(self) -> dict[str, tuple[int, int]]:
-        """Of those that have a cache, so far."""
-        follower = await server_stats(self._job.follower_admin)
-        return {TAO: (follower["hits"], follower["misses"])} | {
-            name: (each.hits, each.misses)
-            for name, each in self.contestants.items()
-            if isinstance(each, LookasideContestant)
-        }
-
-    async def stale_reads(self, name: str) -> list[StaleReads]:
-        """One writer and several readers, for a while. Raises what the clients raise."""
-        seconds = self._job.stale_seconds
-        if name != TAO:
-            writer, reader = self.contestants[name], self._second[name]
-            assert isinstance(writer, SqlContestant)
-            return [await _watch(_PeerObjects(writer, reader, self._ids), "two clients", seconds)]
-        graph = await self._graph(_TIERS[0], _TIMEOUT_SECONDS)
-        found = []
-        for tier, within in zip(_TIERS, ("one tier", "two tiers"), strict=True):
-            # Another process' client: it does not know what the writer's has written.
-            found.append(
-                await _watch(_TaoObjects(graph, await self._graph(tier, _TIMEOUT_SECONDS), self._ids), within, seconds)
-            )
-        return found
-
-
-CHECKABLE: Final = (Kind.OBJ_GET, Kind.ASSOC_COUNT, Kind.ASSOC_RANGE, Kind.ASSOC_TIME_RANGE, Kind.ASSOC_GET)
-"""The reads of which `expected_of` knows the answer."""
-
-
-def expected_of(plan: GraphPlan, request: Request) -> int:
-    """What a read finds in the graph as planned."""
-    degree = plan.degree(request.node)
-    match request.kind:
-        case Kind.OBJ_GET:
-            return 1
-        case Kind.ASSOC_COUNT:
-            return degree
-        case Kind.ASSOC_RANGE:
-            return min(degree, request.limit)
-        case Kind.ASSOC_TIME_RANGE:
-            newest = plan.newest_time(request.node)
-            return min(request.limit, max(0, min(degree, newest - request.low + 1)))
-        case _:
-            return len({edge.other for edge in plan.list_of(request.node)} & set(request.others))
-
-
-class _Batches:
-    """Endless batches of different objects, by their popularity."""
-
-    def __init__(self, workload: Workload, plan: GraphPlan, seed: int) -> None:
-        chance = Random(f"batches {seed}")
-        self._draw: Final = Popularity(plan.shuffled, workload.object_skew, chance, again=workload.assumed.again).draw
-
-    def __iter__(self) -> _Batches:
-        return self
-
-    def __next__(self) -> Request:
-        nodes: dict[int, None] = {}
-        while len(nodes) < MANY:
-            nodes[self._draw()] = None
-        return Request(Kind.READ_MANY, others=tuple(nodes))
-
-
-class _PeerObjects:
-    """`Watched`, of a peer."""
-
-    def __init__(self, writer: SqlContestant, reader: SqlContestant, ids: list[int]) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._ids = ids
-
-    async def put(self, index: int, payload: bytes) -> None:
-        """See `Watched`."""
-        await self._writer.put_node(self._ids[index], payload)
-
-    async def get(self, index: int) -> bytes | None:
-        """See `Watched`."""
-        return await self._reader.node(self._ids[index])
-
-
-class _TaoObjects:
-    """`Watched`, of tao."""
-
-    def __init__(self, writer: Graph, reader: Graph, ids: list[int]) -> None:
-        self._writer = writer
-        self._reader = reader
-        self._ids = ids
-
-    async def put(self, index: int, payload: bytes) -> None:
-        """See `Watched`."""
-        await self._writer.obj_update(self._ids[index], {"payload": payload}, NODE)
-
-    async def get(self, index: int) -> bytes | None:
-        """See `Watched`."""
-        found = await self._reader.obj_get(self._ids[index])
-        if found is None:
-            return None
-        payload = found.fields["payload"]
-        assert isinstance(payload, bytes)
-        return payload
-
-
-async def _watch(watched: Watched, within: str, seconds: float) -> StaleReads:
-    acknowledged = [0] * _WATCHED
-    for index in range(_WATCHED):
-        await watched.put(index, _numbered(0))
-    until = perf_counter() + seconds
-    reads = stale = 0
-
-    async def write() -> None:
-        chance = Random(1)
-        for number in count(1):
-            if perf_counter() >= until:
-                return
-            index = chance.randrange(_WATCHED)
-            await watched.put(index, _numbered(number))
-            acknowledged[index] = number
-
-    async def read(seed: int) -> None:
-        nonlocal reads, stale
-        chance = Random(seed)
-        while perf_counter() < until:
-            index = chance.randrange(_WATCHED)
-            before = acknowledged[index]
-            payload = await watched.get(index)
-            reads += 1
-            stale += payload is None or int.from_bytes(payload[:8], "big") < before
-
-    async with asyncio.TaskGroup() as group:
-        group.create_task(write())
-        for number in range(_READERS):
-            group.create_task(read(number))
-    return StaleReads(reads=reads, stale=stale, within=within)
-
-
-def _numbered(number: int) -> bytes:
-    return number.to_bytes(8, "big") + b"." * 92
+    async def check(self) -> int:
+        """How many answers of each were compared; of what nobody has written. Raises `WrongAnswer`."""
+        requests = self._requests(99).take(_CHECKED)
+        return await check(self.peers, self.plan, self.ids, requests, self._written)

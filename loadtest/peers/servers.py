@@ -17,8 +17,13 @@ from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError
 
 SMALLEST_MB: Final = 4
-"""Of one cache server, whoever's: Redis needs a megabyte for itself, and memcached hands memory out in pages of a
-megabyte, one at least for each class of sizes in use."""
+"""Of one cache server, whoever's."""
+REDIS_OWN_MB: Final = 3
+"""Beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some 27 kB each)
+into its bound, and what a budget is for is data."""
+_GROWTH_FACTOR: Final = 1.5
+"""Of memcached's classes of sizes, each of which gets a page of a megabyte, beyond the bound as well: with the default
+of 1.25 there are twice as many, which of small bounds is most of what memcached takes."""
 
 
 def find_memcached() -> tuple[str, str]:
@@ -37,7 +42,8 @@ def private_memcached(folder: Path, megabytes: int) -> AbstractAsyncContextManag
     account = ["-u", "nobody"] if os.geteuid() == 0 else []
 
     def argv(port: int) -> list[str]:
-        return [path, "-p", str(port), "-l", LOOPBACK, "-m", str(megabytes), "-I", "2m", *account]
+        bounds = ["-m", str(megabytes), "-I", "2m", "-f", str(_GROWTH_FACTOR)]
+        return [path, "-p", str(port), "-l", LOOPBACK, *bounds, *account]
 
     return private_server("memcached", argv, _answers, folder)
 
@@ -58,7 +64,8 @@ async def several_redis(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """``(ports, pids)``; they end with the stack. Raises `OperatorError`."""
     found = [
-        await stack.enter_async_context(private_redis(folder / f"redis-{number}", megabytes)) for number in range(count)
+        await stack.enter_async_context(private_redis(folder / f"redis-{number}", megabytes + REDIS_OWN_MB))
+        for number in range(count)
     ]
     return tuple(port for port, _ in found), tuple(pid for _, pid in found)
 

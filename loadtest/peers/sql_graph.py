@@ -7,7 +7,7 @@ with a pool of connections and autocommit for reads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import time_ns
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ import aiomysql
 import msgspec
 import pymysql.err
 
+from loadtest.peers.asking import Edge
 from loadtest.published.contestant import Payloads
 from loadtest.published.graph_plan import GraphPlan
 
@@ -25,8 +26,10 @@ _DEADLOCK: Final = 1213
 _ATTEMPTS: Final = 5
 _BATCH: Final = 2000
 
-Edge = tuple[int, int, bytes]
-"""``(id2, time, payload)``."""
+_AFTER_LINKS: Final = (
+    "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY id2, id1",
+    "INSERT INTO link_count (id1, count) SELECT id1, COUNT(*) FROM link GROUP BY id1",
+)
 
 
 class SqlAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,9 +65,12 @@ class SqlGraph:
         self._pool.close()
         await self._pool.wait_closed()
 
-    async def load(self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads) -> None:
-        """Make the tables and write the planned graph."""
+    async def load(
+        self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads, tell: Callable[[str, float], None]
+    ) -> None:
+        """Make the tables and write the planned graph, past the binlog: nobody has asked yet."""
         async with self._pool.acquire() as connection, connection.cursor() as cursor:
+            await cursor.execute("SET SESSION sql_log_bin = 0")
             for statement in _tables():
                 await cursor.execute(statement)
             for start in range(0, plan.nodes, _BATCH):
@@ -76,18 +82,26 @@ class SqlGraph:
                 edges += [
                     (ids[node], ids[edge.other], edge.time, payloads.next(edge.size)) for edge in plan.list_of(node)
                 ]
-                if len(edges) >= _BATCH or node == plan.nodes - 1:
-                    await self._load_edges(cursor, edges)
+                if edges and (len(edges) >= _BATCH or node == plan.nodes - 1):
+                    await cursor.executemany(
+                        "INSERT INTO link (id1, id2, time, payload) VALUES (%s, %s, %s, %s)", edges
+                    )
                     edges.clear()
-            await cursor.execute("INSERT INTO link_count (id1, count) SELECT id1, COUNT(*) FROM link GROUP BY id1")
+                    tell("writing the graph", 0.0)
+            for statement in _AFTER_LINKS:
+                await cursor.execute(statement)
 
-    @staticmethod
-    async def _load_edges(cursor: Any, edges: list[tuple[int, int, int, bytes]]) -> None:
-        if edges:
-            insert = "INSERT INTO {} (id1, id2, time, payload) VALUES (%s, %s, %s, %s)"
-            await cursor.executemany(insert.format("link"), edges)
-            inverse = [(id2, id1, at, payload) for id1, id2, at, payload in edges]
-            await cursor.executemany(insert.format("linked_by"), inverse)
+    async def copied(self, statements: Iterable[str]) -> None:
+        """Run statements that copy what `load` has written, past the binlog as well."""
+        async with self._pool.acquire() as connection, connection.cursor() as cursor:
+            await cursor.execute("SET SESSION sql_log_bin = 0")
+            for statement in statements:
+                await cursor.execute(statement)
+
+    async def version_epoch(self, schema: str) -> int:
+        """Of one of tao's shards."""
+        row = await self._one(f"SELECT version_epoch FROM {schema}.shard", ())  # noqa: S608 - a name of ours
+        return int(row[0])
 
     async def node(self, object_id: int) -> bytes | None:
         """An object's payload; None when it is not there."""
@@ -120,7 +134,10 @@ class SqlGraph:
 
     async def among(self, id1: int, id2s: Sequence[int]) -> list[Edge]:
         """The links to these."""
-        return await self._edges("SELECT id2, time, payload FROM link WHERE id1 = %s AND id2 IN %s", (id1, tuple(id2s)))
+        return await self._edges(
+            "SELECT id2, time, payload FROM link WHERE id1 = %s AND id2 IN %s ORDER BY time DESC, id2 DESC",
+            (id1, tuple(id2s)),
+        )
 
     async def put_node(self, object_id: int, payload: bytes) -> None:
         """Add or overwrite."""

@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from unittest.mock import ANY
 
 import msgspec
 import pytest
@@ -116,10 +115,21 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql"):
         assert found[name]["throughput_qps"] > 0
         assert found[name]["server_cpu_us_per_query"] >= 0
-        assert all(each["reads"] > 0 for each in found[name]["stale_reads"])
-    assert set(found["mysql"]["ratio"]) == {"throughput", "p50", "p99"}
-    assert found["tao"]["stale_reads"][0] == {"reads": ANY, "stale": 0, "within": "one tier"}
-    assert found["redis_lookaside"]["hit_rate"] > 0
+        assert found[name]["failed"] == 0
+        assert all(each["reads"] > 0 for each in found[name]["stale"])
+        assert found[name]["stale_reads"] == sum(each["stale"] for each in found[name]["stale"])
+        assert all(each["cached"] > 0 for each in found[name]["memory"])
+        assert {"throughput", "p50", "p99", "server_cpu", "client_cpu", "total_cpu"} == set(found[name]["ratio"])
+    assert (found["tao"]["stale"][0]["within"], found["tao"]["stale"][0]["stale"]) == ("one tier", 0)
+    assert len(found["tao"]["stale"]) == 2
+    assert 0 < found["tao"]["follower_hit_rate"] <= found["tao"]["hit_rate"] <= 1
+    assert 0 < found["redis_lookaside"]["hit_rate"] <= 1
+    shapes = {figure["shape"] for figure in found["figures"]}
+    assert len(found["figures"]) == 4 * len(shapes) == 20
+    assert all(figure["operations"] > 0 for figure in found["figures"])
+    # Everybody is asked the same and looks at what was answered: nobody can have seen nothing.
+    assert all(figure["touched_bytes"] > 0 for figure in found["figures"])
+    assert len(found["aims"]) == 2 + 2 * 3 + 2
 
 
 @scenario("run", "--workload", "taobench_a", "--rate", "300", "--plot", "{folder}/plot.png")

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from loadtest.peers.peers_process import CHECKABLE, expected_of
+from loadtest.peers.checking import CHECKABLE, expected_of
 from loadtest.published import figures
 from loadtest.published.conformity import Tally, compare, reads_of
 from loadtest.published.graph_plan import GraphPlan

@@ -21,11 +21,14 @@ COST = {
 }  # fmt: skip
 
 
-def peer(throughput: float, **more: Any) -> dict[str, Any]:
-    stale = [{"reads": 100, "stale": 0, "within": "one tier"}]
+def peer(throughput: float, *ratios: float, hit_rate: float | None = 0.9) -> dict[str, Any]:
+    compared = ("throughput", "p50", "p99", "server_cpu", "client_cpu", "total_cpu")
     return {
         "throughput_qps": throughput, "p50_ms": 1.0, "p99_ms": 5.0, "server_cpu_us_per_query": 50.0,
-        "client_cpu_us_per_query": 60.0, "hit_rate": 0.9, "stale_reads": stale, **more,
+        "client_cpu_us_per_query": 60.0, "total_cpu_us_per_query": 110.0, "hit_rate": hit_rate, "joined_share": 0.01,
+        "stale_reads": 0, "stale": [{"reads": 100, "stale": 0, "within": "one tier"}],
+        "memory": [{"budget": 19, "cached": 19_000_000, "resident": 40_000_000}],
+        "ratio": dict(zip(compared, ratios or (1.0,) * 6, strict=True)),
     }  # fmt: skip
 
 
@@ -38,13 +41,19 @@ TOY: dict[str, dict[str, Any]] = {
         "operations": {"obj_get": {"all_ms": LATENCY, "hit_ms": LATENCY, "miss_ms": None}},
     },
     "peers": {
-        "tao": peer(6000.0, ratio=None),
-        "redis_lookaside": peer(2400.0, ratio={"throughput": 2.5, "p50": 1.2, "p99": 0.8}),
-        "memcached_lookaside": peer(2000.0, ratio={"throughput": 3.0, "p50": 1.2, "p99": 1.1}),
-        "mysql": peer(1000.0, hit_rate=None, ratio={"throughput": 6.0, "p50": 5.0, "p99": 4.0}),
+        "tao": peer(6000.0),
+        "redis_lookaside": peer(2400.0, 2.5, 1.2, 0.8, 1.0, 2.0, 1.5),
+        "memcached_lookaside": peer(2000.0, 3.0, 1.2, 1.1, 0.5, 2.0, 1.0),
+        "mysql": peer(1000.0, 6.0, 5.0, 4.0, 2.0, 3.0, 2.5, hit_rate=None),
+        "aims": [
+            {"aim": "throughput at least 3 × redis_lookaside", "shape": "many awaiters", "value": 2.5, "bound": 3.0,
+             "met": False},
+            {"aim": "no failed request of tao", "shape": "", "value": 0, "bound": 0, "met": True},
+        ],
+        "peers_win": ["many awaiters: redis_lookaside is better in p99 (0.80 ×)"],
         "figures": [
             {"shape": shape, "contestant": name, "per_second": 100.0, "p50_us": 10_000.0, "p99_us": 20_000.0,
-             "server_cpu_us": 5.0, "client_cpu_us": 7.0}
+             "server_cpu_us": 5.0, "client_cpu_us": 7.0, "total_cpu_us": 12.0, "hit_ms": LATENCY, "miss_ms": None}
             for shape in ("many awaiters", "one awaiter")
             for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql")
         ],
@@ -115,11 +124,12 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "| hit rate of reads, in turns | – | 90.0 % | 90.0 % | 90.0 % | – |" in text
     assert "| queries/s, of this machine | – | 6,000 | 2,400 | 2,000 | 1,000 |" in text
     assert "most. Shared." in text
-    assert "≥ 3: not met" in text
-    assert "≥ 5: met" in text
-    assert "Redis look-aside is better in p99 (0.80 ×)" in text
+    assert "| throughput at least 3 × redis_lookaside | many awaiters | 2.50 | not met |" in text
+    assert "| no failed request of tao | – | 0 | met |" in text
+    assert "- many awaiters: redis_lookaside is better in p99 (0.80 ×)." in text
     assert "| one awaiter: queries/s | 100 | 100 | 100 | 100 |" in text
-    assert "many awaiters" not in text
+    assert "| many awaiters: queries/s | 100 | 100 | 100 | 100 |" in text
+    assert "| p99 ms of hits / misses | 9.00 / – | 9.00 / – | 9.00 / – | 9.00 / – |" in text
     assert "| one list | 2 |" in text
     assert "`adds.per_second`" in text
     assert "## `recovery`" in text

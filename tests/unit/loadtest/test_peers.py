@@ -1,0 +1,173 @@
+"""What `peers` is judged by: turns, answers in full, and aims."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Any
+
+import pytest
+
+from loadtest.driving import WrongAnswer
+from loadtest.peers.aims import judged, peers_win
+from loadtest.peers.asking import Answer, How
+from loadtest.peers.checking import check
+from loadtest.peers.peers_process import CONTESTANTS, MEMCACHED, REDIS, TAO
+from loadtest.peers.staleness import StaleReads
+from loadtest.peers.turns import Contender, Samples, ShapeFigure, at_rate, closed, figure_of, rotated, warmed
+from loadtest.published.graph_plan import GraphPlan
+from loadtest.published.requests import Request
+from loadtest.published.workload import Kind, workload_named
+
+
+class OfThePlan:
+    """Answers as the graph was planned, but for one edit."""
+
+    def __init__(self, plan: GraphPlan, edit: Any = lambda answer: answer) -> None:
+        self._plan = plan
+        self._edit = edit
+        self.touched = 0
+        self.asked = 0
+
+    async def ask(self, request: Request) -> How:
+        self.asked += 1
+        self.touched += 7
+        if request.limit == 13:
+            raise TimeoutError
+        return How.MISS if self.asked % 4 == 0 else How.HIT
+
+    async def answer(self, request: Request) -> Answer:
+        plan, node = self._plan, request.node
+        if request.kind is Kind.OBJ_GET:
+            answer: Answer = b"x" * plan.object_size(node)
+        elif request.kind is Kind.ASSOC_COUNT:
+            answer = plan.degree(node)
+        else:
+            edges = [(1000 + edge.other, edge.time, b"x" * edge.size) for edge in plan.list_of(node)]
+            answer = edges[: request.limit]
+        found: Answer = self._edit(answer)
+        return found
+
+
+PLAN = GraphPlan(workload_named("linkbench"), 100, 1)
+IDS = range(1000, 1100)
+LONG = max(range(100), key=PLAN.degree)
+REQUESTS = [
+    Request(Kind.OBJ_GET, 5),
+    Request(Kind.ASSOC_COUNT, LONG),
+    Request(Kind.ASSOC_RANGE, LONG, limit=3),
+]
+
+
+async def test_answers_of_all_are_compared_in_full_and_what_was_written_is_left_out() -> None:
+    peers = {name: OfThePlan(PLAN) for name in CONTESTANTS}
+    assert await check(peers, PLAN, IDS, REQUESTS) == 3
+    assert await check(peers, PLAN, IDS, REQUESTS, {LONG}) == 1
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda answer: answer[:-1] if isinstance(answer, bytes) else answer,
+        lambda answer: answer + 1 if isinstance(answer, int) else answer,
+        lambda answer: [(id2, at + 1, data) for id2, at, data in answer] if isinstance(answer, list) else answer,
+        lambda answer: [(2099 - id2, at, data) for id2, at, data in answer] if isinstance(answer, list) else answer,
+        lambda answer: answer[::-1] if isinstance(answer, list) else answer,
+        lambda answer: b"y" * len(answer) if isinstance(answer, bytes) else answer,
+    ],
+    ids=["size", "count", "time", "id", "order", "bytes"],
+)
+async def test_one_wrong_answer_ends_the_measurement(edit: Any) -> None:
+    peers = {TAO: OfThePlan(PLAN), REDIS: OfThePlan(PLAN, edit)}
+    with pytest.raises(WrongAnswer, match=REDIS):
+        await check(peers, PLAN, IDS, REQUESTS)
+
+
+def test_every_round_is_begun_by_another_contestant() -> None:
+    peer = OfThePlan(PLAN)
+    contenders = [Contender(name, peer, closed(peer, repeat(REQUESTS[0]), 1), ()) for name in CONTESTANTS]
+    orders = [[each.name for each in rotated(contenders, number)] for number in range(4)]
+    assert [order[0] for order in orders] == list(CONTESTANTS)
+    assert all(sorted(order) == sorted(CONTESTANTS) for order in orders)
+
+
+async def test_warming_is_by_requests() -> None:
+    peer = OfThePlan(PLAN)
+    await warmed(peer, repeat(REQUESTS[0]), 8, 100)
+    assert peer.asked == 100
+
+
+async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked_at() -> None:
+    peer = OfThePlan(PLAN)
+
+    async def drive(until: float, samples: Samples) -> None:
+        samples.by_how[How.HIT] += [0.001] * 6
+        samples.by_how[How.MISS] += [0.009] * 2
+        samples.failed["TimeoutError"] += 1
+        peer.touched += 80
+
+    contender = Contender(TAO, peer, drive, ())
+    await contender.take(0.0, counts=False)
+    await contender.take(0.0)
+    await contender.take(0.0)
+    figure = figure_of("shape", TAO, [contender.taken(), contender.taken()])
+    assert (figure.operations, figure.hits, figure.misses, figure.joined) == (32, 24, 8, 0)
+    assert len(figure.rounds_per_second) == 2
+    assert figure.hit_ms is not None
+    assert figure.miss_ms is not None
+    assert figure.p50_us == pytest.approx(1000, rel=0.01)
+    assert figure.p99_us == pytest.approx(9000, rel=0.01)
+    assert figure.failed == {"TimeoutError": 4}
+    assert figure.touched_bytes == 10
+    assert figure.total_cpu_us == figure.server_cpu_us + figure.client_cpu_us
+
+
+async def test_at_a_constant_rate_a_request_that_fails_has_no_latency_and_is_counted() -> None:
+    def requests() -> Iterator[Request]:
+        while True:
+            yield REQUESTS[0]
+            yield Request(Kind.ASSOC_RANGE, LONG, limit=13)
+
+    samples, peer = Samples(), OfThePlan(PLAN)
+    # Time enough for one request at least, whenever this begins.
+    await at_rate(peer, requests(), 1_000.0)(0.0, samples)
+    await at_rate(peer, repeat(Request(Kind.ASSOC_RANGE, LONG, limit=13)), 1_000.0)(0.0, samples)
+    assert samples.answered == 1
+    assert samples.failed == {"TimeoutError": 1}
+
+
+def figure(shape: str, name: str, per_second: float, p99_us: float, **more: Any) -> ShapeFigure:
+    return ShapeFigure(
+        shape=shape, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
+        rounds_per_second=[per_second], p50_us=100.0, p99_us=p99_us, server_cpu_us=1.0, client_cpu_us=1.0,
+        total_cpu_us=2.0, failed=more.get("failed", {}), touched_bytes=1.0, hits=1, joined=0, misses=0, hit_ms=None,
+        miss_ms=None,
+    )  # fmt: skip
+
+
+def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_shape() -> None:
+    def shape(name: str, ours: float) -> dict[str, ShapeFigure]:
+        return {
+            each: figure(name, each, 310.0 if each == TAO else 100.0, ours if each == TAO else 1_000.0)
+            for each in CONTESTANTS
+        }
+
+    shapes = {"closed": shape("closed", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
+    shapes["one"][MEMCACHED] = figure("one", MEMCACHED, 400.0, 1_000.0)
+    shapes["one"][TAO] = figure("one", TAO, 310.0, 500.0, failed={"TimeoutError": 2})
+    stale = [
+        StaleReads(reads=10, stale=0, within="one tier", stale_by_kind={}),
+        StaleReads(reads=10, stale=3, within="two tiers", stale_by_kind={}),
+    ]
+    aims = {(each.aim, each.shape): each.met for each in judged(shapes, stale)}
+    assert aims["throughput at least 3 × redis_lookaside", "closed"]
+    assert not aims["throughput at least 5 × mysql", "closed"]
+    assert [met for (_, where), met in aims.items() if where == "closed"][2:] == [True] * 3
+    assert [met for (_, where), met in aims.items() if where == "open"] == [False] * 3
+    assert aims["no stale read of tao within the tier", ""]
+    assert not aims["no failed request of tao", ""]
+    wins = peers_win(shapes)
+    assert [each for each in wins if each.startswith("one")] == [
+        "one: memcached_lookaside is better in throughput (0.78 ×)"
+    ]
+    assert len([each for each in wins if each.startswith("open")]) == 3
