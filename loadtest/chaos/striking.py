@@ -225,6 +225,7 @@ def all_faults() -> dict[str, Fault]:
         "tailer_disk_full": partial(_disk_full, role=Role.TAILER),
         "leader_disk_full": partial(_disk_full, role=Role.LEADER),
         "watcher_kill": partial(_killed, victim=of(Role.WATCHER)),
+        "watcher_stop": partial(_stopped, victim=of(Role.WATCHER)),
         "replica_kill": partial(_killed, victim=Harm.replica),
         "replica_stop": partial(_stopped, victim=Harm.replica),
         "replica_slow": partial(_slowed, victim=Harm.replica),

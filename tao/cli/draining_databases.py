@@ -16,8 +16,8 @@ from tao.model.topology import Database, Topology
 from tao.storage.accounts import SERVICES
 from tao.storage.session import Session
 from tao.watcher.locks import FileLocks, held_alone, mastership_lock
-from tao.watcher.promotion import NotCaughtUp, Promoter
-from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.promotion import Promoter
+from tao.watcher.replication_set import NotCaughtUp, ReplicationSet, SetAccounts
 from tao.watcher.settings import PromotionSettings
 
 _STATEMENT_SECONDS: Final = 5.0

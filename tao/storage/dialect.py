@@ -60,6 +60,9 @@ class SessionSetup:
     ends it. Between its statements a leader is never idle for longer than a busy loop keeps it."""
     idle_session_seconds: int = 10
     """The same for MySQL, which knows no bound but on idle sessions: longer, since idle ones of the pool go, too."""
+    under_lock_seconds: int = 0
+    """How long a session may be idle whose user acts under a lock that others take over when he hangs; 0: there is no
+    such lock."""
 
     def statements(self, dialect: Dialect) -> str:
         """One packet of SET statements. The sql_mode is fixed because escaping depends on it."""
@@ -73,6 +76,8 @@ class SessionSetup:
                 limit = f"idle_transaction_timeout = {self.idle_transaction_seconds:d}"
             case _:
                 limit = f"wait_timeout = {self.idle_session_seconds:d}"
+        if self.under_lock_seconds:
+            limit += f", wait_timeout = {self.under_lock_seconds:d}"
         return (
             f"SET SESSION TRANSACTION ISOLATION LEVEL {level}; "
             f"SET SESSION sql_mode = '{_SQL_MODE}', autocommit = {0 if self.writes else 1}, "

@@ -14,7 +14,7 @@ from tao.model.errors import TaoError
 from tao.model.ports import Clock
 from tao.observability.logs import Logger
 from tao.storage.lease import install_lease, lease_seconds, renew_lease, server_unix_ms
-from tao.watcher.locks import Locks, LockTaken, mastership_lock
+from tao.watcher.locks import Hold, Locks, LockTaken, mastership_lock
 from tao.watcher.peers import PeerViews
 from tao.watcher.promotion import Promoted, Promoter
 from tao.watcher.promotion_plan import Member, Wish
@@ -102,7 +102,8 @@ class Mastership:
         self._prepared: Final[set[str]] = set()
         self._doing: Final[dict[str, asyncio.Task[None]]] = {}
         self._refusals: Final[dict[str, str]] = {}
-        self.is_active = False
+        self.activity: Hold | None = None
+        """Of the lock of the watcher that acts."""
         self.active_since = clock.monotonic()
         """Until then another watcher was active, or this one's predecessor."""
         self.deeds: Final[dict[str, int]] = dict.fromkeys((deed.value for deed in Deed if deed is not Deed.NOTHING), 0)
@@ -110,6 +111,11 @@ class Mastership:
         self.renewals = 0
         self.missed_renewals = 0
         self.last_promotion: dict[str, object] = {}
+
+    @property
+    def is_active(self) -> bool:
+        """Looked up each time: this process may have stood still, and another one acts since."""
+        return self.activity is not None and self.activity.is_mine()
 
     def looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
         """After each look at a database."""
@@ -150,7 +156,7 @@ class Mastership:
             while True:
                 if self._settings.leases and not self._settings.dry_run:
                     for name, replicas in self._sets.items():
-                        if not self.is_active and replicas.database.master_region != self._settings.region:
+                        if not self._keeps(replicas):
                             continue
                         if name not in renewing or renewing[name].done():
                             renewing[name] = asyncio.create_task(self._keep_lease(replicas), name=f"lease of {name}")
@@ -227,6 +233,10 @@ class Mastership:
             renewed_at = max(renewed_at, (asked_at if ago else self._clock.monotonic()) - ago)
         return renewed_at
 
+    def _keeps(self, replicas: ReplicationSet) -> bool:
+        """Whether the lease of its master is this watcher's to renew."""
+        return replicas.database.master_region == self._settings.region or self.is_active
+
     async def _keep_lease(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew that of its master."""
         database = replicas.database
@@ -234,11 +244,15 @@ class Mastership:
             if server.name not in self._prepared:
                 await self._prepare(replicas, region, server.name)
         try:
-            with self._locks.held(mastership_lock(database.name), alone=False):
+            with self._locks.held(mastership_lock(database.name), alone=False) as hold:
                 async with replicas.session(database.master_region) as session:
                     now = await server_unix_ms(session, deadline=replicas.soon())
                     # Whatever becomes of the renewal, the lease is over so long after this moment.
                     self._renewed_at[database.name] = self._clock.monotonic()
+                    # Looked up after that moment: whoever replaces the master since then reckons with it.
+                    hold.check()
+                    if not self._keeps(replicas):
+                        return
                     renewed = await renew_lease(session, now, deadline=replicas.soon())
         except LockTaken:
             return  # its master is being changed

@@ -11,28 +11,26 @@ Writes fail with `MASTER_READ_ONLY` from the first step to the last; reads go on
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from tao.model.errors import DeadlineExceeded, OperatorError, TaoError, TopologyConflict
+from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.ports import TopologyStore
-from tao.model.topology import Database
 from tao.storage.lease import EVENT_SECONDS, grant_lease, server_unix_ms
 from tao.storage.promotion import (
     apply_received,
     highest_epoch,
-    member_state,
     open_to_writes,
     raise_epoch,
 )
 from tao.storage.replication import detach
 from tao.storage.semi_sync import acknowledging_replicas, set_semi_sync
 from tao.topology import edits
-from tao.watcher.locks import Locks, held_alone, mastership_lock
+from tao.watcher.locks import Hold, Locks, held_alone, mastership_lock
 from tao.watcher.promotion_plan import (
     Member,
     PromotionRefused,
@@ -89,10 +87,6 @@ OnStep = Callable[[Step], Awaitable[None]]
 Renewed = Callable[[], Awaitable[float]]
 
 
-class NotCaughtUp(DeadlineExceeded):
-    """The server follows its master, and does not have all that the master had when it began."""
-
-
 class Promoter:
     """Changes of mastership, each under the lock of its database."""
 
@@ -114,6 +108,7 @@ class Promoter:
         self._seen_from: Final = seen_from
         self._on_step: Final = on_step
         self._silent: Final = set[str]()
+        self._holds: Final[dict[str, Hold]] = {}
 
     async def look(self, database: str) -> list[Member]:
         """The servers of a database as they are. Raises `TopologyError` when there is no such database."""
@@ -125,7 +120,8 @@ class Promoter:
         None: it may be a moment ago.
 
         Raises `PromotionRefused` with everything as before; another `TaoError` when a step failed: whatever had been
-        done then is finished or undone by the next run. `LockTaken` when another run is under way.
+        done then is finished or undone by the next run. `LockTaken` when another run is under way,
+        `LockLost` when this process stood still and another one may be at it.
         """
         async with self._alone(database):
             replicas = await self._set(database)
@@ -178,7 +174,7 @@ class Promoter:
             member, master = await replicas.beside_master(region)
             check_rejoin(member, master)
             await replicas.follow(region, master.region)
-            await self._caught_up(replicas, region)
+            await replicas.until_applied(region, self._settings.catch_up_seconds)
             if replicas.database.semi_sync:
                 # Not before: commits would wait until it has received all that it lacks.
                 await self._wait_for_replicas_again(replicas)
@@ -193,16 +189,16 @@ class Promoter:
     ) -> Member:
         master = next(member for member in members if member.is_master)
         others = [member for member in members if not member.is_master and member.is_whole]
-        await self._begin(Step.FENCE)
+        await self._begin(replicas, Step.FENCE)
         if wish.master_lost:
             await self._wait_for_lease(replicas, others, renewed)
         else:
             await replicas.close(master.region)
-            await self._begin(Step.CATCH_UP)
+            await self._begin(replicas, Step.CATCH_UP)
             await replicas.catch_up(choose_target(others, wish), self._settings.catch_up_seconds)
-        await self._begin(Step.STOP_RECEIVING)
+        await self._begin(replicas, Step.STOP_RECEIVING)
         await asyncio.gather(*(replicas.stop_receiving(member.region) for member in others))
-        await self._begin(Step.COMPARE)
+        await self._begin(replicas, Step.COMPARE)
         return choose(await replicas.members(), wish)
 
     async def _wait_for_lease(self, replicas: ReplicationSet, others: list[Member], renewed: Renewed | None) -> None:
@@ -217,10 +213,10 @@ class Promoter:
     async def _free(self, replicas: ReplicationSet, chosen: Member) -> None:
         """Have it apply all that it has, and follow nobody."""
         async with replicas.session(chosen.region) as session:
-            await self._begin(Step.APPLY)
+            await self._begin(replicas, Step.APPLY)
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await apply_received(session, deadline=deadline)
-            await self._begin(Step.DETACH)
+            await self._begin(replicas, Step.DETACH)
             await detach(session, deadline=replicas.soon())
 
     async def _lost_master(self, replicas: ReplicationSet, wish: Wish) -> str:
@@ -237,23 +233,25 @@ class Promoter:
         """``lost``: the old master, when it does not answer."""
         region, shards = chosen.region, replicas.shards
         async with replicas.session(region) as session:
-            await self._begin(Step.RAISE_EPOCH)
+            await self._begin(replicas, Step.RAISE_EPOCH)
             # Above the document's, under which the old master may have given out versions nobody here has heard of.
             # Rows above it are of a run that was interrupted, and whoever they were for was never opened.
             known = await highest_epoch(session, shards, deadline=replicas.soon())
             epoch = max(replicas.database.version_epoch + 1, known)
             deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
             await raise_epoch(session, shards, chosen.name, epoch, deadline=deadline)
-        await self._begin(Step.TOPOLOGY)
-        await self._change_topology(replicas.database, region, epoch, lost)
+        await self._begin(replicas, Step.TOPOLOGY)
+        await self._change_topology(replicas, region, epoch, lost)
         changed = await self._set(replicas.database.name)
         return await self._open(changed, settle=True)
 
-    async def _change_topology(self, database: Database, region: str, epoch: int, lost: str) -> None:
+    async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> None:
         """By compare-and-set, again when something else in the document was changed at the same time: marks are, when
         a region goes."""
+        database = replicas.database
         for left in reversed(range(_MAX_CONFLICTS)):
             topology = await self._store.load()
+            replicas.check_hold()
             found = find_database(topology, database.name)
             if found.master_region != database.master_region:
                 raise OperatorError(f"the master region of {database.name} was changed by somebody else meanwhile")
@@ -293,16 +291,17 @@ class Promoter:
         loop = asyncio.get_running_loop()
         opened_at = loop.time() + (self._settings.settle_seconds if settle else 0.0)
         database = replicas.database
-        await self._begin(Step.REPOINT)
+        await self._begin(replicas, Step.REPOINT)
         following, left = await self._repoint(replicas)
-        await self._begin(Step.SETTLE)
+        await self._begin(replicas, Step.SETTLE)
         await asyncio.sleep(max(0.0, opened_at - loop.time()))
-        await self._begin(Step.OPEN)
+        await self._begin(replicas, Step.OPEN)
         async with replicas.session(database.master_region) as session:
             await raise_epoch(
                 session, replicas.shards, replicas.master.name, database.version_epoch, deadline=replicas.soon()
             )
-            waits = database.semi_sync and await self._acknowledged(replicas, bool(following))
+        waits = database.semi_sync and await self._acknowledged(replicas, bool(following))
+        async with replicas.session(database.master_region) as session:
             now = await server_unix_ms(session, deadline=replicas.soon())
             if await replicas.lease_seconds(database.master_region):
                 await grant_lease(session, now, deadline=replicas.soon())
@@ -363,18 +362,14 @@ class Promoter:
         async with replicas.session(replicas.database.master_region) as session:
             await set_semi_sync(session, waits=True, deadline=replicas.soon())
 
-    async def _caught_up(self, replicas: ReplicationSet, region: str) -> None:
-        async with replicas.session(replicas.database.master_region) as session:
-            executed = (await member_state(session, deadline=replicas.soon())).executed
-        async with replicas.session(region) as session:
-            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
-            while not (await member_state(session, deadline=replicas.soon())).executed >= executed:
-                if asyncio.get_running_loop().time() >= deadline:
-                    raise NotCaughtUp("it follows, and has not caught up yet: `tao status` shows how far it is")
-                await asyncio.sleep(_PAUSE_SECONDS)
-
-    def _alone(self, database: str) -> AbstractAsyncContextManager[None]:
-        return held_alone(self._locks, mastership_lock(database), self._settings.lock_seconds)
+    @asynccontextmanager
+    async def _alone(self, database: str) -> AsyncIterator[None]:
+        async with held_alone(self._locks, mastership_lock(database), self._settings.lock_seconds) as hold:
+            self._holds[database] = hold
+            try:
+                yield
+            finally:
+                del self._holds[database]
 
     async def _set(self, database: str) -> ReplicationSet:
         topology = await self._store.load()
@@ -384,8 +379,10 @@ class Promoter:
             seen_from=self._seen_from,
             statement_seconds=self._settings.statement_seconds,
             silent=self._silent,
+            hold=self._holds.get(database),
         )
 
-    async def _begin(self, step: Step) -> None:
+    async def _begin(self, replicas: ReplicationSet, step: Step) -> None:
+        replicas.check_hold()
         if self._on_step is not None:
             await self._on_step(step)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import ShardBlocked, TaoError, TopologyError
+from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError, TopologyError
 from tao.model.topology import Database, DatabaseServer, Topology
 from tao.storage.accounts import Account
 from tao.storage.dialect import SessionSetup
@@ -18,11 +18,17 @@ from tao.storage.promotion import fence, highest_epoch, member_state, receive_ag
 from tao.storage.replication import ReplicationSource, attach, executed_position, wait_for_position
 from tao.storage.semi_sync import acknowledge_as_replica, set_semi_sync
 from tao.storage.session import ServerAccount, Session, open_session
+from tao.watcher.locks import SESSION_SECONDS, Hold, LockLost
 from tao.watcher.promotion_plan import Member, PromotionRefused
 
+_PAUSE_SECONDS: Final = 0.05
 _AGAIN_SHARE: Final = 0.25
 """Of the time for an answer, for a server that has let all of it pass before: a second, far above what one that is well
 takes."""
+
+
+class NotCaughtUp(DeadlineExceeded):
+    """The server follows its master, and does not have all that the master had when it began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +50,18 @@ class ReplicationSet:
         seen_from: str,
         statement_seconds: float,
         silent: set[str] | None = None,
+        hold: Hold | None = None,
     ) -> None:
         """``seen_from``: the region whose addresses are used; empty for the usual ones. ``statement_seconds``: bound on
         each statement, and on a connection. ``silent``: servers that did not answer when they were asked last, kept
-        up here for whoever looks several times."""
+        up here for whoever looks several times. ``hold``: of the lock of its mastership, for whoever changes it: no
+        session is used when that is lost."""
         self.database: Final = database
         self._accounts: Final = accounts
         self._seen_from: Final = seen_from
         self._statement_seconds: Final = statement_seconds
         self._silent: Final = set[str]() if silent is None else silent
+        self._hold: Final = hold
 
     @property
     def master(self) -> DatabaseServer:
@@ -81,14 +90,21 @@ class ReplicationSet:
     @asynccontextmanager
     async def session(self, region: str, *, deadline: float | None = None) -> AsyncIterator[Session]:
         """An administrator's, at the server of a region. ``deadline``: for the connection; None: `soon`. Raises
-        `TaoError`."""
-        name, setup = self.database.servers[region].name, SessionSetup(writes=True)
+        `TaoError`, `LockLost` among it."""
+        name = self.database.servers[region].name
+        setup = SessionSetup(writes=True, under_lock_seconds=0 if self._hold is None else SESSION_SECONDS)
         session = await open_session(self.login(region), name, setup, deadline=deadline or self.soon())
         try:
+            self.check_hold()  # and should it be lost from here on, the session ends before anybody else acts
             yield session
         finally:
             # Without a word of good-bye, for which a server that hangs would have to be waited.
             session.abort()
+
+    def check_hold(self) -> None:
+        """Before each deed. Raises `LockLost` when somebody else may be changing the mastership by now."""
+        if self._hold is not None:
+            self._hold.check()
 
     async def members(self) -> list[Member]:
         """All servers as they are now, asked side by side. One that was silent the last time is not waited for as long
@@ -108,6 +124,8 @@ class ReplicationSet:
         try:
             async with self.session(region, deadline=deadline) as session:
                 state = await member_state(session, deadline=deadline)
+        except LockLost:
+            raise
         except TaoError as error:
             self._silent.add(name)
             return Member(name, region, None, error.message, is_master=is_master)
@@ -174,6 +192,17 @@ class ReplicationSet:
             await receive_again(session, deadline=self.soon())
             deadline = asyncio.get_running_loop().time() + patience_seconds
             await wait_for_position(session, position, deadline=deadline)
+
+    async def until_applied(self, region: str, patience_seconds: float) -> None:
+        """Return when a server that follows has applied what its master has now. Raises `NotCaughtUp`."""
+        async with self.session(self.database.master_region) as session:
+            executed = (await member_state(session, deadline=self.soon())).executed
+        async with self.session(region) as session:
+            deadline = asyncio.get_running_loop().time() + patience_seconds
+            while not (await member_state(session, deadline=self.soon())).executed >= executed:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise NotCaughtUp("it follows, and has not caught up yet: `tao status` shows how far it is")
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def lease_seconds(self, region: str) -> float:
         """How long a lease of the server lasts; 0: it keeps none. Raises `TaoError`."""

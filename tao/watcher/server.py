@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from typing import Final
 
-from tao.model.errors import TaoError, TopologyConflict
+from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.topology import Topology
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
@@ -24,7 +24,7 @@ from tao.watcher.cache_probes import CacheProbes
 from tao.watcher.cloning import Cloner, CloningSettings, asking_by
 from tao.watcher.database_probes import DatabaseProbes
 from tao.watcher.hot_shards import HotShards
-from tao.watcher.locks import FileLocks, LockTaken, in_change
+from tao.watcher.locks import ACTIVITY, FileLocks, Hold, LockLost, LockTaken, beating, in_change
 from tao.watcher.marks import Verdict, View, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
 from tao.watcher.peers import PeerViews
@@ -162,25 +162,33 @@ class WatcherServer:
             self._links.keep_only(names)
 
     async def _be_active(self) -> None:
-        """Wait for the turn, and be the one that acts until this process ends."""
-        interval = self._settings.probes.interval_seconds
+        """Wait for the turn, and be the one that acts until this process ends or stands still."""
+        told = ""
         while True:
             try:
-                with self._locks.held(ACTIVE_LOCK, alone=True):
-                    await self._act(interval)
+                with self._locks.held(ACTIVE_LOCK, alone=True, terms=ACTIVITY) as hold:
+                    told = ""
+                    async with beating(hold, ACTIVITY):
+                        await self._act(hold)
             except LockTaken:
-                await asyncio.sleep(interval)
+                pass
+            except (LockLost, OperatorError) as error:  # the latter: the folder is gone, and comes back
+                if told != error.message:
+                    told = error.message
+                    self._log.error("not_active", reason=told)
+            await asyncio.sleep(self._settings.probes.interval_seconds)
 
-    async def _act(self, interval: float) -> None:
+    async def _act(self, hold: Hold) -> None:
         self._log.warning("active")
         self._mastership.active_since = LoopClock().monotonic()
-        self._mastership.is_active = True
+        self._mastership.activity = hold
         try:
             while True:
-                await asyncio.sleep(interval)
+                await asyncio.sleep(self._settings.probes.interval_seconds)
+                hold.check()
                 await self._mark()
         finally:
-            self._mastership.is_active = False
+            self._mastership.activity = None
 
     async def _mark(self) -> None:
         verdicts = {**self._caches.verdicts, **self._databases.verdicts}

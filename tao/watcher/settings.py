@@ -19,8 +19,9 @@ class PromotionSettings:
     statement_seconds: float = 4.0
     """For a connection, and for each statement: above the second for which a server waits for a lock."""
 
-    lock_seconds: float = 3.0
-    """For the lock of the database: renewals of its master's lease hold it for a few round trips each second."""
+    lock_seconds: float = 10.0
+    """For the lock of the database: renewals of its master's lease hold it for a few round trips each second, and from
+    one that hangs it is taken over after eight."""
 
     catch_up_seconds: float = 30.0
     """For a replica to receive and apply what it lacks. Writes fail meanwhile, so a planned switch is given up and

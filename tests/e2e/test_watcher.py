@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -15,10 +16,12 @@ import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.identity import read_record
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_binary import Flavour
 from tao.devcluster.server_options import Durability
+from tao.devcluster.state_folder import StateFolder
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
@@ -169,6 +172,33 @@ async def test_one_watcher_is_active_and_the_other_takes_over_when_it_is_gone(cl
     # The master's lease was renewed all along, or it was opened again.
     async with writing(cluster, "west"):
         pass
+
+
+async def test_a_watcher_that_hangs_is_replaced_at_once_and_acts_no_more_when_it_wakes(cluster: DevCluster) -> None:
+    (hung,) = await active(cluster)
+    (other,) = set(await watchers(cluster)) - {hung}
+    identity = read_record(StateFolder(cluster.topology_path.parent).process_record(hung, Role.WATCHER))
+    assert identity is not None
+
+    async def other_is_active() -> bool:
+        return bool((await server_stats(cluster.admin(other)))["active"])
+
+    async with writing(cluster, "west") as writers:
+        identity.signal(signal.SIGSTOP)
+        try:
+            await until(other_is_active, "nobody is active")
+            await writers.go_on()
+            # Also when it stood in a renewal: the lock of the database is taken over, too.
+            status, done, errors = await command(cluster, "promote", "db-1", "--to", "east")
+            assert (status, done["master"]) == (0, "east-db-1"), errors
+            await writers.go_on()
+        finally:
+            identity.signal(signal.SIGCONT)
+        status, done, errors = await command(cluster, "promote", "db-1", "--to", "west")
+        assert (status, done["master"]) == (0, "west-db-1"), errors
+        await writers.go_on()
+    assert await active(cluster) == [other]
+    await assert_nothing_lost(cluster, writers)
 
 
 async def test_a_follower_that_is_gone_is_marked_and_one_that_is_back_is_not(cluster: DevCluster) -> None:

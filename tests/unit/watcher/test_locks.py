@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import ExitStack
+import errno
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 
-from tao.watcher.locks import FileLocks, LockTaken, held_alone, in_change, mastership_lock
+from tao.model.errors import OperatorError
+from tao.watcher.locks import (
+    ACTIVITY,
+    MASTERSHIP,
+    SESSION_SECONDS,
+    FileLocks,
+    Hold,
+    LockLost,
+    LockTaken,
+    held_alone,
+    in_change,
+    mastership_lock,
+)
 
 
 def test_a_lock_held_alone_is_nobody_else_s(tmp_path: Path) -> None:
@@ -50,3 +65,120 @@ def test_it_can_be_seen_whose_master_is_being_changed(tmp_path: Path) -> None:
         for locks in (one, other):
             assert in_change(locks, ["db-1", "db-2", "db-3"]) == {"db-1"}
     assert not in_change(other, ["db-1"])
+
+
+class Clock:
+    """Seconds."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def try_for(locks: FileLocks, clock: Clock, seconds: float, *, beat: Callable[[], None] = lambda: None) -> bool:
+    """Whether somebody who tries all the time gets the lock."""
+    end = clock.now + seconds
+    while clock.now < end:
+        with suppress(LockTaken), locks.held("watcher", alone=True, terms=ACTIVITY):
+            return True
+        clock.now += ACTIVITY.beat_seconds
+        beat()
+    return False
+
+
+def test_a_lock_is_taken_over_from_a_process_that_hangs_and_from_no_other(tmp_path: Path) -> None:
+    clock = Clock()
+    hung, other = (FileLocks(tmp_path / "topology.json", clock=clock) for _ in range(2))
+    with hung.held("watcher", alone=True, terms=ACTIVITY) as hold:
+        assert not try_for(other, clock, 10 * ACTIVITY.hung_seconds, beat=hold.beat), "it lives"
+        assert not try_for(other, clock, ACTIVITY.own_seconds), "it may still act"
+        assert try_for(other, clock, 2 * ACTIVITY.hung_seconds)
+        assert not hold.is_mine()
+        with pytest.raises(LockLost):
+            hold.beat()
+        for alone in (True, False):  # whom it has let go is not kept out by it any more
+            with other.held("watcher", alone=alone):
+                pass
+    with hung.held("watcher", alone=True, terms=ACTIVITY) as hold:
+        assert hold.is_mine()
+        assert not try_for(other, clock, ACTIVITY.own_seconds)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_holder_that_stood_still_counts_itself_out_before_anybody_can_have_its_place(tmp_path: Path) -> None:
+    for terms in (ACTIVITY, MASTERSHIP):
+        clock = Clock()
+        with FileLocks(tmp_path / "topology.json", clock=clock).held("watcher", alone=True, terms=terms) as hold:
+            clock.now += terms.own_seconds
+            hold.check()
+            clock.now += terms.beat_seconds
+            with pytest.raises(LockLost):
+                hold.check()
+            assert not hold.is_mine(), "nor does it get it back"
+    assert MASTERSHIP.own_seconds + SESSION_SECONDS < MASTERSHIP.hung_seconds
+    assert all(2 * terms.beat_seconds <= terms.own_seconds < terms.hung_seconds for terms in (ACTIVITY, MASTERSHIP))
+
+
+def test_of_two_who_take_over_one_has_the_lock(tmp_path: Path) -> None:
+    clock = Clock()
+    hung, one, other = (FileLocks(tmp_path / "topology.json", clock=clock) for _ in range(3))
+    with hung.held("watcher", alone=False), ExitStack() as taken:
+        holds: list[Hold] = []
+        for _ in range(int(2 * ACTIVITY.hung_seconds / ACTIVITY.beat_seconds)):
+            for locks in (one, other):
+                with suppress(LockTaken):
+                    holds.append(taken.enter_context(locks.held("watcher", alone=True, terms=ACTIVITY)))
+            for hold in holds:
+                hold.beat()
+            clock.now += ACTIVITY.beat_seconds
+        assert len(holds) == 1
+
+
+def test_a_renewal_that_hung_is_told_so_before_it_renews(tmp_path: Path) -> None:
+    clock = Clock()
+    hung, other = (FileLocks(tmp_path / "topology.json", clock=clock) for _ in range(2))
+    with hung.held("watcher", alone=False) as renewal:
+        renewal.check()
+        assert try_for(other, clock, 2 * ACTIVITY.hung_seconds)
+        with pytest.raises(LockLost):
+            renewal.check()
+
+
+def test_a_look_long_ago_is_no_proof_that_a_holder_hangs(tmp_path: Path) -> None:
+    clock = Clock()
+    one, other = (FileLocks(tmp_path / "topology.json", clock=clock) for _ in range(2))
+    for _ in range(2):
+        with one.held("watcher", alone=False):
+            assert not try_for(other, clock, ACTIVITY.beat_seconds)
+        clock.now += 10 * ACTIVITY.hung_seconds
+
+
+def test_leases_go_on_in_a_folder_that_can_only_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = FileLocks(tmp_path / "topology.json")
+    with locks.held("master-of-db", alone=False):
+        pass
+    can_write = os.open
+
+    def read_only(path: Path, flags: int, mode: int = 0o777) -> int:
+        if flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return can_write(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with locks.held("master-of-db", alone=False):
+        pass
+    with pytest.raises(OperatorError, match="Read-only"), locks.held("master-of-db", alone=True, terms=MASTERSHIP):
+        pass
+
+
+def test_a_folder_that_is_gone_is_an_operator_s_matter_and_no_lock_in_it_is_anybody_s(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    locks = FileLocks(folder / "topology.json")
+    with locks.held("watcher", alone=True, terms=ACTIVITY) as hold:
+        folder.rename(tmp_path / "away")
+        assert not hold.is_mine()
+    for alone in (True, False):
+        with pytest.raises(OperatorError, match="cannot lock"), locks.held("watcher", alone=alone):
+            pass
