@@ -9,6 +9,7 @@ from typing import Final
 
 from tao.model.ports import Clock
 from tao.model.topology import Database, Topology
+from tao.runtime.tasks import BackgroundTasks
 from tao.watcher.marks import Verdict, lag_verdict, steady_verdict
 from tao.watcher.promotion_plan import Member
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
@@ -25,6 +26,7 @@ class DatabaseProbes:
         region: str,
         clock: Clock,
         settings: ProbeSettings,
+        tasks: BackgroundTasks,
         looked: Callable[[ReplicationSet, list[Member]], None],
     ) -> None:
         """``looked`` is called after each look at a database, in the loop; it must be quick."""
@@ -33,7 +35,9 @@ class DatabaseProbes:
         self._region: Final = region
         self._clock: Final = clock
         self._settings: Final = settings
+        self._tasks: Final = tasks
         self._looked: Final = looked
+        self._looking: Final = set[str]()
         self._answered_at: Final[dict[str, float]] = {}
         self._following_at: Final[dict[str, float]] = {}
         self._good_looks: Final[dict[str, int]] = {}
@@ -44,17 +48,12 @@ class DatabaseProbes:
 
     async def run(self) -> None:
         """Until cancelled. A database whose servers hang holds up no other's."""
-        looking: dict[str, asyncio.Task[None]] = {}
-        try:
-            while True:
-                databases = {database.name: database for database in self._topology().databases}
-                for name, database in databases.items():
-                    if name not in looking or looking[name].done():
-                        looking[name] = asyncio.create_task(self._look(database), name=f"look at {name}")
-                await asyncio.sleep(self._settings.interval_seconds)
-        finally:
-            for task in looking.values():
-                task.cancel()
+        while True:
+            for database in self._topology().databases:
+                if database.name not in self._looking:
+                    self._looking.add(database.name)
+                    self._tasks.start(self._look(database), f"look at {database.name}")
+            await asyncio.sleep(self._settings.interval_seconds)
 
     def silent_seconds(self, server: str) -> float:
         """How long ago the server answered last; counted from the first question when it never has."""
@@ -62,6 +61,12 @@ class DatabaseProbes:
         return now - self._answered_at.setdefault(server, now)
 
     async def _look(self, database: Database) -> None:
+        try:
+            await self._ask(database)
+        finally:
+            self._looking.discard(database.name)
+
+    async def _ask(self, database: Database) -> None:
         replicas = ReplicationSet(
             database, self._accounts, seen_from=self._region, statement_seconds=self._settings.timeout_seconds
         )

@@ -13,6 +13,7 @@ from typing import Final
 from tao.model.errors import TaoError
 from tao.model.ports import Clock
 from tao.observability.logs import Logger
+from tao.runtime.tasks import BackgroundTasks
 from tao.storage.lease import install_lease, lease_seconds, renew_lease, server_unix_ms
 from tao.watcher.locks import Hold, Locks, LockTaken, mastership_lock
 from tao.watcher.peers import PeerViews
@@ -85,6 +86,7 @@ class Mastership:
         locks: Locks,
         peers: PeerViews,
         silent_seconds: Callable[[str], float],
+        tasks: BackgroundTasks,
         clock: Clock,
         log: Logger,
     ) -> None:
@@ -93,6 +95,7 @@ class Mastership:
         self._locks: Final = locks
         self._peers: Final = peers
         self._silent_seconds: Final = silent_seconds
+        self._tasks: Final = tasks
         self._clock: Final = clock
         self._log: Final = log
         self._sets: Final[dict[str, ReplicationSet]] = {}
@@ -100,7 +103,8 @@ class Mastership:
         self._renewed_at: Final[dict[str, float]] = {}
         self._began: Final = clock.monotonic()
         self._prepared: Final[set[str]] = set()
-        self._doing: Final[dict[str, asyncio.Task[None]]] = {}
+        self._doing: Final = set[str]()
+        self._renewing: Final = set[str]()
         self._refusals: Final[dict[str, str]] = {}
         self.activity: Hold | None = None
         """Of the lock of the watcher that acts."""
@@ -125,7 +129,7 @@ class Mastership:
         closed = master.state is not None and master.state.read_only
         self._closed_looks[name] = self._closed_looks.get(name, 0) + 1 if closed else 0
         self._prepared.difference_update(member.name for member in members if member.state is None)
-        if not self.is_active or (name in self._doing and not self._doing[name].done()):
+        if not self.is_active or name in self._doing:
             return
         settings = self._settings
         sight = Sight(
@@ -146,34 +150,24 @@ class Mastership:
             if settings.dry_run:
                 self._log.warning("would_act", database=name, deed=deed.value, target=server or master.name)
                 return
-            self._doing[name] = asyncio.create_task(self._do(name, deed, server, sight), name=f"{deed} {name}")
+            self._doing.add(name)
+            self._tasks.start(self._do(name, deed, server, sight), f"{deed} {name}")
 
     async def keep_leases(self) -> None:
         """Renew until cancelled, each database by itself: while active, and always for masters of the own region. A
         region that is cut off from the active watcher keeps its masters so, as long as nobody replaces them."""
-        renewing: dict[str, asyncio.Task[None]] = {}
-        try:
-            while True:
-                if self._settings.leases and not self._settings.dry_run:
-                    for name, replicas in self._sets.items():
-                        if not self._keeps(replicas):
-                            continue
-                        if name not in renewing or renewing[name].done():
-                            renewing[name] = asyncio.create_task(self._keep_lease(replicas), name=f"lease of {name}")
-                await asyncio.sleep(self._settings.lease.renew_seconds)
-        finally:
-            for task in renewing.values():
-                task.cancel()
-
-    def close(self) -> None:
-        """End what is under way: whoever is active next finishes or undoes it."""
-        for task in self._doing.values():
-            task.cancel()
+        while True:
+            if self._settings.leases and not self._settings.dry_run:
+                for name, replicas in self._sets.items():
+                    if self._keeps(replicas) and name not in self._renewing:
+                        self._renewing.add(name)
+                        self._tasks.start(self._keep_lease(replicas), f"lease of {name}")
+            await asyncio.sleep(self._settings.lease.renew_seconds)
 
     async def _do(self, name: str, deed: Deed, server: str, sight: Sight) -> None:
         began = self._clock.monotonic()
+        done: Promoted | None = None
         try:
-            done: Promoted | None = None
             if deed is Deed.PROMOTE:
                 self._log.warning("master_lost", database=name, silent_seconds=round(sight.silent_seconds, 2))
                 region = next(member.region for member in sight.members if member.is_master)
@@ -193,6 +187,11 @@ class Mastership:
                 self._refusals[name] = error.message
                 self._log.error("not_done", database=name, deed=deed.value, reason=error.message)
             return
+        except Exception:
+            self.failed_deeds += 1
+            raise  # and is logged by whoever holds the task
+        finally:
+            self._doing.discard(name)
         self._refusals.pop(name, None)
         self._closed_looks[name] = 0
         self._renewed_at[name] = self._clock.monotonic()  # or the new master's lease was granted
@@ -238,6 +237,15 @@ class Mastership:
         return replicas.database.master_region == self._settings.region or self.is_active
 
     async def _keep_lease(self, replicas: ReplicationSet) -> None:
+        try:
+            await self._renew(replicas)
+        except Exception:
+            self.missed_renewals += 1
+            raise
+        finally:
+            self._renewing.discard(replicas.database.name)
+
+    async def _renew(self, replicas: ReplicationSet) -> None:
         """Prepare the servers of a set for leases, and renew that of its master."""
         database = replicas.database
         for region, server in database.servers.items():

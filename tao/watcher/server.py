@@ -86,11 +86,12 @@ class WatcherServer:
             settings.region,
             clock,
             probes,
+            self._tasks,
             self._looked,
         )
         peers = self._peers = PeerViews(settings.peers, probes)
         mastership = self._mastership = Mastership(
-            settings, promoter, self._locks, peers, self._databases.silent_seconds, clock, self._log
+            settings, promoter, self._locks, peers, self._databases.silent_seconds, self._tasks, clock, self._log
         )
         hot_shards = self._hot_shards = self._policy(links)
         metrics = Metrics(role="watcher", server=settings.name)
@@ -116,7 +117,6 @@ class WatcherServer:
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`. Another watcher takes over at once."""
         self._stop_watching()
-        self._mastership.close()
         await self._tasks.close()
         await self._admin.close()
         await self._links.close()

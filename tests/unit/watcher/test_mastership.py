@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
-from tao.watcher.mastership import Deed, Sight, next_deed
+from structlog.testing import capture_logs
+
+from tao.model.topology import Database, DatabaseServer
+from tao.observability.logs import logger
+from tao.runtime.clock import LoopClock
+from tao.runtime.tasks import BackgroundTasks
+from tao.storage.accounts import Account
+from tao.watcher.locks import FileLocks
+from tao.watcher.mastership import Deed, Mastership, Sight, next_deed
+from tao.watcher.peers import PeerViews
+from tao.watcher.promotion import Promoted, Promoter
 from tao.watcher.promotion_plan import Member
+from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.settings import WatcherSettings
 from tests.unit.watcher.members import master, replica
 
 
@@ -70,3 +84,56 @@ def test_a_master_waits_again_as_soon_as_there_is_a_replica_to_wait_for() -> Non
     astray = replica("north", "1-1-1", alone=True)
     assert deed(*unsafe, astray, semi_sync=True, acknowledging=there, rejoin=True)[0] is Deed.WAIT, "which is quick"
     assert deed(master(None), west, semi_sync=True, acknowledging=there)[0] is Deed.NOTHING
+
+
+class Broken(Promoter):
+    """It fails in a way that nobody has thought of."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def restore(self, database: str) -> Promoted:
+        raise KeyError(database)
+
+
+class Mine:
+    """The lock of the watcher that acts."""
+
+    def is_mine(self) -> bool:
+        return True
+
+    def check(self) -> None: ...
+
+    def beat(self) -> None: ...
+
+
+async def test_a_deed_that_fails_unforeseen_is_told_counted_and_tried_again(tmp_path: Path) -> None:
+    settings = WatcherSettings(
+        name="watcher", region="east", topology_file=tmp_path / "t", administrator_password="a", replicator_password="b"
+    )
+    log = logger("watcher")
+    tasks = BackgroundTasks("watcher", log)
+    mastership = Mastership(
+        settings,
+        Broken(),
+        FileLocks(settings.topology_file),
+        PeerViews({}, settings.probes),
+        lambda server: 0.0,
+        tasks,
+        LoopClock(),
+        log,
+    )
+    mastership.activity = Mine()
+    servers = {region: DatabaseServer(name=f"{region}-db") for region in ("east", "west")}
+    database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),))
+    account = Account("tao_admin", "secret")
+    replicas = ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
+    closed = [master("1-1-1", closed=True), replica("west", "1-1-1")]
+    with capture_logs() as logs:
+        for failed in (1, 2):
+            while mastership.failed_deeds < failed:
+                mastership.looked(replicas, closed)
+                await asyncio.sleep(0)
+        await tasks.close()
+    assert len([each for each in logs if each["event"] == "background task failed"]) >= 2
+    assert tasks.failed == mastership.failed_deeds
