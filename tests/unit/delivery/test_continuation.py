@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ObjectInvalidation, ShardMessages
@@ -93,6 +95,30 @@ def test_who_was_told_in_another_history_starts_cold() -> None:
     leader = Leader()
     leader.tell(11, 12)
     assert outcomes(leader.subscribe(Position(1, "x", 1, "db@0:0-1", 12))) == ["reset"]
+
+
+@pytest.mark.parametrize("is_told_again", [True, False])
+def test_what_a_leader_without_a_spool_acknowledged_and_took_with_it_is_told_again_or_the_shard_reset(
+    is_told_again: bool,
+) -> None:
+    before = Leader()
+    before.tell(10, 11)
+    lost = before.subscribe(Position(1, "another run/1", 7, H, 11))
+    before.tell(11, 12)
+    assert before.stored == 2, "the tailer goes on, whatever becomes of the delivery"
+    assert lost, "which its subscriber never got"
+    after = Leader(run="run-2")
+    deliveries = after.subscribe(Position(1, "run-1/1", 1, H, 11))
+    assert after.publisher.wants() == [Span(1, H, 11, 11)], "read again, what the tailer had told already"
+    after.tell(12, 13)
+    assert outcomes(deliveries) == [], "12 is missing"
+    if is_told_again:
+        after.tell(11, 12)
+        assert (outcomes(deliveries), sorted(told(deliveries)), claim(deliveries)) == (["continued"], [12, 13], (H, 13))
+    else:
+        for timer in after.timers:
+            timer()
+        assert outcomes(deliveries)[0] == "reset"
 
 
 def test_a_leader_that_restarts_goes_on_from_its_spool_once_the_tailer_joins_it() -> None:
