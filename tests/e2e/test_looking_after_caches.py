@@ -252,6 +252,25 @@ async def test_a_count_that_is_not_that_of_its_list_is_found_and_mended(cluster:
     assert status == 0, told["findings"]
 
 
+async def test_an_intent_that_its_leader_cannot_settle_is_shown(cluster: DevCluster, graph: Graph) -> None:
+    low, high = sorted([await graph.obj_add("user", {"name": name}) for name in "ab"])
+    shard, unknown = low >> SHARD_SHIFT, 60_000
+    await unheard(cluster, shard, f"INSERT INTO inverse_intents VALUES ({low}, {high}, '{unknown}', 1, 5)")
+    expected = {"low_id": low, "high_id": high, "atypes": [str(unknown)], "created_unix_ms": 5}
+    status, told = await checked(cluster, "repair", "--dry-run", "--only", "inverses")
+    assert (status, told["old_intents"], told["settled"]) == (1, [expected], 0)
+    status, told = await checked(cluster, "repair", "--yes", "--only", "inverses")
+    assert (status, told["old_intents"], told["settled"]) == (1, [expected], 0)
+    # One that can be settled: whoever is first, the leader by itself or this, it is gone.
+    friend = graph.schema.atype("friend").number
+    await unheard(cluster, shard, f"UPDATE inverse_intents SET atypes = '{friend}'")
+
+    async def settled() -> bool:
+        return not (await checked(cluster, "repair", "--yes", "--only", "inverses"))[1]["old_intents"]
+
+    await until(settled, "the intent still stands")
+
+
 async def test_a_server_that_is_away_is_listed_and_the_rest_is_done(cluster: DevCluster, graph: Graph) -> None:
     away = login_of(cluster).topology.regions[0].followers[1].servers[0].name
     await cluster.kill(away)

@@ -17,6 +17,7 @@ from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.scans import Scans
 from tao.storage.session import ServerAccount
+from tao.storage.writes import MySqlWriteStore
 from tao.wire.identity import Credentials
 
 PATIENT_PAGE_SECONDS: Final = 120.0
@@ -33,6 +34,8 @@ class Access:
     scans: Scans
     patient_scans: Scans
     """For pages that look at many rows each."""
+    intents: MySqlWriteStore
+    """For what it reads of intents; the account writes nothing."""
     scans_in: Callable[[str], Scans]
     """Of a region's own servers of every database; the others read the masters."""
 
@@ -55,10 +58,12 @@ async def access_of(login: ReaderLogin, token: str) -> AsyncIterator[Access]:
 
     pools = Pools(account, READ_SETUP)
     links = Links(LinkSettings(), Credentials("operator", "operator", token), tls_of_command())
-    store = MySqlReadStore(master, master, pools, edge_tables_of(lambda: login.schema))
+    tables = edge_tables_of(lambda: login.schema)
+    store = MySqlReadStore(master, master, pools, tables)
     try:
         patient = Scans(master, pools, page_seconds=PATIENT_PAGE_SECONDS)
-        yield Access(routes, links, store, Scans(master, pools), patient, scans_in)
+        intents = MySqlWriteStore(master, pools, tables)
+        yield Access(routes, links, store, Scans(master, pools), patient, intents, scans_in)
     finally:
         await links.close()
         await pools.close()

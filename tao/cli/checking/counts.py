@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tao.cli.checking.mending import MAX_FOUND, LeaderResult, have_mended
 from tao.model.graph import ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.relay import Touch
 from tao.model.rows import ListRow
-from tao.peers.links import Links
+from tao.peers.links import Link, Links
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.storage.names import DEFAULT_EDGE_TABLE
@@ -48,7 +49,8 @@ async def find_wrong_counts(
     *,
     on_progress: Callable[[int, int], None] = lambda _shard, _lists: None,
 ) -> list[WrongCount]:
-    """All lists whose count is wrong. ``on_progress`` hears the shard and how many lists have been looked at."""
+    """Lists whose count is wrong, at most `MAX_FOUND`. ``on_progress`` hears the shard and how many lists have been
+    looked at."""
     table_of = {atype.number: atype.table or DEFAULT_EDGE_TABLE for atype in schema.assocs}
     tables = sorted({DEFAULT_EDGE_TABLE, *table_of.values()})
     wrong: list[WrongCount] = []
@@ -81,6 +83,8 @@ async def find_wrong_counts(
             row, edges = await scans.count_again(shard, table, key)
             if row.count != edges:
                 wrong.append(WrongCount(key.id1, key.atype, row.count, edges, row.version))
+                if len(wrong) >= MAX_FOUND:
+                    return sorted(wrong)
             await asyncio.sleep(0)
     return sorted(wrong)
 
@@ -97,17 +101,12 @@ async def _list_pages(scans: Scans, shard: int) -> AsyncIterator[tuple[list[tupl
         yield page, after
 
 
-async def mend_counts(routes: Routes, links: Links, counts: Sequence[WrongCount]) -> int:
-    """Have the owners count these lists anew; returns how many were. Raises `TaoError`."""
-    by_shard: dict[int, list[WrongCount]] = {}
-    for each in counts:
-        by_shard.setdefault(each.id1 >> SHARD_SHIFT, []).append(each)
-    mended = 0
-    for shard, of_shard in by_shard.items():
-        link = links.to(routes.leaders(routes.master_region(shard)).home(shard))
-        for start in range(0, len(of_shard), LISTS_PER_CALL):
-            part = of_shard[start : start + LISTS_PER_CALL]
-            touches = [touch_to_pb(Touch(each.id1, each.atype, each.version)) for each in part]
-            answer = await link.ask(pb.Request(touch_keys=pb.TouchKeys(touches=touches)), CALL_SECONDS)
-            mended += answer.touched_keys.keys
-    return mended
+async def mend_counts(routes: Routes, links: Links, counts: Sequence[WrongCount]) -> list[LeaderResult]:
+    """Have the owners count these lists anew."""
+
+    async def ask(link: Link, some: Sequence[WrongCount]) -> int:
+        touches = [touch_to_pb(Touch(each.id1, each.atype, each.version)) for each in some]
+        answer = await link.ask(pb.Request(touch_keys=pb.TouchKeys(touches=touches)), CALL_SECONDS)
+        return answer.touched_keys.keys
+
+    return await have_mended(routes, links, counts, lambda each: each.id1 >> SHARD_SHIFT, ask, LISTS_PER_CALL)

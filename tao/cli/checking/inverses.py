@@ -12,12 +12,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tao.cli.checking.mending import MAX_FOUND, LeaderResult, have_mended
 from tao.model.edge_block import decode_block
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore
 from tao.model.queries import EdgesQuery
-from tao.peers.links import Links
+from tao.peers.links import Link, Links
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.storage.names import DEFAULT_EDGE_TABLE
@@ -60,8 +61,8 @@ async def find_broken_pairs(
     recheck_seconds: float = 1.0,
     on_progress: Callable[[int, int], None] = lambda _shard, _edges: None,
 ) -> list[BrokenPair]:
-    """All pairs whose two edges are not each other's mirror. One that is being written at this moment is looked at a
-    second time. ``on_progress`` hears the shard and how many edges have been looked at."""
+    """Pairs whose two edges are not each other's mirror, at most some `MAX_FOUND`. One that is being written at this
+    moment is looked at a second time. ``on_progress`` hears the shard and how many edges have been looked at."""
     broken: dict[tuple[int, int, int], BrokenPair] = {}
     looked_at = 0
     tables = sorted({atype.table or DEFAULT_EDGE_TABLE for atype in schema.assocs if atype.inverse is not None})
@@ -78,6 +79,8 @@ async def find_broken_pairs(
                         broken[pair.low_id, pair.high_id, pair.atype] = pair
                 looked_at += len(page)
                 on_progress(shard, looked_at)
+                if len(broken) >= MAX_FOUND:
+                    return sorted(broken.values())
     return sorted(broken.values())
 
 
@@ -129,20 +132,12 @@ def _fault(edge: Edge, mirror: Edge | None) -> str:
     return "" if mirror.data == edge.data else "inverse has other data"
 
 
-async def mend(routes: Routes, links: Links, pairs: Sequence[BrokenPair]) -> int:
-    """Have the coordinating leaders settle these pairs; returns how many were. Raises `TaoError`."""
-    by_shard: dict[int, list[BrokenPair]] = {}
-    for pair in pairs:
-        by_shard.setdefault(pair.low_id >> SHARD_SHIFT, []).append(pair)
-    settled = 0
-    for shard, of_shard in by_shard.items():
-        region = routes.master_region(shard)
-        link = links.to(routes.leaders(region).home(shard))
-        for start in range(0, len(of_shard), PAIRS_PER_CALL):
-            batch = [
-                pb.Pair(low_id=pair.low_id, high_id=pair.high_id, atypes=[pair.atype])
-                for pair in of_shard[start : start + PAIRS_PER_CALL]
-            ]
-            answer = await link.ask(pb.Request(settle_pairs=pb.SettlePairs(pairs=batch)), CALL_SECONDS)
-            settled += answer.settled_pairs.settled
-    return settled
+async def mend(routes: Routes, links: Links, pairs: Sequence[BrokenPair]) -> list[LeaderResult]:
+    """Have the coordinating leaders settle these pairs."""
+
+    async def ask(link: Link, some: Sequence[BrokenPair]) -> int:
+        batch = [pb.Pair(low_id=pair.low_id, high_id=pair.high_id, atypes=[pair.atype]) for pair in some]
+        answer = await link.ask(pb.Request(settle_pairs=pb.SettlePairs(pairs=batch)), CALL_SECONDS)
+        return answer.settled_pairs.settled
+
+    return await have_mended(routes, links, pairs, lambda pair: pair.low_id >> SHARD_SHIFT, ask, PAIRS_PER_CALL)

@@ -13,10 +13,12 @@ from tao.cli import check, repair
 from tao.cli.checking.caches import Finding, Report, Sample, ServerReport
 from tao.cli.checking.counts import WrongCount
 from tao.cli.checking.inverses import BrokenPair
+from tao.cli.checking.mending import LeaderResult
 from tao.cli.commands import tao
 from tao.cli.export_scan import ReaderLogin
 from tao.devcluster.schema_copy import example_schema_file, read_schema
 from tao.model.graph import EdgeKey
+from tao.model.rows import IntentRow
 from tao.model.topology import Topology
 
 SCHEMA = read_schema(example_schema_file())[0]
@@ -36,6 +38,8 @@ class Checked:
     mended: int = 0
     counts: list[WrongCount] = field(default_factory=list)
     recounted: int = 0
+    intents: list[IntentRow] = field(default_factory=list)
+    settled: list[LeaderResult] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -49,21 +53,29 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
     async def find_counts(*_: Any) -> list[WrongCount]:
         return found.counts
 
-    async def mend_counts(*_: Any) -> int:
+    async def mend_counts(*_: Any) -> list[LeaderResult]:
         found.recounted = len(found.counts)
-        return found.recounted
+        return [LeaderResult("leader-1", found.recounted, found.recounted)]
 
     async def find(*_: Any) -> list[BrokenPair]:
         return found.pairs
 
-    async def mend(*_: Any) -> int:
+    async def mend(*_: Any) -> list[LeaderResult]:
         found.mended = len(found.pairs)
-        return found.mended
+        return [LeaderResult("leader-1", found.mended, found.mended)]
+
+    async def find_intents(*_: Any) -> list[IntentRow]:
+        return found.intents
+
+    async def settle(*_: Any) -> list[LeaderResult]:
+        return found.settled
 
     monkeypatch.setattr("tao.cli.export_scan.reader_login", lambda **_: login)
     monkeypatch.setattr(check, "_verify", verify)
     monkeypatch.setattr(repair, "_find", find)
     monkeypatch.setattr(repair, "_mend", mend)
+    monkeypatch.setattr(repair, "_find_intents", find_intents)
+    monkeypatch.setattr(repair, "_settle", settle)
     monkeypatch.setattr(repair, "_find_counts", find_counts)
     monkeypatch.setattr(repair, "_mend_counts", mend_counts)
     return found
@@ -143,6 +155,23 @@ def test_wrong_counts_are_shown_and_counted_anew_when_that_is_wanted(checked: Ch
     assert told["wrong_counts"] == [{"id1": 5, "atype": "friend", "stored": 7, "counted": 3}]
     assert told["recounted"] == 1
     assert call("repair", "--only", "inverses").exit_code == 0
+
+
+def test_an_intent_that_stands_for_long_is_shown_and_settled_and_whoever_is_away_is_named(checked: Checked) -> None:
+    checked.intents = [IntentRow(5, 9, (FRIEND,), 1, 0), IntentRow(6, 9, (FRIEND,), 1, 1)]
+    checked.counts = [WrongCount(5, FRIEND, 7, 3, 1)]
+    result = call("repair", "--dry-run")
+    assert result.exit_code == 1
+    assert "1970-01-01" in result.stdout
+    assert "2 intents left over; 0 settled" in result.stdout
+    checked.settled = [LeaderResult("leader-1", 1, 1), LeaderResult("leader-2", 1, 0, "it is away")]
+    result = call("repair", "--yes")
+    assert (result.exit_code, checked.recounted) == (1, 1), "what others can mend is mended"
+    assert "leader-2: 0 of 1 mended: it is away" in result.stderr
+    told = json.loads(call("repair", "--yes", "--json").stdout)
+    assert (told["settled"], told["recounted"], told["unreachable"]) == (1, 1, ["leader-2"])
+    assert [each["atypes"] for each in told["old_intents"]] == [["friend"], ["friend"]]
+    assert told["leaders"][0] == {"server": "leader-1", "asked": 2, "mended": 2, "error": ""}
 
 
 @pytest.mark.parametrize("sample", ["x", "5.5", "0%", "101%", "%", "-1"])

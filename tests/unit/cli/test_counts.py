@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tao.cli.checking import counts
 from tao.cli.checking.counts import WrongCount, find_wrong_counts, mend_counts
+from tao.model.errors import Unavailable
 from tao.model.graph import ListKey
 from tao.model.rows import ListRow
 from tao.model.topology import CacheServer
@@ -95,5 +96,28 @@ async def test_owners_are_asked_shard_by_shard_with_the_versions_seen() -> None:
             return pb.Answer(touched_keys=pb.TouchedKeys(keys=len(touches)))
 
     wrong = [WrongCount(make_id(number, shard), FRIEND, 1, 2, 9) for shard in (0, 1) for number in range(1, 120)]
-    assert await mend_counts(ROUTES, cast(Links, Leaders()), wrong) == len(wrong)
+    (result,) = await mend_counts(ROUTES, cast(Links, Leaders()), wrong)
+    assert (result.asked, result.mended, result.error) == (len(wrong), len(wrong), "")
     assert [len(ids) for _, ids in asked] == [100, 19, 100, 19]
+
+
+async def test_a_leader_that_is_away_is_named_and_keeps_no_other_from_its_shards() -> None:
+    routes = Routes(make_topology(leaders={1: ("leader-2",), 3: ("leader-2",)}))
+    asked: list[str] = []
+
+    class Leaders:
+        def to(self, server: CacheServer) -> Leaders:
+            self.name = server.name
+            return self
+
+        async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+            asked.append(self.name)
+            if self.name == "leader-1":
+                raise Unavailable("it is away")
+            return pb.Answer(touched_keys=pb.TouchedKeys(keys=len(request.touch_keys.touches)))
+
+    wrong = [WrongCount(make_id(1, shard), FRIEND, 1, 2, 9) for shard in range(4)]
+    first, second = await mend_counts(routes, cast(Links, Leaders()), wrong)
+    assert (first.server, first.asked, first.mended, first.error) == ("leader-1", 2, 0, "it is away")
+    assert (second.server, second.asked, second.mended, second.error) == ("leader-2", 2, 2, "")
+    assert asked == ["leader-1", "leader-2", "leader-2"], "once, and not for each shard"
