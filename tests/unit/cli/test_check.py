@@ -102,6 +102,8 @@ def test_the_question_counts_what_would_be_deleted_and_a_no_changes_nothing(chec
     result = call("repair", given="n\n")
     assert "Mend 2 pairs, deleting 1 edge?" in result.stderr
     assert (result.exit_code, "nothing was changed" in result.stderr, checked.mended) == (1, True, 0)
+    result = call("repair", "--json", given="")
+    assert (result.exit_code, result.stdout, "--yes" in result.stderr, checked.mended) == (2, "", True, 0)
     assert call("repair", given="y\n").exit_code == 0
     assert checked.mended == 2
 

@@ -6,8 +6,10 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -70,6 +72,46 @@ def test_a_cluster_that_does_not_answer_is_told_in_one_line_with_where_to_look()
         assert "UNAVAILABLE" in result.stderr
     assert get.stderr.endswith("; `tao stats` shows which servers answer\n")
     assert "tao stats" not in stats.stderr
+
+
+CHANGING = (
+    "accounts", "delete edge", "delete object", "drain", "invalidate", "migrate", "promote", "rejoin", "repair",
+    "replicate", "reseed", "shard clone", "shard unclone", "topology add-server", "topology mark-down",
+    "topology mark-up", "topology move-shard", "topology remove-server", "topology unmove-shard", "undrain",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_whatever_changes_something_can_be_told_yes_beforehand_and_answers_scripts(name: str) -> None:
+    shown = call(*name.split(), "--help").stdout
+    assert "--yes" in shown
+    assert "--json" in shown
+
+
+def test_no_other_command_asks() -> None:
+    def asking(group: click.Group, *words: str) -> Iterator[str]:
+        for name, command in group.commands.items():
+            if isinstance(command, click.Group):
+                yield from asking(command, *words, name)
+            elif any("--yes" in option.opts for option in command.params):
+                yield " ".join((*words, name))
+
+    assert sorted(asking(tao)) == sorted(CHANGING)
+
+
+@pytest.mark.parametrize("command", ["drain", "undrain"])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+@pytest.mark.parametrize(("typed", "status", "said"), [("n\n", 1, "nothing was changed"), ("", 2, "--yes")])
+def test_a_server_is_neither_drained_nor_put_back_without_a_yes(
+    command: str, options: tuple[str, ...], typed: str, status: int, said: str
+) -> None:
+    file = Path("topology.json")
+    file.write_bytes((Path(__file__).parents[3] / "config" / "topology.example.json").read_bytes())
+    before = file.read_bytes()
+    argv = [command, "east-leader-1", "--topology", str(file), *options]
+    result = CliRunner().invoke(tao, argv, input=typed, catch_exceptions=False)
+    assert (result.exit_code, result.stdout, said in result.stderr) == (status, "", True)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("command", ["status", "down", "logs"])
