@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import shlex
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -24,12 +23,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from loadtest import converge, geo, whale
 from loadtest.catalogue import all_scenarios
-from loadtest.commands_capacity import capacity_commands
+from loadtest.commands_capacity import capacity_commands, plot_option, topology_option
 from loadtest.commands_failures import failure_commands
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
+from loadtest.interruption import Interruption, interruptible
 from loadtest.peers import scenario as peers
 from loadtest.peers.scenario import PeersSettings
+from loadtest.plotted import plotted
 from loadtest.published.run import SUMMARY, RunSettings
 from loadtest.published.run import run as run_published
 from loadtest.published.workload import workload_names
@@ -118,7 +119,7 @@ def bench(
     objects: Path | None,
     edges: Path | None,
 ) -> None:
-    """Run scenarios, print a table. Ctrl-C stops the servers and prints what has been measured.
+    """Run scenarios, print a table. Ctrl-C stops the servers and prints the scenarios that were over by then.
 
     The exit status is 1 when a scenario failed or found something wrong, 130 when interrupted, and never says how
     fast anything was."""
@@ -151,13 +152,15 @@ def converge_command(
 @click.option("--edges", type=int, default=DEFAULT_EDGES, show_default=True, help="Of the list.")
 @_toy_option
 @_json_option
-def whale_command(edges: int, toy: bool, json_file: Path | None) -> None:
+@plot_option
+def whale_command(edges: int, toy: bool, json_file: Path | None, plot_file: Path | None) -> None:
     """One list that is too long for any cache, with and without a membership filter.
 
     The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
     with _mistakes_told():
         wanted = WhaleSettings(edges)
-    _run_alone(Scenario("whale", whale.SUMMARY, partial(whale.run, whale=wanted)), toy, json_file)
+    job = plotted(partial(whale.run, whale=wanted), "whale", plot_file)
+    _run_alone(Scenario("whale", whale.SUMMARY, job), toy, json_file)
 
 
 @main.command("geo")
@@ -165,13 +168,15 @@ def whale_command(edges: int, toy: bool, json_file: Path | None) -> None:
 @click.option("--seconds", type=float, default=DEFAULT_PHASE_SECONDS, show_default=True, help="Of each phase.")
 @_toy_option
 @_json_option
-def geo_command(rtt_ms: float, seconds: float, toy: bool, json_file: Path | None) -> None:
+@plot_option
+def geo_command(rtt_ms: float, seconds: float, toy: bool, json_file: Path | None, plot_file: Path | None) -> None:
     """Latencies of two regions that lie a round trip apart.
 
     The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
     with _mistakes_told():
         wanted = GeoSettings(rtt_ms, seconds)
-    _run_alone(Scenario("geo", geo.SUMMARY, partial(geo.run, geo=wanted)), toy, json_file)
+    job = plotted(partial(geo.run, geo=wanted), "geo", plot_file)
+    _run_alone(Scenario("geo", geo.SUMMARY, job), toy, json_file)
 
 
 @main.command("run")
@@ -184,11 +189,12 @@ def geo_command(rtt_ms: float, seconds: float, toy: bool, json_file: Path | None
 @click.option("--rate", type=float, default=0.0, help="Requests a second, waiting for nobody (an open loop).")
 @click.option("--warm-seconds", type=float, default=DEFAULT_RUN.warm_seconds, show_default=True)
 @click.option("--seconds", type=float, default=DEFAULT_RUN.seconds, show_default=True, help="Measured.")
-@click.option("--shards", type=int, default=DEFAULT_RUN.shards, show_default=True)
+@click.option("--shards", type=int, default=DEFAULT_RUN.shards, show_default=True, help="Of its own cluster.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
+@topology_option
 @_toy_option
 @_json_option
-@click.option("--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this PNG.")
+@plot_option
 def run_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: Any) -> None:
     """A published workload: throughput, hit rate, failures, and latencies of hits and misses.
 
@@ -228,6 +234,8 @@ def _run_alone(scenario: Scenario, toy: bool, json_file: Path | None, seconds: f
         command = f"python -m loadtest {shlex.join(sys.argv[1:])}"
         measured = report.scenarios[scenario.name].measured
         _write_json(json_file, {**measured, "machine": report.machine, "command": command})
+    elif report.interrupted:
+        print(f"{scenario.name}: interrupted before it had figures; nothing was written", file=sys.stderr)
     _finish(report)
 
 
@@ -244,21 +252,22 @@ def _run(
     objects: Path | None = None,
     edges: Path | None = None,
 ) -> Report:
-    work_dir = Path(tempfile.mkdtemp(prefix="tao-bench-"))
-    try:
-        with _mistakes_told():
-            defaults = BenchSettings(work_dir)
-            settings = BenchSettings(
-                work_dir,
-                seconds=seconds if seconds is not None else _TOY_SECONDS if toy else defaults.seconds,
-                rounds=_TOY_ROUNDS if toy else defaults.rounds,
-                toy=toy,
-                objects_file=objects,
-                edges_file=edges,
-            )
-            return asyncio.run(_bench(registry.choose(names), settings))
-    finally:
-        shutil.rmtree(work_dir, ignore_errors=True)
+    with interruptible() as interruption:
+        work_dir = Path(tempfile.mkdtemp(prefix="tao-bench-"))
+        try:
+            with _mistakes_told():
+                defaults = BenchSettings(work_dir)
+                settings = BenchSettings(
+                    work_dir,
+                    seconds=seconds if seconds is not None else _TOY_SECONDS if toy else defaults.seconds,
+                    rounds=_TOY_ROUNDS if toy else defaults.rounds,
+                    toy=toy,
+                    objects_file=objects,
+                    edges_file=edges,
+                )
+                return asyncio.run(_bench(registry.choose(names), settings, interruption))
+        finally:
+            shutil.rmtree(work_dir, ignore_errors=True)
 
 
 @contextmanager
@@ -285,22 +294,17 @@ def _finish(report: Report) -> None:
         sys.exit(1)
 
 
-async def _bench(scenarios: Sequence[Scenario], settings: BenchSettings) -> Report:
+async def _bench(scenarios: Sequence[Scenario], settings: BenchSettings, interruption: Interruption) -> Report:
     results: dict[str, ScenarioResult] = {}
     failures: dict[str, str] = {}
-    interrupted = False
-    task = asyncio.current_task()
-    assert task is not None
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
     with Bar(scenarios) as bar:
         try:
             for scenario in scenarios:
                 bar.begin(scenario.name)
                 try:
-                    async with asyncio.timeout(scenario.most_seconds or settings.scenario_seconds):
-                        results[scenario.name] = await scenario.run(settings, bar)
+                    with interruption.stopping_this_task():
+                        async with asyncio.timeout(scenario.most_seconds or settings.scenario_seconds):
+                            results[scenario.name] = await scenario.run(settings, bar)
                 except TimeoutError:
                     most = scenario.most_seconds or settings.scenario_seconds
                     failures[scenario.name] = f"stopped after {most:g} s; is the machine busy?"
@@ -309,9 +313,10 @@ async def _bench(scenarios: Sequence[Scenario], settings: BenchSettings) -> Repo
                     failures[scenario.name] = error.message
                 bar.end()
         except asyncio.CancelledError:
-            interrupted = True
+            if not interruption.happened:
+                raise
     machine = this_machine(settings.versions)
-    return Report(machine=machine, scenarios=results, failures=failures, interrupted=interrupted)
+    return Report(machine=machine, scenarios=results, failures=failures, interrupted=interruption.happened)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ from typing import TypeVar
 import msgspec
 import uvloop
 
-from loadtest.capacity.capacity_client import CapacityJob, GrowJob, run_capacity, run_grow
+from loadtest.capacity.capacity_client import CapacityJob, GrowJob, MixJob, run_capacity, run_grow, run_mix
 from loadtest.cold.herd_client import HerdJob, run_herd
 from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob, StreamJob
 from loadtest.peers.peers_process import PairJob, PeersJob, run_pair, run_peers
 from loadtest.peers.staleness import StaleJob, run_stale
 from loadtest.published.load_process import AskJob, FillJob, ask, fill
 from loadtest.scenario import Progress
+from tao.devcluster.processes import to_the_end
 from tao.model.errors import OperatorError
 
 _MAX_LINE_BYTES = 4 << 20
@@ -66,7 +67,7 @@ async def run_job(job: Job, progress: Progress, log: Path, result: type[Result])
                 progress.step(line.step, line.done)
         status = await process.wait()
     finally:
-        await _end(process)
+        await to_the_end(_end(process))
     if found is None:
         raise OperatorError(f"the load process ended with status {status} and no result:\n{_tail(log)}")
     return found
@@ -119,6 +120,8 @@ async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
         return await run_grow(job, tell)
     if isinstance(job, CapacityJob):
         return await run_capacity(job, tell)
+    if isinstance(job, MixJob):
+        return await run_mix(job, tell)
     if isinstance(job, PeersJob):
         return await run_peers(job, tell)
     if isinstance(job, PairJob):
@@ -141,7 +144,8 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    # A terminal's Ctrl-C reaches every process of the group; the runner decides what it means here.
+    # A terminal's Ctrl-C, or its end, reaches every process of the group; the runner decides what it means here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main())

@@ -16,6 +16,7 @@ from loadtest.cold import herd, storm
 from loadtest.cold.herd import HerdSettings
 from loadtest.cold.storm import StormSettings
 from loadtest.locality import LocalitySettings
+from loadtest.plotted import plotted
 from loadtest.scenario import Scenario
 from tao.model.errors import OperatorError
 
@@ -31,8 +32,13 @@ _json_option = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here, too."
 )
 _toy_option = click.option("--toy", is_flag=True, help="Little data, short rounds: does everything still work?")
-_plot_option = click.option(
+plot_option = click.option(
     "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this PNG."
+)
+topology_option = click.option(
+    "--topology",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Of a running cluster with the schema of loadtest/published/schema.yaml: ask that one.",
 )
 
 
@@ -47,11 +53,12 @@ def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--seed", type=int, default=1, show_default=True, help="Of the data.")
     @_toy_option
     @_json_option
-    def herd_command(toy: bool, json_file: Path | None, **wanted: int) -> None:
+    @plot_option
+    def herd_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: int) -> None:
         """Many clients miss one key at once: what reaches the database, and how long they wait.
 
         The exit status is 1 when a read fails or is wrong."""
-        job = partial(herd.run, wanted=_checked(HerdSettings, wanted))
+        job = plotted(partial(herd.run, wanted=_checked(HerdSettings, wanted)), "herd", plot_file)
         run_alone(Scenario("herd", herd.SUMMARY, job), toy, json_file)
 
     @click.command("storm")
@@ -66,7 +73,7 @@ def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
     @_toy_option
     @_json_option
-    @_plot_option
+    @plot_option
     def storm_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: Any) -> None:
         """A tier restarts cold under a published workload that waits for nobody.
 
@@ -87,7 +94,7 @@ def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--seconds", type=float, default=DEFAULT_CAPACITY.seconds, show_default=True, help="Of each turn.")
     @_toy_option
     @_json_option
-    @_plot_option
+    @plot_option
     def capacity_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: Any) -> None:
         """One follower by hit rate, more followers, more data, and a model of a billion reads a second."""
         # Any: click's values, which `CapacitySettings` checks.
@@ -99,7 +106,7 @@ def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--requests", type=int, default=DEFAULT_LOCALITY.requests, show_default=True, help="Of each point.")
     @_toy_option
     @_json_option
-    @_plot_option
+    @plot_option
     def locality_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: int) -> None:
         """The hit rate that an eviction policy can have, by what nobody has published."""
         job = partial(locality.run, wanted=_checked(LocalitySettings, wanted), plot_file=plot_file)

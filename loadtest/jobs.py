@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from loadtest.capacity.capacity_client import CapacityJob, GrowJob
+from loadtest.capacity.capacity_client import CapacityJob, GrowJob, MixJob
 from loadtest.cold.herd_client import HerdJob
 from loadtest.dataset import DatasetSize
 from loadtest.peers.peers_process import PairJob, PeersJob
@@ -121,4 +121,5 @@ Job = (
     | HerdJob
     | GrowJob
     | CapacityJob
+    | MixJob
 )

@@ -1,4 +1,4 @@
-"""Scenario `whale`: one list of a million edges, too long for any cache (DESIGN.md §10 "High degree"; paper §5.4).
+"""Scenario `whale`: one list of two million edges, too long for any cache (DESIGN.md §10 "High degree"; paper §5.4).
 
 Its edges are put straight into the shard's tables, as a bulk load would leave them. Told are the times of what is asked
 of such a list - its count, its first page, pages deep in it, by cursor and by position, an edge more - and how many of
@@ -29,8 +29,8 @@ from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
 
-SUMMARY: Final = "a list of a million edges: pages, counts, and what is not there, with and without a membership filter"
-DEFAULT_EDGES: Final = 1_000_000
+SUMMARY: Final = "a list of millions of edges: pages, counts, what is not there, with and without a membership filter"
+DEFAULT_EDGES: Final = 2_000_000
 TOY_EDGES: Final = 25_000
 _SCHEMA: Final = Path(__file__).with_name("schema.yaml")
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)

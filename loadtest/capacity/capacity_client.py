@@ -1,4 +1,5 @@
-"""A load process' part of `capacity`: objects read at a hit rate that is asked for, or by their popularity.
+"""A load process' part of `capacity`: objects read at a hit rate that is asked for, or by their popularity; and the
+published mix, of which more or less is spread evenly over all keys.
 
 At an asked hit rate every key is one of a few that stay in the cache, or the next of so many others that none of them
 is there any more when its turn comes again. By popularity the cache decides. CPU time and counters of the servers are
@@ -8,7 +9,8 @@ read before and after each turn, so that a query's cost is known at every proces
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain, cycle
 from pathlib import Path
 from random import Random
@@ -17,8 +19,11 @@ from typing import Final
 
 import msgspec
 
-from loadtest.published.contestant import NODE, Payloads, read_ids, write_ids, written
+from loadtest.published.contestant import NODE, Payloads, TaoContestant, read_ids, write_ids, written
+from loadtest.published.load_process import Subject
+from loadtest.published.requests import RequestStream
 from loadtest.published.shapes import Popularity, Zipf
+from loadtest.published.workload import workload_named
 from loadtest.rounds import cpu_seconds, percentile
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.readiness import server_stats
@@ -30,6 +35,7 @@ _READ_AT_ONCE: Final = 500
 _BLOCK_BYTES: Final = 1 << 20
 SKEW: Final = 1.0
 """Zipf's exponent, of reads by popularity."""
+_EVEN: Final = Zipf(0.0)
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +76,23 @@ class CapacityJob(msgspec.Struct, frozen=True, kw_only=True, tag="capacity"):
     """Role → processes: follower, leader, database."""
 
 
+class MixJob(msgspec.Struct, frozen=True, kw_only=True, tag="mix"):
+    """The turns of a load process that asks a published workload, of which a share is spread evenly over all keys."""
+
+    topology_file: str
+    tier: str
+    subject: Subject
+    awaiters: int
+    even_shares: tuple[float, ...]
+    """One turn each: the share of the requests that is for any key as likely as for another, and so misses more."""
+    warm_seconds: float
+    """Before the first turn."""
+    seconds: float
+    """Of each turn; half as long is warmed up before it."""
+    admins: dict[str, list[str]]
+    pids: dict[str, list[int]]
+
+
 class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one process saw of a turn; CPU seconds and counters are those of whole roles, whoever asked."""
 
@@ -83,6 +106,8 @@ class TurnResult(msgspec.Struct, frozen=True, kw_only=True):
     misses: dict[str, int]
     socket_bytes: int
     """Read and written by the followers: requests, answers, fills and what the leader tells."""
+    leader_bytes: int
+    """Read and written by the leaders: with followers, databases and, little here, the spool."""
 
 
 async def run_grow(job: GrowJob, tell: Callable[[str, float], None]) -> int:
@@ -142,24 +167,58 @@ async def _read_all(graph: Graph, ids: Sequence[int]) -> None:
 
 
 async def _turn(graph: Graph, job: CapacityJob, turn: Turn, keys: Iterator[int]) -> TurnResult:
+    async def ask() -> None:
+        if turn.batch == 1:
+            await graph.obj_get(next(keys))
+        else:
+            await graph.obj_get_many([next(keys) for _ in range(turn.batch)])
+
+    return await _measured(job, turn.seconds, turn.batch, ask)
+
+
+async def run_mix(job: MixJob, tell: Callable[[str, float], None]) -> list[TurnResult]:
+    """One result a turn. Raises a `TaoError`."""
+    subject, plan = job.subject, job.subject.plan()
+    workload = workload_named(subject.workload)
+    evenly = replace(workload, object_skew=_EVEN, list_skew=_EVEN, assumed=replace(workload.assumed, again=0.0))
+    payloads, chance = Payloads(Random("mix").randbytes(_BLOCK_BYTES)), Random(f"mix {subject.seed}")
+    popular, even = (RequestStream(each, plan, subject.seed, 0, subject.shards) for each in (workload, evenly))
+    settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+    async with connect(job.topology_file, tier=job.tier, settings=settings) as graph:
+        contestant = TaoContestant(graph, read_ids(Path(subject.ids_file)), payloads)
+        results = []
+        for number, share in enumerate(job.even_shares):
+
+            async def ask(share: float = share) -> None:
+                await contestant.ask(next(even if chance.random() < share else popular))
+
+            done = number / len(job.even_shares)
+            tell("warming", done)
+            await _measured(job, job.seconds / 2 if number else job.warm_seconds, 1, ask)
+            tell(f"the published mix, {share:.0%} of it spread evenly", done)
+            results.append(await _measured(job, job.seconds, 1, ask))
+        return results
+
+
+async def _measured(
+    job: CapacityJob | MixJob, seconds: float, batch: int, ask_once: Callable[[], Awaitable[None]]
+) -> TurnResult:
+    """Of awaiters that ask ``batch`` queries at once, again and again."""
     latencies: list[float] = []
     before = await _servers(job)
     cpu_before, began = process_time(), perf_counter()
-    until = began + turn.seconds
+    until = began + seconds
 
     async def ask() -> None:
         while (asked := perf_counter()) < until:
-            if turn.batch == 1:
-                await graph.obj_get(next(keys))
-            else:
-                await graph.obj_get_many([next(keys) for _ in range(turn.batch)])
+            await ask_once()
             latencies.append(perf_counter() - asked)
 
     await asyncio.gather(*(ask() for _ in range(job.awaiters)))
     elapsed, client_cpu = perf_counter() - began, process_time() - cpu_before
     after = await _servers(job)
     return TurnResult(
-        queries=len(latencies) * turn.batch,
+        queries=len(latencies) * batch,
         elapsed=elapsed,
         p50_ms=round(1000 * percentile(latencies, 0.5), 3),
         p99_ms=round(1000 * percentile(latencies, 0.99), 3),
@@ -167,7 +226,8 @@ async def _turn(graph: Graph, job: CapacityJob, turn: Turn, keys: Iterator[int])
         cpu={role: after.cpu[role] - before.cpu[role] for role in after.cpu},
         hits={role: after.hits[role] - before.hits[role] for role in after.hits},
         misses={role: after.misses[role] - before.misses[role] for role in after.misses},
-        socket_bytes=after.socket_bytes - before.socket_bytes,
+        socket_bytes=after.io_bytes["follower"] - before.io_bytes["follower"],
+        leader_bytes=after.io_bytes["leader"] - before.io_bytes["leader"],
     )
 
 
@@ -175,10 +235,10 @@ class _Servers(msgspec.Struct, frozen=True, kw_only=True):
     cpu: dict[str, float]
     hits: dict[str, int]
     misses: dict[str, int]
-    socket_bytes: int
+    io_bytes: dict[str, int]
 
 
-async def _servers(job: CapacityJob) -> _Servers:
+async def _servers(job: CapacityJob | MixJob) -> _Servers:
     hits, misses = {}, {}
     for role, addresses in job.admins.items():
         stats = [await server_stats(address) for address in addresses]
@@ -188,11 +248,11 @@ async def _servers(job: CapacityJob) -> _Servers:
         cpu={role: sum(map(cpu_seconds, pids)) for role, pids in job.pids.items()},
         hits=hits,
         misses=misses,
-        socket_bytes=sum(map(_io_bytes, job.pids["follower"])),
+        io_bytes={role: sum(map(_io_bytes, job.pids[role])) for role in job.admins},
     )
 
 
 def _io_bytes(pid: int) -> int:
-    """Bytes of all reads and writes of a process; a follower has sockets only."""
+    """Bytes of all reads and writes of a process; a follower has sockets only, and a leader little else."""
     fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(fields["rchar"]) + int(fields["wchar"])

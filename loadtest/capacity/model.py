@@ -1,8 +1,9 @@
 """From measured costs to a deployment: what so many reads a second take, and under which assumptions. Pure.
 
-A query's CPU time at each process is taken to be linear in how far down it goes: a hit costs the follower one amount,
-a miss another (as the paper's figure 7 has throughput), a leader works for misses of followers alone, a database for
-misses of leaders alone. Costs are least-squares fits over measurements at several hit rates.
+A query's CPU time at each process is taken to be linear in how far down it goes: a hit costs the follower one amount, a
+miss another (as the paper's figure 7 has throughput), a leader works for misses of followers alone, of which its own
+hits cost one amount and its misses another, a database for misses of leaders alone. Bytes go the same ways. All are
+least-squares fits over measurements at several hit rates.
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ import msgspec
 
 _MICRO: Final = 1e-6
 _BITS: Final = 8
+_TOGETHER: Final = 1e-3
+"""Of two measures that go together this closely, the parts in a sum are chance."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement; CPU in microseconds per query of the clients. ``leader_misses``: of one query, the share that
-    the leader had to fetch."""
+    """One measurement; CPU in microseconds, and bytes, per query of the clients. ``leader_hits`` and ``leader_misses``:
+    of one query, the share that the leader answered, and that it had to fetch."""
 
     hit_rate: float
     follower_us: float
     leader_us: float
     database_us: float
+    leader_hits: float
     leader_misses: float
     bytes_per_query: float
+    """Of the followers."""
+    leader_bytes: float
+    """Of the leaders."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,13 +43,18 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     hit_us: float
     miss_us: float
     """At the follower, the hit's part included."""
-    leader_us: float
-    """Of one miss of a follower."""
+    leader_hit_us: float
+    """Of one miss of a follower that the leader answers."""
+    leader_miss_us: float
+    """Of one that it has to fetch."""
     database_us: float
     """Of one miss of a leader."""
     hit_bytes: float
     """Through a follower's network interface, both ways."""
     miss_bytes: float
+    """What it has more than a hit goes between follower and leader."""
+    database_bytes: float
+    """Between leader and database, for one miss of a leader."""
 
 
 class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,7 +72,8 @@ class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float = 0.5
     """Of a server's cores at the peak: room for the loss of a tier, and for other peaks."""
     network_gbit: float = 10.0
-    """Of a server's interface (section 8)."""
+    """Of a server's interface (section 8), in each direction; both ways are counted against it, to the same
+    ``utilisation``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,33 +100,61 @@ def fit(points: Sequence[Point]) -> Costs:
     """Raises `ValueError` when all points have one hit rate."""
     follower = fitted_line([(each.hit_rate, each.follower_us) for each in points])
     traffic = fitted_line([(each.hit_rate, each.bytes_per_query) for each in points])
-    misses = sum(1 - each.hit_rate for each in points)
+    leader_hit_us, leader_miss_us = fitted_parts(
+        [(each.leader_hits, each.leader_misses, each.leader_us) for each in points]
+    )
     leader_misses = sum(each.leader_misses for each in points)
+    between = max(0.0, traffic.at_zero - traffic.at_one)
+    below = sum(each.leader_bytes - between * (each.leader_hits + each.leader_misses) for each in points)
     return Costs(
         hit_us=follower.at_one,
         miss_us=follower.at_zero,
-        # Through the origin: without misses there is no work, and what heartbeats cost should not be taken for it.
-        leader_us=sum(each.leader_us for each in points) / misses,
+        leader_hit_us=leader_hit_us,
+        leader_miss_us=leader_miss_us,
         database_us=sum(each.database_us for each in points) / leader_misses if leader_misses else 0.0,
         hit_bytes=traffic.at_one,
         miss_bytes=traffic.at_zero,
+        database_bytes=max(0.0, below) / leader_misses if leader_misses else 0.0,
     )
 
 
-class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes, of servers as assumed; databases of all regions together."""
+def fitted_parts(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Least squares over ``(a, b, value)`` for ``value = x * a + y * b``, neither of them below 0. Through the origin:
+    without misses there is no work, and what heartbeats cost should not be taken for it. Where ``a`` and ``b`` always
+    went together, which of them cost what cannot be told, and both cost the same."""
+    aa, ab, bb = (sum(a * a for a, _, _ in points), sum(a * b for a, b, _ in points), sum(b * b for _, b, _ in points))
+    av, bv = sum(a * value for a, _, value in points), sum(b * value for _, b, value in points)
+    determinant = aa * bb - ab * ab
+    if determinant <= _TOGETHER * aa * bb:
+        both = sum((a + b) ** 2 for a, b, _ in points)
+        same = (av + bv) / both if both else 0.0
+        return same, same
+    x, y = (av * bb - bv * ab) / determinant, (bv * aa - av * ab) / determinant
+    if x < 0:
+        return 0.0, bv / bb
+    if y < 0:
+        return av / aa, 0.0
+    return x, y
 
-    follower_cores: float
-    follower_servers: int
-    """The most of what CPU and network ask for."""
-    leader_cores: float
-    leader_servers: int
-    database_cores: float
-    database_servers: int
-    follower_network_gbit: float
-    """Of all followers together."""
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one role, as assumed; ``servers`` is the most of what CPU and network ask for."""
+
+    cores: float
+    for_cpu: int
+    network_gbit: float
+    """Of all of them together, both ways."""
+    for_network: int
+    servers: int
+
+
+class Deployment(msgspec.Struct, frozen=True, kw_only=True):
+    """What it takes; databases of all regions together."""
+
+    follower: Servers
+    leader: Servers
+    database: Servers
     reads_per_follower_server: float
-    follower_servers_for_network: int
 
 
 def deployment(costs: Costs, assumed: Assumptions) -> Deployment:
@@ -122,22 +163,31 @@ def deployment(costs: Costs, assumed: Assumptions) -> Deployment:
     writes = requests * assumed.write_share
     misses = assumed.reads_per_second * (1 - assumed.hit_rate)
     hits = assumed.reads_per_second - misses
-    below = misses * (1 - assumed.leader_hit_rate) + writes
-    follower_cores = (hits * costs.hit_us + (misses + writes) * costs.miss_us) * _MICRO
-    leader_cores = (misses + writes) * costs.leader_us * _MICRO
-    database_cores = below * costs.database_us * _MICRO
-    gbit = (hits * costs.hit_bytes + (misses + writes) * costs.miss_bytes) * _BITS / 1e9
-    usable = assumed.cores * assumed.utilisation
-    for_network = ceil(gbit / (assumed.network_gbit * assumed.utilisation))
-    followers = max(ceil(follower_cores / usable), for_network)
+    leader_hits = misses * assumed.leader_hit_rate
+    below = misses - leader_hits + writes
+    between = max(0.0, costs.miss_bytes - costs.hit_bytes) * (misses + writes)
+    follower = _servers(
+        hits * costs.hit_us + (misses + writes) * costs.miss_us,
+        hits * costs.hit_bytes + (misses + writes) * costs.miss_bytes,
+        assumed,
+    )
     return Deployment(
-        follower_cores=follower_cores,
-        follower_servers=followers,
-        leader_cores=leader_cores,
-        leader_servers=ceil(leader_cores / usable),
-        database_cores=database_cores,
-        database_servers=ceil(database_cores / usable),
-        follower_network_gbit=gbit,
-        reads_per_follower_server=assumed.reads_per_second / max(1, followers),
-        follower_servers_for_network=for_network,
+        follower=follower,
+        leader=_servers(
+            leader_hits * costs.leader_hit_us + below * costs.leader_miss_us,
+            between + below * costs.database_bytes,
+            assumed,
+        ),
+        database=_servers(below * costs.database_us, below * costs.database_bytes, assumed),
+        reads_per_follower_server=assumed.reads_per_second / max(1, follower.servers),
+    )
+
+
+def _servers(busy_us: float, traffic_bytes: float, assumed: Assumptions) -> Servers:
+    """``busy_us``: microseconds of CPU in a second; ``traffic_bytes``: in a second."""
+    cores, gbit = busy_us * _MICRO, traffic_bytes * _BITS / 1e9
+    for_cpu = ceil(cores / (assumed.cores * assumed.utilisation))
+    for_network = ceil(gbit / (assumed.network_gbit * assumed.utilisation))
+    return Servers(
+        cores=cores, for_cpu=for_cpu, network_gbit=gbit, for_network=for_network, servers=max(for_cpu, for_network)
     )

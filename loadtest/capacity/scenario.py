@@ -16,12 +16,26 @@ from typing import Final
 
 import msgspec
 
-from loadtest.capacity.capacity_client import SKEW, CapacityJob, GrowJob, Turn, TurnResult
-from loadtest.capacity.model import Assumptions, Costs, Deployment, Point, deployment, fit
+from loadtest.capacity.capacity_client import SKEW, CapacityJob, GrowJob, MixJob, Turn, TurnResult
+from loadtest.capacity.costs import (
+    PUBLISHED_MIX,
+    Cost,
+    Measured,
+    OfFollowers,
+    OfGrowth,
+    cost_of,
+    costs_listing,
+    followers_listing,
+    growth_listing,
+    mix_listing,
+    point_of,
+)
+from loadtest.capacity.model import Assumptions, deployment, fit
 from loadtest.client_process import run_job
 from loadtest.published import figures
+from loadtest.published.load_process import FillJob, Subject
 from loadtest.published.run import SCHEMA
-from loadtest.results import Listing, Quantity, ScenarioResult
+from loadtest.results import Quantity, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
 from loadtest.waiting import together
 from tao.devcluster.cluster import DevCluster
@@ -38,6 +52,10 @@ _GROWTHS: Final = (1, 10, 100)
 _SMALLEST_MB: Final = 1
 _ENTRY_BYTES: Final = 160
 """Of an object's headers, roughly, for how many keys are read before by popularity."""
+_WORKLOAD: Final = "tao_atc13"
+_MIX_CACHE_SHARE: Final = 0.2
+_EVEN_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 1.0)
+"""Of the published mix: from as it is to one that no cache of a fifth can do much for."""
 _LOAD_PROCESSES: Final = 2
 """That ask several followers at once; one would be the limit itself."""
 
@@ -52,6 +70,8 @@ class CapacitySettings:
     hit_rates: tuple[float, ...] = _HIT_RATES
     followers: tuple[int, ...] = (1, 2, 4)
     residents: int = 1_000
+    mix_nodes: int = 6_000
+    """Of the graph that the published mix is asked of."""
     awaiters: int = 64
     seconds: float = 3.0
     """Of each turn."""
@@ -70,58 +90,6 @@ class CapacitySettings:
             raise OperatorError("--followers: each from 1 to 16")
 
 
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of load; CPU in microseconds per query."""
-
-    batch: int
-    asked_hit_rate: float | None = None
-    hit_rate: float
-    leader_hit_rate: float | None
-    throughput_qps: float
-    p50_ms: float
-    p99_ms: float
-    follower_us: float
-    leader_us: float
-    database_us: float
-    client_us: float
-    leader_misses_per_query: float
-    bytes_per_query: float
-    follower_limit_qps: float
-    """A million divided by the follower's CPU: of one follower whose core nobody else wants."""
-
-
-class OfFollowers(msgspec.Struct, frozen=True, kw_only=True):
-    """So many followers, all reads hits."""
-
-    followers: int
-    cost: Cost
-
-
-class OfGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """So much more data, read by popularity."""
-
-    growth: int
-    objects: int
-    cache_mb: int
-    cache_grows: bool
-    cost: Cost
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found, as the JSON has it."""
-
-    cpus: int
-    object_bytes: int
-    by_hit_rate: list[Cost]
-    by_followers: list[OfFollowers]
-    by_growth: list[OfGrowth]
-    costs: dict[str, Costs]
-    """By batch."""
-    assumptions: Assumptions
-    billion_reads: dict[str, Deployment]
-    """By batch."""
-
-
 async def run(
     settings: BenchSettings,
     progress: Progress,
@@ -132,7 +100,14 @@ async def run(
     capacity = wanted or CapacitySettings()
     if settings.toy:
         capacity = CapacitySettings(
-            objects=3_000, growths=(1,), hit_rates=(0.5, 1.0), followers=(1,), residents=100, awaiters=8, seconds=0.3
+            objects=3_000,
+            growths=(1,),
+            hit_rates=(0.5, 1.0),
+            followers=(1,),
+            residents=100,
+            mix_nodes=400,
+            awaiters=8,
+            seconds=0.3,
         )
     measured = await _Run(settings, progress, capacity).measured()
     if plot_file is not None:
@@ -144,13 +119,16 @@ async def run(
         summary=SUMMARY,
         conditions={"object_bytes": measured.object_bytes, "awaiters": capacity.awaiters, "skew": SKEW},
         quantities=[
-            Quantity(
-                name=f"a billion reads/s in batches of {batch}: {name}", value=getattr(found, name), unit="servers"
-            )
-            for batch, found in measured.billion_reads.items()
-            for name in ("follower_servers", "leader_servers", "database_servers")
+            Quantity(name=f"a billion reads/s, {asked}: {role}", value=getattr(found, role).servers, unit="servers")
+            for asked, found in measured.billion_reads.items()
+            for role in ("follower", "leader", "database")
         ],
-        listings=[_costs(measured), _followers(measured), _growth(measured)],
+        listings=[
+            costs_listing(measured),
+            mix_listing(measured),
+            followers_listing(measured),
+            growth_listing(measured),
+        ],
         notes=[
             f"All processes share {measured.cpus} cores; 'follower alone' is a million divided by its CPU per query.",
             f"A billion reads: {msgspec.json.encode(measured.assumptions).decode()}",
@@ -197,22 +175,29 @@ class _Run:
                 for followers in sorted({*capacity.followers} - {1}):
                     async with self._cluster(_SMALLEST_MB * growth, followers) as cluster:
                         by_followers.append(OfFollowers(followers=followers, cost=await self._all_hits(cluster)))
-        costs = {str(batch): fit([_point(each) for each in by_hit_rate if each.batch == batch]) for batch in _BATCHES}
+        by_mix = await self._by_mix()
+        costs = {PUBLISHED_MIX: fit([point_of(each) for each in by_mix])}
+        for batch in _BATCHES:
+            objects = [point_of(each) for each in by_hit_rate if each.batch == batch]
+            costs[f"objects alone, batches of {batch}"] = fit(objects)
         return Measured(
             cpus=cpu_count() or 1,
             object_bytes=self._object_bytes,
             by_hit_rate=by_hit_rate,
             by_followers=by_followers,
             by_growth=by_growth,
+            by_mix=by_mix,
             costs=costs,
             assumptions=Assumptions(),
-            billion_reads={batch: deployment(each, Assumptions()) for batch, each in costs.items()},
+            billion_reads={asked: deployment(each, Assumptions()) for asked, each in costs.items()},
         )
 
     @asynccontextmanager
-    async def _cluster(self, cache_mb: int, followers: int = 1) -> AsyncIterator[DevCluster]:
+    async def _cluster(
+        self, cache_mb: float, followers: int = 1, folder: str = "capacity"
+    ) -> AsyncIterator[DevCluster]:
         cluster_settings = ClusterSettings(
-            state_dir=self._settings.work_dir / "capacity",
+            state_dir=self._settings.work_dir / folder,
             shape=msgspec.structs.replace(_SHAPE, followers=followers),
             schema_file=SCHEMA,
             buffer_pool_mb=64 if self._settings.toy else 512,
@@ -239,7 +224,7 @@ class _Run:
         turn = Turn(resident=None, batch=1, seconds=self._capacity.seconds)
         warm_keys = min(self._held(cache_mb), self._capacity.objects * growth)
         ((result,),) = await self._asked(cluster, [turn], warm_keys=warm_keys)
-        return cost_of(turn, [result])
+        return cost_of(turn.batch, None, [result])
 
     def _held(self, cache_mb: int) -> int:
         return (cache_mb << 20) // (self._object_bytes + _ENTRY_BYTES)
@@ -252,21 +237,57 @@ class _Run:
             for share in capacity.hit_rates
         ]
         (results,) = await self._asked(cluster, turns, warm_keys=self._held(cache_mb))
-        return [cost_of(turn, [result]) for turn, result in zip(turns, results, strict=True)]
+        return [cost_of(turn.batch, turn.resident, [result]) for turn, result in zip(turns, results, strict=True)]
 
     async def _all_hits(self, cluster: DevCluster) -> Cost:
         turn = Turn(resident=1.0, batch=_BATCHES[-1], seconds=self._capacity.seconds)
         results = await self._asked(cluster, [turn], processes=_LOAD_PROCESSES)
-        return cost_of(turn, [result for (result,) in results])
+        return cost_of(turn.batch, turn.resident, [result for (result,) in results])
 
-    async def _asked(
-        self, cluster: DevCluster, turns: Sequence[Turn], *, warm_keys: int = 0, processes: int = 1
-    ) -> list[list[TurnResult]]:
+    async def _by_mix(self) -> list[Cost]:
+        """On a graph of the workload's own, with the cache that it is to have."""
+        capacity, work_dir = self._capacity, self._settings.work_dir
+        subject = Subject(
+            workload=_WORKLOAD,
+            nodes=capacity.mix_nodes,
+            seed=1,
+            shards=_SHAPE.shards,
+            ids_file=str(work_dir / "mix-ids.bin"),
+        )
+        cache_mb = subject.plan().payload_bytes * _MIX_CACHE_SHARE / (1 << 20)
+        async with self._cluster(cache_mb, folder="mix") as cluster:
+            fill = FillJob(topology_file=str(cluster.topology_path), subject=subject)
+            await run_job(fill, self._progress, work_dir / "fill-mix.log", int)
+            admins, pids = await self._servers_of(cluster)
+            job = MixJob(
+                topology_file=str(cluster.topology_path),
+                tier=_TIER,
+                subject=subject,
+                awaiters=capacity.awaiters,
+                even_shares=_EVEN_SHARES,
+                warm_seconds=2 * capacity.seconds,
+                seconds=capacity.seconds,
+                admins=admins,
+                pids=pids,
+            )
+            results = await run_job(job, self._progress, work_dir / "mix.log", list[TurnResult])
+        return [cost_of(1, None, [result]) for result in results]
+
+    @staticmethod
+    async def _servers_of(cluster: DevCluster) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
+        """Admin addresses and process numbers by role."""
         pids = {process.name: process.pid for process in (await cluster.status()).processes}
         names = {
             role: [name for name, of in cluster.processes.items() if of is role]
             for role in (Role.FOLLOWER, Role.LEADER, Role.DATABASE)
         }
+        admins = {str(role): [cluster.admin(name) for name in names[role]] for role in (Role.FOLLOWER, Role.LEADER)}
+        return admins, {str(role): [pids[name] for name in names[role]] for role in names}
+
+    async def _asked(
+        self, cluster: DevCluster, turns: Sequence[Turn], *, warm_keys: int = 0, processes: int = 1
+    ) -> list[list[TurnResult]]:
+        admins, pids = await self._servers_of(cluster)
         job = CapacityJob(
             topology_file=str(cluster.topology_path),
             tier=_TIER,
@@ -276,88 +297,11 @@ class _Run:
             warm_keys=warm_keys,
             awaiters=self._capacity.awaiters,
             turns=tuple(turns),
-            admins={role: [cluster.admin(name) for name in names[role]] for role in (Role.FOLLOWER, Role.LEADER)},
-            pids={role: [pids[name] for name in names[role]] for role in names},
+            admins=admins,
+            pids=pids,
         )
         jobs = [msgspec.structs.replace(job, number=number) for number in range(processes)]
         log = self._settings.work_dir
         return await together(
             run_job(each, self._progress, log / f"capacity-{each.number}.log", list[TurnResult]) for each in jobs
         )
-
-
-def cost_of(turn: Turn, results: Sequence[TurnResult]) -> Cost:
-    """Of load processes that ran side by side. Each saw the servers' whole work while it ran: that is averaged, and
-    the rates of their own queries add up."""
-    rate = sum(each.queries / each.elapsed for each in results)
-    hits, misses, leader_hits, leader_misses = (
-        sum(counted.get(role, 0) for counted in counts)
-        for role in ("follower", "leader")
-        for counts in ([each.hits for each in results], [each.misses for each in results])
-    )
-
-    def a_query(values: Sequence[float]) -> float:
-        # Per second of the servers, by queries per second of all.
-        return sum(value / each.elapsed for value, each in zip(values, results, strict=True)) / len(results) / rate
-
-    follower_us = 1e6 * a_query([each.cpu["follower"] for each in results])
-    return Cost(
-        batch=turn.batch,
-        asked_hit_rate=turn.resident,
-        hit_rate=hits / max(1, hits + misses),
-        leader_hit_rate=leader_hits / (leader_hits + leader_misses) if leader_hits + leader_misses else None,
-        throughput_qps=round(rate, 1),
-        p50_ms=max(each.p50_ms for each in results),
-        p99_ms=max(each.p99_ms for each in results),
-        follower_us=round(follower_us, 2),
-        leader_us=round(1e6 * a_query([each.cpu["leader"] for each in results]), 2),
-        database_us=round(1e6 * a_query([each.cpu["database"] for each in results]), 2),
-        client_us=round(1e6 * sum(each.client_cpu / each.elapsed for each in results) / rate, 2),
-        leader_misses_per_query=a_query([each.misses["leader"] for each in results]),
-        bytes_per_query=round(a_query([each.socket_bytes for each in results]), 1),
-        follower_limit_qps=round(1e6 / follower_us, 1) if follower_us else 0.0,
-    )
-
-
-def _point(cost: Cost) -> Point:
-    return Point(
-        hit_rate=cost.hit_rate,
-        follower_us=cost.follower_us,
-        leader_us=cost.leader_us,
-        database_us=cost.database_us,
-        leader_misses=cost.leader_misses_per_query,
-        bytes_per_query=cost.bytes_per_query,
-    )
-
-
-_COLUMNS: Final = ("hit rate", "queries/s", "p50 ms", "p99 ms", "follower µs", "leader µs", "database µs", "client µs")
-
-
-def _cells(cost: Cost) -> tuple[str, ...]:
-    return (
-        f"{cost.hit_rate:.1%}",
-        f"{cost.throughput_qps:,.0f}",
-        f"{cost.p50_ms:.1f}",
-        f"{cost.p99_ms:.1f}",
-        *(f"{value:.1f}" for value in (cost.follower_us, cost.leader_us, cost.database_us, cost.client_us)),
-    )
-
-
-def _costs(measured: Measured) -> Listing:
-    rows: list[tuple[str, ...]] = [
-        (f"batches of {each.batch}", *_cells(each), f"{each.follower_limit_qps:,.0f}") for each in measured.by_hit_rate
-    ]
-    return Listing(title="one follower by hit rate", columns=("", *_COLUMNS, "follower alone/s"), rows=rows)
-
-
-def _followers(measured: Measured) -> Listing:
-    rows: list[tuple[str, ...]] = [(f"{each.followers}", *_cells(each.cost)) for each in measured.by_followers]
-    return Listing(title="all hits, by followers", columns=("followers", *_COLUMNS), rows=rows)
-
-
-def _growth(measured: Measured) -> Listing:
-    rows: list[tuple[str, ...]] = [
-        (f"× {each.growth}, {each.objects:,} objects, cache of {each.cache_mb} MB", *_cells(each.cost))
-        for each in measured.by_growth
-    ]
-    return Listing(title="data that grows", columns=("read by popularity", *_COLUMNS), rows=rows)

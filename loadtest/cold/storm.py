@@ -119,7 +119,7 @@ async def run(
         schema_file=SCHEMA,
         buffer_pool_mb=64 if settings.toy else 512,
         durability=Durability.RELAXED,
-        cache_mb=max(1, int(data_bytes * storm.cache_share) >> 20),
+        cache_mb=data_bytes * storm.cache_share / (1 << 20),
         log_level="warning",
     )
     async with DevCluster(cluster_settings, progress.step) as cluster:

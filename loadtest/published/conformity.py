@@ -6,6 +6,7 @@ as it was loaded, and the server.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import msgspec
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import LARGE_LIMIT, Request
-from loadtest.published.workload import READS, Kind, Workload
+from loadtest.published.workload import LONG_LIST, READS, Kind, Workload
 
 
 class Tally(msgspec.Struct, kw_only=True):
@@ -26,6 +27,8 @@ class Tally(msgspec.Struct, kw_only=True):
     limit_one: int = 0
     """Ranges that wanted one edge."""
     large_limits: int = 0
+    long_counts: int = 0
+    """Counts of `LONG_LIST` and more."""
     one_edge: int = 0
     """Ranges with room for more whose answer was one edge."""
     full: int = 0
@@ -39,6 +42,8 @@ class Tally(msgspec.Struct, kw_only=True):
         self.requests[kind] = self.requests.get(kind, 0) + 1
         if found:
             self.found[kind] = self.found.get(kind, 0) + 1
+        if kind is Kind.ASSOC_COUNT:
+            self.long_counts += found >= LONG_LIST
         if kind is Kind.ASSOC_RANGE:
             if request.limit == 1:
                 self.limit_one += 1
@@ -59,6 +64,7 @@ class Tally(msgspec.Struct, kw_only=True):
         self.found = dict(Counter(self.found) + Counter(other.found))
         self.limit_one += other.limit_one
         self.large_limits += other.large_limits
+        self.long_counts += other.long_counts
         self.one_edge += other.one_edge
         self.full += other.full
         self.roomy += other.roomy
@@ -66,52 +72,69 @@ class Tally(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One property: ``asked`` for, and as ``generated`` (None: too few requests to say)."""
+    """One property: ``asked`` for, and as ``generated`` (None: nothing to say it by) in a sample of so many: requests,
+    or nodes and edges of the graph."""
 
     name: str
     asked: float
     generated: float | None
+    sample: int
+
+    def within(self, relative: float, deviations: float = 4.0) -> bool:
+        """Whether it is what was asked, give or take a ``relative`` part, and what chance does to a share in a sample
+        of that size: so many standard deviations."""
+        if self.generated is None:
+            return False
+        share = min(1.0, self.asked)
+        chance = deviations * math.sqrt(share * (1 - share) / self.sample)
+        return abs(self.generated - self.asked) <= relative * self.asked + chance
 
 
 def compare(workload: Workload, plan: GraphPlan, tally: Tally) -> Iterator[Line]:
     """The workload's shares beside the run's, then the graph's properties beside the published ones."""
     total = tally.answered
     for kind, share in workload.mix.items():
-        yield Line(f"share of {kind}", share, _share(tally.requests.get(kind, 0), total))
+        yield _share(f"share of {kind}", share, tally.requests.get(kind, 0), total)
     for kind, share in workload.non_empty.items():
         if workload.mix.get(kind):
-            yield Line(
-                f"{kind} that finds something", share, _share(tally.found.get(kind, 0), tally.requests.get(kind, 0))
-            )
+            found, asked = tally.found.get(kind, 0), tally.requests.get(kind, 0)
+            yield _share(f"{kind} that finds something", share, found, asked)
+    if workload.long_counts:
+        counted = tally.found.get(Kind.ASSOC_COUNT, 0)
+        yield _share(
+            f"counts of {LONG_LIST:,} and more, of those above 0", workload.long_counts, tally.long_counts, counted
+        )
     ranges = tally.requests.get(Kind.ASSOC_RANGE, 0)
     if workload.limit_one and ranges:
-        yield Line("assoc_range with limit 1", workload.limit_one, _share(tally.limit_one, ranges))
+        yield _share("assoc_range with limit 1", workload.limit_one, tally.limit_one, ranges)
         rest = ranges - tally.limit_one
-        yield Line("of the others, limit 1,000 and above", workload.large_limit, _share(tally.large_limits, rest))
+        yield _share("of the others, limit 1,000 and above", workload.large_limit, tally.large_limits, rest)
     if workload.non_empty.get(Kind.ASSOC_RANGE):
         single = workload.degrees.single_share
-        yield Line("ranges that find one edge, of those with room", single, _share(tally.one_edge, tally.roomy))
+        yield _share("ranges that find one edge, of those with room", single, tally.one_edge, tally.roomy)
     yield from _of_the_graph(workload, plan)
 
 
 def _of_the_graph(workload: Workload, plan: GraphPlan) -> Iterator[Line]:
-    lengths = [plan.degree(node) for node in range(plan.nodes)]
+    nodes = plan.nodes
+    lengths = [plan.degree(node) for node in range(nodes)]
     none = workload.degrees.points[0][1]
     non_empty = [length for length in lengths if length]
-    yield Line("nodes without edges", none, _share(plan.nodes - len(non_empty), plan.nodes))
-    yield Line("lists of one edge", workload.degrees.single_share, _share(lengths.count(1), len(non_empty)))
-    yield Line("edges a node", workload.degrees.mean(), sum(lengths) / plan.nodes)
-    sizes = [plan.object_size(node) for node in range(plan.nodes)]
-    yield Line("bytes of an object", workload.object_bytes.mean, sum(sizes) / len(sizes))
+    yield _share("nodes without edges", none, nodes - len(non_empty), nodes)
+    yield _share("lists of one edge", workload.degrees.single_share, lengths.count(1), len(non_empty))
+    yield Line("edges a node", workload.degrees.mean(), sum(lengths) / nodes, nodes)
+    sizes = [plan.object_size(node) for node in range(nodes)]
+    yield Line("bytes of an object", workload.object_bytes.mean, sum(sizes) / nodes, nodes)
     edges = list(plan.edge_sizes())
     with_data = [size for size in edges if size]
-    yield Line("edges without data", workload.link_without_data, _share(len(edges) - len(with_data), len(edges)))
+    yield _share("edges without data", workload.link_without_data, len(edges) - len(with_data), len(edges))
     if with_data:
-        yield Line("bytes of an edge's data", workload.link_bytes.mean, sum(with_data) / len(with_data))
+        mean = sum(with_data) / len(with_data)
+        yield Line("bytes of an edge's data", workload.link_bytes.mean, mean, len(with_data))
 
 
-def _share(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
+def _share(name: str, asked: float, part: int, whole: int) -> Line:
+    return Line(name, asked, part / whole if whole else None, whole)
 
 
 def reads_of(tally: Tally) -> int:

@@ -2,14 +2,16 @@
 
 *Closed loop*: so many awaiters, each with one request under way; what an application with that many busy workers sees.
 *Open loop*: requests begin at a constant rate whoever waits, and latency counts from the intended start, so that a
-stall shows in every request it held up. Beside the load one prober asks one request of the same stream after the other
-with tracing on, and so tells latencies of hits from those of misses.
+stall shows in every request it held up. Beside either a few probers ask requests of a like stream with tracing on, and
+so tell latencies of hits from those of misses: always at a constant rate, and from the intended start.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import count
 from time import perf_counter, process_time
 from typing import Final, Protocol
 
@@ -19,12 +21,16 @@ from loadtest.published.conformity import Tally
 from loadtest.published.contestant import Contestant
 from loadtest.published.recording import Recorder, Recording
 from loadtest.published.requests import Request, RequestStream
-from loadtest.published.workload import READS
+from loadtest.published.workload import READS, Kind
 from tao.model.errors import TaoError
 
 _MAX_UNDER_WAY: Final = 20_000
 """Of an open loop; a server that falls so far behind has failed, and the rest is counted as not asked."""
 _LEAD_SECONDS: Final = 0.05
+PROBERS: Final = 8
+"""Sessions that trace, of which one has one request under way: enough that a miss keeps none of the others waiting."""
+_PROBES_PER_SECOND: Final = 200.0
+"""Of all probers of a process: hundreds of misses in half a minute, and a small part of any load."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +51,11 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     client_cpu_seconds: float
     wrong: int
     """Objects that were written and were not found."""
+    failed_warming: dict[str, int]
+    """Requests of the warming that failed, by the error's reason."""
+    first_time: int
+    """Reads of an object or list that this process had not asked for before, warming included: no cache can have it
+    because of this process."""
 
 
 class TracedContestant(Protocol):
@@ -58,22 +69,24 @@ async def put_load(
     load: Load,
     stream: RequestStream,
     contestant: Contestant,
-    prober: TracedContestant | None,
+    probers: Sequence[TracedContestant],
     probed: RequestStream,
     measuring: Callable[[], None],
 ) -> LoadResult:
-    """Warm, say that it is ``measuring`` from now on, measure. ``probed``: the prober's stream. Raises what is no
+    """Warm, say that it is ``measuring`` from now on, measure. ``probed``: the probers' stream. Raises what is no
     `TaoError`."""
-    warming = _Run(contestant, stream, None)
+    asked = Asked()
+    warming = _Run(contestant, stream, None, asked)
     await warming.drive(load, load.warm_seconds)
     measuring()
     recorder = Recorder()
-    run = _Run(contestant, stream, recorder)
+    asked.first_time = 0
+    run = _Run(contestant, stream, recorder, asked)
     cpu_before = process_time()
     began = perf_counter()
     jobs: list[Awaitable[None]] = [run.drive(load, load.seconds)]
-    if prober is not None:
-        jobs.append(_probe(prober, probed, recorder, load.seconds))
+    probing = probes(probed, asked, began, load.seconds)
+    jobs += [_probe(prober, probing, recorder) for prober in probers]
     await asyncio.gather(*jobs)
     elapsed = perf_counter() - began
     return LoadResult(
@@ -82,16 +95,51 @@ async def put_load(
         elapsed=elapsed,
         client_cpu_seconds=process_time() - cpu_before,
         wrong=run.wrong,
+        failed_warming=dict(warming.failed),
+        first_time=asked.first_time,
     )
+
+
+class Asked:
+    """The objects and lists that a process has asked for. A list's count is part of it, the list none of its count."""
+
+    def __init__(self) -> None:
+        self._objects = set[int]()
+        self._lists = set[int]()
+        self._counts = set[int]()
+        self.first_time = 0
+
+    def note(self, request: Request) -> None:
+        """Count the request when what it reads is asked for the first time."""
+        node = request.node
+        match request.kind:
+            case Kind.OBJ_GET:
+                known = self._objects
+            case Kind.ASSOC_COUNT:
+                known = self._counts
+            case Kind.ASSOC_RANGE | Kind.ASSOC_TIME_RANGE | Kind.ASSOC_GET:
+                self._counts.add(node)
+                known = self._lists
+            case Kind.READ_MANY:
+                self.first_time += len({*request.others} - self._objects)
+                self._objects.update(request.others)
+                return
+            case _:
+                return
+        if node not in known:
+            known.add(node)
+            self.first_time += 1
 
 
 class _Run:
     """One stretch of load."""
 
-    def __init__(self, contestant: Contestant, stream: RequestStream, recorder: Recorder | None) -> None:
+    def __init__(self, contestant: Contestant, stream: RequestStream, recorder: Recorder | None, asked: Asked) -> None:
         self._contestant = contestant
         self._stream = stream
         self._recorder = recorder
+        self._asked = asked
+        self.failed: Counter[str] = Counter()
         self._began = 0.0
         self.tally = Tally()
         self.wrong = 0
@@ -132,6 +180,7 @@ class _Run:
                 task.cancel()
 
     async def _ask(self, request: Request, intended: float) -> None:
+        self._asked.note(request)
         try:
             found = await self._contestant.ask(request)
         except TaoError as error:
@@ -144,20 +193,32 @@ class _Run:
         self.wrong += request.kind == "obj_get" and not found
 
     def _failed(self, reason: str) -> None:
+        self.failed[reason] += 1
         if self._recorder is not None:
             self._recorder.failed(reason)
 
 
-async def _probe(prober: TracedContestant, stream: RequestStream, recorder: Recorder, seconds: float) -> None:
-    until = perf_counter() + seconds
-    for request in stream:
-        if (now := perf_counter()) >= until:
+def probes(stream: RequestStream, asked: Asked, began: float, seconds: float) -> Iterator[tuple[float, Request]]:
+    """When each probe is to begin, and what it asks: reads alone, at a constant rate."""
+    reads = (request for request in stream if request.kind in READS)
+    for number in count():
+        after = number / _PROBES_PER_SECOND
+        if after >= seconds:
             return
-        if request.kind not in READS:
-            continue
+        request = next(reads)
+        asked.note(request)
+        yield began + after, request
+
+
+async def _probe(prober: TracedContestant, probing: Iterator[tuple[float, Request]], recorder: Recorder) -> None:
+    """One of several that take turns: whoever is free takes the next, and is late for it when all were busy."""
+    for intended, request in probing:
+        early = intended - perf_counter()
+        if early > 0:
+            await asyncio.sleep(early)
         try:
             _, hit = await prober.traced(request)
         except TaoError as error:
             recorder.failed(error.reason)
             continue
-        recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - now)
+        recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - intended)

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from loadtest.published.contestant import Payloads, TaoContestant, load_graph, read_ids, write_ids
-from loadtest.published.driver import Load, LoadResult, put_load
+from loadtest.published.driver import PROBERS, Load, LoadResult, put_load
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import RequestStream
 from loadtest.published.workload import workload_named
@@ -83,7 +83,7 @@ async def ask(job: AskJob, tell: Callable[[str, float], None]) -> LoadResult:
             job.load,
             stream(2 * job.stream),
             await contestant(2 * job.stream),
-            await contestant(2 * job.stream + 1),
+            [await contestant(2 * job.stream + 1) for _ in range(PROBERS)],
             stream(2 * job.stream + 1),
             lambda: tell(MEASURING, 0.5),
         )

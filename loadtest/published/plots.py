@@ -1,4 +1,4 @@
-"""Pictures of a run: latency distributions, and throughput over time."""
+"""Pictures of a run: latency distributions, and throughput and hit rate over time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from loadtest.published.recording import Merged
 
 if TYPE_CHECKING:
-    from loadtest.published.run import Measured
+    from loadtest.published.outcome import Measured
 
 _INCHES: Final = (11.0, 4.5)
 _DPI: Final = 130
 
 
 def draw_run(measured: Measured, merged: Merged, file: Path) -> None:
-    """Hits and misses by operation on the left, answered requests by second on the right."""
+    """Hits and misses by operation on the left, answered requests and the hit rate by second on the right."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     latencies, throughput = figure.subplots(1, 2)
     for name in merged.names():
@@ -35,6 +35,11 @@ def draw_run(measured: Measured, merged: Merged, file: Path) -> None:
     throughput.set_xlabel("second of the run")
     throughput.set_ylabel("requests answered")
     throughput.grid(visible=True, linewidth=0.3)
+    hit_rate = throughput.twinx()
+    known = [(second.at, 100 * second.hit_rate) for second in measured.by_second if second.hit_rate is not None]
+    hit_rate.plot([at for at, _ in known], [rate for _, rate in known], "--", color="tab:green", linewidth=1)
+    hit_rate.set_ylim(top=100)
+    hit_rate.set_ylabel("hit rate of followers, % (dashed)")
     figure.suptitle(f"{measured.workload}: hit rate {measured.hit_rate:.1%}, {measured.throughput_qps:,.0f} queries/s")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=_DPI)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from loadtest.published.figures import TransactionSize
 from loadtest.published.graph_plan import FIRST_TIME, GraphPlan
 from loadtest.published.shapes import Popularity, Skew, geometric
-from loadtest.published.workload import Kind, Workload
+from loadtest.published.workload import LONG_LIST, Kind, Workload
 from tao.model.graph import MAX_TIME
 
 ADDED_BEFORE: Final = -1
@@ -67,6 +67,8 @@ class RequestStream(Iterator[Request]):
         self._single: Final = self._reads_of([node for node in non_empty if plan.degree(node) == 1])
         self._longer: Final = self._reads_of(longer)
         self._empty: Final = self._reads_of(empty)
+        most = max(map(plan.degree, plan.shuffled))
+        self._longest: Final = self._reads_of([node for node in longer if plan.degree(node) >= min(most, LONG_LIST)])
         self._written: Final = self._chooser(plan.shuffled, workload.assumed.write_skew, 0.0)
         # Edges are added to lists of more than one: an edge more makes no empty list popular with its first, and no
         # list of one edge one of two, so that the shares of answers stay what was published however long a run takes.
@@ -149,7 +151,10 @@ class RequestStream(Iterator[Request]):
         return Request(Kind.OBJ_GET, self._object())
 
     def _assoc_count(self) -> Request:
-        return Request(Kind.ASSOC_COUNT, self._list_for(Kind.ASSOC_COUNT)[0])
+        node, finds = self._list_for(Kind.ASSOC_COUNT)
+        if finds and self._workload.long_counts and self._chance.random() < self._workload.long_counts:
+            node = self._longest()
+        return Request(Kind.ASSOC_COUNT, node)
 
     def _assoc_range(self) -> Request:
         return Request(Kind.ASSOC_RANGE, self._list_for(Kind.ASSOC_RANGE)[0], limit=self._limit())

@@ -6,35 +6,32 @@ paper's figure 8: hits and misses apart. The follower's cache is a fifth of the 
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from loadtest.client_process import run_job
-from loadtest.published import figures
-from loadtest.published.conformity import Line, Tally, compare, reads_of
 from loadtest.published.driver import Load, LoadResult
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.load_process import MEASURING, AskJob, FillJob, Subject
-from loadtest.published.recording import Merged, Summary
-from loadtest.published.workload import READS, Kind, workload_named
-from loadtest.results import Listing, Quantity, ScenarioResult
-from loadtest.rounds import cpu_seconds
+from loadtest.published.load_process import AskJob, FillJob, Subject
+from loadtest.published.outcome import Measured, generated_listing, latency_listing, measured_of, quantities
+from loadtest.published.recording import Merged
+from loadtest.published.watch import Watch
+from loadtest.published.workload import workload_named
+from loadtest.results import ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
-from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from loadtest.target import target_for
+from loadtest.waiting import together
+from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
-from tao.model.errors import OperatorError
 
 SUMMARY: Final = "a published workload: hit rate, throughput, failures, latencies of hits and misses"
 SCHEMA: Final = Path(__file__).with_name("schema.yaml")
 _TOY_NODES: Final = 600
 _TOY_SECONDS: Final = 1.0
-_TIER: Final = "tier-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +42,8 @@ class RunSettings:
     nodes: int = 40_000
     """Objects; with the published degrees there are five times as many edges, each with its inverse."""
     cache_share: float = 0.2
-    """The cache of each follower and leader, as a share of the bytes of objects and edges."""
+    """The cache of each follower and leader, as a share of the payload bytes of objects and edges; what the cache adds
+    to each entry takes part of it."""
     followers: int = 1
     """Of the one tier that is asked."""
     processes: int = 1
@@ -58,6 +56,9 @@ class RunSettings:
     seconds: float = 30.0
     """Measured, after the warming."""
     shards: int = 16
+    """Of a cluster of its own."""
+    topology: Path | None = None
+    """Of a running cluster, which is asked instead of one of its own; its schema has the types of `SCHEMA`."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -88,34 +89,9 @@ class RunSettings:
             warm_seconds=_TOY_SECONDS,
             seconds=_TOY_SECONDS,
             shards=4,
+            topology=self.topology,
             seed=self.seed,
         )
-
-
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found, as the JSON has it; latencies in milliseconds."""
-
-    workload: str
-    source: str
-    settings: dict[str, Any]
-    """`RunSettings`; `Any`: text and numbers."""
-    data_bytes: int
-    cache_bytes: int
-    throughput_qps: float
-    reads: int
-    writes: int
-    hit_rate: float
-    failed_fraction: float
-    failed: dict[str, int]
-    wrong_answers: int
-    operations: dict[str, dict[str, Summary | None]]
-    """Operation → ``all_ms``, and for reads ``hit_ms`` and ``miss_ms``, which one traced prober beside the load saw."""
-    generated: list[Line]
-    """Every property of the workload: asked, and as generated."""
-    throughput_by_second: list[int]
-    server_cpu_us_per_query: float
-    client_cpu_us_per_query: float
-    database_cpu_us_per_query: float
 
 
 async def run(
@@ -137,20 +113,20 @@ async def run(
     return ScenarioResult(
         summary=f"{run_settings.workload}: {measured.source}",
         conditions={key: value for key, value in measured.settings.items() if isinstance(value, (str, int, float))},
-        quantities=[
-            Quantity(name="throughput", value=measured.throughput_qps, unit="queries_per_second"),
-            Quantity(name="hit rate", value=100 * measured.hit_rate, unit="percent"),
-            Quantity(name="failed", value=1e6 * measured.failed_fraction, unit="per_million"),
-            Quantity(name="follower CPU", value=measured.server_cpu_us_per_query, unit="µs_per_query"),
-            Quantity(name="client CPU", value=measured.client_cpu_us_per_query, unit="µs_per_query"),
-        ],
+        quantities=quantities(measured),
         listings=[latency_listing(measured), generated_listing(measured.generated)],
         notes=[
             (
                 f"The cache of {measured.cache_bytes / 1e6:.1f} MB is {measured.cache_bytes / measured.data_bytes:.0%} "
                 f"of {measured.data_bytes / 1e6:.1f} MB of payloads."
             ),
-            "Hits and misses: of one traced awaiter beside the load. Repetition and the longest list are assumed.",
+            "A hit is what a follower answered out of its memory; who waited for another's fetch has missed (joined).",
+            "Latencies of hits and misses: of traced probes beside the load, begun at a constant rate.",
+            *(
+                ["The graph has been written into the running cluster, and stays there."]
+                if run_settings.topology
+                else []
+            ),
         ],
         measured=msgspec.to_builtins(measured),
         faults=[f"{measured.wrong_answers} objects that were written were not found"] if measured.wrong_answers else [],
@@ -159,37 +135,28 @@ async def run(
 
 async def measure(settings: BenchSettings, progress: Progress, wanted: RunSettings) -> tuple[Measured, Merged]:
     """Load, warm, measure; the result, and the histograms behind it. Raises `OperatorError`."""
-    subject = Subject(
-        workload=wanted.workload,
-        nodes=wanted.nodes,
-        seed=wanted.seed,
-        shards=wanted.shards,
-        ids_file=str(settings.work_dir / "ids.bin"),
-    )
     progress.step("planning the graph")
-    plan = subject.plan()
-    data_bytes = plan.payload_bytes
-    cache_mb = max(1, int(data_bytes * wanted.cache_share) >> 20)
-    cluster_settings = ClusterSettings(
+    plan = GraphPlan(workload_named(wanted.workload), wanted.nodes, wanted.seed)
+    own = ClusterSettings(
         state_dir=settings.work_dir / "run",
         shape=Shape(tiers=1, followers=wanted.followers, leaders=1, databases=1, shards=wanted.shards),
         schema_file=SCHEMA,
         buffer_pool_mb=64 if settings.toy else 512,
         durability=Durability.RELAXED,
-        cache_mb=cache_mb,
+        cache_mb=plan.payload_bytes * wanted.cache_share / (1 << 20),
         log_level="warning",
     )
-    async with DevCluster(cluster_settings, progress.step) as cluster:
-        pids = {process.name: process.pid for process in (await cluster.status()).processes}
-        by_role = {
-            role: [pids[name] for name, of in cluster.processes.items() if of is role]
-            for role in (Role.FOLLOWER, Role.DATABASE)
-        }
-        topology_file = str(cluster.topology_path)
-        await run_job(
-            FillJob(topology_file=topology_file, subject=subject), progress, settings.work_dir / "fill.log", int
+    async with target_for(wanted.topology, own, progress) as target:
+        subject = Subject(
+            workload=wanted.workload,
+            nodes=wanted.nodes,
+            seed=wanted.seed,
+            shards=target.shards,
+            ids_file=str(settings.work_dir / "ids.bin"),
         )
-        watch = _Watch(cluster, by_role)
+        fill = FillJob(topology_file=target.topology_file, subject=subject)
+        await run_job(fill, progress, settings.work_dir / "fill.log", int)
+        watch = Watch(target)
         load = Load(
             awaiters=wanted.awaiters,
             rate=wanted.rate / wanted.processes,
@@ -197,148 +164,19 @@ async def measure(settings: BenchSettings, progress: Progress, wanted: RunSettin
             seconds=wanted.seconds,
         )
         jobs = [
-            AskJob(topology_file=topology_file, tier=_TIER, subject=subject, stream=stream, load=load)
+            AskJob(topology_file=target.topology_file, tier=target.tier, subject=subject, stream=stream, load=load)
             for stream in range(wanted.processes)
         ]
-        results = await asyncio.gather(
-            *(
+        try:
+            results = await together(
                 run_job(job, watch.hear(progress), settings.work_dir / f"ask-{job.stream}.log", LoadResult)
                 for job in jobs
             )
-        )
-        used = await watch.used()
-    return _measured(wanted, plan, data_bytes, cache_mb << 20, results, used)
-
-
-@dataclass(frozen=True, slots=True)
-class _Used:
-    """Between the end of warming and the end of the run."""
-
-    hits: int
-    misses: int
-    follower_cpu: float
-    database_cpu: float
-
-
-class _Watch:
-    """Reads the followers' counters when the first load process says that it measures, and at the end."""
-
-    def __init__(self, cluster: DevCluster, pids: dict[Role, list[int]]) -> None:
-        self._cluster = cluster
-        self._pids = pids
-        self._before: asyncio.Task[_Used] | None = None
-
-    def hear(self, progress: Progress) -> Progress:
-        """A progress that is watched for the end of warming."""
-        return _Listening(progress, self._begin)
-
-    def _begin(self) -> None:
-        if self._before is None:
-            self._before = asyncio.ensure_future(self._now())
-
-    async def used(self) -> _Used:
-        """Since `MEASURING` was told."""
-        now = await self._now()
-        if self._before is None:
-            raise OperatorError("no load process said that it was measuring")
-        before = await self._before
-        return _Used(
-            now.hits - before.hits,
-            now.misses - before.misses,
-            now.follower_cpu - before.follower_cpu,
-            now.database_cpu - before.database_cpu,
-        )
-
-    async def _now(self) -> _Used:
-        names = [name for name, role in self._cluster.processes.items() if role is Role.FOLLOWER]
-        stats = [await server_stats(self._cluster.admin(name)) for name in names]
-        return _Used(
-            hits=sum(each["hits"] for each in stats),
-            misses=sum(each["misses"] for each in stats),
-            follower_cpu=sum(map(cpu_seconds, self._pids[Role.FOLLOWER])),
-            database_cpu=sum(map(cpu_seconds, self._pids[Role.DATABASE])),
-        )
-
-
-class _Listening:
-    """`Progress` that also tells when measuring begins."""
-
-    def __init__(self, progress: Progress, measuring: Any) -> None:
-        self._progress = progress
-        self._measuring = measuring
-
-    def step(self, text: str, done: float = 0.0) -> None:
-        """See `loadtest.scenario.Progress`."""
-        if text == MEASURING:
-            self._measuring()
-        self._progress.step(text, done)
-
-
-def _measured(
-    wanted: RunSettings, plan: GraphPlan, data_bytes: int, cache_bytes: int, results: list[LoadResult], used: _Used
-) -> tuple[Measured, Merged]:
-    workload = workload_named(wanted.workload)
-    merged, tally = Merged(), Tally()
-    for result in results:
-        merged.add(result.recording)
-        tally.add(result.tally)
-    answered, failed = tally.answered, merged.failed.total()
-    reads = reads_of(tally)
-    elapsed = max(result.elapsed for result in results)
-    client_cpu = sum(result.client_cpu_seconds for result in results)
-    operations: dict[str, dict[str, Summary | None]] = {}
-    for kind in workload.mix:
-        operations[kind] = {"all_ms": merged.summary(kind)}
-        if kind in READS:
-            operations[kind] |= {f"{how}_ms": merged.summary(f"{how} {kind}") for how in ("hit", "miss")}
-    measured = Measured(
-        workload=workload.name,
-        source=workload.source,
-        settings={name: getattr(wanted, name) for name in RunSettings.__dataclass_fields__},
-        data_bytes=data_bytes,
-        cache_bytes=cache_bytes,
-        throughput_qps=round(answered / elapsed, 1),
-        reads=reads,
-        writes=answered - reads,
-        hit_rate=used.hits / max(1, used.hits + used.misses),
-        failed_fraction=failed / max(1, answered + failed),
-        failed=dict(merged.failed),
-        wrong_answers=sum(result.wrong for result in results),
-        operations=operations,
-        generated=list(compare(workload, plan, tally)),
-        throughput_by_second=[merged.per_second[second] for second in range(int(elapsed))],
-        server_cpu_us_per_query=round(1e6 * used.follower_cpu / max(1, answered), 2),
-        client_cpu_us_per_query=round(1e6 * client_cpu / max(1, answered), 2),
-        database_cpu_us_per_query=round(1e6 * used.database_cpu / max(1, answered), 2),
-    )
-    return measured, merged
-
-
-def latency_listing(measured: Measured) -> Listing:
-    """Figure 8 of the paper: hits and misses by operation; for TAO's workload with the paper's own beside them."""
-    published: dict[str, Any] = figures.atc13().published_results if measured.workload == "tao_atc13" else {}
-    rows: list[tuple[str, ...]] = []
-    for kind, found in measured.operations.items():
-        for how in ("hit_ms", "miss_ms") if Kind(kind) in READS else ("all_ms",):
-            summary = found.get(how)
-            if summary is None:
-                continue
-            paper = published.get(how, {}).get(kind, {})
-            rows.append(
-                (
-                    f"{kind} {how.removesuffix('_ms')}",
-                    f"{summary.count:,}",
-                    *(f"{value:.2f}" for value in (summary.p50, summary.avg, summary.p99, summary.p999)),
-                    *(f"{paper[key]:.1f}" if key in paper else "" for key in ("p50", "avg", "p99")),
-                )
-            )
-    columns = ("latency, ms", "samples", "p50", "avg", "p99", "p99.9", "TAO p50", "TAO avg", "TAO p99")
-    return Listing(title="", columns=columns, rows=rows)
-
-
-def generated_listing(lines: list[Line]) -> Listing:
-    """What was asked and what was generated."""
-    rows: list[tuple[str, ...]] = [
-        (line.name, f"{line.asked:.4f}", "" if line.generated is None else f"{line.generated:.4f}") for line in lines
-    ]
-    return Listing(title="", columns=("property", "asked", "generated"), rows=rows)
+            used = await watch.used()
+        finally:
+            watch.close()
+        stats = [await server_stats(admin) for admin in target.followers.values()]
+        cache_bytes = max(each["budget_bytes"] for each in stats)
+    named = {name: getattr(wanted, name) for name in RunSettings.__dataclass_fields__ if name != "topology"}
+    named["own_cluster"] = wanted.topology is None
+    return measured_of(named, plan, cache_bytes, results, used)

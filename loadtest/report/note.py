@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest.report import plots, sections
+from loadtest.report.capacity_section import capacity
 from loadtest.report.comparison import one_table, ratios
 from loadtest.report.found import Found, read_folder
 
@@ -29,15 +30,21 @@ _SECTIONS: Final[dict[str, Callable[[Mapping[str, Any]], list[str]]]] = {
     "geo": sections.geo,
     "herd": sections.herd,
     "storm": sections.storm,
-    "capacity": sections.capacity,
-    "whale": sections.other,
+    "capacity": capacity,
+    "whale": sections.whale,
 }
 _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "run": plots.draw_run,
     "locality": plots.draw_locality,
+    "geo": plots.draw_geo,
+    "herd": plots.draw_herd,
     "storm": plots.draw_storm,
     "capacity": plots.draw_capacity,
+    "whale": plots.draw_whale,
 }
+PROFILED: Final = ("run", "geo", "herd", "storm", "capacity", "whale")
+"""Scenarios whose largest costs the note tells, by hand-written notes named after them. The peers' is at theirs."""
+_PROFILES: Final = Path(__file__).parent.parent / "profiles"
 NOT_REPRODUCED: Final = (
     (
         "**Production traffic.** Requests are drawn from published distributions; their repetition and the "
@@ -92,11 +99,20 @@ def note(found: Found, remark: str = "") -> list[str]:
         measured = found.get(name)
         lines += [f"## {title}", ""]
         lines += [f"Not measured: `{name}`.", ""] if measured is None else _SECTIONS[name](measured)
+        lines += profile(name)
     for name in found.others:
         lines += [f"## `{name}`", "", *sections.other(found.measured[name])]
     lines += ["## What was not reproduced, and why", "", *(f"- {each}" for each in NOT_REPRODUCED)]
     lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in found.missing]
+    lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not profile(name)]
     return [*lines, "", *_conditions(found)]
+
+
+def profile(scenario: str) -> list[str]:
+    """The three largest costs of a scenario as profiling found them, and what was done about them; nothing where nobody
+    has looked. Written by hand: what a profile means no program knows."""
+    file = _PROFILES / f"{scenario}.md"
+    return [*file.read_text(encoding="utf-8").rstrip().splitlines(), ""] if file.exists() else []
 
 
 def _conditions(found: Found) -> list[str]:

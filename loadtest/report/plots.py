@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from loadtest.locality import skew_name
@@ -36,7 +37,55 @@ def draw_run(measured: Mapping[str, Any], file: Path) -> None:
     throughput.set_ylim(bottom=0)
     throughput.set_xlabel("second of the run")
     throughput.set_ylabel("requests answered")
+    known = [(each["at"], each["hits"] / (each["hits"] + each["misses"])) for each in measured["by_second"]
+             if each["hits"] + each["misses"]]  # fmt: skip
+    hit_rate = throughput.twinx()
+    hit_rate.plot([at for at, _ in known], [100 * rate for _, rate in known], "--", color="tab:green", linewidth=1)
+    hit_rate.set_ylim(top=100)
+    hit_rate.set_ylabel("hit rate of followers, % (dashed)")
     _save(figure, file)
+
+
+def draw_geo(measured: Mapping[str, Any], file: Path) -> None:
+    """Median and 99th percentile of everything that was timed, with the round trip."""
+    timed = {f"{name}, {where.replace('_', ' ')}": each for name in ("write", "read")
+             for where, each in measured[f"{name}_ms"].items()}  # fmt: skip
+    figure, axes = _bars({**timed, "visible in the other region": measured["visible_ms"]})
+    axes.axvline(measured["rtt_ms"], color="black", linestyle=":", linewidth=1)
+    _save(figure, file)
+
+
+def draw_herd(measured: Mapping[str, Any], file: Path) -> None:
+    """Of each round, from the common start."""
+    rounds = {f"{number}: one {each['what']}": each["latency_ms"] for number, each in enumerate(measured["herds"], 1)}
+    figure, _ = _bars({name: each for name, each in rounds.items() if each})
+    _save(figure, file)
+
+
+def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
+    """Medians of all that was asked of the list."""
+    timed = {name.removesuffix(":ms").replace("_", " "): {"p50": value} for name, value in measured.items()
+             if name.endswith(":ms")}  # fmt: skip
+    figure, _ = _bars(timed)
+    _save(figure, file)
+
+
+def _bars(timed: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, Axes]:
+    """A pair of bars for each name, of its ``p50`` and, where there is one, ``p99``; milliseconds."""
+    figure = Figure(figsize=_INCHES, layout="constrained")
+    axes = figure.subplots()
+    places = range(len(timed))
+    for offset, key in ((0.0, "p50"), (0.35, "p99")):
+        if any(key in each for each in timed.values()):
+            axes.barh([place + offset for place in places], [each.get(key, 0.0) for each in timed.values()], 0.35,
+                      label=key)  # fmt: skip
+    axes.set_yticks([place + 0.17 for place in places], list(timed), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("milliseconds")
+    axes.legend(fontsize=8)
+    axes.grid(visible=True, axis="x", linewidth=_THIN)
+    return figure, axes
 
 
 def draw_storm(measured: Mapping[str, Any], file: Path) -> None:

@@ -140,7 +140,10 @@ def test_a_published_workload_says_what_was_asked_and_what_was_generated(ran: To
     assert found["wrong_answers"] == 0
     assert found["operations"]["obj_get"]["hit_ms"]["p50"] > 0
     assert found["operations"]["assoc_overwrite"]["all_ms"]["count"] > 0
-    assert {"name", "asked", "generated"} == set(found["generated"][0])
+    assert {"name", "asked", "generated", "sample"} == set(found["generated"][0])
+    assert sum(each["hits"] for each in found["by_second"]) > 0
+    assert sum(found["misses"].values()) == pytest.approx(1 - found["hit_rate"])
+    assert found["cache_bytes"] == int(found["data_bytes"] * 0.2)
     assert sum(found["throughput_by_second"]) > 0
     assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
 

@@ -2,30 +2,40 @@
 
 import pytest
 
-from loadtest.capacity.capacity_client import Turn, TurnResult
-from loadtest.capacity.model import Assumptions, Costs, Point, deployment, fit, fitted_line
-from loadtest.capacity.scenario import CapacitySettings, cost_of
+from loadtest.capacity.capacity_client import TurnResult
+from loadtest.capacity.costs import cost_of
+from loadtest.capacity.model import Assumptions, Costs, Point, deployment, fit, fitted_line, fitted_parts
+from loadtest.capacity.scenario import CapacitySettings
 from tao.model.errors import OperatorError
 
 
 def point(hit_rate: float) -> Point:
-    """Of a follower whose hits cost 10 and misses 50, a leader that misses half of what it is asked."""
+    """Of a follower whose hits cost 10 and misses 50, a leader whose hits cost 20 and misses 60 and whose hit rate is
+    the follower's."""
     missed = 1 - hit_rate
     return Point(
         hit_rate=hit_rate,
         follower_us=10 * hit_rate + 50 * missed,
-        leader_us=40 * missed,
-        database_us=100 * missed / 2,
-        leader_misses=missed / 2,
+        leader_us=20 * missed * (1 - missed) + 60 * missed * missed,
+        database_us=100 * missed * missed,
+        leader_hits=missed * (1 - missed),
+        leader_misses=missed * missed,
         bytes_per_query=1000 * hit_rate + 3000 * missed,
+        leader_bytes=2000 * missed + 700 * missed * missed,
     )
 
 
 def test_costs_are_found_again_in_what_they_made() -> None:
     costs = fit([point(rate) for rate in (0.5, 0.8, 0.95, 1.0)])
     assert (costs.hit_us, costs.miss_us) == pytest.approx((10, 50))
-    assert (costs.leader_us, costs.database_us) == pytest.approx((40, 100))
-    assert (costs.hit_bytes, costs.miss_bytes) == pytest.approx((1000, 3000))
+    assert (costs.leader_hit_us, costs.leader_miss_us, costs.database_us) == pytest.approx((20, 60, 100))
+    assert (costs.hit_bytes, costs.miss_bytes, costs.database_bytes) == pytest.approx((1000, 3000, 700))
+
+
+def test_what_always_went_together_costs_the_same_and_nothing_costs_less_than_nothing() -> None:
+    assert fitted_parts([(1.0, 2.0, 30.0), (2.0, 4.0, 60.0)]) == pytest.approx((10, 10))
+    assert fitted_parts([(1.0, 0.0, -5.0), (0.0, 1.0, 10.0), (1.0, 1.0, 5.0)]) == pytest.approx((0, 7.5))
+    assert fitted_parts([(0.0, 0.0, 0.0)]) == (0, 0)
 
 
 def test_one_hit_rate_fits_no_line() -> None:
@@ -33,7 +43,16 @@ def test_one_hit_rate_fits_no_line() -> None:
         fitted_line([(0.9, 1.0), (0.9, 2.0)])
 
 
-COSTS = Costs(hit_us=10, miss_us=50, leader_us=40, database_us=100, hit_bytes=100, miss_bytes=300)
+COSTS = Costs(
+    hit_us=10,
+    miss_us=50,
+    leader_hit_us=30,
+    leader_miss_us=50,
+    database_us=100,
+    hit_bytes=100,
+    miss_bytes=300,
+    database_bytes=400,
+)
 ASSUMED = Assumptions(
     reads_per_second=1e6, hit_rate=0.9, leader_hit_rate=0.5, write_share=0.0, cores=10, utilisation=0.5, network_gbit=10
 )
@@ -41,23 +60,25 @@ ASSUMED = Assumptions(
 
 def test_a_deployment_adds_up() -> None:
     found = deployment(COSTS, ASSUMED)
-    assert found.follower_cores == pytest.approx(0.9 * 10 + 0.1 * 50)
-    assert found.follower_servers == 3  # 14 cores, 5 of a server used
-    assert found.leader_cores == pytest.approx(4.0)
-    assert found.database_cores == pytest.approx(5.0)
-    assert found.follower_network_gbit == pytest.approx((0.9 * 100 + 0.1 * 300) * 8 * 1e6 / 1e9)
+    assert found.follower.cores == pytest.approx(0.9 * 10 + 0.1 * 50)
+    assert found.follower.servers == found.follower.for_cpu == 3  # 14 cores, 5 of a server used
+    assert found.leader.cores == pytest.approx(0.05 * 30 + 0.05 * 50)
+    assert found.database.cores == pytest.approx(5.0)
+    assert found.follower.network_gbit == pytest.approx((0.9 * 100 + 0.1 * 300) * 8 * 1e6 / 1e9)
+    assert found.leader.network_gbit == pytest.approx((0.1 * 200 + 0.05 * 400) * 8 * 1e6 / 1e9)
+    assert found.database.network_gbit == pytest.approx(0.05 * 400 * 8 * 1e6 / 1e9)
 
 
 def test_the_network_asks_for_servers_where_the_cores_do_not() -> None:
     thin = deployment(COSTS, Assumptions(reads_per_second=1e6, network_gbit=0.1, utilisation=0.5))
-    assert thin.follower_servers == thin.follower_servers_for_network > 3
+    assert thin.follower.servers == thin.follower.for_network > thin.follower.for_cpu
 
 
 def test_a_better_hit_rate_never_takes_more_servers() -> None:
     rates = (0.5, 0.9, 0.964, 1.0)
     found = [deployment(COSTS, Assumptions(hit_rate=rate)) for rate in rates]
-    for name in ("follower_servers", "leader_servers", "database_servers"):
-        values = [getattr(each, name) for each in found]
+    for role in ("follower", "leader", "database"):
+        values = [getattr(each, role).servers for each in found]
         assert values == sorted(values, reverse=True)
 
 
@@ -72,19 +93,21 @@ def result(queries: int) -> TurnResult:
         hits={"follower": 1800, "leader": 50},
         misses={"follower": 200, "leader": 150},
         socket_bytes=2_000_000,
+        leader_bytes=1_000_000,
     )
 
 
 def test_servers_work_is_shared_by_the_queries_of_all_load_processes() -> None:
     # Each of the two saw all 2,000 queries' worth of the servers' work and asked half of them.
-    cost = cost_of(Turn(resident=0.9, batch=1, seconds=2.0), [result(1000), result(1000)])
+    cost = cost_of(1, 0.9, [result(1000), result(1000)])
     assert cost.throughput_qps == 1000.0
     assert cost.follower_us == pytest.approx(1000.0)
     assert cost.client_us == pytest.approx(1000.0)
     assert cost.hit_rate == 0.9
     assert cost.leader_hit_rate == 0.25
     assert cost.bytes_per_query == 1000.0
-    assert cost.leader_misses_per_query == pytest.approx(0.075)
+    assert (cost.leader_hits_per_query, cost.leader_misses_per_query) == pytest.approx((0.025, 0.075))
+    assert cost.leader_bytes_per_query == 500.0
 
 
 def test_a_capacity_out_of_bounds_is_told() -> None:

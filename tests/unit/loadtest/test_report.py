@@ -36,7 +36,9 @@ TOY: dict[str, dict[str, Any]] = {
     "run": {
         "workload": "tao_atc13", "throughput_qps": 9000.0, "hit_rate": 0.87, "failed_fraction": 0.0, "cache_bytes": 19,
         "data_bytes": 100, "server_cpu_us_per_query": 20.0, "client_cpu_us_per_query": 20.0,
-        "database_cpu_us_per_query": 5.0, "throughput_by_second": [1, 2, 3],
+        "database_cpu_us_per_query": 5.0, "throughput_by_second": [1, 2, 3], "hit_rate_with_joined": 0.88,
+        "misses": {"joined": 0.01, "first_time": 0.02, "incomplete": 0.03, "came_back": 0.04, "other": 0.03},
+        "by_second": [{"at": 1.0, "hits": 9, "misses": 1, "joined": 0}, {"at": 2.0, "hits": 0, "misses": 0}],
         "generated": [{"name": "share of obj_get", "asked": 0.288, "generated": 0.29}],
         "operations": {"obj_get": {"all_ms": LATENCY, "hit_ms": LATENCY, "miss_ms": None}},
     },
@@ -65,6 +67,7 @@ TOY: dict[str, dict[str, Any]] = {
     "herd": {
         "clients": 10_000, "processes": 4, "sessions": 16, "followers": 4,
         "database_queries": {"object": 1, "list": 2}, "latency_ms": {"object": LATENCY, "list": LATENCY},
+        "herds": [{"what": "object", "latency_ms": LATENCY}, {"what": "list", "latency_ms": None}],
     },
     "storm": {
         "rate": 1000.0, "answered": 60_000, "failed": {}, "tier_away_seconds": 3.0, "old_hit_rate": 0.9,
@@ -77,19 +80,30 @@ TOY: dict[str, dict[str, Any]] = {
     },
     "capacity": {
         "cpus": 2,
+        "object_bytes": 673,
+        "by_mix": [COST],
         "by_hit_rate": [COST, {**COST, "batch": 20}],
         "by_followers": [{"followers": 1, "cost": COST}],
         "by_growth": [
             {"growth": growth, "objects": 10, "cache_mb": 1, "cache_grows": growth == 1, "cost": COST}
             for growth in (1, 10)
         ],
-        "costs": {"1": {"hit_us": 10.0, "miss_us": 50.0, "leader_us": 9.0, "database_us": 9.0, "hit_bytes": 900.0}},
+        "costs": {
+            "the published mix": {
+                "hit_us": 10.0, "miss_us": 50.0, "leader_hit_us": 9.0, "leader_miss_us": 19.0, "database_us": 9.0,
+                "hit_bytes": 900.0, "miss_bytes": 2900.0, "database_bytes": 700.0,
+            }
+        },
         "assumptions": {
             "hit_rate": 0.964, "leader_hit_rate": 0.5, "write_share": 0.002, "utilisation": 0.5, "cores": 16,
         },
         "billion_reads": {
-            "1": {"follower_servers": 1500, "leader_servers": 60, "database_servers": 70,
-                  "follower_network_gbit": 7000.0, "reads_per_follower_server": 666_666.0}
+            "the published mix": {
+                "follower": {"for_cpu": 1500, "for_network": 1400, "network_gbit": 7000.0},
+                "leader": {"for_cpu": 60, "for_network": 70, "network_gbit": 350.0},
+                "database": {"for_cpu": 7, "for_network": 7, "network_gbit": 30.0},
+                "reads_per_follower_server": 666_666.0,
+            }
         },
     },
     "locality": {
@@ -99,7 +113,12 @@ TOY: dict[str, dict[str, Any]] = {
             for skew in (None, 1.0) for again in (0.3, 0.6)
         ],
     },
-    "whale": {"adds": {"per_second": 1234.5}, "edges": 2_000_000},
+    "whale": {
+        "edges": 2_000_000, "wrong_answers": 0, "count:ms": 0.14, "first_page:ms": 0.15, "add:ms": 7.2,
+        "before_without_database:ratio": 0.0, "after_without_database:ratio": 0.9983, "after_not_there:ms": 21.0,
+        "walk:edges_per_second": 60_000.0,
+    },
+    "rolling": {"adds": {"per_second": 1234.5}},
     "recovery": {"follower": {"p50": 1.5}},
 }  # fmt: skip
 
@@ -133,11 +152,16 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "| one list | 2 |" in text
     assert "`adds.per_second`" in text
     assert "## `recovery`" in text
+    assert "| its count | 0.14 |" in text
+    assert "| not there, with the filter | 99.83 % | 21.00 |" in text
+    assert "| no one had asked for it before | 2.00 % |" in text
+    assert "| the published mix | **1,500** / 1,400 (7,000) | 60 / **70** (350) | **7** / 7 (30) | 666,666 |" in text
+    assert "| TAO | not published | not published | not published | not published |" in text
     assert "Not measured" not in text
     assert "mariadb 10.11" in text
     assert "    python -m loadtest storm" in text
     pictures = re.findall(r"\]\((results/\w+\.png)\)", text)
-    assert len(pictures) == 4
+    assert len(pictures) == 7
     assert all((file.parent / each).read_bytes().startswith(b"\x89PNG") for each in pictures)
 
 
@@ -159,3 +183,13 @@ def test_a_file_that_no_scenario_wrote_is_told(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(OperatorError, match="is not JSON"):
         read_folder(tmp_path)
+
+
+def test_what_nobody_has_profiled_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "herd")
+    monkeypatch.setattr("loadtest.report.note._PROFILES", tmp_path)
+    (tmp_path / "herd.md").write_text("**Largest costs.** Sending.\n")
+    lines = note(read_folder(tmp_path))
+    assert lines.index("**Largest costs.** Sending.") > lines.index("## Everybody misses one key")
+    unknown = [line for line in lines if "nobody has profiled it" in line]
+    assert [line.split("`")[1] for line in unknown] == ["run", "geo", "storm", "capacity", "whale"]
