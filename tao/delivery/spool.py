@@ -298,7 +298,7 @@ class SqliteSpool:
                 (_DROPPED_AT_ONCE,),
             )
             gone = 0
-            # Row by row: mostly the first may stay, and to fetch them all at every commit took a tenth of a leader's CPU.
+            # Row by row: mostly the first may stay, and to fetch them all at every commit is a tenth of a leader's CPU.
             for place, shard, source, number, stored_unix_s, size in oldest:
                 if self.bytes <= self._settings.max_bytes and stored_unix_s >= too_old:
                     break
