@@ -54,7 +54,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     miss_bytes: float
     """What it has more than a hit goes between follower and leader."""
     database_bytes: float
-    """Between leader and database, for one miss of a leader."""
+    """Between leader and database, for one miss of a leader; with the spool of its writes, which no counter sets
+    apart."""
 
 
 class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,8 +101,9 @@ def fit(points: Sequence[Point]) -> Costs:
     """Raises `ValueError` when all points have one hit rate."""
     follower = fitted_line([(each.hit_rate, each.follower_us) for each in points])
     traffic = fitted_line([(each.hit_rate, each.bytes_per_query) for each in points])
-    leader_hit_us, leader_miss_us = fitted_parts(
-        [(each.leader_hits, each.leader_misses, each.leader_us) for each in points]
+    # A miss is a hit's work and some more, never less: where few of the leader's reads are hits, chance would say so.
+    leader_us, fetching_us = fitted_parts(
+        [(each.leader_hits + each.leader_misses, each.leader_misses, each.leader_us) for each in points]
     )
     leader_misses = sum(each.leader_misses for each in points)
     between = max(0.0, traffic.at_zero - traffic.at_one)
@@ -109,8 +111,8 @@ def fit(points: Sequence[Point]) -> Costs:
     return Costs(
         hit_us=follower.at_one,
         miss_us=follower.at_zero,
-        leader_hit_us=leader_hit_us,
-        leader_miss_us=leader_miss_us,
+        leader_hit_us=leader_us,
+        leader_miss_us=leader_us + fetching_us,
         database_us=sum(each.database_us for each in points) / leader_misses if leader_misses else 0.0,
         hit_bytes=traffic.at_one,
         miss_bytes=traffic.at_zero,

@@ -1,5 +1,6 @@
 """The benchmarks run at toy size, so that they never rot. Nothing here looks at how fast anything is."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -14,7 +15,11 @@ import pytest
 
 from loadtest.converge import Converged
 from loadtest.geo import Measured
+from loadtest.published.run import SCHEMA
 from loadtest.results import Report, ScenarioResult
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.server_options import Durability
 from tests.rigs.toy_runs import ROOT, ToyRun
 
 needs_peers = pytest.mark.skipif(
@@ -146,6 +151,30 @@ def test_a_published_workload_says_what_was_asked_and_what_was_generated(ran: To
     assert found["cache_bytes"] == int(found["data_bytes"] * 0.2)
     assert sum(found["throughput_by_second"]) > 0
     assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+async def test_a_cluster_that_runs_is_asked_and_goes_on_running(tmp_path: Path) -> None:
+    settings = ClusterSettings(
+        state_dir=tmp_path / "dev",
+        shape=Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4),
+        schema_file=SCHEMA,
+        durability=Durability.RELAXED,
+        cache_mb=0.5,
+    )
+    json_file = tmp_path / "found.json"
+    async with DevCluster(settings) as cluster:
+        arguments = ("run", "--toy", "--topology", str(cluster.topology_path), "--json", str(json_file))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "loadtest", *arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        printed, _ = await process.communicate()
+        assert process.returncode == 0, printed.decode()
+        assert cluster.running == list(cluster.processes)
+    found = msgspec.json.decode(json_file.read_bytes())
+    assert (found["settings"]["own_cluster"], found["server_cpu_us_per_query"]) == (False, None)
+    assert found["cache_bytes"] == 1 << 19
+    assert 0 < found["hit_rate"] <= 1
+    assert found["wrong_answers"] == 0
 
 
 @scenario("herd")

@@ -1,6 +1,7 @@
 """The model of a deployment follows its measurements and its assumptions, and nothing else."""
 
 import pytest
+from msgspec.structs import replace
 
 from loadtest.capacity.capacity_client import TurnResult
 from loadtest.capacity.costs import cost_of
@@ -30,6 +31,16 @@ def test_costs_are_found_again_in_what_they_made() -> None:
     assert (costs.hit_us, costs.miss_us) == pytest.approx((10, 50))
     assert (costs.leader_hit_us, costs.leader_miss_us, costs.database_us) == pytest.approx((20, 60, 100))
     assert (costs.hit_bytes, costs.miss_bytes, costs.database_bytes) == pytest.approx((1000, 3000, 700))
+
+
+def test_a_leaders_miss_is_never_cheaper_than_its_hit() -> None:
+    # Few hits, and work that has nothing to do with either.
+    few = [
+        replace(point(rate), leader_hits=0.002, leader_misses=1 - rate, leader_us=60 * (1 - rate) + 4)
+        for rate in (0.5, 0.7, 0.9)
+    ]
+    costs = fit(few)
+    assert 0 < costs.leader_hit_us <= costs.leader_miss_us < 80
 
 
 def test_what_always_went_together_costs_the_same_and_nothing_costs_less_than_nothing() -> None:
