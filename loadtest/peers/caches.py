@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol
 import aiomcache
 import redis.asyncio
 
+_CONNECTION_SECONDS: Final = 60
 _LEASE_MS: Final = 2_000
 _LEASE_SECONDS: Final = 2
 _PLACEHOLDER: Final = b"\x00lease"
@@ -62,9 +63,15 @@ class RedisCache:
     """
 
     def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
-        self._clients: list[Any] = [
-            redis.asyncio.Redis(host=host, port=port, max_connections=4 * connections) for port in ports
+        # Who finds no connection free waits for one, as redis-py's documentation has it for bounded pools; the pool
+        # that is made by default raises an error, which at a constant rate is what most get in a slow moment.
+        pools = [
+            redis.asyncio.BlockingConnectionPool(
+                host=host, port=port, max_connections=connections, timeout=_CONNECTION_SECONDS
+            )
+            for port in ports
         ]
+        self._clients: list[Any] = [redis.asyncio.Redis.from_pool(pool) for pool in pools]
         self._fills: list[Any] = [client.register_script(self._FILL) for client in self._clients]
 
     async def get(self, key: bytes) -> bytes | None:

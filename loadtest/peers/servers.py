@@ -18,9 +18,9 @@ from tao.model.errors import OperatorError
 
 SMALLEST_MB: Final = 4
 """Of one cache server, whoever's."""
-REDIS_OWN_MB: Final = 3
-"""Beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some 27 kB each)
-into its bound, and what a budget is for is data."""
+REDIS_OWN_MB: Final = 5
+"""Beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some 27 kB
+for each of 128) into its bound, and what a budget is for is data."""
 _GROWTH_FACTOR: Final = 1.5
 """Of memcached's classes of sizes, each of which gets a page of a megabyte, beyond the bound as well: with the default
 of 1.25 there are twice as many, which of small bounds is most of what memcached takes."""
