@@ -26,6 +26,7 @@ LARGE_LIMIT: Final = 1000
 _REMEMBERED_EDGES: Final = 10_000
 """Edges added and not deleted yet; beyond it the oldest stay for good."""
 _KINDS_AT_A_TIME: Final = 1024
+_MOST_REDRAWS: Final = 16
 _BEYOND_EVERY_EDGE: Final = FIRST_TIME + 1_000_000_000
 _ADDED_FROM: Final = FIRST_TIME + 100_000_000
 """Edges that are added are newer than the planned ones, which have at most so many seconds."""
@@ -152,8 +153,14 @@ class RequestStream(Iterator[Request]):
 
     def _assoc_count(self) -> Request:
         node, finds = self._list_for(Kind.ASSOC_COUNT)
-        if finds and self._workload.long_counts and self._chance.random() < self._workload.long_counts:
-            node = self._longest()
+        if finds and self._workload.long_counts:
+            if self._chance.random() < self._workload.long_counts:
+                return Request(Kind.ASSOC_COUNT, self._longest())
+            # Of a small graph's few long lists one may be popular by chance, and would be a tail by itself.
+            for _ in range(_MOST_REDRAWS):
+                if self._plan.degree(node) < LONG_LIST:
+                    break
+                node = self._non_empty()
         return Request(Kind.ASSOC_COUNT, node)
 
     def _assoc_range(self) -> Request:

@@ -91,14 +91,15 @@ def test_so_many_requests_repeat_a_recent_key() -> None:
     assert repeated / len(nodes) == pytest.approx(again + (1 - again) * 512 / NODES, abs=0.03)
 
 
-def test_one_in_a_hundred_of_the_counts_that_are_not_zero_is_of_one_of_the_longest_lists() -> None:
+@pytest.mark.parametrize("nodes", [6_000, NODES])
+def test_one_in_a_hundred_of_the_counts_that_are_not_zero_is_of_one_of_the_longest_lists(nodes: int) -> None:
     workload = tao_atc13()
-    plan = GraphPlan(workload, NODES, 1)
+    plan = GraphPlan(workload, nodes, 1)
     counts = [plan.degree(request.node) for request in stream(workload, plan) if request.kind is Kind.ASSOC_COUNT]
     some = sorted(count for count in counts if count)
     published = figures.atc13().assoc_count
     assert 1 - len(some) / len(counts) == pytest.approx(published["returns_zero"], abs=0.02)
     tail = sum(count >= LONG_LIST for count in some) / len(some)
     assert tail == pytest.approx(published["nonzero_share_at_or_above_512k"], rel=0.4)
-    assert len({count for count in some if count >= LONG_LIST}) > 5
+    assert len({count for count in some if count >= LONG_LIST}) > 2
     assert some[len(some) // 2] < 10
