@@ -60,6 +60,7 @@ class Faults:
             "master lost": self._lose_master,
             "clone": self._operator.clone,
             "planned restart": self._operator.restart,
+            "restart between writes": self._restart_between_writes,
         }
 
     def begin(self, fault: Fault) -> None:
@@ -261,16 +262,6 @@ class Faults:
         # As an operator's `tao invalidate`: everybody has to read everything.
         for leader in world.names("leader"):
             self._void(leader, replica.region)
-        readers = [client for client in world.clients if client.process.region == replica.region]
-        writers = [client for client in world.clients if client.process.region != replica.region]
-
-        def read() -> None:
-            for client in readers:
-                world.spawn(client.read_all_at_once(), client.process)
-
-        def write() -> None:
-            for client in writers[:1]:
-                world.spawn(client.write_all_at_once(), client.process)
 
         def follow_again() -> None:
             # Answers that are under way stay late.
@@ -279,10 +270,30 @@ class Faults:
             if not world.is_up(name):
                 world.start_server(name)
 
-        world.loop.call_later(0.1, read)
-        world.loop.call_later(0.2, write)
+        world.loop.call_later(0.1, self._read_everything, replica.region)
+        world.loop.call_later(0.2, self._write_everything_outside, replica.region)
         world.loop.call_later(0.35, follow_again)
-        world.loop.call_later(1.4, read)
+        world.loop.call_later(1.4, self._read_everything, replica.region)
+
+    def _read_everything(self, region: str) -> None:
+        for client in self._world.clients:
+            if client.process.region == region:
+                self._world.spawn(client.read_all_at_once(), client.process)
+
+    def _write_everything_outside(self, region: str) -> None:
+        writer = next(client for client in self._world.clients if client.process.region != region)
+        self._world.spawn(writer.write_all_at_once(), writer.process)
+
+    def _restart_between_writes(self, fault: Fault) -> None:
+        """A follower begins anew when everything, which its leaders hold, has just been written, and is read."""
+        followers = self._world.names("follower")
+        name = followers[fault.pick % len(followers)]
+        region, later = self._world.processes[name].region, self._world.loop.call_later
+        self._read_everything(region)
+        later(1.0, self._kill_and_restart, name)
+        later(1.8, self._write_everything_outside, region)
+        for seconds in (2.5, 3.0, 4.0):
+            later(seconds, self._read_everything, region)
 
     def _void(self, leader: str, region: str) -> None:
         world = self._world
