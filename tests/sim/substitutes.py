@@ -30,7 +30,7 @@ from tao.peers.links import LinkSettings
 from tao.routing.ring import Ring
 from tao.runtime import admin_client
 from tao.runtime.admin import AdminPages, AdminServer
-from tao.runtime.admin_client import admin_get
+from tao.runtime.admin_client import NobodyListens, admin_get
 from tao.runtime.clock import LoopClock
 from tao.schema.registry import Schema
 from tao.serving.faces import Faces
@@ -172,7 +172,9 @@ async def sim_admin_get(world: Outside, address: str, path: str, timeout_seconds
     await asyncio.sleep(world.network.delay(here, there))
     pages = None if world.network.is_cut(here, there) else world.admin_pages(name)
     if pages is None:
-        await asyncio.sleep(timeout_seconds if there.state == "paused" else 0.0)
+        if there.state != "paused" and not world.network.is_cut(here, there):
+            raise NobodyListens(f"{address}{path} does not answer")
+        await asyncio.sleep(timeout_seconds)
         raise Unavailable(f"{address}{path} does not answer")
     if path == "/stats":
         answer = 200, msgspec.json.encode(pages.stats())

@@ -76,7 +76,11 @@ def make_topology(shape: Shape) -> Topology:
             )
             for tier in ("a", "b")
         )
-        tailers = tuple(TailerProcess(name=f"tailer-{name}-{database}", database=database) for database in DATABASES)
+        tailers = tuple(
+            TailerProcess(name=tailer, database=database, admin=f"{tailer}:3")
+            for database in DATABASES
+            for tailer in (f"tailer-{name}-{database}",)
+        )
         return Region(name=name, leaders=Tier(name="leaders", servers=leaders), followers=tiers, tailers=tailers)
 
     databases = tuple(
