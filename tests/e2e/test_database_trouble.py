@@ -10,6 +10,7 @@ import signal
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -143,10 +144,22 @@ async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_write
 ) -> None:
     pid = cluster.database("db-1").process.pid
 
-    async def tell(number: signal.Signals) -> None:
-        os.kill(pid, number)
+    async def stop() -> None:
+        os.kill(pid, signal.SIGSTOP)
+        # A thread that is in the kernel, syncing a commit say, stops when it comes out of it, and may answer before.
+        while not stands_still(pid):  # noqa: ASYNC110 - the state of another process
+            await asyncio.sleep(0.001)
 
-    await trouble_and_recovery(cluster, graph, lambda: tell(signal.SIGSTOP), lambda: tell(signal.SIGCONT))
+    async def wake() -> None:
+        os.kill(pid, signal.SIGCONT)
+
+    await trouble_and_recovery(cluster, graph, stop, wake)
+
+
+def stands_still(pid: int) -> bool:
+    """Whether all threads of a process are stopped."""
+    stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
 
 async def test_a_database_that_is_stopped_and_started_again_is_used_again_without_a_restart(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 SMALL = ("--nodes", "200", "--edges-count", "1000")
 SECONDS = 110.0

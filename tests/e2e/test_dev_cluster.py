@@ -22,7 +22,7 @@ from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import OperatorError
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 SMALL = Shape(tiers=1, followers=1, leaders=1, shards=4)
 TAO = [sys.executable, "-P", "-m", "tao.cli"]

@@ -23,7 +23,7 @@ from tao.devcluster.template import default_cache_folder, prepare_template
 from tao.model.errors import OperatorError
 from tao.storage.accounts import Account, ServiceAccounts
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 MakeInstance = Callable[..., DatabaseInstance]
 

@@ -17,7 +17,7 @@ from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.server_options import Durability
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -27,7 +27,7 @@ from tao.storage.accounts import ServiceAccounts
 from tao.topology.document import dump_topology
 from tests.rigs.certificates import TestAuthority
 
-pytestmark = [pytest.mark.database, pytest.mark.e2e]
+pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
 SHARDS = 4
 SECRETS = {
