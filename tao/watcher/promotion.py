@@ -368,6 +368,9 @@ class Promoter:
             self._holds[database] = hold
             try:
                 yield
+            except TaoError:
+                hold.check()  # a process that stood still finds time-outs and sessions that are closed: that is why
+                raise
             finally:
                 del self._holds[database]
 
