@@ -42,8 +42,8 @@ _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "capacity": plots.draw_capacity,
     "whale": plots.draw_whale,
 }
-PROFILED: Final = ("run", "geo", "herd", "storm", "capacity", "whale")
-"""Scenarios whose largest costs the note tells, by hand-written notes named after them. The peers' is at theirs."""
+PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "whale")
+"""Scenarios whose largest costs the note tells, by hand-written notes named after them."""
 _PROFILES: Final = Path(__file__).parent.parent / "profiles"
 NOT_REPRODUCED: Final = (
     (
@@ -91,6 +91,7 @@ def note(found: Found, remark: str = "") -> list[str]:
         "## Beside what one would pick instead",
         "",
         *ratios(found),
+        *profile("peers"),
         "## Published, here, and the peers",
         "",
         *one_table(found),
