@@ -10,13 +10,12 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from loadtest.peers.sql_graph import DATABASE, SqlGraph
-from loadtest.published.contestant import LINK, NODE, Payloads
+from loadtest.published.contestant import LINK, NODE, Payloads, reserve_nodes
 from loadtest.published.graph_plan import GraphPlan
 from tao.client import Graph
 from tao.model.ids import SHARD_SHIFT
 from tao.model.versions import next_version
 
-_RESERVED_AT_ONCE: Final = 1000
 _FIELDS: Final = (
     "CONCAT(X'8101', CASE WHEN LENGTH(payload) < 256 THEN CONCAT(X'C4', UNHEX(LPAD(HEX(LENGTH(payload)), 2, '0'))) "
     "WHEN LENGTH(payload) < 65536 THEN CONCAT(X'C5', UNHEX(LPAD(HEX(LENGTH(payload)), 4, '0'))) "
@@ -29,14 +28,7 @@ async def fill_everybody(
     graph: Graph, sql: SqlGraph, plan: GraphPlan, payloads: Payloads, shards: int, tell: Callable[[str, float], None]
 ) -> list[int]:
     """The ids by node; node ``n`` is on shard ``n % shards``. Raises a `TaoError` or `pymysql.err.MySQLError`."""
-    reserved: list[list[int]] = []
-    for shard in range(shards):
-        wanted = len(range(shard, plan.nodes, shards))
-        mine: list[int] = []
-        while len(mine) < wanted:
-            mine += await graph.reserve_ids(min(_RESERVED_AT_ONCE, wanted - len(mine)), shard=shard)
-        reserved.append(mine)
-    ids = [reserved[node % shards][node // shards] for node in range(plan.nodes)]
+    ids = await reserve_nodes(graph, plan.nodes, shards)
     await sql.load(plan, ids, payloads, tell)
     for shard in range(shards):
         tell(f"copying the graph into shard {shard} of tao", 0.0)

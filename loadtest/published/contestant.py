@@ -119,18 +119,23 @@ class TaoContestant:
         return ids[request.node], LINK, ids[request.others[0]], request.time, fields
 
 
-async def load_graph(
-    graph: Graph, plan: GraphPlan, payloads: Payloads, shards: int, tell: Callable[[str, float], None]
-) -> list[int]:
-    """Write the planned graph; the ids by node. Node ``n`` is put on shard ``n % shards``. Raises a `TaoError`."""
+async def reserve_nodes(graph: Graph, nodes: int, shards: int) -> list[int]:
+    """An id for each node; node ``n`` is on shard ``n % shards``. Raises a `TaoError`."""
     reserved: list[list[int]] = []
     for shard in range(shards):
-        wanted = len(range(shard, plan.nodes, shards))
+        wanted = len(range(shard, nodes, shards))
         mine: list[int] = []
         while len(mine) < wanted:
             mine += await graph.reserve_ids(min(_RESERVED_AT_ONCE, wanted - len(mine)), shard=shard)
         reserved.append(mine)
-    ids = [reserved[node % shards][node // shards] for node in range(plan.nodes)]
+    return [reserved[node % shards][node // shards] for node in range(nodes)]
+
+
+async def load_graph(
+    graph: Graph, plan: GraphPlan, payloads: Payloads, shards: int, tell: Callable[[str, float], None]
+) -> list[int]:
+    """Write the planned graph; the ids by node. Node ``n`` is put on shard ``n % shards``. Raises a `TaoError`."""
+    ids = await reserve_nodes(graph, plan.nodes, shards)
     total, done = plan.nodes + plan.edges, 0
     for start in range(0, plan.nodes, _BATCH):
         nodes = range(start, min(plan.nodes, start + _BATCH))

@@ -88,13 +88,16 @@ async def test_a_later_deadline_is_not_cut_short_by_an_earlier_one() -> None:
         with pytest.raises(TimeoutError):
             await connection.head(loop.time() + seconds)
     await connection.send("SELECT", ())
-    asked = asyncio.create_task(connection.head(loop.time() + 0.01))
+    rings = loop.time() + 0.01
+    asked = asyncio.create_task(connection.head(rings))
     await asyncio.sleep(0)
     connection.data_received(encode([Result([], [])]))
     assert await asked is False
     await connection.send("SELECT", ())
     patient = asyncio.create_task(connection.head(loop.time() + 60))
-    await asyncio.sleep(0.05)  # the first one's alarm has rung
+    rung = asyncio.Event()
+    loop.call_at(rings + 0.001, rung.set)  # alarms ring in the order of their times
+    await rung.wait()
     assert not patient.done()
     connection.data_received(encode([Result([], [])]))
     assert await patient is False
