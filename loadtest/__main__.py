@@ -23,6 +23,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from loadtest import converge, geo, whale
 from loadtest.catalogue import all_scenarios
+from loadtest.collector import settle_collector
 from loadtest.commands_capacity import capacity_commands, plot_option, topology_option
 from loadtest.commands_failures import failure_commands
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
@@ -320,4 +321,6 @@ async def _bench(scenarios: Sequence[Scenario], settings: BenchSettings, interru
 
 
 if __name__ == "__main__":
+    # Some scenarios ask from this process, too.
+    settle_collector()
     main()

@@ -19,6 +19,7 @@ import uvloop
 
 from loadtest.capacity.capacity_client import CapacityJob, GrowJob, MixJob, run_capacity, run_grow, run_mix
 from loadtest.cold.herd_client import HerdJob, run_herd
+from loadtest.collector import settle_collector
 from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob, StreamJob
 from loadtest.peers.peers_process import PairJob, PeersJob, run_pair, run_peers
 from loadtest.peers.staleness import StaleJob, run_stale
@@ -147,5 +148,6 @@ if __name__ == "__main__":
     # A terminal's Ctrl-C, or its end, reaches every process of the group; the runner decides what it means here.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    settle_collector()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_main())

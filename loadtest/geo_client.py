@@ -15,6 +15,7 @@ from random import Random
 from time import perf_counter
 from typing import Final
 
+from loadtest.collector import settle_collector
 from loadtest.jobs import GeoJob, GeoPhase
 from loadtest.open_loop import Samples, at_rate
 from loadtest.waiting import within
@@ -53,6 +54,7 @@ async def run_geo(job: GeoJob, tell: Callable[[str, float], None]) -> dict[str, 
         tell(f"{job.phase}: warming up", 0.0)
         await phase(warm_up)
         tell(f"{job.phase}: measuring", 0.1)
+        settle_collector()
         return await phase(job.seconds)
 
 

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from loadtest.collector import settle_collector
 from loadtest.jobs import HotKeyJob
 from loadtest.rounds import cpu_seconds
 from tao.client import ClientSettings, Graph, connect
@@ -70,6 +71,7 @@ async def run_hot_key(job: HotKeyJob, tell: Callable[[str, float], None]) -> lis
 
 
 async def _turn(name: str, graphs: list[Graph], job: HotKeyJob) -> HotKeyTurn:
+    settle_collector()
     queries, cpu = await _queries(job), _cpu(job)
     began, client_cpu = perf_counter(), process_time()
     latencies, faults = await _drive(graphs, job, job.pace.round_seconds)

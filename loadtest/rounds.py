@@ -1,13 +1,11 @@
 """Comparisons: contestants take turns, and the medians of their rounds are set side by side.
 
 Turns, because a shared machine is faster in one minute than in the next; the median, because one disturbed round should
-not decide. The collector of the load process is frozen before a round: the garbage that a measurement finds should be
-its own.
+not decide. The collector of the load process is settled before a round (`loadtest.collector`).
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import statistics
@@ -18,6 +16,7 @@ from time import perf_counter, process_time
 
 from msgspec.structs import replace
 
+from loadtest.collector import settle_collector
 from loadtest.results import Aim, Figure, judge
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -70,8 +69,7 @@ def cpu_seconds(pid: int) -> float:
 
 async def run_round(trial: Trial, seconds: float) -> Round:
     """One turn. Raises what the drive raises."""
-    gc.collect()
-    gc.freeze()
+    settle_collector()
     latencies: list[float] = []
     server_before = sum(map(cpu_seconds, trial.server_pids))
     client_before = process_time()

@@ -19,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from loadtest.collector import settle_collector
 from loadtest.published.contestant import NODE, Payloads, TaoContestant, read_ids, write_ids, written
 from loadtest.published.load_process import Subject
 from loadtest.published.requests import RequestStream
@@ -205,6 +206,7 @@ async def _measured(
 ) -> TurnResult:
     """Of awaiters that ask ``batch`` queries at once, again and again."""
     latencies: list[float] = []
+    settle_collector()
     before = await _servers(job)
     cpu_before, began = process_time(), perf_counter()
     until = began + seconds

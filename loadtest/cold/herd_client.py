@@ -16,6 +16,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from loadtest.collector import settle_collector
 from loadtest.published.contestant import LINK
 from loadtest.published.recording import Recorder, Recording
 from loadtest.waiting import within
@@ -90,6 +91,7 @@ async def run_herd(job: HerdJob, tell: Callable[[str, float], None]) -> list[Her
         for number, herd_round in enumerate(job.rounds):
             for graph in graphs:
                 await graph.obj_get(job.known_id)
+            settle_collector()
             ready_file(folder, number, job.number).touch()
             starts = await _start(go_file(folder, number))
             tell(f"round {number + 1} of {len(job.rounds)}", number / len(job.rounds))

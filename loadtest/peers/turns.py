@@ -7,7 +7,6 @@ the median of the rounds'.
 from __future__ import annotations
 
 import asyncio
-import gc
 import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import msgspec
 import pymysql.err
 import redis.exceptions
 
+from loadtest.collector import settle_collector
 from loadtest.peers.asking import How, Peer, TaoPeer
 from loadtest.published.recording import Merged, Recorder, Recording, Summary
 from loadtest.published.requests import Request
@@ -111,8 +111,7 @@ class Contender:
 
     async def take(self, until: float, *, counts: bool = True) -> None:
         """One turn. Raises what is no failure of a request."""
-        gc.collect()
-        gc.freeze()
+        settle_collector()
         samples, touched = Samples(), self._peer.touched
         server_before, client_before, started = self._server_cpu(), process_time(), perf_counter()
         await self._drive(until, samples)

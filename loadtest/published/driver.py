@@ -17,6 +17,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from loadtest.collector import settle_collector
 from loadtest.published.conformity import Tally
 from loadtest.published.contestant import Contestant
 from loadtest.published.recording import Recorder, Recording
@@ -78,6 +79,7 @@ async def put_load(
     asked = Asked()
     warming = _Run(contestant, stream, None, asked)
     await warming.drive(load, load.warm_seconds)
+    settle_collector()
     measuring()
     recorder = Recorder()
     asked.first_time = 0
