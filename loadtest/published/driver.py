@@ -20,9 +20,10 @@ import msgspec
 from loadtest.collector import settle_collector
 from loadtest.published.conformity import Tally
 from loadtest.published.contestant import Contestant
+from loadtest.published.first_reads import FirstReads
 from loadtest.published.recording import Recorder, Recording
 from loadtest.published.requests import Request, RequestStream
-from loadtest.published.workload import READS, Kind
+from loadtest.published.workload import READS
 from tao.model.errors import TaoError
 
 _MAX_UNDER_WAY: Final = 20_000
@@ -54,6 +55,8 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     """Objects that were written and were not found."""
     failed_warming: dict[str, int]
     """Requests of the warming that failed, by the error's reason."""
+    warmed: int
+    """Requests answered before measuring began."""
     first_time: int
     """Reads of an object or list that this process had not asked for before, warming included: no cache can have it
     because of this process."""
@@ -76,7 +79,7 @@ async def put_load(
 ) -> LoadResult:
     """Warm, say that it is ``measuring`` from now on, measure. ``probed``: the probers' stream. Raises what is no
     `TaoError`."""
-    asked = Asked()
+    asked = FirstReads()
     warming = _Run(contestant, stream, None, asked)
     await warming.drive(load, load.warm_seconds)
     settle_collector()
@@ -98,45 +101,17 @@ async def put_load(
         client_cpu_seconds=process_time() - cpu_before,
         wrong=run.wrong,
         failed_warming=dict(warming.failed),
+        warmed=warming.tally.answered,
         first_time=asked.first_time,
     )
-
-
-class Asked:
-    """The objects and lists that a process has asked for. A list's count is part of it, the list none of its count."""
-
-    def __init__(self) -> None:
-        self._objects = set[int]()
-        self._lists = set[int]()
-        self._counts = set[int]()
-        self.first_time = 0
-
-    def note(self, request: Request) -> None:
-        """Count the request when what it reads is asked for the first time."""
-        node = request.node
-        match request.kind:
-            case Kind.OBJ_GET:
-                known = self._objects
-            case Kind.ASSOC_COUNT:
-                known = self._counts
-            case Kind.ASSOC_RANGE | Kind.ASSOC_TIME_RANGE | Kind.ASSOC_GET:
-                self._counts.add(node)
-                known = self._lists
-            case Kind.READ_MANY:
-                self.first_time += len({*request.others} - self._objects)
-                self._objects.update(request.others)
-                return
-            case _:
-                return
-        if node not in known:
-            known.add(node)
-            self.first_time += 1
 
 
 class _Run:
     """One stretch of load."""
 
-    def __init__(self, contestant: Contestant, stream: RequestStream, recorder: Recorder | None, asked: Asked) -> None:
+    def __init__(
+        self, contestant: Contestant, stream: RequestStream, recorder: Recorder | None, asked: FirstReads
+    ) -> None:
         self._contestant = contestant
         self._stream = stream
         self._recorder = recorder
@@ -200,7 +175,7 @@ class _Run:
             self._recorder.failed(reason)
 
 
-def probes(stream: RequestStream, asked: Asked, began: float, seconds: float) -> Iterator[tuple[float, Request]]:
+def probes(stream: RequestStream, asked: FirstReads, began: float, seconds: float) -> Iterator[tuple[float, Request]]:
     """When each probe is to begin, and what it asks: reads alone, at a constant rate."""
     reads = (request for request in stream if request.kind in READS)
     for number in count():

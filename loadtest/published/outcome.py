@@ -54,6 +54,8 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     misses: Misses
     failed_fraction: float
     failed: dict[str, int]
+    warm_requests_per_node: float
+    """Answered before measuring began, as a multiple of the objects of the graph."""
     failed_warming: dict[str, int]
     """Before measuring began; no part of ``failed``."""
     wrong_answers: int
@@ -106,6 +108,7 @@ def measured_of(
         misses=misses_by_cause(whole, sum(result.first_time for result in results)),
         failed_fraction=failed / max(1, answered + failed),
         failed=dict(merged.failed),
+        warm_requests_per_node=round(sum(result.warmed for result in results) / plan.nodes, 2),
         failed_warming=_added(result.failed_warming for result in results),
         wrong_answers=sum(result.wrong for result in results),
         operations=operations,
@@ -135,6 +138,7 @@ def quantities(measured: Measured) -> list[Quantity]:
     """The head of the table that a run prints."""
     found = [
         Quantity(name="throughput", value=measured.throughput_qps, unit="queries_per_second"),
+        Quantity(name="warmed by", value=measured.warm_requests_per_node, unit="requests_a_node"),
         Quantity(name="hit rate", value=100 * measured.hit_rate, unit="percent"),
         *(
             Quantity(name=f"missed: {name.replace('_', ' ')}", value=100 * share, unit="percent")

@@ -11,7 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.published.driver import Asked, Load, probes, put_load
+from loadtest.published.driver import Load, probes, put_load
+from loadtest.published.first_reads import FirstReads
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.load_process import MEASURING
 from loadtest.published.outcome import (
@@ -57,7 +58,7 @@ def test_misses_have_one_cause_each_and_add_up() -> None:
 
 
 def test_a_count_is_asked_for_the_first_time_before_its_list_and_never_after_it() -> None:
-    asked = Asked()
+    asked = FirstReads()
 
     def new(kind: Kind, node: int, *others: int) -> int:
         before = asked.first_time
@@ -70,9 +71,16 @@ def test_a_count_is_asked_for_the_first_time_before_its_list_and_never_after_it(
     assert new(Kind.OBJ_UPDATE, 9) == 0
 
 
+def test_where_counts_are_kept_apart_from_lists_each_is_asked_for_the_first_time() -> None:
+    asked = FirstReads(counts_apart=True)
+    for kind in (Kind.ASSOC_RANGE, Kind.ASSOC_COUNT, Kind.ASSOC_COUNT):
+        asked.note(Request(kind, 1))
+    assert asked.first_time == 2
+
+
 def test_probes_are_reads_at_a_constant_rate_from_their_intended_start() -> None:
     plan = GraphPlan(tao_atc13(), 500, 1)
-    asked = Asked()
+    asked = FirstReads()
     found = list(probes(RequestStream(tao_atc13(), plan, 1, 1), asked, 100.0, 2.0))
     assert (len(found), asked.first_time > 0) == (400, True)
     assert {request.kind for _, request in found} <= set(READS)
@@ -143,6 +151,7 @@ async def test_a_load_is_counted_with_its_failures_apart_from_those_of_its_warmi
     used = Used(COUNTS, seconds_of([COUNTS, replace(COUNTS, hits=1000, at=2.0)]))
     measured, merged = measured_of({"workload": workload.name}, plan, 1000, [result, result], used)
     assert measured.failed_warming == {reason: 2 * count for reason, count in result.failed_warming.items()}
+    assert measured.warm_requests_per_node == pytest.approx(2 * result.warmed / 500, abs=0.005) > 0
     assert measured.server_cpu_us_per_query is not None
     assert measured.database_cpu_us_per_query is None
     assert measured.hit_rate_with_joined == pytest.approx(0.92)
