@@ -19,7 +19,14 @@ from tao.cache.splicing import splice
 from tao.cache.tables import Arenas, EntryTable
 from tao.model.changes import ListChange, ObjectChange
 from tao.model.edge_block import COMPLETE, HEADER_BYTES, PREFIX, empty_block, header, slice_block, with_flags
-from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES, encode_count, encode_object, version_of
+from tao.model.graph import (
+    COUNT_VALUE_BYTES,
+    OBJECT_HEADER_BYTES,
+    decode_count,
+    encode_count,
+    encode_object,
+    version_of,
+)
 
 
 class CachedShard:
@@ -262,7 +269,7 @@ class CachedShard:
         version, count, n, flags = header(block)
         if not flags & PREFIX:
             return self.pass_over(ticket, version)
-        if n == 0 and count:
+        if n == 0:  # an empty list is its count, which answers everything and takes a tenth of the room
             return self.store_count(ticket, block[:COUNT_VALUE_BYTES])
         held = self.held_list(ticket.id, ticket.atype)
         if held and version_of(held) == version and header(held)[2] >= n:
@@ -307,6 +314,8 @@ class CachedShard:
             if not insert or change.before or known > after or self.floors.is_overflowed(now):
                 return Applied.NOT_CACHED
             block = empty_block(0)
+        elif not block and decode_count(held) == (change.before, 0):
+            block = empty_block(change.before)
         if block and version_of(block) == change.before:
             spliced = splice(block, change, self._arenas.types.list_limit(atype))
             if spliced is None:
@@ -314,7 +323,7 @@ class CachedShard:
             _, _, left, flags = header(spliced)
             if left < (before := header(block)[2]) and not flags & COMPLETE:
                 self._arenas.tell_shrunk(id1, atype, before, left)
-            if len(spliced) > HEADER_BYTES or not change.count:
+            if len(spliced) > HEADER_BYTES:
                 return Applied.APPLIED if self._put_list(id1, atype, spliced) else Applied.DROPPED
         self._put_count(id1, atype, encode_count(after, change.count))
         return Applied.DROPPED if block and version_of(block) != change.before else Applied.APPLIED

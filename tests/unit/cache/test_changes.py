@@ -53,6 +53,27 @@ def test_a_count_alone_follows_any_later_change() -> None:
     assert decode_count(cache.count(ID1, ATYPE) or b"") == (v(8), 9)
 
 
+def test_an_empty_list_takes_the_room_of_a_count_and_grows_into_a_list_again() -> None:
+    cache = open_cache()
+    for place in reversed(range(1_000)):
+        store_list(cache, v(1), [], id1=ID1 + place)
+    (arena,) = [each for each in cache.arenas() if each.name == "default"]
+    assert arena.lists == 0
+    assert arena.counts > 900  # a bucket may be full
+    assert arena.bytes < 40 * arena.counts
+    assert times_in(cache.range(ID1, ATYPE, 0, 10)) == []
+    assert cache.apply(list_change(1, 1, put=(5,)), 1, 0.0) is Applied.APPLIED
+    assert times_in(cache.range(ID1, ATYPE, 0, 10)) == [5]
+
+
+def test_a_list_that_loses_its_last_edge_becomes_a_count() -> None:
+    cache = open_cache()
+    store_list(cache, v(1), edges_of(5))
+    assert cache.apply(list_change(1, 0, gone=(5,)), 1, 0.0) is Applied.APPLIED
+    assert cache.peek_list(ID1, ATYPE) is None
+    assert times_in(cache.range(ID1, ATYPE, 0, 10)) == []
+
+
 def test_an_edge_put_beyond_an_incomplete_prefix_changes_the_count_alone() -> None:
     cache = open_cache()
     store_list(cache, v(5), edges_of(50, 40), count=10)
