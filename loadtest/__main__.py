@@ -30,6 +30,7 @@ from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
 from loadtest.interruption import Interruption, interruptible
 from loadtest.peers import scenario as peers
+from loadtest.peers.names import CONTESTANTS, SHAPES
 from loadtest.peers.scenario import PeersSettings
 from loadtest.plotted import plotted
 from loadtest.published.run import SUMMARY, RunSettings
@@ -213,19 +214,31 @@ def run_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wan
 @click.option("--cache-share", type=float, default=DEFAULT_PEERS.cache_share, show_default=True, help="Of the data.")
 @click.option("--awaiters", type=int, default=DEFAULT_PEERS.awaiters, show_default=True)
 @click.option("--rate", type=float, default=DEFAULT_PEERS.rate, show_default=True, help="Of the open loop, a second.")
-@click.option("--warm-requests", type=int, default=DEFAULT_PEERS.warm_requests, show_default=True, help="Of each.")
+@click.option(
+    "--warm-requests", type=int, default=DEFAULT_PEERS.warm_requests, show_default=True, help="Of each cache at most."
+)
+@click.option(
+    "--warm-seconds", type=float, default=DEFAULT_PEERS.warm_seconds, show_default=True, help="Of warming at most."
+)
+@click.option("--only", type=click.Choice(CONTESTANTS), multiple=True, help="This contestant; may be repeated.")
+@click.option("--shape", "shapes", type=click.Choice(SHAPES), multiple=True, help="This load; may be repeated.")
+@click.option("--stale/--no-stale", default=True, show_default=True, help="Look for stale reads afterwards.")
 @click.option("--seconds", type=float, help="Measured time of one contestant in one shape, all rounds together.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
 @_toy_option
 @_json_option
-def peers_command(toy: bool, seconds: float | None, json_file: Path | None, **wanted: Any) -> None:
+@plot_option
+def peers_command(
+    toy: bool, seconds: float | None, json_file: Path | None, plot_file: Path | None, **wanted: Any
+) -> None:
     """A published workload beside Redis and memcached in front of MySQL, and beside MySQL alone.
 
     The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
     # Any: click's values, which `PeersSettings` checks.
     with _mistakes_told():
         peers_settings = PeersSettings(**wanted)
-    scenario = Scenario("peers", peers.SUMMARY, partial(peers.run, wanted=peers_settings))
+    job = partial(peers.run, wanted=peers_settings, plot_file=plot_file)
+    scenario = Scenario("peers", peers.SUMMARY, job)
     _run_alone(scenario, toy, json_file, seconds)
 
 

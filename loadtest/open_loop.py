@@ -1,6 +1,7 @@
 """Load at a constant rate that waits for nobody: an operation begins when its time has come, whatever became of those
 before, and its latency counts from then. So a server that stalls shows every operation it held up, not only one. The
-event loop's own lateness of up to a millisecond is part of the figure.
+event loop's own lateness of up to a millisecond is part of the figure; where it was woken early, by a timer of whole
+milliseconds, the operation's beginning counts.
 """
 
 from __future__ import annotations
@@ -73,13 +74,14 @@ async def at_rate(
     under_way = set[asyncio.Task[None]]()
 
     async def one(operation: Callable[[], Awaitable[None]], intended: float) -> None:
-        samples.late_seconds += perf_counter() - intended
+        since = min(intended, perf_counter())
+        samples.late_seconds += perf_counter() - since
         try:
             await operation()
         except TaoError:
             samples.failed += 1
         else:
-            samples.seconds.append(perf_counter() - intended)
+            samples.seconds.append(perf_counter() - since)
 
     try:
         for number in range(count):

@@ -7,9 +7,9 @@ from typing import Final
 
 import msgspec
 
-from loadtest.peers.peers_process import MEMCACHED, MYSQL, REDIS, TAO
+from loadtest.peers.names import MANY, MEMCACHED, MYSQL, OPEN, REDIS, TAO
+from loadtest.peers.shape_figures import ShapeFigure
 from loadtest.peers.staleness import ONE_TIER, StaleReads
-from loadtest.peers.turns import ShapeFigure
 from loadtest.results import Listing
 
 PEERS: Final = (REDIS, MEMCACHED, MYSQL)
@@ -28,7 +28,7 @@ class JudgedAim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Shapes = Mapping[str, Mapping[str, ShapeFigure]]
-"""Shape → contestant → figure; the first is many awaiters of single queries, the second the open loop."""
+"""Shape → contestant → figure, of those that were measured, in order."""
 
 
 def ratios(ours: ShapeFigure, theirs: ShapeFigure) -> dict[str, float]:
@@ -49,31 +49,39 @@ def _divided(above: float, below: float) -> float:
 
 
 def judged(shapes: Shapes, stale: Sequence[StaleReads]) -> list[JudgedAim]:
-    """``stale``: of tao."""
+    """Every aim that what was measured can be held against. ``stale``: of tao; empty when nobody looked."""
     return [*_throughputs(shapes), *_tails(shapes), *_nothing_wrong(shapes, stale)]
 
 
+def _of_kinds(shapes: Shapes, *kinds: str) -> Iterator[tuple[str, Mapping[str, ShapeFigure]]]:
+    """Those of these kinds of load in which tao took part."""
+    return ((shape, of) for shape, of in shapes.items() if TAO in of and of[TAO].kind in kinds)
+
+
 def _throughputs(shapes: Shapes) -> Iterator[JudgedAim]:
-    shape, of = next(iter(shapes.items()))
-    for name, bound in _THROUGHPUT.items():
-        value = ratios(of[TAO], of[name])["throughput"]
-        yield JudgedAim(
-            aim=f"throughput at least {bound:g} × {name}", shape=shape, value=value, bound=bound, met=value >= bound
-        )
+    for shape, of in _of_kinds(shapes, MANY):
+        for name, bound in _THROUGHPUT.items():
+            if name in of:
+                value = ratios(of[TAO], of[name])["throughput"]
+                aim = f"throughput at least {bound:g} × {name}"
+                yield JudgedAim(aim=aim, shape=shape, value=value, bound=bound, met=value >= bound)
 
 
 def _tails(shapes: Shapes) -> Iterator[JudgedAim]:
-    for shape, of in list(shapes.items())[:2]:
-        for name in PEERS:
+    for shape, of in _of_kinds(shapes, MANY, OPEN):
+        for name in (each for each in PEERS if each in of):
             value = ratios(of[TAO], of[name])["p99"]
             yield JudgedAim(aim=f"p99 lower than {name}", shape=shape, value=value, bound=1.0, met=value > 1)
 
 
 def _nothing_wrong(shapes: Shapes, stale: Sequence[StaleReads]) -> Iterator[JudgedAim]:
-    within = sum(each.stale for each in stale if each.within == ONE_TIER)
-    yield JudgedAim(aim="no stale read of tao within the tier", shape="", value=within, bound=0, met=not within)
-    failed = sum(sum(of[TAO].failed.values()) for of in shapes.values())
-    yield JudgedAim(aim="no failed request of tao", shape="", value=failed, bound=0, met=not failed)
+    if stale:
+        within = sum(each.stale for each in stale if each.within == ONE_TIER)
+        yield JudgedAim(aim="no stale read of tao within the tier", shape="", value=within, bound=0, met=not within)
+    ours = [of[TAO] for of in shapes.values() if TAO in of]
+    if ours:
+        failed = sum(sum(each.failed.values()) for each in ours)
+        yield JudgedAim(aim="no failed request of tao", shape="", value=failed, bound=0, met=not failed)
 
 
 def aims_listing(aims: Sequence[JudgedAim]) -> Listing:
@@ -88,12 +96,12 @@ def aims_listing(aims: Sequence[JudgedAim]) -> Listing:
 def peers_win(shapes: Shapes) -> list[str]:
     """Where a peer is better, over all shapes and everything compared; a constant rate is nobody's throughput."""
     found = []
-    for number, (shape, of) in enumerate(shapes.items()):
-        for name in PEERS:
+    for shape, of in ((shape, of) for shape, of in shapes.items() if TAO in of):
+        for name in (each for each in PEERS if each in of):
             better = [
                 f"{what.replace('_', ' ').replace('cpu', 'CPU')} ({value:.2f} ×)"
                 for what, value in ratios(of[TAO], of[name]).items()
-                if 0 < value < 1 and not (what == "throughput" and number == 1)
+                if 0 < value < 1 and not (what == "throughput" and of[name].kind == OPEN)
             ]
             if better:
                 found.append(f"{shape}: {name} is better in {', '.join(better)}")

@@ -7,47 +7,21 @@ that was returned and adds up the bytes, so that nobody is measured on answers t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
+from loadtest.peers.how import How
+from loadtest.peers.sampling import Sampling
 from loadtest.published.contestant import LINK, Payloads, TaoContestant
 from loadtest.published.requests import Request
 from loadtest.published.workload import READS, Kind
 from tao.client import AssocList, Graph
-from tao.client.trace import MEMORY
 
 Edge = tuple[int, int, bytes]
 """``(id2, time, payload)``."""
 
 Answer = bytes | int | list[Edge] | list[bytes | None] | None
 """An object's payload or None, a count, edges newest first, or objects in the order asked."""
-
-
-class How(IntEnum):
-    """Where an answer came from; of several keys, the most expensive."""
-
-    HIT = 0
-    """Without the database."""
-    JOINED = 1
-    """Somebody else was fetching it already, and was waited for."""
-    MISS = 2
-    """The database was asked."""
-    UNKNOWN = 3
-    """A write, or nobody can tell."""
-
-
-class Asked:
-    """What becomes known of one request while it is answered."""
-
-    __slots__ = ("how",)
-
-    def __init__(self) -> None:
-        self.how = How.HIT
-
-    def at_least(self, how: How) -> None:
-        """The request has needed this."""
-        if how > self.how:
-            self.how = how
 
 
 class Peer(Protocol):
@@ -59,16 +33,20 @@ class Peer(Protocol):
     async def ask(self, request: Request) -> How:
         """Have it answered and look at the answer. Raises what its client raises."""
 
+    def sampled(self) -> AbstractContextManager[None]:
+        """Within it the contestant says of some of its reads how they were answered, if it cannot of all."""
+
     async def answer(self, request: Request) -> Answer:
         """Of a read, as plain values, for comparison. Raises what its client raises."""
 
 
 class TaoPeer(TaoContestant):
-    """The SDK; the follower alone knows what it had in memory, so a client that should tell asks one at a time."""
+    """The SDK; what the follower had in memory it tells of a sample (`loadtest.peers.sampling`)."""
 
     def __init__(self, graph: Graph, ids: Sequence[int], payloads: Payloads) -> None:
         super().__init__(graph, ids, payloads)
         self.touched = 0
+        self._sampling: Final = Sampling(graph)
 
     async def ask(self, request: Request) -> How:
         """See `Peer`."""
@@ -84,15 +62,15 @@ class TaoPeer(TaoContestant):
                 self.touched += 0 if each is None else _size(each.fields["payload"])
         elif not isinstance(found, int) and found is not None:
             self.touched += _size(found.fields["payload"])
-        return How.UNKNOWN
-
-    async def ask_traced(self, request: Request) -> How:
-        """As `ask`, and says of a read whether the follower had all of it. Not for several tasks at once."""
-        with self._graph.trace() as trace:
-            await self.ask(request)
-        if request.kind not in READS:
+        if self._sampling.trace is None:
             return How.UNKNOWN
-        return How.HIT if all(each.answered_by == MEMORY for each in trace) else How.MISS
+        if request.kind is Kind.READ_MANY:
+            return self._sampling.how(Kind.OBJ_GET, [self._ids[other] for other in request.others])
+        return self._sampling.how(request.kind, (self._ids[request.node],))
+
+    def sampled(self) -> AbstractContextManager[None]:
+        """See `Peer`."""
+        return self._sampling.going_on()
 
     async def answer(self, request: Request) -> Answer:
         """See `Peer`."""

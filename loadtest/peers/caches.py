@@ -82,7 +82,7 @@ class RedisCache:
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Cache`."""
         spread = _spread(keys, len(self._clients))
-        answers = await _at_once([self._clients[number].mget(mine) for number, mine in spread.items()])
+        answers = await at_once([self._clients[number].mget(mine) for number, mine in spread.items()])
         values: list[bytes | None] = _in_order(keys, spread, answers)
         return values
 
@@ -90,7 +90,7 @@ class RedisCache:
         """See `Cache`."""
         token = secrets.token_bytes(8)
         spread = _spread(keys, len(self._clients))
-        answers = await _at_once([self._lease(number, mine, token) for number, mine in spread.items()])
+        answers = await at_once([self._lease(number, mine, token) for number, mine in spread.items()])
         return [token if given else None for given in _in_order(keys, spread, answers)]
 
     async def _lease(self, number: int, keys: Sequence[bytes], token: bytes) -> Any:
@@ -105,7 +105,7 @@ class RedisCache:
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
         """See `Cache`."""
         spread = _spread(list(values), len(self._clients))
-        await _at_once([self._fill(number, {key: values[key] for key in mine}) for number, mine in spread.items()])
+        await at_once([self._fill(number, {key: values[key] for key in mine}) for number, mine in spread.items()])
 
     async def _fill(self, number: int, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
         script = self._fills[number]
@@ -121,7 +121,7 @@ class RedisCache:
     async def delete(self, keys: Sequence[bytes]) -> None:
         """See `Cache`."""
         spread = _spread(keys, len(self._clients))
-        await _at_once(
+        await at_once(
             [
                 self._clients[number].delete(*(each for key in mine for each in (key, b"L" + key)))
                 for number, mine in spread.items()
@@ -147,12 +147,12 @@ class MemcachedCache:
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """See `Cache`."""
         spread = _spread(keys, len(self._clients))
-        answers = await _at_once([self._clients[number].multi_get(*mine) for number, mine in spread.items()])
+        answers = await at_once([self._clients[number].multi_get(*mine) for number, mine in spread.items()])
         return [_value(each) for each in _in_order(keys, spread, answers)]
 
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
         """See `Cache`."""
-        leases: list[Lease | None] = await _at_once([self._lease(key) for key in keys])
+        leases: list[Lease | None] = await at_once([self._lease(key) for key in keys])
         return leases
 
     async def _lease(self, key: bytes) -> Lease | None:
@@ -165,7 +165,7 @@ class MemcachedCache:
 
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
         """See `Cache`."""
-        await _at_once([self._fill(key, value, lease) for key, (value, lease) in values.items()])
+        await at_once([self._fill(key, value, lease) for key, (value, lease) in values.items()])
 
     async def _fill(self, key: bytes, value: bytes, lease: Lease) -> None:
         assert isinstance(lease, int)
@@ -173,7 +173,7 @@ class MemcachedCache:
 
     async def delete(self, keys: Sequence[bytes]) -> None:
         """See `Cache`."""
-        await _at_once([self._of(key).delete(key) for key in keys])
+        await at_once([self._of(key).delete(key) for key in keys])
 
     async def close(self) -> None:
         """See `Cache`."""
@@ -209,6 +209,7 @@ def _in_order(keys: Sequence[bytes], spread: Mapping[int, Sequence[bytes]], answ
     return [found[key] for key in keys]
 
 
-async def _at_once(calls: Sequence[Any]) -> Any:
-    """A single call without a task of its own. `Any`: awaitables of the clients, which have no common type."""
+async def at_once(calls: Sequence[Any]) -> Any:
+    """The answers in order, a single call without a task of its own. `Any`: awaitables of the clients, which have no
+    common type."""
     return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import msgspec
 
-from loadtest.peers.asking import LARGEST_LIMIT, Answer, Asked, Edge, How
-from loadtest.peers.caches import Cache, Lease
+from loadtest.peers.asking import LARGEST_LIMIT, Answer, Edge
+from loadtest.peers.caches import Cache, Lease, at_once
+from loadtest.peers.how import Asked, How
 from loadtest.peers.sql_graph import SqlGraph
 from loadtest.published.contestant import Payloads
 from loadtest.published.requests import SMALL_LIMIT, Request
@@ -62,6 +64,10 @@ class SqlContestant:
                 payload = each[2] if isinstance(each, tuple) else each
                 self.touched += 0 if payload is None else len(payload)
         return asked.how
+
+    def sampled(self) -> AbstractContextManager[None]:
+        """See `loadtest.peers.asking.Peer`; of every read it is known."""
+        return nullcontext()
 
     async def answer(self, request: Request) -> Answer:
         """See `loadtest.peers.asking.Peer`."""
@@ -176,6 +182,43 @@ class LookasideContestant(SqlContestant):
         await self._cache.close()
         await super().close()
 
+    async def ask_many(self, requests: Sequence[Request]) -> list[How]:
+        """As `ask` of each, and the cache has afterwards what it would have then: what they begin with is asked for at
+        once, one multi-get and of what is missing one fetch a kind; whatever needs more is asked by itself."""
+        reads = [request for request in requests if request.kind in READS]
+        begun = [self._begins_with(request) for request in reads]
+        fetches = {key: fetch for keys, fetch in begun for key in keys}
+        values = dict(zip(fetches, await self._cache.get_many(list(fetches)), strict=True))
+        missing = {key for key, value in values.items() if value is None}
+        for fetch in dict.fromkeys(fetches.values()):
+            wanted = [key for key in missing if fetches[key] == fetch]
+            if wanted:
+                values.update(await self._filled(wanted, fetch, Asked()))
+        hows = []
+        for request, (keys, fetch) in zip(reads, begun, strict=True):
+            # Who comes second to a key finds it there.
+            asked = Asked()
+            if not missing.isdisjoint(keys):
+                missing.difference_update(keys)
+                asked.how = How.MISS
+            if fetch == self._fetch_list and len(_edges.decode(memoryview(values[keys[0]] or b"")[1:])) >= _PAGE:
+                await self.read(request, asked)
+            hows.append(asked.how)
+        return hows + [await self.ask(request) for request in requests if request.kind not in READS]
+
+    def _begins_with(self, request: Request) -> tuple[list[bytes], Fetch]:
+        """The keys that a read cannot do without, and how they are fetched."""
+        id1 = self._ids[request.node]
+        match request.kind:
+            case Kind.OBJ_GET:
+                return [b"o%d" % id1], self._fetch_nodes
+            case Kind.READ_MANY:
+                return [b"o%d" % self._ids[other] for other in request.others], self._fetch_nodes
+            case Kind.ASSOC_COUNT:
+                return [b"c%d" % id1], self._fetch_count
+            case _:
+                return [b"p%d" % id1], self._fetch_list
+
     async def node(self, object_id: int, asked: Asked) -> bytes | None:
         """An object's payload."""
         value = await self._one(b"o%d" % object_id, self._fetch_nodes, asked)
@@ -277,12 +320,13 @@ class LookasideContestant(SqlContestant):
         return {key: _SOMETHING + found[int(key[1:])] if int(key[1:]) in found else _NOTHING for key in keys}
 
     async def _fetch_count(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        return {key: _SOMETHING + b"%d" % await self._sql.count(int(key[1:])) for key in keys}
+        counts = await at_once([self._sql.count(int(key[1:])) for key in keys])
+        return {key: _SOMETHING + b"%d" % count for key, count in zip(keys, counts, strict=True)}
 
     async def _fetch_list(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
-        (key,) = keys
-        edges = await self._sql.newest(int(key[1:]), _PAGE if key.startswith(b"p") else _PREFIX)
-        return {key: _SOMETHING + msgspec.msgpack.encode(edges)}
+        most = [_PAGE if key.startswith(b"p") else _PREFIX for key in keys]
+        lists = await at_once([self._sql.newest(int(key[1:]), limit) for key, limit in zip(keys, most, strict=True)])
+        return {key: _SOMETHING + msgspec.msgpack.encode(edges) for key, edges in zip(keys, lists, strict=True)}
 
     async def _fetch_links(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]:
         id1 = int(keys[0][1:].partition(b":")[0])

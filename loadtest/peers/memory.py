@@ -10,7 +10,7 @@ import aiomcache
 import msgspec
 import redis.asyncio
 
-from loadtest.peers.peers_process import MEMCACHED, REDIS, TAO
+from loadtest.peers.names import MEMCACHED, REDIS, TAO
 from loadtest.results import Listing
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.readiness import server_stats
@@ -37,12 +37,12 @@ class ServerMemory(msgspec.Struct, frozen=True, kw_only=True):
 async def memory_of(
     budget: int, admins: Sequence[str], ports: Mapping[str, Sequence[int]], pids: Mapping[str, Sequence[int]]
 ) -> dict[str, list[ServerMemory]]:
-    """By contestant. ``admins``: of tao's caches; ``ports``: of the peers'; ``pids``: of the cache servers, in the same
-    order. Raises what the clients raise."""
+    """By contestant, of those that take part. ``admins``: of tao's caches; ``ports``: of the peers'; ``pids``: of the
+    cache servers, in the same order. Raises what the clients raise."""
     cached = {
         TAO: [int((await server_stats(admin))["bytes"]) for admin in admins],
-        REDIS: [await _of_redis(port) for port in ports[REDIS]],
-        MEMCACHED: [await _of_memcached(port) for port in ports[MEMCACHED]],
+        REDIS: [await _of_redis(port) for port in ports.get(REDIS, ())],
+        MEMCACHED: [await _of_memcached(port) for port in ports.get(MEMCACHED, ())],
     }
     return {
         name: [
@@ -50,6 +50,7 @@ async def memory_of(
             for each, pid in zip(of, pids[name], strict=True)
         ]
         for name, of in cached.items()
+        if of
     }
 
 

@@ -1,9 +1,9 @@
 """The load processes' part of `peers`: fill everybody with one graph, check everybody, let them take turns.
 
-Every contestant draws from a stream of the same seed, so all are asked the same, and all are warmed with the same
-number of requests of it. Its stream goes on from turn to turn and from shape to shape: begun anew, it would ask again
-for what it has just brought into the caches. The three peers write to the same tables; only one of them knows of each
-such write, so that what any of them has written is left out of the last check.
+Every contestant draws from a stream of the same seed, so all are asked the same, and all caches are warmed with the
+same number of requests of it (`loadtest.peers.warming`). Its stream goes on from turn to turn and from shape to shape:
+begun anew, it would ask again for what it has just brought into the caches. The three peers write to the same tables;
+only one of them knows of each such write, so that what any of them has written is left out of the last check.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -22,11 +22,16 @@ import msgspec
 from loadtest.peers.asking import TaoPeer
 from loadtest.peers.caches import MemcachedCache, RedisCache
 from loadtest.peers.checking import check
+from loadtest.peers.counters import TaoCounters
 from loadtest.peers.filling import fill_everybody
+from loadtest.peers.how import How
 from loadtest.peers.lookaside import LookasideContestant, SqlContestant
+from loadtest.peers.names import BATCHES, CACHES, MANY, MYSQL, ONE, OPEN, REDIS, TAO
 from loadtest.peers.sql_graph import SqlAddress, SqlGraph
-from loadtest.peers.turns import Contender, Drive, Taken, at_rate, closed, rotated, warmed
+from loadtest.peers.turns import Contender, Drive, Taken, at_rate, closed, rotated
+from loadtest.peers.warming import WarmBounds, Warming, Window, ask_all, warmed
 from loadtest.published.contestant import Payloads, read_ids, write_ids
+from loadtest.published.first_reads import FirstReads
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.load_process import Subject
 from loadtest.published.requests import Request, RequestStream
@@ -34,16 +39,9 @@ from loadtest.published.shapes import Popularity
 from loadtest.published.workload import READS, Kind, Workload, workload_named
 from loadtest.waiting import until
 from tao.client import ClientSettings, Graph, connect
-from tao.devcluster.readiness import server_stats
 
-TAO: Final = "tao"
-REDIS: Final = "redis_lookaside"
-MEMCACHED: Final = "memcached_lookaside"
-MYSQL: Final = "mysql"
-CONTESTANTS: Final = (TAO, REDIS, MEMCACHED, MYSQL)
-
-MANY: Final = 20
-"""Objects of a batch in the shape that is batched."""
+OBJECTS_OF_A_BATCH: Final = 20
+"""In the shape that is batched."""
 CONNECTIONS: Final = 64
 """Of a peer's client to each cache server at most."""
 _TIMEOUT_SECONDS: Final = 10.0
@@ -51,7 +49,6 @@ _FILL_TIMEOUT_SECONDS: Final = 60.0
 _BLOCK_BYTES: Final = 1 << 20
 _SQL_CONNECTIONS: Final = 32
 _CHECKED: Final = 400
-_TRACERS: Final = 16
 _OPEN_LOOP_ROUNDS: Final = 3
 """So much longer are the rounds of the open loop: a tail at a constant rate needs time more than requests."""
 _BETWEEN_TURNS_SECONDS: Final = 0.3
@@ -61,8 +58,9 @@ _START_IN_SECONDS: Final = 0.2
 
 
 class Rivals(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the contestants are, and over which graph."""
+    """Where the contestants are, which of them take part, and over which graph."""
 
+    contestants: tuple[str, ...]
     topology_file: str
     tier: str
     subject: Subject
@@ -78,11 +76,12 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers"):
     rivals: Rivals
     server_pids: dict[str, tuple[int, ...]]
     """By contestant, the database's among them."""
-    follower_admin: str
-    leader_admin: str
+    admins: tuple[str, str]
+    """Of tao's follower and leader."""
+    shapes: tuple[str, ...]
+    """Kinds of load; those that take several processes are left out."""
     awaiters: int
-    warm_requests: int
-    """Of every contestant."""
+    warm: WarmBounds
     rounds: int
     round_seconds: float
     rate: float
@@ -95,6 +94,8 @@ class PairJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers_pair"):
     rivals: Rivals
     server_pids: dict[str, tuple[int, ...]]
     """Of those whose CPU time this process is to count."""
+    admins: tuple[str, str] | None
+    """Of tao's follower and leader, whose counters this process is to read; None: another does."""
     process: int
     awaiters: int
     rounds: int
@@ -103,23 +104,22 @@ class PairJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers_pair"):
     """Says, once it is there, when to begin: seconds of the monotonic clock, which processes of a machine share."""
 
 
-class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """Of tao's two caches while many awaiters asked for single queries."""
+class OfShape(msgspec.Struct, frozen=True, kw_only=True):
+    """All turns of one shape of load."""
 
-    hits: int
-    """Queries that the follower answered out of its memory."""
-    misses: int
-    joined: int
-    """Of the follower's misses, those that waited for another's fetch."""
-    leader_misses: int
+    kind: str
+    shape: str
+    """As tables name it."""
+    queries_per_operation: int
+    taken: dict[str, Taken]
+    """By contestant."""
 
 
 class PeersResult(msgspec.Struct, frozen=True, kw_only=True):
-    """By shape, in order, and by contestant."""
+    """Shapes in order."""
 
-    shapes: dict[str, dict[str, Taken]]
-    queries_per_operation: dict[str, int]
-    tao_counts: CacheCounts
+    shapes: list[OfShape]
+    warming: Warming
     checked: int
     """Answers compared, of each contestant."""
 
@@ -138,53 +138,93 @@ async def run_peers(job: PeersJob, tell: Callable[[str, float], None]) -> PeersR
         for again in ("", " again, out of the caches"):
             tell(f"checking every contestant's answers{again}", 0.0)
             checked += await arena.check()
-        for name, peer in arena.peers.items():
-            tell(f"warming {name}", 0.0)
-            await warmed(peer, arena.stream(name), job.awaiters, job.warm_requests)
-        tracers = [await arena.tao() for _ in range(_TRACERS)]
-
-        def shape(name: str, drive: Callable[[str], Drive]) -> tuple[str, list[Contender]]:
-            text = f"{job.rivals.subject.workload}, {name}"
-            return text, [
-                Contender(each, peer, drive(each), job.server_pids[each]) for each, peer in arena.peers.items()
+        counters = TaoCounters(*job.admins)
+        warming = await warmed(_windows(arena, counters), job.warm, tell)
+        shapes = [each for each in _shapes(job, arena) if each[0] in job.shapes]
+        contenders = {
+            kind: [
+                Contender(
+                    name,
+                    peer,
+                    drive(name),
+                    job.server_pids[name],
+                    counters if name == TAO else None,
+                    arena.first_reads(name),
+                )
+                for name, peer in arena.peers.items()
             ]
-
-        def single(awaiters: int) -> Callable[[str], Drive]:
-            return lambda name: closed(arena.peers[name], arena.stream(name), awaiters)
-
-        open_loop = f"open loop of {job.rate:,.0f} a second"
-        shapes = [
-            shape(f"{job.awaiters} awaiters of single queries", single(job.awaiters)),
-            shape(
-                open_loop,
-                lambda name: at_rate(arena.peers[name], arena.stream(name), job.rate, tracers if name == TAO else ()),
-            ),
-            shape("1 awaiter", single(1)),
-            shape(
-                f"objects, {MANY} in one call, {job.awaiters} awaiters",
-                lambda name: closed(arena.peers[name], arena.batches(), job.awaiters),
-            ),
-        ]
-        opened = shapes[1][0]
-        turns, taken = sum(len(each) for _, each in shapes) * (job.rounds + 1), count()
-        counts = [await _counts(job)]
-        for text, contenders in shapes:
+            for kind, _, drive in shapes
+        }
+        turns, taken = sum(len(each) for each in contenders.values()) * (job.rounds + 1), count()
+        for kind, text, _ in shapes:
             for number in range(job.rounds + 1):
-                for each in rotated(contenders, number):
+                for each in rotated(contenders[kind], number):
                     tell(f"{text}: {each.name}, round {number} of {job.rounds}", next(taken) / turns)
                     seconds = job.round_seconds if number else job.round_seconds / 4
-                    if text == opened:
+                    if kind == OPEN:
                         seconds *= _OPEN_LOOP_ROUNDS
                     await each.take(perf_counter() + seconds, counts=number > 0)
-            counts.append(await _counts(job))
         tell("checking every contestant's answers once more", 1.0)
         checked += await arena.check()
         return PeersResult(
-            shapes={text: {each.name: each.taken() for each in contenders} for text, contenders in shapes},
-            queries_per_operation={text: MANY if f"{MANY} in one" in text else 1 for text, _ in shapes},
-            tao_counts=_between(*counts[:2]),
+            shapes=[
+                OfShape(
+                    kind=kind,
+                    shape=f"{job.rivals.subject.workload}, {text}",
+                    queries_per_operation=OBJECTS_OF_A_BATCH if kind == BATCHES else 1,
+                    taken={each.name: each.taken() for each in contenders[kind]},
+                )
+                for kind, text, _ in shapes
+            ],
+            warming=warming,
             checked=checked,
         )
+
+
+def _windows(arena: Arena, counters: TaoCounters) -> dict[str, Window]:
+    def window(name: str) -> Window:
+        peer, stream, asked = arena.peers[name], arena.stream(name), count()
+
+        async def ask(requests: int) -> float | None:
+            if name not in CACHES and next(asked):
+                # It keeps nothing: after a window its connections are there. Its stream goes on with the others'.
+                for _ in islice(stream, requests):
+                    pass
+                return None
+            if name == TAO:
+                await counters.since_last()
+            hows = await ask_all(peer, stream, requests)
+            if name == TAO:
+                counted = await counters.since_last()
+                return counted.hits / max(1, counted.hits + counted.misses)
+            reads = sum(how is not How.UNKNOWN for how in hows)
+            return hows.count(How.HIT) / max(1, reads) if name in CACHES else None
+
+        return ask
+
+    return {name: window(name) for name in arena.peers}
+
+
+def _shapes(job: PeersJob, arena: Arena) -> list[tuple[str, str, Callable[[str], Drive]]]:
+    """Kind, text, and what drives a contestant."""
+
+    def single(awaiters: int) -> Callable[[str], Drive]:
+        return lambda name: closed(arena.peers[name], arena.stream(name), awaiters)
+
+    return [
+        (MANY, f"{job.awaiters} awaiters of single queries", single(job.awaiters)),
+        (
+            OPEN,
+            f"open loop of {job.rate:,.0f} a second",
+            lambda name: at_rate(arena.peers[name], arena.stream(name), job.rate),
+        ),
+        (ONE, "1 awaiter", single(1)),
+        (
+            BATCHES,
+            f"objects, {OBJECTS_OF_A_BATCH} in one call, {job.awaiters} awaiters",
+            lambda name: closed(arena.peers[name], arena.batches(name), job.awaiters),
+        ),
+    ]
 
 
 async def run_pair(job: PairJob, tell: Callable[[str, float], None]) -> PairResult:
@@ -193,7 +233,13 @@ async def run_pair(job: PairJob, tell: Callable[[str, float], None]) -> PairResu
     async with AsyncExitStack() as stack:
         arena = await Arena.open(job.rivals, stack, 100 + job.process)
         contenders = [
-            Contender(name, peer, closed(peer, arena.stream(name), job.awaiters), job.server_pids.get(name, ()))
+            Contender(
+                name,
+                peer,
+                closed(peer, arena.stream(name), job.awaiters),
+                job.server_pids.get(name, ()),
+                TaoCounters(*job.admins) if name == TAO and job.admins else None,
+            )
             for name, peer in arena.peers.items()
         ]
         for each in contenders:
@@ -223,20 +269,6 @@ def _start_in(file: Path) -> float | None:
     return float(file.read_text()) if file.exists() else None
 
 
-async def _counts(job: PeersJob) -> CacheCounts:
-    follower, leader = await server_stats(job.follower_admin), await server_stats(job.leader_admin)
-    return CacheCounts(
-        hits=follower["hits"],
-        misses=follower["misses"],
-        joined=follower["fills"]["joined"],
-        leader_misses=leader["misses"],
-    )
-
-
-def _between(before: CacheCounts, after: CacheCounts) -> CacheCounts:
-    return CacheCounts(**{name: getattr(after, name) - getattr(before, name) for name in CacheCounts.__struct_fields__})
-
-
 class Arena:
     """The contestants over one graph."""
 
@@ -248,6 +280,7 @@ class Arena:
         self.plan: Final = plan
         self._number: Final = number
         self._streams: Final[dict[str, Iterator[Request]]] = {}
+        self._first_reads: Final[dict[str, FirstReads]] = {}
         self._written: Final[set[int]] = set()
         self.ids: list[int] = []
         self.peers: dict[str, TaoPeer | SqlContestant] = {}
@@ -276,9 +309,8 @@ class Arena:
         return self
 
     async def _enter(self) -> None:
-        self.peers[TAO] = await self.tao()
-        for name in (REDIS, MEMCACHED, MYSQL):
-            self.peers[name] = await self.peer(name)
+        for name in self._rivals.contestants:
+            self.peers[name] = await (self.tao() if name == TAO else self.peer(name))
 
     async def tao(self) -> TaoPeer:
         """A client of its own."""
@@ -313,30 +345,40 @@ class Arena:
     def stream(self, name: str) -> Iterator[Request]:
         """A contestant's endless requests; always the same iterator."""
         if name not in self._streams:
-            self._streams[name] = self._noting_writes(self._requests(self._number))
+            self._streams[name] = self._noting(self._requests(self._number), self.first_reads(name))
         return self._streams[name]
+
+    def first_reads(self, name: str) -> FirstReads:
+        """Of what the contestant is asked; always the same."""
+        return self._first_reads.setdefault(name, FirstReads(counts_apart=name != TAO))
 
     def _requests(self, number: int) -> RequestStream:
         subject = self._rivals.subject
         return RequestStream(self._workload, self.plan, subject.seed, number, subject.shards)
 
-    def _noting_writes(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def _noting(self, requests: Iterator[Request], first_reads: FirstReads) -> Iterator[Request]:
+        note = first_reads.note
         for request in requests:
-            if request.kind not in READS:
+            if request.kind in READS:
+                note(request)
+            else:
                 self._written.update((request.node, *(part.node for part in request.parts)))
             yield request
 
-    def batches(self) -> Iterator[Request]:
-        """Endless batches of different objects, by their popularity."""
+    def batches(self, name: str) -> Iterator[Request]:
+        """A contestant's endless batches of different objects, by their popularity."""
+        first_reads = self.first_reads(name)
         chance = Random(f"batches {self._rivals.subject.seed}")
         draw = Popularity(
             self.plan.shuffled, self._workload.object_skew, chance, again=self._workload.assumed.again
         ).draw
         while True:
             nodes: dict[int, None] = {}
-            while len(nodes) < MANY:
+            while len(nodes) < OBJECTS_OF_A_BATCH:
                 nodes[draw()] = None
-            yield Request(Kind.READ_MANY, others=tuple(nodes))
+            request = Request(Kind.READ_MANY, others=tuple(nodes))
+            first_reads.note(request)
+            yield request
 
     async def check(self) -> int:
         """How many answers of each were compared; of what nobody has written. Raises `WrongAnswer`."""

@@ -9,35 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from loadtest.client_process import run_job
-from loadtest.peers.aims import Shapes, aims_listing, judged, peers_win, ratios
+from loadtest.peers.aims import aims_listing, judged, peers_win
 from loadtest.peers.memory import ServerMemory, memory_listing, memory_of
-from loadtest.peers.peers_process import (
-    CONTESTANTS,
-    MEMCACHED,
-    MYSQL,
-    READY,
-    REDIS,
-    TAO,
-    CacheCounts,
-    PairJob,
-    PairResult,
-    PeersJob,
-    PeersResult,
-    Rivals,
-)
+from loadtest.peers.names import CONTESTANTS, MEMCACHED, PAIR, REDIS, SHAPES, TAO
+from loadtest.peers.outcome import of_contestants, shapes_of
+from loadtest.peers.peers_process import READY, PairJob, PairResult, PeersJob, PeersResult, Rivals
 from loadtest.peers.servers import SMALLEST_MB, find_memcached, several_memcached, several_redis
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
-from loadtest.peers.tables import ratio_listing, shape_listing, stale_listing
-from loadtest.peers.turns import figure_of
+from loadtest.peers.tables import ratio_listing, shape_listing, stale_listing, warming_listing
+from loadtest.peers.warming import WarmBounds
 from loadtest.published.load_process import Subject
 from loadtest.published.run import SCHEMA
 from loadtest.published.workload import workload_named
@@ -49,6 +38,7 @@ from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
+from tao.model.errors import OperatorError
 
 SUMMARY: Final = "a published workload beside Redis and memcached in front of MySQL, and MySQL alone"
 _CACHE_SERVERS: Final = 2
@@ -63,6 +53,8 @@ _NOTES: Final = [
     "Ratios above 1 are tao's: its rate divided by the peer's, the peer's latency or CPU divided by its own.",
     "Server µs: of all servers that a contestant keeps busy, the database among them; total: with the client.",
     "Hit rate: reads answered without the database, from any cache server; joined: waited for another's fetch.",
+    "First reads: of what asked the database, reads of what a contestant had never been asked for; no cache has those.",
+    "Hits' and misses' p99 of tao: of a sample, a tenth of the time, in which the client's trace is open.",
     "A stale answer is a read that began after a write was acknowledged and did not see it.",
 ]
 
@@ -78,8 +70,16 @@ class PeersSettings:
     awaiters: int = 64
     rate: float = 4_000.0
     """Requests a second of the open loop, the same for everybody: half of what the slower peers can do."""
-    warm_requests: int = 150_000
-    """Of every contestant, before its first turn."""
+    warm_requests: int = 1_000_000
+    """Of every cache at most, before its first turn; warming is over when none gains from it any more."""
+    warm_seconds: float = 180.0
+    """Of all of warming at most."""
+    only: tuple[str, ...] = ()
+    """These contestants; all when none is named."""
+    shapes: tuple[str, ...] = ()
+    """These kinds of load; all when none is named."""
+    stale: bool = True
+    """Whether stale reads are looked for."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -90,62 +90,67 @@ class PeersSettings:
                 "--awaiters": (self.awaiters, 1, 2_000),
                 "--rate": (self.rate, 1, 1_000_000),
                 "--warm-requests": (self.warm_requests, 0, 100_000_000),
+                "--warm-seconds": (self.warm_seconds, 0, 3_600),
             }
         )
         workload_named(self.workload)
+        for flag, chosen, known in (("--only", self.only, CONTESTANTS), ("--shape", self.shapes, SHAPES)):
+            unknown = [each for each in chosen if each not in known]
+            if unknown:
+                raise OperatorError(f"{flag} {', '.join(unknown)}: there are {', '.join(known)}")
 
     def at_toy_size(self) -> PeersSettings:
         """The same in little."""
-        return PeersSettings(workload=self.workload, nodes=400, awaiters=8, rate=200.0, warm_requests=300)
+        return replace(self, nodes=400, awaiters=8, rate=200.0, warm_requests=800)
+
+    @property
+    def contestants(self) -> tuple[str, ...]:
+        """Who takes part, in order."""
+        return tuple(name for name in CONTESTANTS if name in (self.only or CONTESTANTS))
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What load is put on, in order."""
+        return tuple(kind for kind in SHAPES if kind in (self.shapes or SHAPES))
 
 
-class OfContestant(msgspec.Struct, frozen=True, kw_only=True):
-    """One contestant under 64 awaiters of single queries; latencies in milliseconds."""
-
-    throughput_qps: float
-    p50_ms: float
-    p99_ms: float
-    server_cpu_us_per_query: float
-    client_cpu_us_per_query: float
-    total_cpu_us_per_query: float
-    hit_rate: float | None
-    """Of reads, those that were answered without the database; None where nothing is cached."""
-    joined_share: float | None
-    """Of reads, those that waited for another's fetch; of tao's, in the follower."""
-    follower_hit_rate: float | None
-    """Of tao: of reads, those that the follower answered out of its own memory."""
-    failed: int
-    """Requests, in all shapes."""
-    stale_reads: int
-    """In all places; `stale` has each."""
-    stale: list[StaleReads]
-    memory: list[ServerMemory]
-    """Of every cache server after the rounds."""
-    ratio: dict[str, float]
-    """Of tao to this contestant (above 1: tao is better); ones for itself."""
-
-
-async def run(settings: BenchSettings, progress: Progress, wanted: PeersSettings | None = None) -> ScenarioResult:
-    """See `SUMMARY`. Raises `OperatorError`."""
+async def run(
+    settings: BenchSettings, progress: Progress, wanted: PeersSettings | None = None, plot_file: Path | None = None
+) -> ScenarioResult:
+    """See `SUMMARY`; ``plot_file``: a PNG to draw. Raises `OperatorError`."""
     peers = wanted or PeersSettings()
     if settings.toy:
         peers = peers.at_toy_size()
-    _, settings.versions["redis-server"] = find_redis_server()
-    _, settings.versions["memcached"] = find_memcached()
+    if REDIS in peers.contestants:
+        _, settings.versions["redis-server"] = find_redis_server()
+    if MEMCACHED in peers.contestants:
+        _, settings.versions["memcached"] = find_memcached()
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
     cache_mb = max(SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
+    ports, pids = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
     async with AsyncExitStack() as stack:
-        redis = await several_redis(_CACHE_SERVERS, cache_mb, settings.work_dir, stack)
-        memcached = await several_memcached(_CACHE_SERVERS, cache_mb, settings.work_dir, stack)
-        ports, pids = {REDIS: redis[0], MEMCACHED: memcached[0]}, {REDIS: redis[1], MEMCACHED: memcached[1]}
+        for name, several in ((REDIS, several_redis), (MEMCACHED, several_memcached)):
+            if name in peers.contestants:
+                ports[name], pids[name] = await several(_CACHE_SERVERS, cache_mb, settings.work_dir, stack)
         turns = _Turns(settings, progress, peers, cache_mb, ports, pids)
         result, pair, memory = await turns.taken()
-        stale = await turns.stale()
-    shapes = shapes_of(result, pair, peers)
-    measured = of_contestants(shapes, result.tao_counts, stale, memory)
-    aims = judged(shapes, stale[TAO])
+        stale = await turns.stale() if peers.stale else {}
+    shapes = shapes_of(result, pair, peers.contestants)
+    measured = of_contestants(shapes, stale, memory)
+    aims = judged(shapes, stale.get(TAO, []))
     over = [name for name, servers in memory.items() if any(each.is_over for each in servers)]
+    drawn = {name: msgspec.to_builtins(found) for name, found in measured.items()} | {
+        "aims": msgspec.to_builtins(aims),
+        "peers_win": peers_win(shapes),
+        "warming": {**msgspec.to_builtins(result.warming), "requests_per_node": result.warming.requests / peers.nodes},
+        "figures": [msgspec.to_builtins(each) for of in shapes.values() for each in of.values()],
+    }
+    if plot_file is not None:
+        # Loaded here: it takes a second, which a run without a plot need not wait for.
+        from loadtest.report.peers_plot import draw_peers
+
+        draw_peers(drawn, plot_file)
     return ScenarioResult(
         summary=f"{SUMMARY} ({peers.workload})",
         conditions={
@@ -155,29 +160,29 @@ async def run(settings: BenchSettings, progress: Progress, wanted: PeersSettings
             "cache_servers": _CACHE_SERVERS,
             "awaiters": peers.awaiters,
             "rate": peers.rate,
-            "warm_requests": peers.warm_requests,
+            "warm_requests_each": result.warming.requests,
             "rounds": settings.rounds,
             "round_seconds": settings.round_seconds,
             "answers_checked_of_each": result.checked,
         },
         listings=[
-            shape_listing(shapes), ratio_listing(measured), aims_listing(aims), stale_listing(measured),
-            memory_listing(memory),
+            each
+            for each in (
+                warming_listing(result.warming, peers.nodes), shape_listing(shapes), ratio_listing(measured),
+                aims_listing(aims), stale_listing(measured), memory_listing(memory),
+            )
+            if each.rows
         ],
         notes=[
             *_NOTES,
+            *([] if result.warming.steady else ["Warming ended at one of its bounds, before every cache was steady."]),
             *([f"More memory than its budget, by over a tenth: {', '.join(over)}."] if over else []),
             *peers_win(shapes),
         ],
-        measured={name: msgspec.to_builtins(found) for name, found in measured.items()}
-        | {
-            "aims": msgspec.to_builtins(aims),
-            "peers_win": peers_win(shapes),
-            "figures": [msgspec.to_builtins(each) for of in shapes.values() for each in of.values()],
-        },
+        measured=drawn,
         faults=[
             f"{each.stale} of {each.reads} reads of tao within one tier were stale"
-            for each in stale[TAO]
+            for each in stale.get(TAO, [])
             if each.stale and each.within == ONE_TIER
         ],
     )  # fmt: skip
@@ -202,8 +207,8 @@ class _Turns:
         self._ports = ports
         self._cache_pids = cache_pids
 
-    async def taken(self) -> tuple[PeersResult, list[PairResult], dict[str, list[ServerMemory]]]:
-        """All shapes of load, and the caches' memory afterwards."""
+    async def taken(self) -> tuple[PeersResult, tuple[str, list[PairResult]] | None, dict[str, list[ServerMemory]]]:
+        """All shapes of load, that of several load processes by itself, and the caches' memory afterwards."""
         settings, peers = self._settings, self._peers
         async with DevCluster(self._cluster("peers", tiers=1), self._progress.step) as cluster:
             settings.versions[cluster.database(_DATABASE).binary.flavour] = cluster.database(
@@ -212,35 +217,41 @@ class _Turns:
             rivals = self._rivals(cluster, peers.nodes)
             pids = {process.name: process.pid for process in (await cluster.status()).processes}
             cache_pids = {TAO: (pids[_FOLLOWER], pids[_LEADER]), **self._cache_pids}
-            server_pids = {name: (*cache_pids.get(name, ()), pids[_DATABASE]) for name in CONTESTANTS}
+            server_pids = {name: (*cache_pids.get(name, ()), pids[_DATABASE]) for name in peers.contestants}
+            admins = (cluster.admin(_FOLLOWER), cluster.admin(_LEADER))
             job = PeersJob(
                 rivals=rivals,
                 server_pids=server_pids,
-                follower_admin=cluster.admin(_FOLLOWER),
-                leader_admin=cluster.admin(_LEADER),
+                admins=admins,
+                shapes=peers.kinds,
                 awaiters=peers.awaiters,
-                warm_requests=peers.warm_requests,
+                warm=WarmBounds(
+                    window_requests=peers.nodes, most_requests=peers.warm_requests, most_seconds=peers.warm_seconds
+                ),
                 rounds=settings.rounds,
                 round_seconds=settings.round_seconds,
                 rate=peers.rate,
             )
             result = await run_job(job, self._progress, settings.work_dir / "peers.log", PeersResult)
-            pair = await self._pair(rivals, server_pids)
+            pair = await self._pair(rivals, server_pids, admins) if PAIR in peers.kinds else None
             memory = await memory_of(
-                self._cache_mb << 20, [cluster.admin(_FOLLOWER), cluster.admin(_LEADER)], self._ports, cache_pids
+                self._cache_mb << 20, admins if TAO in peers.contestants else (), self._ports, cache_pids
             )
         return result, pair, memory
 
-    async def _pair(self, rivals: Rivals, server_pids: dict[str, tuple[int, ...]]) -> list[PairResult]:
-        settings = self._settings
+    async def _pair(
+        self, rivals: Rivals, server_pids: dict[str, tuple[int, ...]], admins: tuple[str, str]
+    ) -> tuple[str, list[PairResult]]:
+        settings, awaiters = self._settings, max(1, self._peers.awaiters // _PROCESSES)
         start = settings.work_dir / "start"
         listening = _Starter(self._progress, start)
         jobs = [
             PairJob(
                 rivals=rivals,
                 server_pids={} if process else server_pids,
+                admins=None if process else admins,
                 process=process,
-                awaiters=max(1, self._peers.awaiters // _PROCESSES),
+                awaiters=awaiters,
                 rounds=settings.rounds,
                 round_seconds=settings.round_seconds,
                 start_file=str(start),
@@ -252,7 +263,8 @@ class _Turns:
                 group.create_task(run_job(job, listening, settings.work_dir / f"pair-{job.process}.log", PairResult))
                 for job in jobs
             ]
-        return [task.result() for task in tasks]
+        shape = f"{self._peers.workload}, {_PROCESSES} client processes of {awaiters} awaiters each"
+        return shape, [task.result() for task in tasks]
 
     async def stale(self) -> dict[str, list[StaleReads]]:
         """By contestant."""
@@ -281,12 +293,13 @@ class _Turns:
         database = cluster.database(_DATABASE)
         administrator = service_accounts(cluster.record.passwords).administrator
         return Rivals(
+            contestants=self._peers.contestants,
             topology_file=str(cluster.topology_path),
             tier=_TIER,
             subject=_subject(self._settings, self._peers, nodes),
             host=LOOPBACK,
-            redis_ports=self._ports[REDIS],
-            memcached_ports=self._ports[MEMCACHED],
+            redis_ports=self._ports.get(REDIS, ()),
+            memcached_ports=self._ports.get(MEMCACHED, ()),
             sql=SqlAddress(
                 host=database.host, port=database.port, user=administrator.user, password=administrator.password
             ),
@@ -320,57 +333,3 @@ class _Starter:
                 whole.write_text(str(perf_counter()))
                 whole.rename(self._start)
         self._progress.step(text, done)
-
-
-def shapes_of(result: PeersResult, pair: list[PairResult], peers: PeersSettings) -> Shapes:
-    """Figures by shape, many awaiters of single queries first, and by contestant."""
-    shapes = {
-        shape: {
-            name: figure_of(shape, name, [taken], result.queries_per_operation[shape]) for name, taken in of.items()
-        }
-        for shape, of in result.shapes.items()
-    }
-    shape = f"{peers.workload}, {_PROCESSES} client processes of {max(1, peers.awaiters // _PROCESSES)} awaiters each"
-    shapes[shape] = {name: figure_of(shape, name, [each.taken[name] for each in pair]) for name in CONTESTANTS}
-    return shapes
-
-
-def of_contestants(
-    shapes: Shapes, tao: CacheCounts, stale: dict[str, list[StaleReads]], memory: dict[str, list[ServerMemory]]
-) -> dict[str, OfContestant]:
-    """The first shape's figures, with tao's ratios to each contestant."""
-    first = next(iter(shapes.values()))
-    found = {}
-    for name, figure in first.items():
-        found[name] = OfContestant(
-            throughput_qps=round(figure.per_second, 1),
-            p50_ms=round(figure.p50_us / 1000, 4),
-            p99_ms=round(figure.p99_us / 1000, 4),
-            server_cpu_us_per_query=round(figure.server_cpu_us, 2),
-            client_cpu_us_per_query=round(figure.client_cpu_us, 2),
-            total_cpu_us_per_query=round(figure.total_cpu_us, 2),
-            **(_of_tao(tao) if name == TAO else _of_a_peer(name, shapes)),
-            failed=sum(sum(of[name].failed.values()) for of in shapes.values()),
-            stale_reads=sum(each.stale for each in stale[name]),
-            stale=stale[name],
-            memory=memory.get(name, []),
-            ratio=ratios(first[TAO], figure),
-        )
-    return found
-
-
-def _of_tao(counts: CacheCounts) -> dict[str, Any]:
-    reads = max(1, counts.hits + counts.misses)
-    return {
-        "hit_rate": 1 - counts.leader_misses / reads,
-        "joined_share": counts.joined / reads,
-        "follower_hit_rate": counts.hits / reads,
-    }
-
-
-def _of_a_peer(name: str, shapes: Shapes) -> dict[str, Any]:
-    if name == MYSQL:
-        return {"hit_rate": None, "joined_share": None, "follower_hit_rate": None}
-    figure = next(iter(shapes.values()))[name]
-    reads = max(1, figure.hits + figure.joined + figure.misses)
-    return {"hit_rate": figure.hits / reads, "joined_share": figure.joined / reads, "follower_hit_rate": None}

@@ -15,9 +15,10 @@ from typing import Final, Protocol
 
 import msgspec
 
-from loadtest.peers.asking import Asked
+from loadtest.peers.how import Asked
 from loadtest.peers.lookaside import SqlContestant
-from loadtest.peers.peers_process import CONTESTANTS, TAO, Arena, Rivals
+from loadtest.peers.names import CONTESTANTS, TAO
+from loadtest.peers.peers_process import Arena, Rivals
 from loadtest.published.contestant import LINK, NODE
 from tao.client import Graph
 
@@ -83,7 +84,7 @@ async def run_stale(job: StaleJob, tell: Callable[[str, float], None]) -> StaleR
         # Lists that are empty as planned; the second half for the second tier, or nobody.
         empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)][: 2 * _WATCHED]
         first, second = empty[:_WATCHED], empty[_WATCHED:]
-        for name in CONTESTANTS:
+        for name in job.rivals.contestants:
             tell(f"looking for stale answers of {name}", 1.0)
             if name != TAO:
                 peer = arena.peers[name]

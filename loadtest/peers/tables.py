@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from loadtest.peers.aims import Shapes, ratios
-from loadtest.peers.peers_process import TAO
+from loadtest.peers.names import TAO
+from loadtest.peers.warming import Warming
 from loadtest.published.recording import Summary
 from loadtest.results import Listing
 
@@ -16,15 +17,15 @@ def shape_listing(shapes: Shapes) -> Listing:
     rows: list[tuple[str, ...]] = []
     for shape, of in shapes.items():
         for name, each in of.items():
-            ratio = ratios(of[TAO], each)
+            ratio = ratios(of[TAO], each) if TAO in of and name != TAO else {}
             rows.append(
                 (
                     f"{shape}: {name}",
                     f"{each.per_second:,.0f}",
-                    "" if name == TAO else f"{ratio['throughput']:.2f}",
+                    _ratio(ratio, "throughput"),
                     f"{each.p50_us / 1000:.2f}",
                     f"{each.p99_us / 1000:.2f}",
-                    "" if name == TAO else f"{ratio['p99']:.2f}",
+                    _ratio(ratio, "p99"),
                     _p99(each.hit_ms),
                     _p99(each.miss_ms),
                     *(f"{value:.1f}" for value in (each.server_cpu_us, each.client_cpu_us, each.total_cpu_us)),
@@ -38,29 +39,47 @@ def shape_listing(shapes: Shapes) -> Listing:
     return Listing(title="", columns=columns, rows=rows)
 
 
+def _ratio(found: Mapping[str, float], what: str) -> str:
+    return f"{found[what]:.2f}" if what in found else ""
+
+
 def _p99(found: Summary | None) -> str:
     return "" if found is None else f"{found.p99:.2f}"
 
 
 def ratio_listing(measured: Mapping[str, Any]) -> Listing:
-    """Of the first shape; `Any`: `loadtest.peers.scenario.OfContestant`."""
+    """Of the first shape; `Any`: `loadtest.peers.outcome.OfContestant`."""
     names = ("throughput", "p50", "p99", "server_cpu", "client_cpu", "total_cpu")
     rows: list[tuple[str, ...]] = [
         (
             name,
-            *(f"{found.ratio[each]:.2f}" for each in names),
+            *(_ratio(found.ratio, each) for each in names),
             _percent(found.hit_rate),
             _percent(found.joined_share),
             _percent(found.follower_hit_rate),
+            _percent(found.first_read_share),
         )
         for name, found in measured.items()
     ]
-    columns = ("tao to", *(each.replace("_", " ") for each in names), "hit rate", "joined", "of them in the follower")
+    columns = (
+        "tao to", *(each.replace("_", " ") for each in names), "hit rate", "joined", "of them in the follower",
+        "of misses first reads",
+    )  # fmt: skip
     return Listing(title="", columns=columns, rows=rows)
 
 
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
+
+
+def warming_listing(warming: Warming, nodes: int) -> Listing:
+    """The hit rate of each window, by cache."""
+    rows: list[tuple[str, ...]] = [(name, *map(_percent, rates)) for name, rates in warming.hit_rates.items()]
+    windows = max(map(len, warming.hit_rates.values()), default=0)
+    columns = [
+        f"{min(warming.requests, (number + 1) * warming.window_requests) / nodes:.1f}" for number in range(windows)
+    ]
+    return Listing(title="", columns=("hit rate while warmed, by requests a node", *columns), rows=rows)
 
 
 def stale_listing(measured: Mapping[str, Any]) -> Listing:

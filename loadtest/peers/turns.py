@@ -1,13 +1,8 @@
-"""Turns of the contestants in one shape of load, and what comes of them.
-
-Whoever begins a round is another one each time. Histograms of all rounds, and of all load processes, add up; a rate is
-the median of the rounds'.
-"""
+"""Turns of the contestants in one shape of load. Whoever begins a round is another one each time."""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from time import perf_counter, process_time
@@ -19,8 +14,11 @@ import pymysql.err
 import redis.exceptions
 
 from loadtest.collector import settle_collector
-from loadtest.peers.asking import How, Peer, TaoPeer
-from loadtest.published.recording import Merged, Recorder, Recording, Summary
+from loadtest.peers.asking import Peer
+from loadtest.peers.counters import CacheCounts, TaoCounters
+from loadtest.peers.how import How
+from loadtest.published.first_reads import FirstReads
+from loadtest.published.recording import Recorder, Recording
 from loadtest.published.requests import Request
 from loadtest.rounds import cpu_seconds
 from tao.model.errors import TaoError
@@ -31,9 +29,6 @@ FAILURES: Final = (
 """What a request may end with; anything else is a fault of the measurement."""
 _MAX_UNDER_WAY: Final = 20_000
 _LEAD_SECONDS: Final = 0.05
-_TRACED_EVERY: Final = 20
-"""Of an open loop's requests of tao: so many go through a client that tells hits from misses."""
-_MICRO: Final = 1e6
 
 
 class Samples:
@@ -48,6 +43,12 @@ class Samples:
         """Requests."""
         return sum(map(len, self.by_how))
 
+    def counts(self) -> CacheCounts:
+        """By what they needed, where each tells."""
+        return CacheCounts(
+            hits=len(self.by_how[How.HIT]), joined=len(self.by_how[How.JOINED]), misses=len(self.by_how[How.MISS])
+        )
+
 
 Drive = Callable[[float, Samples], Awaitable[None]]
 """``drive(until, samples)``: as `loadtest.rounds.Drive`."""
@@ -60,6 +61,10 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     elapsed: float
     server_cpu: float
     client_cpu: float
+    counts: CacheCounts
+    """Of the requests that were answered; of tao in all its clients, as its servers count."""
+    first_reads: int | None
+    """Of what this contestant had not been asked for before; None: by a process that does not know."""
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,56 +75,50 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
     touched: int
 
 
-class ShapeFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One contestant in one shape of load. Microseconds of an operation from histograms over all rounds, microseconds
-    of CPU a query; an operation is one request, of ``queries_per_operation`` queries."""
-
-    shape: str
-    contestant: str
-    queries_per_operation: int
-    operations: int
-    per_second: float
-    rounds_per_second: list[float]
-    p50_us: float
-    p99_us: float
-    server_cpu_us: float
-    client_cpu_us: float
-    total_cpu_us: float
-    failed: dict[str, int]
-    touched_bytes: float
-    """Of payload that the application looked at, a query."""
-    hits: int
-    """Reads answered without the database, where a contestant can tell of each."""
-    joined: int
-    misses: int
-    hit_ms: Summary | None
-    """Answered without the database; of tao in the open loop: from the follower's memory, a sample."""
-    miss_ms: Summary | None
-
-
 class Contender:
     """One contestant's turns so far."""
 
-    def __init__(self, name: str, peer: Peer, drive: Drive, server_pids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        peer: Peer,
+        drive: Drive,
+        server_pids: Sequence[int],
+        counters: TaoCounters | None = None,
+        first_reads: FirstReads | None = None,
+    ) -> None:
+        """``counters``: of a contestant whose clients cannot tell; ``first_reads``: kept by who draws the requests."""
         self.name: Final = name
         self._peer: Final = peer
         self._drive: Final = drive
         self._pids: Final = server_pids
+        self._counters: Final = counters
+        self._first_reads: Final = first_reads
         self._turns: Final[list[Turn]] = []
         self._recorder: Final = Recorder()
         self._touched = 0
 
     async def take(self, until: float, *, counts: bool = True) -> None:
         """One turn. Raises what is no failure of a request."""
+        if self._counters is not None:
+            await self._counters.since_last()
         settle_collector()
-        samples, touched = Samples(), self._peer.touched
+        samples, touched, first_reads = Samples(), self._peer.touched, self._asked_first()
         server_before, client_before, started = self._server_cpu(), process_time(), perf_counter()
-        await self._drive(until, samples)
+        with self._peer.sampled():
+            await self._drive(until, samples)
         elapsed = perf_counter() - started
         client_cpu, server_cpu = process_time() - client_before, self._server_cpu() - server_before
         if not counts:
             return
-        turn = Turn(answered=samples.answered, elapsed=elapsed, server_cpu=server_cpu, client_cpu=client_cpu)
+        turn = Turn(
+            answered=samples.answered,
+            elapsed=elapsed,
+            server_cpu=server_cpu,
+            client_cpu=client_cpu,
+            counts=samples.counts() if self._counters is None else await self._counters.since_last(),
+            first_reads=None if first_reads is None else (self._asked_first() or 0) - first_reads,
+        )
         self._turns.append(turn)
         self._touched += self._peer.touched - touched
         for how, all_seconds in zip(How, samples.by_how, strict=True):
@@ -133,6 +132,9 @@ class Contender:
         """Everything, to be sent."""
         return Taken(turns=self._turns, recording=self._recorder.recording(), touched=self._touched)
 
+    def _asked_first(self) -> int | None:
+        return None if self._first_reads is None else self._first_reads.first_time
+
     def _server_cpu(self) -> float:
         return sum(map(cpu_seconds, self._pids))
 
@@ -141,46 +143,6 @@ def rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
     """The order of round ``number``."""
     first = number % len(contenders)
     return [*contenders[first:], *contenders[:first]]
-
-
-def figure_of(shape: str, contestant: str, taken: Sequence[Taken], queries_per_operation: int = 1) -> ShapeFigure:
-    """Of all load processes together. Raises `ValueError` when nothing was answered."""
-    merged = Merged()
-    for each in taken:
-        merged.add(each.recording)
-    whole = merged.summary(*(how.name for how in How))
-    if whole is None:
-        raise ValueError(f"{contestant} answered nothing in {shape}: give it more --seconds")
-    rounds = list(zip(*(each.turns for each in taken), strict=True))
-    rates = [queries_per_operation * sum(turn.answered / turn.elapsed for turn in turns) for turns in rounds]
-    queries = queries_per_operation * whole.count
-    server = sum(turn.server_cpu for each in taken for turn in each.turns) / queries * _MICRO
-    client = sum(turn.client_cpu for each in taken for turn in each.turns) / queries * _MICRO
-    return ShapeFigure(
-        shape=shape,
-        contestant=contestant,
-        queries_per_operation=queries_per_operation,
-        operations=whole.count,
-        per_second=statistics.median(rates),
-        rounds_per_second=rates,
-        p50_us=whole.p50 * 1000,
-        p99_us=whole.p99 * 1000,
-        server_cpu_us=server,
-        client_cpu_us=client,
-        total_cpu_us=server + client,
-        failed=dict(merged.failed),
-        touched_bytes=sum(each.touched for each in taken) / queries,
-        hits=_count(merged, How.HIT),
-        joined=_count(merged, How.JOINED),
-        misses=_count(merged, How.MISS),
-        hit_ms=merged.summary(How.HIT.name),
-        miss_ms=merged.summary(How.MISS.name, How.JOINED.name),
-    )
-
-
-def _count(merged: Merged, how: How) -> int:
-    found = merged.summary(how.name)
-    return 0 if found is None else found.count
 
 
 def closed(peer: Peer, requests: Iterator[Request], awaiters: int) -> Drive:
@@ -208,37 +170,16 @@ def closed(peer: Peer, requests: Iterator[Request], awaiters: int) -> Drive:
     return drive
 
 
-async def warmed(peer: Peer, requests: Iterator[Request], awaiters: int, count: int) -> None:
-    """So many requests, whose outcome counts nowhere. Raises what fails."""
-    left = count
+def at_rate(peer: Peer, requests: Iterator[Request], rate: float) -> Drive:
+    """Requests begin at a constant rate whoever waits, and seconds count from the intended start."""
 
-    async def one() -> None:
-        nonlocal left
-        while left > 0:
-            left -= 1
-            await peer.ask(next(requests))
-
-    async with asyncio.TaskGroup() as group:
-        for _ in range(awaiters):
-            group.create_task(one())
-
-
-def at_rate(peer: Peer, requests: Iterator[Request], rate: float, tracers: Sequence[TaoPeer] = ()) -> Drive:
-    """Requests begin at a constant rate whoever waits, and seconds count from the intended start. ``tracers``: clients
-    that tell hits from misses, each for one request at a time; of what they are asked, and of nothing else, the seconds
-    stand under hits and misses."""
-    free = list(tracers)
-
-    async def one(request: Request, intended: float, tracer: TaoPeer | None, samples: Samples) -> None:
+    async def one(request: Request, since: float, samples: Samples) -> None:
         try:
-            how = await (peer.ask(request) if tracer is None else tracer.ask_traced(request))
+            how = await peer.ask(request)
         except FAILURES as error:
             samples.failed[type(error).__name__] += 1
         else:
-            samples.by_how[how].append(perf_counter() - intended)
-        finally:
-            if tracer is not None:
-                free.append(tracer)
+            samples.by_how[how].append(perf_counter() - since)
 
     async def drive(until: float, samples: Samples) -> None:
         began = perf_counter() + _LEAD_SECONDS
@@ -251,8 +192,8 @@ def at_rate(peer: Peer, requests: Iterator[Request], rate: float, tracers: Seque
                 if len(under_way) >= _MAX_UNDER_WAY:
                     samples.failed["not asked: too many unanswered"] += 1
                     continue
-                tracer = free.pop() if free and number % _TRACED_EVERY == 0 else None
-                task = asyncio.ensure_future(one(next(requests), intended, tracer, samples))
+                # Timers of a millisecond may wake the loop early: what begins early counts from its beginning.
+                task = asyncio.ensure_future(one(next(requests), min(intended, perf_counter()), samples))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
             if under_way:

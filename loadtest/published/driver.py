@@ -147,7 +147,8 @@ class _Run:
                 if len(under_way) >= _MAX_UNDER_WAY:
                     self._failed("not asked: too many unanswered")
                     continue
-                task = asyncio.ensure_future(self._ask(next(self._stream), intended))
+                # Timers of a millisecond may wake the loop early: what begins early counts from its beginning.
+                task = asyncio.ensure_future(self._ask(next(self._stream), min(intended, perf_counter())))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
             if under_way:
@@ -156,7 +157,7 @@ class _Run:
             for task in under_way:
                 task.cancel()
 
-    async def _ask(self, request: Request, intended: float) -> None:
+    async def _ask(self, request: Request, since: float) -> None:
         self._asked.note(request)
         try:
             found = await self._contestant.ask(request)
@@ -165,7 +166,7 @@ class _Run:
             return
         now = perf_counter()
         if self._recorder is not None:
-            self._recorder.answered(request.kind, now - intended, now - self._began)
+            self._recorder.answered(request.kind, now - since, now - self._began)
         self.tally.note(request, found)
         self.wrong += request.kind == "obj_get" and not found
 
@@ -193,9 +194,10 @@ async def _probe(prober: TracedContestant, probing: Iterator[tuple[float, Reques
         early = intended - perf_counter()
         if early > 0:
             await asyncio.sleep(early)
+        since = min(intended, perf_counter())
         try:
             _, hit = await prober.traced(request)
         except TaoError as error:
             recorder.failed(error.reason)
             continue
-        recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - intended)
+        recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)

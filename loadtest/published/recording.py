@@ -7,6 +7,7 @@ several processes add up exactly; medians of medians would not.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, Final, Self
 
 import msgspec
@@ -16,6 +17,7 @@ _SHORTEST_US: Final = 1
 _LONGEST_US: Final = 60_000_000
 _DIGITS: Final = 3
 _MICRO: Final = 1_000_000
+_PERCENTS: Final = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.9, 100)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,10 +101,7 @@ class Merged:
 
     def summary(self, *names: str) -> Summary | None:
         """Of these operations together; None when none was measured."""
-        whole = _histogram()
-        for name in names:
-            if name in self._histograms:
-                whole.add(self._histograms[name])
+        whole = self._whole(names)
         count = whole.get_total_count()
         if not count:
             return None
@@ -120,16 +119,27 @@ class Merged:
             max=round(whole.get_max_value() / 1000, 3),
         )
 
+    def quantiles(self, *names: str) -> dict[str, float]:
+        """Percent → milliseconds within which so many were answered, for a plot of few points; empty when none was."""
+        whole = self._whole(names)
+        if not whole.get_total_count():
+            return {}
+        return {f"{each:g}": whole.get_value_at_percentile(each) / 1000 for each in _PERCENTS}
+
     def curve(self, *names: str) -> list[tuple[float, float]]:
         """``(milliseconds, share that took no longer)``, for a plot."""
-        whole = _histogram()
-        for name in names:
-            if name in self._histograms:
-                whole.add(self._histograms[name])
+        whole = self._whole(names)
         if not whole.get_total_count():
             return []
         steps = [*range(100), *(99 + step / 100 for step in range(100))]
         return [(whole.get_value_at_percentile(step) / 1000, step / 100) for step in steps]
+
+    def _whole(self, names: Iterable[str]) -> Any:
+        whole = _histogram()
+        for name in names:
+            if name in self._histograms:
+                whole.add(self._histograms[name])
+        return whole
 
 
 def _histogram() -> Any:

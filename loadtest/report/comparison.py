@@ -16,7 +16,7 @@ _NAMES: Final = {
     "mysql": "MySQL alone",
 }
 _FIGURES: Final = (
-    "", "queries/s", "p50 ms", "p99 ms", "server µs", "client µs", "all µs", "hit rate / joined", "MB cached",
+    "", "queries/s", "p50 ms", "p99 ms", "server µs", "client µs", "all µs", "hit rate / joined / first", "MB cached",
     "stale reads",
 )  # fmt: skip
 _COMPARED: Final = ("throughput", "p50", "p99", "server_cpu", "client_cpu", "total_cpu")
@@ -28,7 +28,9 @@ def ratios(found: Found) -> list[str]:
     if peers is None:
         return ["Not measured: `peers`.", ""]
     rows: list[tuple[str, ...]] = [
-        (_NAMES[name], *(f"{peers[name]['ratio'][what]:.2f} ×" for what in _COMPARED)) for name in _PEERS
+        (_NAMES[name], *(f"{peers[name]['ratio'][what]:.2f} ×" for what in _COMPARED))
+        for name in _PEERS
+        if name in peers and peers[name]["ratio"]
     ]
     columns = ("tao compared with", "throughput", "p50", "p99", "servers' CPU", "client's CPU", "all CPU")
     lines = table(columns, rows)
@@ -36,11 +38,11 @@ def ratios(found: Found) -> list[str]:
         (
             "Above 1 is in tao's favour, in every column; with one application process, which for a peer is more of a "
             "limit than for tao. A hit is a read answered without the database, whoever waits for another's fetch has "
-            "*joined*."
+            "*joined*; *first* is the part of what asked the database that nobody had asked this contestant for "
+            f"before, which no cache has. {_warming(peers['warming'])}"
         ),
         "",
     ]
-    lines += _aims(peers["aims"])
     absolute = [
         (
             _NAMES[name],
@@ -50,24 +52,25 @@ def ratios(found: Found) -> list[str]:
             number(each["server_cpu_us_per_query"]),
             number(each["client_cpu_us_per_query"]),
             number(each["total_cpu_us_per_query"]),
-            f"{percent(each['hit_rate'])} / {percent(each['joined_share'])}",
+            " / ".join(percent(each[share]) for share in ("hit_rate", "joined_share", "first_read_share")),
             " + ".join(number(server["cached"] / 1e6) for server in each["memory"]) or "–",
-            ", ".join(f"{stale['stale']} of {stale['reads']:,} ({stale['within']})" for stale in each["stale"]),
+            ", ".join(f"{stale['stale']} of {stale['reads']:,} ({stale['within']})" for stale in each["stale"]) or "–",
         )
         for name, each in peers.items()
         if name in _NAMES
     ]
     lines += table(_FIGURES, absolute) + _shapes(peers["figures"])
     wins = [f"- {each}." for each in peers["peers_win"]] or ["- nowhere in this run."]
+    lines += ["![latencies, throughput by round, hit rates](benchmarks/peers.png)", ""]
     return [*lines, "Where a peer is better than tao, in every shape of load:", "", *wins, ""]
 
 
-def _aims(aims: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows: list[tuple[str, ...]] = [
-        (each["aim"], each["shape"] or "–", number(each["value"], 2), "met" if each["met"] else "not met")
-        for each in aims
-    ]
-    return table(("aim", "in", "measured", "verdict"), rows)
+def _warming(found: Mapping[str, Any]) -> str:
+    until = "no cache gained from more" if found["steady"] else "the bound of it was reached"
+    return (
+        f"Every cache was warmed with the same {number(found['requests'])} requests, "
+        f"{number(found['requests_per_node'])} a node, until {until}."
+    )
 
 
 def _shapes(found: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -93,7 +96,8 @@ def _shapes(found: Sequence[Mapping[str, Any]]) -> list[str]:
                 ),
             ),
         ]
-    return table(("", *_NAMES.values()), rows) if rows else []
+    took_part = {name for of in by_shape.values() for name in of}
+    return table(("", *(text for name, text in _NAMES.items() if name in took_part)), rows) if rows else []
 
 
 def _p99(found: Mapping[str, Any] | None) -> str:

@@ -1,7 +1,7 @@
 """`python -m loadtest report`: one Markdown note, and plots in a folder beside it, from the scenarios' JSON files.
 
-Ratios to what a user would pick instead stand first, because a machine's absolute figures are its own affair. What was
-not measured is named, as is what cannot be.
+The aims stand first, met or not, then ratios to what a user would pick instead, because a machine's absolute figures
+are its own affair. What was not measured is named, as is what cannot be.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from loadtest.report import plots, sections
+from loadtest.report.aims import aims
 from loadtest.report.capacity_section import capacity
 from loadtest.report.comparison import one_table, ratios
 from loadtest.report.found import Found, read_folder
+from loadtest.report.peers_plot import draw_peers
 
 _TITLES: Final = {
     "run": "A published workload",
@@ -35,6 +37,7 @@ _SECTIONS: Final[dict[str, Callable[[Mapping[str, Any]], list[str]]]] = {
 }
 _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "run": plots.draw_run,
+    "peers": draw_peers,
     "locality": plots.draw_locality,
     "geo": plots.draw_geo,
     "herd": plots.draw_herd,
@@ -88,6 +91,9 @@ def note(found: Found, remark: str = "") -> list[str]:
             f"query suffer least, and tails of latency most. {remark}"
         ).rstrip(),
         "",
+        "## Aims",
+        "",
+        *aims(found),
         "## Beside what one would pick instead",
         "",
         *ratios(found),

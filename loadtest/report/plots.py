@@ -14,7 +14,7 @@ from loadtest.published import figures
 
 _INCHES: Final = (11.0, 4.2)
 _DPI: Final = 110
-_THIN: Final = 0.3
+THIN: Final = 0.3
 
 
 def draw_run(measured: Mapping[str, Any], file: Path) -> None:
@@ -43,7 +43,7 @@ def draw_run(measured: Mapping[str, Any], file: Path) -> None:
     hit_rate.plot([at for at, _ in known], [100 * rate for _, rate in known], "--", color="tab:green", linewidth=1)
     hit_rate.set_ylim(top=100)
     hit_rate.set_ylabel("hit rate of followers, % (dashed)")
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_geo(measured: Mapping[str, Any], file: Path) -> None:
@@ -52,14 +52,14 @@ def draw_geo(measured: Mapping[str, Any], file: Path) -> None:
              for where, each in measured[f"{name}_ms"].items()}  # fmt: skip
     figure, axes = _bars({**timed, "visible in the other region": measured["visible_ms"]})
     axes.axvline(measured["rtt_ms"], color="black", linestyle=":", linewidth=1)
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_herd(measured: Mapping[str, Any], file: Path) -> None:
     """Of each round, from the common start."""
     rounds = {f"{number}: one {each['what']}": each["latency_ms"] for number, each in enumerate(measured["herds"], 1)}
     figure, _ = _bars({name: each for name, each in rounds.items() if each})
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
@@ -67,7 +67,7 @@ def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
     timed = {name.removesuffix(":ms").replace("_", " "): {"p50": value} for name, value in measured.items()
              if name.endswith(":ms")}  # fmt: skip
     figure, _ = _bars(timed)
-    _save(figure, file)
+    save(figure, file)
 
 
 def _bars(timed: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, Axes]:
@@ -84,7 +84,7 @@ def _bars(timed: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, Axes]:
     axes.set_xscale("log")
     axes.set_xlabel("milliseconds")
     axes.legend(fontsize=8)
-    axes.grid(visible=True, axis="x", linewidth=_THIN)
+    axes.grid(visible=True, axis="x", linewidth=THIN)
     return figure, axes
 
 
@@ -103,10 +103,10 @@ def draw_storm(measured: Mapping[str, Any], file: Path) -> None:
     loads.set_ylabel("a second")
     loads.legend(fontsize=8)
     for axes in (rates, loads):
-        axes.axvline(0, color="black", linewidth=_THIN)
+        axes.axvline(0, color="black", linewidth=THIN)
         axes.set_xlabel("seconds since the restart began")
-        axes.grid(visible=True, linewidth=_THIN)
-    _save(figure, file)
+        axes.grid(visible=True, linewidth=THIN)
+    save(figure, file)
 
 
 def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
@@ -136,8 +136,8 @@ def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
     growth.set_ylabel("CPU of all servers, µs per query")
     growth.legend(fontsize=8)
     for axes in (rates, growth):
-        axes.grid(visible=True, linewidth=_THIN)
-    _save(figure, file)
+        axes.grid(visible=True, linewidth=THIN)
+    save(figure, file)
 
 
 def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
@@ -157,13 +157,14 @@ def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
         axes.axhline(96.4, color="black", linestyle=":", linewidth=1)
         axes.set_title(f"cache {share:.0%} of the data", fontsize=9)
         axes.set_xlabel("skew: measured, or Zipf exponent")
-        axes.grid(visible=True, linewidth=_THIN)
+        axes.grid(visible=True, linewidth=THIN)
         axes.legend(fontsize=7)
     figure.supylabel("hit rate, %", fontsize=10)
-    _save(figure, file)
+    save(figure, file)
 
 
-def _save(figure: Figure, file: Path) -> None:
+def save(figure: Figure, file: Path) -> None:
+    """As a PNG."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # No date inside: the same figures give the same file.
     figure.savefig(file, dpi=_DPI, metadata={"Software": None})

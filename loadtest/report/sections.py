@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from loadtest.locality import skew_name
+from loadtest.report.aims import AIMED_HIT_RATE, AIMED_SHARE
 from loadtest.report.found import leaves, number, percent, table
 
-_AIMED_HIT_RATE: Final = 0.964
-_AIMED_SHARE: Final = 0.2
 _MOST_FIGURES: Final = 40
 _CAUSES: Final = {
     "joined": "another miss had begun the fetch, which was waited for",
@@ -23,7 +22,6 @@ _CAUSES: Final = {
 def run(measured: Mapping[str, Any]) -> list[str]:
     """A published workload."""
     share = measured["cache_bytes"] / measured["data_bytes"]
-    met = measured["hit_rate"] >= _AIMED_HIT_RATE and share <= _AIMED_SHARE and not measured["failed_fraction"]
     worst = sorted(
         (line for line in measured["generated"] if line["generated"] is not None and line["asked"]),
         key=lambda line: -abs(line["generated"] / line["asked"] - 1) * min(1.0, 100 * line["asked"]),
@@ -32,9 +30,9 @@ def run(measured: Mapping[str, Any]) -> list[str]:
     return [
         (
             f"`{measured['workload']}`: {number(measured['throughput_qps'], 0)} queries/s, hit rate "
-            f"{percent(measured['hit_rate'], 2)} with a cache of {share:.0%} of the payload bytes, failed share "
-            f"{measured['failed_fraction']:.2g}. Aim (≥ 96.4 % at ≤ 20 %, nothing failed): "
-            f"{'met' if met else 'not met'}."
+            f"{percent(measured['hit_rate'], 2)} with a cache of {share:.0%} of the payload bytes, warmed with "
+            f"{number(measured['warm_requests_per_node'])} requests a node, failed share "
+            f"{measured['failed_fraction']:.2g}."
         ),
         "",
         (
@@ -83,7 +81,7 @@ def locality(measured: Mapping[str, Any]) -> list[str]:
         )
         for skew in dict.fromkeys(each["skew"] for each in surface)
     ]
-    enough = [each for each in surface if each["hit_rate"] >= _AIMED_HIT_RATE and each["cache_share"] <= _AIMED_SHARE]
+    enough = [each for each in surface if each["hit_rate"] >= AIMED_HIT_RATE and each["cache_share"] <= AIMED_SHARE]
     points = ", ".join(
         f"({skew_name(each['skew'])}, {each['again']:.0%}, {each['cache_share']:.0%})" for each in enough
     )

@@ -114,7 +114,7 @@ def test_cached_reads_are_measured_over_every_transport_beside_redis(ran: ToyRun
 
 
 @needs_peers
-@scenario("peers", "--workload", "linkbench")
+@scenario("peers", "--workload", "linkbench", "--plot", "{folder}/plot.png")
 def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
     for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql"):
@@ -135,6 +135,23 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     # Everybody is asked the same and looks at what was answered: nobody can have seen nothing.
     assert all(figure["touched_bytes"] > 0 for figure in found["figures"])
     assert len(found["aims"]) == 2 + 2 * 3 + 2
+    caches = {"tao", "redis_lookaside", "memcached_lookaside"}
+    assert set(found["warming"]["hit_rates"]) == caches
+    assert {len(rates) for rates in found["warming"]["hit_rates"].values()} == {found["warming"]["requests"] // 400}
+    assert all(0 <= found[name]["first_read_share"] <= 1 for name in caches)
+    assert all(figure["quantiles_ms"]["50"] > 0 for figure in found["figures"])
+    # What tao's follower had is told in a closed loop as well.
+    assert found["figures"][0]["hit_ms"]["count"] > 0
+    assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@scenario("peers", "--only", "mysql", "--only", "tao", "--shape", "one", "--no-stale")
+def test_some_contestants_are_measured_in_some_shapes(ran: ToyRun) -> None:
+    found = msgspec.json.decode(ran.json)
+    assert [(each["kind"], each["contestant"]) for each in found["figures"]] == [("one", "tao"), ("one", "mysql")]
+    assert "redis_lookaside" not in found
+    assert found["mysql"]["stale_reads"] is None
+    assert [each["aim"] for each in found["aims"]] == ["no failed request of tao"]
 
 
 @scenario("run", "--workload", "taobench_a", "--rate", "300", "--plot", "{folder}/plot.png")

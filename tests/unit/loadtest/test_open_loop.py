@@ -1,6 +1,7 @@
 """Operations begin at their time, whatever became of those before; latencies are of those that were answered."""
 
 import asyncio
+from time import perf_counter
 
 import pytest
 
@@ -24,6 +25,26 @@ async def test_an_operation_that_is_not_answered_holds_up_no_other() -> None:
     await at_rate(1000, 0.002, [waiting, opening], samples)
     assert order == ["opening", "waiting"]
     assert len(samples.seconds) == 2
+
+
+async def test_what_begins_early_is_none_the_quicker_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turn = asyncio.sleep
+
+    async def too_early(_seconds: float) -> None:
+        await turn(0)
+
+    monkeypatch.setattr(asyncio, "sleep", too_early)
+    took: list[float] = []
+
+    async def operation() -> None:
+        began = perf_counter()
+        await turn(0)
+        took.append(perf_counter() - began)
+
+    samples = Samples()
+    await at_rate(10, 0.3, [operation], samples)
+    assert all(seconds >= least for seconds, least in zip(samples.seconds, took, strict=True))
+    assert samples.late_seconds >= 0
 
 
 async def test_what_fails_is_counted_and_has_no_latency() -> None:

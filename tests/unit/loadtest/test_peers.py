@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import repeat
 from typing import Any
 
@@ -10,14 +11,20 @@ import pytest
 
 from loadtest.driving import WrongAnswer
 from loadtest.peers.aims import judged, peers_win
-from loadtest.peers.asking import Answer, How
+from loadtest.peers.asking import Answer
 from loadtest.peers.checking import check
-from loadtest.peers.peers_process import CONTESTANTS, MEMCACHED, REDIS, TAO
+from loadtest.peers.how import How
+from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, REDIS, TAO
+from loadtest.peers.outcome import of_contestants
+from loadtest.peers.scenario import PeersSettings
+from loadtest.peers.shape_figures import ShapeFigure, figure_of
 from loadtest.peers.staleness import StaleReads
-from loadtest.peers.turns import Contender, Samples, ShapeFigure, at_rate, closed, figure_of, rotated, warmed
+from loadtest.peers.turns import Contender, Samples, at_rate, closed, rotated
+from loadtest.published.first_reads import FirstReads
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import Request
 from loadtest.published.workload import Kind, workload_named
+from tao.model.errors import OperatorError
 
 
 class OfThePlan:
@@ -35,6 +42,9 @@ class OfThePlan:
         if request.limit == 13:
             raise TimeoutError
         return How.MISS if self.asked % 4 == 0 else How.HIT
+
+    def sampled(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     async def answer(self, request: Request) -> Answer:
         plan, node = self._plan, request.node
@@ -91,28 +101,27 @@ def test_every_round_is_begun_by_another_contestant() -> None:
     assert all(sorted(order) == sorted(CONTESTANTS) for order in orders)
 
 
-async def test_warming_is_by_requests() -> None:
-    peer = OfThePlan(PLAN)
-    await warmed(peer, repeat(REQUESTS[0]), 8, 100)
-    assert peer.asked == 100
-
-
 async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked_at() -> None:
-    peer = OfThePlan(PLAN)
+    peer, first_reads = OfThePlan(PLAN), FirstReads()
 
     async def drive(until: float, samples: Samples) -> None:
         samples.by_how[How.HIT] += [0.001] * 6
         samples.by_how[How.MISS] += [0.009] * 2
         samples.failed["TimeoutError"] += 1
         peer.touched += 80
+        first_reads.first_time += 1
 
-    contender = Contender(TAO, peer, drive, ())
+    contender = Contender(REDIS, peer, drive, (), first_reads=first_reads)
     await contender.take(0.0, counts=False)
     await contender.take(0.0)
     await contender.take(0.0)
-    figure = figure_of("shape", TAO, [contender.taken(), contender.taken()])
-    assert (figure.operations, figure.hits, figure.misses, figure.joined) == (32, 24, 8, 0)
+    figure = figure_of("many", "shape", REDIS, [contender.taken(), contender.taken()])
+    assert (figure.operations, figure.hit_rate, figure.joined_share) == (32, 0.75, 0)
+    assert (figure.first_read_share, figure.follower_hit_rate) == (0.5, None)
+    assert figure.rounds_hit_rate == [0.75, 0.75]
     assert len(figure.rounds_per_second) == 2
+    assert figure.quantiles_ms["50"] == pytest.approx(1, rel=0.01)
+    assert figure.quantiles_ms["99.9"] == pytest.approx(9, rel=0.01)
     assert figure.hit_ms is not None
     assert figure.miss_ms is not None
     assert figure.p50_us == pytest.approx(1000, rel=0.01)
@@ -136,23 +145,24 @@ async def test_at_a_constant_rate_a_request_that_fails_has_no_latency_and_is_cou
     assert samples.failed == {"TimeoutError": 1}
 
 
-def figure(shape: str, name: str, per_second: float, p99_us: float, **more: Any) -> ShapeFigure:
+def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) -> ShapeFigure:
     return ShapeFigure(
-        shape=shape, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
-        rounds_per_second=[per_second], p50_us=100.0, p99_us=p99_us, server_cpu_us=1.0, client_cpu_us=1.0,
-        total_cpu_us=2.0, failed=more.get("failed", {}), touched_bytes=1.0, hits=1, joined=0, misses=0, hit_ms=None,
-        miss_ms=None,
+        shape=kind, kind=kind, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
+        rounds_per_second=[per_second], rounds_hit_rate=[0.9], p50_us=100.0, p99_us=p99_us, quantiles_ms={},
+        server_cpu_us=1.0, client_cpu_us=1.0, total_cpu_us=2.0, failed=more.get("failed", {}), touched_bytes=1.0,
+        hit_rate=0.9, joined_share=0.0, follower_hit_rate=None, first_read_share=None, hit_ms=None, miss_ms=None,
     )  # fmt: skip
 
 
-def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_shape() -> None:
-    def shape(name: str, ours: float) -> dict[str, ShapeFigure]:
-        return {
-            each: figure(name, each, 310.0 if each == TAO else 100.0, ours if each == TAO else 1_000.0)
-            for each in CONTESTANTS
-        }
+def shape(kind: str, ours: float, contestants: tuple[str, ...] = CONTESTANTS) -> dict[str, ShapeFigure]:
+    return {
+        each: figure(kind, each, 310.0 if each == TAO else 100.0, ours if each == TAO else 1_000.0)
+        for each in contestants
+    }
 
-    shapes = {"closed": shape("closed", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
+
+def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_shape() -> None:
+    shapes = {"many": shape("many", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
     shapes["one"][MEMCACHED] = figure("one", MEMCACHED, 400.0, 1_000.0)
     shapes["one"][TAO] = figure("one", TAO, 310.0, 500.0, failed={"TimeoutError": 2})
     stale = [
@@ -160,9 +170,9 @@ def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_
         StaleReads(reads=10, stale=3, within="two tiers", stale_by_kind={}),
     ]
     aims = {(each.aim, each.shape): each.met for each in judged(shapes, stale)}
-    assert aims["throughput at least 3 × redis_lookaside", "closed"]
-    assert not aims["throughput at least 5 × mysql", "closed"]
-    assert [met for (_, where), met in aims.items() if where == "closed"][2:] == [True] * 3
+    assert aims["throughput at least 3 × redis_lookaside", "many"]
+    assert not aims["throughput at least 5 × mysql", "many"]
+    assert [met for (_, where), met in aims.items() if where == "many"][2:] == [True] * 3
     assert [met for (_, where), met in aims.items() if where == "open"] == [False] * 3
     assert aims["no stale read of tao within the tier", ""]
     assert not aims["no failed request of tao", ""]
@@ -171,3 +181,22 @@ def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_
         "one: memcached_lookaside is better in throughput (0.78 ×)"
     ]
     assert len([each for each in wins if each.startswith("open")]) == 3
+
+
+def test_of_some_contestants_and_shapes_what_can_be_compared_is() -> None:
+    with_tao = {"open": shape("open", 500.0, (TAO, MYSQL))}
+    assert [each.aim for each in judged(with_tao, [])] == ["p99 lower than mysql", "no failed request of tao"]
+    found = of_contestants(with_tao, {}, {})
+    assert list(found) == [TAO, MYSQL]
+    assert (found[MYSQL].ratio["throughput"], found[MYSQL].stale_reads) == (3.1, None)
+    without = {"many": shape("many", 500.0, (MYSQL,))}
+    assert (judged(without, []), peers_win(without)) == ([], [])
+    assert of_contestants(without, {}, {})[MYSQL].ratio == {}
+
+
+def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
+    chosen = PeersSettings(only=("mysql", "tao"), shapes=("pair", "many"))
+    assert (chosen.contestants, chosen.kinds) == (("tao", "mysql"), ("many", "pair"))
+    assert chosen.at_toy_size().contestants == chosen.contestants
+    with pytest.raises(OperatorError, match="--only postgres"):
+        PeersSettings(only=("postgres",))

@@ -26,6 +26,7 @@ def peer(throughput: float, *ratios: float, hit_rate: float | None = 0.9) -> dic
     return {
         "throughput_qps": throughput, "p50_ms": 1.0, "p99_ms": 5.0, "server_cpu_us_per_query": 50.0,
         "client_cpu_us_per_query": 60.0, "total_cpu_us_per_query": 110.0, "hit_rate": hit_rate, "joined_share": 0.01,
+        "first_read_share": 0.6,
         "stale_reads": 0, "stale": [{"reads": 100, "stale": 0, "within": "one tier"}],
         "memory": [{"budget": 19, "cached": 19_000_000, "resident": 40_000_000}],
         "ratio": dict(zip(compared, ratios or (1.0,) * 6, strict=True)),
@@ -38,6 +39,7 @@ TOY: dict[str, dict[str, Any]] = {
         "data_bytes": 100, "server_cpu_us_per_query": 20.0, "client_cpu_us_per_query": 20.0,
         "database_cpu_us_per_query": 5.0, "throughput_by_second": [1, 2, 3], "hit_rate_with_joined": 0.88,
         "misses": {"joined": 0.01, "first_time": 0.02, "incomplete": 0.03, "came_back": 0.04, "other": 0.03},
+        "failed": {}, "warm_requests_per_node": 12.3,
         "by_second": [{"at": 1.0, "hits": 9, "misses": 1, "joined": 0}, {"at": 2.0, "hits": 0, "misses": 0}],
         "generated": [{"name": "share of obj_get", "asked": 0.288, "generated": 0.29}],
         "operations": {"obj_get": {"all_ms": LATENCY, "hit_ms": LATENCY, "miss_ms": None}},
@@ -52,16 +54,21 @@ TOY: dict[str, dict[str, Any]] = {
              "met": False},
             {"aim": "no failed request of tao", "shape": "", "value": 0, "bound": 0, "met": True},
         ],
+        "warming": {"requests": 500_000, "requests_per_node": 5.0, "steady": True},
         "peers_win": ["many awaiters: redis_lookaside is better in p99 (0.80 ×)"],
         "figures": [
             {"shape": shape, "contestant": name, "per_second": 100.0, "p50_us": 10_000.0, "p99_us": 20_000.0,
-             "server_cpu_us": 5.0, "client_cpu_us": 7.0, "total_cpu_us": 12.0, "hit_ms": LATENCY, "miss_ms": None}
+             "server_cpu_us": 5.0, "client_cpu_us": 7.0, "total_cpu_us": 12.0, "hit_ms": LATENCY, "miss_ms": None,
+             "quantiles_ms": {"50": 10.0, "99": 20.0, "100": 30.0}, "rounds_per_second": [90.0, 110.0],
+             "rounds_hit_rate": [] if name == "mysql" else [0.9, 0.91]}
             for shape in ("many awaiters", "one awaiter")
             for name in ("tao", "redis_lookaside", "memcached_lookaside", "mysql")
         ],
     },
     "geo": {
-        "rtt_ms": 58.1, "failed": {}, "visible_ms": LATENCY, "read_ms": {"remote_region": LATENCY},
+        "rtt_ms": 58.1, "failed": {},
+        "aims": [{"figure": "visible_ms.p50", "bound": 44.05, "value": 51.0, "met": False}],
+        "visible_ms": LATENCY, "read_ms": {"remote_region": LATENCY},
         "write_ms": {"same_region": LATENCY, "remote_region": LATENCY},
     },
     "herd": {
@@ -143,8 +150,19 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "| hit rate of reads, in turns | – | 90.0 % | 90.0 % | 90.0 % | – |" in text
     assert "| queries/s, of this machine | – | 6,000 | 2,400 | 2,000 | 1,000 |" in text
     assert "most. Shared." in text
-    assert "| throughput at least 3 × redis_lookaside | many awaiters | 2.50 | not met |" in text
-    assert "| no failed request of tao | – | 0 | met |" in text
+    assert "\n2 of 5 met.\n" in text
+    assert (
+        "| hit rate at least 96.4 % with a cache of 20 % of the data at most | `run`, tao_atc13 | 87.00 % with 19 %"
+        in text
+    )
+    assert "| no failed request | `run`, tao_atc13 | 0 | met |" in text
+    assert "| throughput at least 3 × redis_lookaside | `peers`, many awaiters | 2.50 | not met |" in text
+    assert "| no failed request of tao | `peers` | 0 | met |" in text
+    assert "| `visible_ms.p50` 44.0 ms at most | `geo`, 58.1 ms apart | 51.0 ms | not met |" in text
+    assert text.index("## Aims") < text.index("| Redis look-aside | 2.50 ×")
+    assert "the same 500,000 requests, 5.0 a node, until no cache gained from more." in text
+    assert "| 90.0 % / 1.0 % / 60.0 % |" in text
+    assert "warmed with 12.3 requests a node" in text
     assert "- many awaiters: redis_lookaside is better in p99 (0.80 ×)." in text
     assert "| one awaiter: queries/s | 100 | 100 | 100 | 100 |" in text
     assert "| many awaiters: queries/s | 100 | 100 | 100 | 100 |" in text
@@ -161,7 +179,7 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "mariadb 10.11" in text
     assert "    python -m loadtest storm" in text
     pictures = re.findall(r"\]\((results/\w+\.png)\)", text)
-    assert len(pictures) == 7
+    assert len(pictures) == 8
     assert all((file.parent / each).read_bytes().startswith(b"\x89PNG") for each in pictures)
 
 
@@ -172,6 +190,21 @@ def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
     text = (tmp_path / "note.md").read_text()
     assert all(f"- **`{name}`**: not measured" in text for name in missing)
     assert note(read_folder(tmp_path)) == note(read_folder(tmp_path))
+
+
+def test_of_some_contestants_there_is_a_note_of_those(tmp_path: Path) -> None:
+    peers = TOY["peers"]
+    some = {"mysql": {**peers["mysql"], "ratio": {}, "stale": [], "stale_reads": None}, "aims": [], "peers_win": []}
+    some |= {"warming": {**peers["warming"], "steady": False}}
+    some |= {"figures": [each for each in peers["figures"] if each["contestant"] == "mysql"]}
+    machine = msgspec.to_builtins(this_machine({}))
+    (tmp_path / "peers.json").write_bytes(msgspec.json.encode({**some, "machine": machine}))
+    write_note(tmp_path, tmp_path / "note.md")
+    text = (tmp_path / "note.md").read_text()
+    assert "| many awaiters: queries/s | 100 |\n" in text
+    assert "Redis look-aside |\n|---|---:|\n| many" not in text
+    assert "until the bound of it was reached." in text
+    assert "| all of `run` | – | – | not measured |" in text
 
 
 def test_a_file_that_no_scenario_wrote_is_told(tmp_path: Path) -> None:
