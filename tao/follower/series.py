@@ -105,7 +105,7 @@ class Series:
         if self._number and not self._last_came:
             self._last_came = True
             forget = pb.Request(forget=pb.Forget(forgotten_number=self._number))
-            self._link.send(forget, self._timeout_seconds, _no_answer)
+            self._link.send(forget, self._timeout_seconds, self._take)
 
 
 def _no_answer(_: pb.Answer) -> None:

@@ -51,8 +51,13 @@ class NumberedSession(ABC):
         kind = request.WhichOneof("body")
         if kind in UNANSWERED_KINDS:
             request.deadline_ms = NO_DEADLINE_MS
+            if kind == "forget" and not self._is_asked_by(request.forget.forgotten_number, on_answer):
+                return number
             if self._connected:
                 self._transmit(request.SerializeToString())
+            if kind == "forget":
+                # No answer will end it here.
+                self._let_go(request.forget.forgotten_number)
             return number
         endless = timeout_seconds == math.inf
         request.deadline_ms = NO_DEADLINE_MS if endless else _to_deadline_ms(timeout_seconds)
@@ -69,17 +74,27 @@ class NumberedSession(ABC):
 
     def forget(self, number: int) -> None:
         """See `Session.forget`."""
-        entry = self._pending.pop(number, None)
+        entry = self._pending.get(number)
         if entry is None:
             return
-        tick = entry[1]
-        if tick != _NO_TICK:
-            self._wheel.discard(number, tick)
-        elif self._connected:
+        if entry[1] == _NO_TICK and self._connected:
             self._last_number += 1
             forget = pb.Forget(forgotten_number=number)
             request = pb.Request(number=self._last_number, deadline_ms=NO_DEADLINE_MS, forget=forget)
             self._transmit(request.SerializeToString())
+        self._let_go(number)
+
+    def _is_asked_by(self, number: int, on_answer: AnswerHandler) -> bool:
+        entry = self._pending.get(number)
+        return entry is not None and entry[0] == on_answer
+
+    def _let_go(self, number: int) -> None:
+        """Nobody waits for it any more."""
+        entry = self._pending.pop(number, None)
+        if entry is None:
+            return
+        if entry[1] != _NO_TICK:
+            self._wheel.discard(number, entry[1])
         self._close_when_drained()
 
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:

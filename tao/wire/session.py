@@ -55,7 +55,9 @@ class Session(Protocol):
         """Fill in ``number`` and ``deadline_ms``, send, and return the number. Never raises: what goes wrong becomes an
         answer with ``error``.
 
-        ``timeout_seconds=math.inf`` is for series (Watch, Subscribe). An Acknowledge has no answer. A *write* that may
+        ``timeout_seconds=math.inf`` is for series (Watch, Subscribe). An Acknowledge has no answer, and neither
+        has a Forget, which ends what ``on_answer`` has asked under that number and nothing else: numbers of a session
+        before mean others here. A *write* that may
         have reached the server fails as OUTCOME_UNKNOWN, everything else as UNAVAILABLE when the connection breaks and
         as DEADLINE_EXCEEDED when its time is up; TOO_LARGE and OVERLOADED mean that nothing was sent."""
 

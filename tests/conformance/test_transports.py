@@ -105,6 +105,22 @@ async def test_a_series_goes_on_until_it_is_forgotten(rig: Rig) -> None:
     assert len(taken) == 3
 
 
+async def test_a_series_that_a_request_forgets_leaves_its_place_and_no_other_does(rig: Rig) -> None:
+    await rig.serve()
+    session = await rig.connect(SessionSettings(max_unanswered=1))
+    taken = Taken()
+    number = session.send(pb.Request(watch=pb.Watch()), math.inf, taken.append)
+    await until(lambda: bool(rig.handler.series))
+    forget = pb.Request(forget=pb.Forget(forgotten_number=number))
+    session.send(forget, math.inf, Taken().append)  # whose number meant something in another session
+    with pytest.raises(Overloaded):
+        await session.ask(read(1), PATIENT_SECONDS)
+    session.send(forget, math.inf, taken.append)
+    await until(lambda: rig.handler.ended_series == 1)
+    assert (await session.ask(read(1), PATIENT_SECONDS)).read.values == [b"v1"]
+    assert taken == []
+
+
 async def test_an_acknowledgement_has_no_answer(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect()
