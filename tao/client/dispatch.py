@@ -260,6 +260,7 @@ class Dispatcher:
         # A server without the shard sends on what it never began to do: no overload, however many are sent on at once.
         sent_on = all(isinstance(each.error, NotMine) for each in again)
         if may_repeat and (sent_on or self._may_repeat(self._loop.time())):
+            self._waiting += len(again)  # as much as what is on its way
             task = self._loop.create_task(self._repeat(call, again))
             self._repeats.add(task)
             task.add_done_callback(self._repeats.discard)
@@ -294,6 +295,7 @@ class Dispatcher:
         except TaoError as error:
             waiting = {index: each._replace(error=error) for index, each in waiting.items()}
         finally:
+            self._waiting -= len(waiting)
             for each in waiting.values():
                 self._fail(each.waiter, each.error)
 
@@ -314,6 +316,7 @@ class Dispatcher:
         self._send(call.part(call.attempt, [each.slot for each in rest], [each.waiter for each in rest]))
 
     def _send_part(self, call: AnyCall, lane: Lane, again: list[_Again]) -> None:
+        self._waiting -= len(again)  # their place is theirs still: nobody has been asked in between
         attempt = Attempt((*call.attempt.tried, lane), call.attempt.deadline)
         slots = [each.slot for each in again]
         self._send(call.part(attempt, slots, [each.waiter for each in again]))

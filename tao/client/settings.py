@@ -34,8 +34,8 @@ class ClientSettings:
     """Data of the writes in one message: four objects of the largest size, a quarter of what a message may hold."""
 
     max_waiting_queries: int = 100_000
-    """Queries sent and unanswered, of all servers together. At 100,000 a second this is a second of arrears; what is
-    asked on top fails at once as Overloaded instead of filling memory."""
+    """Queries unanswered, of all servers together, those that wait to be asked again among them. At 100,000 a second
+    this is a second of arrears; what is asked on top fails at once as Overloaded instead of filling memory."""
 
     max_attempts: int = 3
     """Servers asked for one query, the first included: home, its stand-in in the next tier, and one more."""

@@ -12,7 +12,7 @@ from tao.model.graph import encode_count, encode_object
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
 from tao.wire.v1 import session_pb2 as pb
-from tests.unit.client.fakes import FakeCluster, FakeLink, make_id, make_topology, silent, until
+from tests.unit.client.fakes import FakeCluster, FakeLink, failing, make_id, make_topology, silent, until
 
 
 def user(name: str) -> bytes:
@@ -158,6 +158,23 @@ async def test_a_batch_that_nobody_waits_for_any_more_is_forgotten(cluster: Fake
         await asyncio.sleep(0)
         cluster.link("near-1").behaviour = None
         assert await graph.obj_get(3) is None
+
+
+async def test_queries_that_wait_to_be_asked_again_keep_their_place_among_those_unanswered(
+    cluster: FakeCluster,
+) -> None:
+    settings = ClientSettings(max_waiting_queries=2, retry_backoff_seconds=0.001)
+    async with await cluster.connect(settings) as graph:
+        cluster.link("near-1").behaviour = cluster.link("far-1").behaviour = failing(Unavailable("down"))
+        cluster.link("near-1").is_down = cluster.link("far-1").is_down = True
+        many = asyncio.ensure_future(graph.obj_get_many([1, 2]))
+        await until(lambda: graph.stats.batches == 2)  # both have been asked, and a read waits until one is back
+        with pytest.raises(Overloaded, match="2 queries are waiting already, at most 2"):
+            await graph.obj_get(3)
+        cluster.link("near-1").behaviour = cluster.link("far-1").behaviour = None
+        cluster.link("near-1").is_down = cluster.link("far-1").is_down = False
+        assert await many == [None, None]
+        assert await graph.obj_get_many([3, 4]) == [None, None]
 
 
 async def test_what_waits_when_the_graph_is_closed_fails(cluster: FakeCluster) -> None:
