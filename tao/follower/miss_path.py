@@ -44,6 +44,10 @@ class DirectReadSettings:
     critical_seconds: float = 1.0
     """The same for a critical read, which may have to go to another region and back before it is read."""
 
+    database_seconds: float = 0.25
+    """How long the region's database may take before another region is asked, where one has a copy. A leader may be
+    late because its database hangs: another region has to be asked while the client still waits for this follower."""
+
     max_under_way: int = 256
     """Queries at a time; more are refused as overload. A few connections answer as many in some tens of
     milliseconds."""
@@ -122,8 +126,10 @@ class MissPath:
         has_other = self._databases.other_region(shard) is not None
         failure: TaoError = Unavailable("it is marked down")
         if not self._databases.local_is_down(shard):
-            # Where there is another way, a database that hangs must leave time for it.
-            local_seconds = timeout_seconds / 2 if has_other else timeout_seconds
+            # Where there is another way, a database that hangs must leave time for it: of all there is, which a fill
+            # has, and of what whoever waits for it has.
+            most_seconds = min(self._settings.database_seconds, timeout_seconds / 2)
+            local_seconds = most_seconds if has_other else timeout_seconds
             try:
                 fetched = await self._database.fetch(query, minimum, critical=False, timeout_seconds=local_seconds)
             except (StaleRead, Unavailable, DeadlineExceeded) as error:

@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 
+from tao.client.settings import ClientSettings
 from tao.follower.miss_path import DirectReadSettings, MissPath
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import encode_object
@@ -28,10 +29,12 @@ class Source:
     fault: TaoError | None = None
     gate: Gate | None = None
     asked: list[tuple[Query, int, bool]] = field(default_factory=list)
+    given_seconds: float = 0.0
 
     async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         assert timeout_seconds > 0
         self.asked.append((query, minimum, critical))
+        self.given_seconds = timeout_seconds
         if self.gate is not None:
             await self.gate.pass_through()
         if self.fault is not None:
@@ -156,6 +159,24 @@ async def test_while_the_master_is_gone_another_regions_leader_is_asked_for_no_l
     assert fetched.value == encode_object(2, USER, b"")
     assert not fetched.keep
     assert rig.other_region.asked == [(ObjectQuery(HERE), 2, False)]
+
+
+@pytest.mark.parametrize("object_id", [HERE, ELSEWHERE])
+async def test_a_database_that_hangs_leaves_a_waiting_client_time_for_another_region(object_id: int) -> None:
+    rig = Rig(DeadlineExceeded("its database hangs"))
+    rig.database.fault = DeadlineExceeded("hangs")
+    fetched = await rig.path.fetch(ObjectQuery(object_id), 0, critical=False, timeout_seconds=5)
+    assert fetched.value == encode_object(2, USER, b"")
+    client, follower = ClientSettings(), DirectReadSettings()
+    assert rig.leaders.given_seconds + rig.database.given_seconds < client.timeout_seconds * client.first_attempt_share
+    assert rig.database.given_seconds == follower.database_seconds
+
+
+async def test_a_database_is_waited_for_where_no_other_region_has_a_copy() -> None:
+    rig = Rig(Unavailable("away"))
+    rig.databases.regions = 1
+    await rig.fetch()
+    assert rig.database.given_seconds > DirectReadSettings().database_seconds
 
 
 async def test_a_replica_that_is_marked_down_is_not_asked() -> None:
