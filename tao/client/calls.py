@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Generic, NamedTuple
 
-from tao.client.columns import Groups, Row, kind_and_row, read_batch
+from tao.client.columns import Groups, Row, kind_and_row, write_batch
 from tao.client.lanes import Lane, WriteRow
 from tao.client.waiting import Result, Waiter, is_cancelled, settle
 from tao.model.errors import ProtocolError, TaoError
@@ -100,8 +100,10 @@ class ReadCall(Call[bytes]):
         self.max_staleness_ms = max_staleness_ms
 
     def request(self) -> pb.Request:
-        batch = read_batch(self.groups, self.critical, self.minimums, self.max_staleness_ms, self.known)
-        return pb.Request(read=batch)
+        request = pb.Request()
+        # Written where it lies: a message given to another is copied, by encoding and decoding it.
+        write_batch(request.read, self.groups, self.critical, self.minimums, self.max_staleness_ms, self.known)
+        return request
 
     def query(self, slot: int) -> tuple[int, Row]:
         """Kind and row of a slot."""
@@ -132,9 +134,9 @@ class ReadCall(Call[bytes]):
 
     def take(self, answer: pb.Answer) -> list[Failure]:
         part = answer.read
-        values: Sequence[bytes] = list(part.values)
+        values: Sequence[bytes] = part.values[:]
+        slots: Sequence[int] = part.slots[:] or range(len(values))
         waiters = self.waiters
-        slots: Sequence[int] = list(part.slots) or range(len(values))
         if len(slots) != len(values) or (slots and max(slots) >= self.size):
             raise ProtocolError(f"the answer's slots do not fit a batch of {self.size} queries")
         if self.known:

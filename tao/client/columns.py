@@ -29,16 +29,20 @@ Groups = Sequence[Sequence[Row]]
 """Rows by kind. A row's slot is its place when the groups are laid end to end."""
 
 
-def read_batch(
+def write_batch(
+    batch: pb.ReadBatch,
     groups: Groups,
     critical: bool,
     minimums: Mapping[int, int],
     max_staleness_ms: int = 0,
     known: Iterable[int] = (),
-) -> pb.ReadBatch:
-    """The message of these rows. ``minimums``: slot → the least version that may answer it. ``max_staleness_ms``: 0
-    for no bound. ``known``: slots whose answer at just that version the asker has."""
-    batch = pb.ReadBatch(critical=critical, max_staleness_ms=max_staleness_ms)
+) -> None:
+    """Write these rows into an empty message. ``minimums``: slot → the least version that may answer it.
+    ``max_staleness_ms``: 0 for no bound. ``known``: slots whose answer at just that version the asker has."""
+    if critical:
+        batch.critical = True
+    if max_staleness_ms:
+        batch.max_staleness_ms = max_staleness_ms
     objects, counts, ranges, time_ranges, edges = groups
     if objects:
         # `_extend` makes an iterator per row, which shows where there is but one column to make of them.
@@ -73,7 +77,6 @@ def read_batch(
         batch.minimum_versions.extend(minimums.values())
     if known:
         batch.known_slots.extend(known)
-    return batch
 
 
 def kind_and_row(groups: Groups, slot: int) -> tuple[int, Row]:

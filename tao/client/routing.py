@@ -67,7 +67,9 @@ class Router:
 
     def reader(self, shard: int) -> Lane:
         """Who is asked to read. Raises `InvalidArgument` for a shard that does not exist."""
-        choice = self._choice(shard)
+        choice = self._choices[shard] if 0 <= shard < self.shards else None
+        if choice is None:
+            choice = self._choice(shard)
         nearest = choice.nearest
         if len(nearest) == 1:
             lane = nearest[0]

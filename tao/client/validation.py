@@ -17,6 +17,7 @@ from tao.schema.types import AssocType, ObjectType
 
 MAX_LIMIT = (1 << 32) - 1  # what the wire carries; a type's own limit is far below, and cuts
 MAX_STALENESS_MS = (1 << 32) - 1  # what the wire carries: seven weeks
+_SEQUENCES = (list, tuple)  # what ids come in nearly always: to ask an abstract class costs more than all other checks
 MAX_RESERVED_IDS = 100_000  # of one call: a shard gives out 64,000 a second without running ahead of its clock
 
 
@@ -38,7 +39,7 @@ def check_id(value: object, name: str = "id") -> int:
 
 def check_ids(values: Iterable[int], name: str) -> tuple[int, ...]:
     """Ids in order, each an id. Raises `InvalidArgument` naming the place of the first that is not."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    if type(values) not in _SEQUENCES and (isinstance(values, (str, bytes)) or not isinstance(values, Iterable)):
         raise InvalidArgument(f"{name} must be a sequence of ids, not {values!r}")
     ids = tuple(values)
     # The common case at the speed of C: 6,000 ids are judged one by one only when one of them is wrong.
@@ -67,6 +68,8 @@ def check_time(value: object, name: str) -> int:
 
 def check_bounds(high: object, low: object) -> tuple[int, int]:
     """Inclusive time bounds; None is no bound."""
+    if high is None and low is None:
+        return MAX_TIME, 0
     return (
         MAX_TIME if high is None else check_time(high, "high"),
         0 if low is None else check_time(low, "low"),
@@ -75,6 +78,9 @@ def check_bounds(high: object, low: object) -> tuple[int, int]:
 
 def check_page(pos: object, limit: object) -> tuple[int, int]:
     """Position and limit of a range."""
+    # Both at once: nearly every one is right, and each check by itself costs more than all of these.
+    if type(pos) is int and type(limit) is int and 0 <= pos <= MAX_TIME and 0 <= limit <= MAX_LIMIT:
+        return pos, limit
     return check_number(pos, "pos", 0, MAX_TIME), check_limit(limit)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import repeat
 from types import MappingProxyType
 from typing import cast, overload
 
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from tao.model.edge_block import LIMIT_CUT, check_block, decode_block, header, id2_column, time_column
+from tao.model.edge_block import LIMIT_CUT, checked_header, columns_of, id2_column, time_column
 from tao.model.errors import ProtocolError, TaoError
 from tao.model.graph import ABSENT, OBJECT_HEADER_BYTES
 from tao.schema.codec import decode_fields
@@ -120,7 +121,7 @@ class AssocList(Sequence[Assoc]):
     __slots__ = ("_block", "_items", "_length", "_type", "id1", "limit_cut", "list_count")
 
     def __init__(self, id1: int, atype: AssocType, block: bytes) -> None:
-        _, count, length, flags = header(check_block(block))
+        _, count, length, flags = checked_header(block)
         self.id1 = id1
         self.limit_cut = flags & LIMIT_CUT != 0
         self.list_count = count
@@ -144,8 +145,7 @@ class AssocList(Sequence[Assoc]):
     def _made(self) -> list[Assoc]:
         items = self._items
         if items is None:
-            id1, atype = self.id1, self._type
-            items = [Assoc(id1, atype, edge.id2, edge.time, edge.data) for edge in decode_block(self._block)]
+            items = list(map(Assoc, repeat(self.id1), repeat(self._type), *columns_of(self._block)))
             self._items = items
         return items
 

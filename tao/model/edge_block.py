@@ -18,7 +18,7 @@ import struct
 import sys
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from operator import neg
 from typing import Final
 
@@ -80,9 +80,15 @@ def with_flags(block: bytes, flags: int) -> bytes:
 
 def check_block(block: bytes) -> bytes:
     """Return the block, or raise `ProtocolError` when its length and columns do not agree."""
+    checked_header(block)
+    return block
+
+
+def checked_header(block: bytes) -> tuple[int, int, int, int]:
+    """`header` of a block that `check_block` would return; raises as that does."""
     if len(block) < HEADER_BYTES:
         raise ProtocolError(f"an edge block has at least {HEADER_BYTES} bytes, this one {len(block)}")
-    _, count, n, flags = _HEADER.unpack_from(block)
+    version, count, n, flags = _HEADER.unpack_from(block)
     size = HEADER_BYTES + 16 * n
     if flags & HAS_DATA and n:
         if len(block) < size + 4 * n:
@@ -93,7 +99,7 @@ def check_block(block: bytes) -> bytes:
         size += 4 * n + ends[-1]
     if len(block) != size or n > count:
         raise ProtocolError(f"an edge block of {n} edges of {count} should have {size} bytes, not {len(block)}")
-    return block
+    return version, count, n, flags
 
 
 def id2_column(block: bytes) -> memoryview:
@@ -122,19 +128,19 @@ def data_at(block: bytes, index: int) -> bytes:
 
 def decode_block(block: bytes) -> list[Edge]:
     """All edges, newest first."""
+    return list(map(Edge, *columns_of(block)))
+
+
+def columns_of(block: bytes) -> tuple[Sequence[int], Sequence[int], Iterable[bytes]]:
+    """The id2s, times and data of all edges, newest first."""
     _, _, n, flags = _HEADER.unpack_from(block)
-    columns = struct.unpack_from(f"<{2 * n}Q", block, HEADER_BYTES)
     if not flags & HAS_DATA:
-        return [Edge(id2, time) for id2, time in zip(columns[:n], columns[n:], strict=True)]
-    ends_at = HEADER_BYTES + 16 * n
-    ends = struct.unpack_from(f"<{n}I", block, ends_at)
-    data_starts = ends_at + 4 * n
-    edges: list[Edge] = []
-    start = data_starts
-    for id2, time, end in zip(columns[:n], columns[n:], ends, strict=True):
-        edges.append(Edge(id2, time, block[start : data_starts + end]))
-        start = data_starts + end
-    return edges
+        numbers = struct.unpack_from(f"<{2 * n}Q", block, HEADER_BYTES)
+        return numbers[:n], numbers[n:], repeat(b"", n)
+    numbers = struct.unpack_from(f"<{2 * n}Q{n}I", block, HEADER_BYTES)
+    ends = numbers[2 * n :]
+    data = block[HEADER_BYTES + 20 * n :]
+    return numbers[:n], numbers[n : 2 * n], [data[start:end] for start, end in zip((0, *ends), ends, strict=False)]
 
 
 def position_of(block: bytes, id2: int) -> int:

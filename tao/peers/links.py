@@ -163,7 +163,8 @@ class Link:
     def is_impaired(self) -> bool:
         """Down, out of reach or in a brown-out: another server should be asked where there is one."""
         detector = self._detector
-        return detector.is_impaired or (detector.is_troubled and not self.is_up)
+        # Whoever is impaired is troubled, and nearly nobody is: one look, for every query.
+        return detector.is_troubled and (detector.is_impaired or not self.is_up)
 
     def address_is_that_of(self, server: CacheServer) -> bool:
         """Whether this link leads to where the topology says that the server is."""
