@@ -57,12 +57,14 @@ def _sweep(chosen: argparse.Namespace) -> int:
     played, failed, minutes, cpu_seconds = 0, 0, 0.0, 0.0
     results: Counter[str] = Counter()
     looked_at: Counter[str] = Counter()
+    reached: Counter[str] = Counter()
     for seed, outcome in _outcomes(chosen, began + chosen.seconds):
         played += 1
         minutes += outcome.simulated_seconds / 60
         cpu_seconds += outcome.cpu_seconds
         results.update(outcome.results)
         looked_at.update(outcome.looked_at)
+        reached.update(outcome.reached)
         if outcome.violation is not None:
             failed += 1
             _report(seed, outcome, chosen.keep)
@@ -74,6 +76,7 @@ def _sweep(chosen: argparse.Namespace) -> int:
     _say(f"{played} seeds, {failed} failed; {minutes:.0f} simulated minutes, {rate:.1f} for each second of CPU")
     _say(f"operations: {_counted(results)}")
     _say(f"looked at: {_counted(looked_at)}")
+    _say(f"bounds reached: {_counted(reached)}")
     return 1 if failed else 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
 from typing import Any, Final
 
@@ -15,20 +16,19 @@ from tao.client.configuration import Configuration
 from tao.client.failures import SomeFailed
 from tao.client.graph import Graph
 from tao.client.own_writes import After, Minimums
-from tao.client.settings import ClientSettings
 from tao.model.errors import TaoError, WriteLost
 from tao.model.graph import ListKey
 from tao.model.ids import make_id
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
-from tao.peers.links import Links, LinkSettings
+from tao.peers.links import Links
 from tao.wire.identity import Credentials
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.checks import DONE, Asked, Checks
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
-from tests.sim.network import SESSION
 from tests.sim.plans import EDGE_TYPES, KEYS, Op
+from tests.sim.roles import SDK
 
 _KEPT_TOKENS: Final = 40
 _STALENESS_MS: Final = (2_000, 15_000, 40_000)
@@ -96,9 +96,7 @@ class Client:
 
     async def open(self, loop: SimLoop, topology: Topology, checks: Checks) -> None:
         """Connect, in the client's process. Raises `TaoError`."""
-        settings = ClientSettings(
-            timeout_seconds=4.0, links=LinkSettings(session=SESSION), attach_own_writes=self.attaches
-        )
+        settings = replace(SDK, attach_own_writes=self.attaches)
         links = Links(settings.links, Credentials(self.process.name, "client"))
         configuration = await Configuration.fetch(topology, self.process.region, links, settings)
         self.graph = WatchedGraph(links, configuration, settings, self.tier, lambda: unix_ms(loop.now) / 1000)
@@ -202,6 +200,13 @@ class Client:
             for number, name in names.items()
         ]
         await asyncio.gather(*writes, return_exceptions=True)
+
+    async def rush(self) -> None:
+        """Everything is written at once, some edges again and again, and read. Whatever comes of it."""
+        assert self.graph is not None
+        ids = [key_id(number, self._shards) for number in range(KEYS)]
+        edges = [self.graph.assoc_add(ids[0], "friend", ids[1 + number % 2], number) for number in range(8)]
+        await asyncio.gather(self.write_all_at_once(), self.read_all_at_once(), *edges, return_exceptions=True)
 
     async def read_all(self) -> str:
         """Every key; the first error, or nothing."""

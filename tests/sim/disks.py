@@ -12,13 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
+import msgspec
+
 from tao.delivery.settings import SpoolSettings
 from tao.model.delivery import SpoolMark, SpoolRow
 from tao.observability.logs import Logger
 from tests.sim.loop import SimLoop
 
-KEPT_ROWS: Final = 40
-"""Of a spool: few, so that there is the case that it does not reach back far enough."""
+_ENCODER: Final = msgspec.msgpack.Encoder()
 
 
 @dataclass(slots=True)
@@ -26,6 +27,8 @@ class SpoolFile:
     """What the disk has."""
 
     rows: list[SpoolRow] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    """Of the rows, as they would be encoded."""
     marks: dict[int, SpoolMark] = field(default_factory=dict)
     proofs: dict[str, int] = field(default_factory=dict)
     places: int = 0
@@ -53,6 +56,7 @@ class SimSpool:
 
     def __init__(self, world: Machine, folder: Path, settings: SpoolSettings, log: Logger) -> None:
         self._world: Final = world
+        self._max_bytes: Final = settings.max_bytes
         self._file: Final = world.spools.setdefault(str(folder), SpoolFile())
         self._jobs: list[tuple[Callable[[], None], Callable[[], None]]] = []
         self._busy = False
@@ -86,13 +90,14 @@ class SimSpool:
             for row in rows:
                 self._file.places += 1
                 self._file.rows.append(SpoolRow(row.source, row.number, row.messages, self._file.places))
+                self._file.sizes.append(len(_ENCODER.encode(row.messages)))
             self.rows += len(rows)
             self._file.marks.update({mark.shard: mark for mark in marks})
 
         if self.synced:
             self._jobs.append((self._unless_lost(write), stored))
         else:
-            self._world.loop.call_later(self._world.random.random() * 20.0, write)
+            self._world.loop.call_later(self._world.random.random() * 20.0, self._write_late, write)
             self._jobs.append((_nothing, stored))
         self._soon()
 
@@ -141,11 +146,18 @@ class SimSpool:
         else:
             for write, _ in jobs:
                 write()
+        self._tell_dropped()
+        for _, tell in jobs:
+            tell()
+
+    def _write_late(self, write: Callable[[], None]) -> None:
+        write()
+        self._tell_dropped()
+
+    def _tell_dropped(self) -> None:
         dropped = self._make_room()
         for shard, source in dropped:
             self._dropped(shard, source, dropped[shard, source])
-        for _, tell in jobs:
-            tell()
 
     def _unless_lost(self, write: Callable[[], None]) -> Callable[[], None]:
         """What was given before a loss was known relies on what is lost."""
@@ -159,7 +171,11 @@ class SimSpool:
 
     def _make_room(self) -> dict[tuple[int, str], int]:
         file, dropped = self._file, dict[tuple[int, str], int]()
-        gone, file.rows = file.rows[:-KEPT_ROWS], file.rows[-KEPT_ROWS:]
+        above, count = sum(file.sizes) - self._max_bytes, 0
+        while above > 0:
+            above -= file.sizes[count]
+            count += 1
+        gone, file.rows, file.sizes = file.rows[:count], file.rows[count:], file.sizes[count:]
         for row in gone:
             key = row.messages.shard, row.source
             dropped[key] = max(row.number, dropped.get(key, 0))

@@ -18,6 +18,7 @@ from tests.sim.loop import Process
 from tests.sim.operators import Operator
 from tests.sim.plans import PLANNED, Fault
 from tests.sim.promotion import Promotions
+from tests.sim.rush import rush
 from tests.sim.topologies import DATABASES, REGIONS, servers_of, tiers_of, with_homes, with_mark
 from tests.sim.world import World
 
@@ -61,6 +62,7 @@ class Faults:
             "clone": self._operator.clone,
             "planned restart": self._operator.restart,
             "restart between writes": self._restart_between_writes,
+            "rush": partial(rush, world, self._void),
         }
 
     def begin(self, fault: Fault) -> None:
@@ -92,6 +94,7 @@ class Faults:
         end = self._lasting.pop(fault, None)
         if end is not None:
             self._world.trace.note("fault over", fault.kind, fault.pick)
+            self._world.bounds.look()  # before what has gathered is let go
             end()
 
     def _server(self, number: int, *, tailers: bool = False) -> str:

@@ -148,6 +148,7 @@ FAULT_WEIGHTS: Final = {
     "master lost": 2,
     "clone": 3,
     "planned restart": 2,
+    "rush": 2,
 }
 PLANNED: Final = ("clone", "planned restart")
 """What operators do to a cluster that is well: no request may fail for it."""

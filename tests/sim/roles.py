@@ -3,24 +3,70 @@
 At the product's pace each of these jobs would be most of what happens. They stay frequent enough to happen several
 times in every act, in between everything else. How rare they are is the run's ``pace``, which multiplies the seconds
 between them; what is waited for, answers above all, is waited for as long at any pace.
+
+Bounds are so low that plans come to them (`tests.sim.bounds`), and high enough for all that happens while nothing
+fails.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from tao.delivery.settings import SpoolSettings
+from tao.client.settings import ClientSettings
+from tao.delivery.settings import DeliverySettings, SpoolSettings
 from tao.follower.maintenance_path import SubscriptionSettings
+from tao.follower.miss_path import DirectReadSettings
 from tao.follower.settings import FollowerSettings
 from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.settings import LeaderSettings
-from tao.tailer.settings import TailerSettings, TailSettings
+from tao.leader.write_path import WriteSettings
+from tao.observability.story import StorySettings
+from tao.peers.links import LinkSettings
+from tao.routing.retry_budget import RetrySettings
+from tao.serving.database_source import MissSettings
+from tao.serving.fills import FillSettings
+from tao.serving.stall_guard import StallSettings
+from tao.tailer.settings import DeliverySettings as TellingSettings
+from tao.tailer.settings import RewindSettings, TailerSettings, TailSettings
+from tao.wire.settings import ServingSettings
+from tests.sim.network import SESSION
 
 _NOWHERE: Final = Path("simulated")
+
+LOG: Final = DeliverySettings(
+    log_messages_per_shard=16,
+    log_bytes_total=12_000,
+    window_unacknowledged_bytes=3_000,
+    max_delivery_bytes=1_500,
+    max_subscribers=4,
+    catching_up_shards=2,
+)
+SPOOL_BYTES: Final = 4_000
+UNTOLD: Final = TellingSettings(relay_bytes=1_500, unacknowledged_bytes=2_500, retries=RetrySettings(burst=30.0))
+REWIND: Final = RewindSettings(max_bytes=8_000)
+WRITES: Final = WriteSettings(max_waiting_per_shard=24, max_batch_writes=8)
+INVERSES: Final = InverseSettings(max_waiting_per_pair=8)
+FILLS: Final = FillSettings(max_flights=64)
+MISSES: Final = MissSettings(max_gathered=8)
+DIRECT_READS: Final = DirectReadSettings(max_under_way=24)
+STALLS: Final = StallSettings(max_held=4)
+STORY: Final = StorySettings(key_events=300, shard_events=30)
+RETRIES: Final = RetrySettings(burst=20.0)
+MAX_FLOORS: Final = 14
+"""Of a shard."""
+SERVING: Final = ServingSettings(max_unanswered=16)
+SDK: Final = ClientSettings(
+    timeout_seconds=4.0,
+    max_waiting_queries=100,
+    own_writes_keys=16,
+    retries=RETRIES,
+    links=LinkSettings(session=SESSION, max_waiting=16),
+)
 
 
 def leader_settings(name: str, pace: float) -> LeaderSettings:
@@ -34,10 +80,17 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         reader_user="",
         reader_password="",
         ownership=OwnershipSettings(check_seconds=12.0 * pace, retry_seconds=3.0 * pace),
-        inverses=InverseSettings(repair_seconds=15.0 * pace),
+        inverses=replace(INVERSES, repair_seconds=15.0 * pace),
         heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace),
         checker=CheckerSettings(tick_seconds=6.0 * pace),
-        spool=SpoolSettings(folder=Path(name)),
+        spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
+        delivery=LOG,
+        writes=WRITES,
+        fills=replace(FILLS, max_refetches=2),  # as a leader has it
+        misses=MISSES,
+        stalls=STALLS,
+        story=STORY,
+        retries=RETRIES,
     )
 
 
@@ -49,6 +102,12 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
         schema_file=_NOWHERE,
         reader_user="reader" if reads_databases else "",
         subscriptions=SubscriptionSettings(retry_seconds=2.5 * pace, answer_timeout_seconds=8.0),
+        fills=FILLS,
+        database=replace(MISSES, max_rereads=3),
+        direct_reads=DIRECT_READS,
+        stalls=STALLS,
+        story=STORY,
+        retries=RETRIES,
     )
 
 
@@ -64,4 +123,6 @@ def tailer_settings(name: str, region: str, pace: float) -> TailerSettings:
         state_folder=Path(name),
         password="",
         tail=TailSettings(checkpoint_seconds=8.0 * pace),
+        delivery=UNTOLD,
+        rewind=REWIND,
     )

@@ -34,6 +34,7 @@ class Outcome:
     simulated_seconds: float
     cpu_seconds: float
     looked_at: dict[str, int]
+    reached: dict[str, int]
     results: dict[str, int]
     recent: list[tuple[Any, ...]]
 
@@ -52,6 +53,7 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
             stack.enter_context(substituted(player.world))
             stack.enter_context(_caches_known(player.world))
             stack.enter_context(player.world.checks.watching_caches())
+            stack.enter_context(player.world.bounds.watching())
             stack.enter_context(_logs_heard(player.world))
             stack.enter_context(broken())
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -68,6 +70,7 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
         player.ended_at,
         time.process_time() - began,
         world.checks.looked_at,
+        world.bounds.reached,
         player.results,
         list(world.trace.recent),
     )
@@ -137,6 +140,7 @@ class _Player:
         result = await client.do(op, self._tokens)
         self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
         self.results[result] = self.results.get(result, 0) + 1
+        self.world.bounds.look()
         self.world.checks.done(f"{client.process.name}: {op.kind}", result)
 
     async def _check_calm(self) -> None:
@@ -144,6 +148,7 @@ class _Player:
         why = world.not_ready()
         if why:
             raise Violation("7", f"long after the last fault: {why}")
+        world.bounds.look()
         world.checks.converged(world.masters, world.caches)
         for client in world.clients:
             reading = self._loop.create_task(client.read_all(), context=client.process.context.copy())

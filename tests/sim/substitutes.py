@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,10 +51,11 @@ from tao.topology.file_store import TopologyFile
 from tao.wire.frames_client import connect_frames
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
+from tests.sim import roles
 from tests.sim.database import unix_ms
 from tests.sim.disks import Machine, SimSpool
 from tests.sim.loop import CURRENT, Process
-from tests.sim.network import SESSION, Listener, Network
+from tests.sim.network import Listener, Network
 from tests.sim.pauses import SimStallGuard
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
 
@@ -353,7 +354,9 @@ def substitutes_for(world: Outside) -> list[Substitution]:
     def cache_settings(**_: object) -> CacheSettings:
         # Small tables that evict, and few marks, which every server allocates.
         arenas = {"default": world.arena_bytes, "pages": world.arena_bytes}
-        return CacheSettings(arena_bytes=arenas, mark_slots=1009, departed_slots=4093)
+        return CacheSettings(
+            arena_bytes=arenas, mark_slots=1009, departed_slots=4093, max_floors_per_shard=roles.MAX_FLOORS
+        )
 
     return [
         Substitution(connect_frames, world.network.connect),
@@ -371,7 +374,8 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(SqliteSpool, partial(SimSpool, world)),
         Substitution(os, SimpleNamespace(getpid=lambda: 1)),
         Substitution(CacheSettings, cache_settings),
-        Substitution(LinkSettings, partial(LinkSettings, session=SESSION)),
+        Substitution(LinkSettings, lambda: roles.SDK.links),
+        Substitution(ServingSettings, lambda **named: replace(roles.SERVING, **named)),
         Substitution(keep_house, partial(keep_house_seldom, HOUSE_SECONDS * world.pace)),
         Substitution(Ring, ring_of),
         Substitution(StallGuard, SimStallGuard),

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from tests.sim import __main__ as command
+from tests.sim.bounds import EXPECTED
 from tests.sim.checks import Violation
 from tests.sim.loop import Process, SimLoop, SimulationStuck
 from tests.sim.plans import (
@@ -49,6 +50,10 @@ def test_no_seed_breaks_an_invariant(tmp_path: Path) -> None:
     done = subprocess.run([*sweep, "--keep", str(tmp_path)], cwd=_ROOT, capture_output=True, text=True, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
+    # A check of a bound that nothing ever comes near is none.
+    _, _, counts = done.stdout.partition("bounds reached: ")
+    reached = {name: int(count) for name, _, count in (each.rpartition(" ") for each in counts.strip().split(", "))}
+    assert not [name for name in EXPECTED if not reached[name]], reached
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_hashes_are_salted_with() -> None:

@@ -7,6 +7,7 @@ rule is needed. `find` plays seeds until a check fails; how many it may take is 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tao.cache import GraphCache, Ticket
 from tao.cache.floors import ShardFloors
 from tao.cache.outcomes import Applied
 from tao.cache.shard import CachedShard
+from tao.client.own_writes import OwnWrites
 from tao.delivery.inbox import Inbox, Received
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
@@ -30,6 +32,7 @@ from tao.model.graph import encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
+from tao.observability.story import Story
 from tao.planning.row_events import Translated
 from tao.tailer.delivery_path import DeliveryPath
 from tests.sim import promotion
@@ -226,6 +229,41 @@ def _position_gap_ignored() -> Iterator[None]:
         yield
 
 
+def _spool_makes_no_room() -> AbstractContextManager[None]:
+    """What is spooled stays, however much it is."""
+    return _replaced(SimSpool, _make_room=lambda _: {})
+
+
+def _tailer_reads_on() -> AbstractContextManager[None]:
+    """What no leader has taken is kept, however much it is."""
+    return _replaced(DeliveryPath, _make_room=lambda _: True)
+
+
+@contextmanager
+def _story_never_ends() -> Iterator[None]:
+    """A server remembers all that has ever happened to its keys."""
+    made = Story.__init__
+
+    def make(story: Story, *arguments: Any) -> None:
+        made(story, *arguments)
+        story._keys = deque()
+
+    with _replaced(Story, __init__=make):
+        yield
+
+
+@contextmanager
+def _own_writes_never_make_room() -> Iterator[None]:
+    """An SDK remembers all keys that it has written within the time, however many."""
+    made = OwnWrites.__init__
+
+    def make(own: OwnWrites, loop: asyncio.AbstractEventLoop, _: int, seconds: float) -> None:
+        made(own, loop, 1 << 60, seconds)
+
+    with _replaced(OwnWrites, __init__=make):
+        yield
+
+
 VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
     Variant("floor ignored", _floor_ignored, frozenset({"2", "3", "4"}), {"lag": 2, "slow": 2, "replication stops": 1}),
@@ -250,6 +288,10 @@ VARIANTS: Final[Sequence[Variant]] = (
         first=120,
     ),
     Variant("position gap ignored", _position_gap_ignored, frozenset({"2"}), {"spool needed": 2, "disk full": 1}),
+    Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
+    Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
+    Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}),
+    Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}),
 )
 
 

@@ -26,6 +26,7 @@ from tao.model.topology import Topology
 from tao.observability.logs import Logger
 from tao.runtime.admin import AdminPages
 from tao.schema.registry import Schema, load_schema
+from tests.sim.bounds import Bounds
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
 from tests.sim.database import DatabaseServer
@@ -121,6 +122,7 @@ class World:
         """Leader → what happens when one side of its next pair is committed."""
         self.found: Final = found
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
+        self.bounds: Final = Bounds(shape.shards, shape.arena_bytes, found)
         self._under_way: Final[dict[asyncio.Task[None], None]] = {}
         self._roles: Final[dict[str, tuple[str, str]]] = {}  # name → role and region
         self._make_databases()

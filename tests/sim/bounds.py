@@ -1,0 +1,367 @@
+"""No queue, cache, log or retry is without a bound (docs/DESIGN.md §15, invariant 8): what grows, held to its setting.
+
+Each line of `BOUNDS` says of one class of the product what grows in it, how much that may be by the settings of the
+simulation's roles (`tests.sim.roles`, small enough that plans reach them), and after which of its methods it has just
+grown. It is looked at then; and everything is at the end of each operation, fault and act. What is held is counted
+here, by looking into the queue itself: an account that the product keeps of it may be what is wrong.
+
+What else grows is bounded by something that is here, or by the topology document:
+
+- an entry for each shard: streams, coverages, marks, positions, freshness, generations, ownership, what is begun anew,
+  what a tailer has told, what a server is owed (`Amends`), what a subscriber follows, waits for or is owed;
+- an entry for each server or database: links, detectors, lanes, heartbeats, proofs, histories of a binlog;
+- an entry for each request unanswered: answers being put together, watchers, writes by ticket, waiters of a flight;
+- an entry for each fill under way: what `RemoteSource` and `Gathering` hold for a tick, and queries at a database;
+- of a fixed size when it is made: marks, ghosts, departed versions; rates (twice their setting), traces;
+- with tests of their own, since nothing here comes near: hot items, long lists, prefixes to be filled, membership
+  filters, frames and gRPC, connections, the binlog reader's hand-off, the spool's file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from math import inf
+from typing import Any, Final, NamedTuple
+
+from tao.cache import GraphCache
+from tao.client.dispatch import Dispatcher
+from tao.client.own_writes import OwnWrites
+from tao.client.waiting import is_cancelled
+from tao.delivery.message_log import MessageLog
+from tao.delivery.publisher import Publisher
+from tao.follower.miss_path import MissPath
+from tao.leader.inverse_path import MAX_STUCK, InversePath
+from tao.leader.pair_queue import PairQueue
+from tao.leader.server import MAX_TASKS
+from tao.observability.story import Story
+from tao.peers.links import Links
+from tao.planning.lanes import LaneScheduler
+from tao.routing.retry_budget import RetryBudget
+from tao.runtime.tasks import BackgroundTasks
+from tao.serving.database_source import DatabaseSource
+from tao.serving.fills import Fills
+from tao.serving.stall_guard import StallGuard
+from tao.tailer.delivery_path import DeliveryPath
+from tests.sim import roles
+from tests.sim.checks import Violation
+from tests.sim.disks import SimSpool, SpoolFile
+from tests.sim.loop import CURRENT, Process
+from tests.sim.network import Listener
+
+REACHED: Final = 0.9
+"""Of a bound: whoever has so much of it has come to it."""
+EXPECTED: Final = (
+    *("delivery log bytes", "spool bytes", "untold bytes", "unacknowledged bytes", "story of keys"),
+    *("waiting queries", "own writes", "cache bytes"),
+)
+"""Bounds that a sweep has to come to, or their checks are worth nothing."""
+
+
+class Bound(NamedTuple):
+    """``held`` tells how much of it one of ``of`` has, ``most`` how much it may: by its settings, and ``slack`` above
+    that, because what comes in one piece is taken as a whole. It grows in the methods ``grows``."""
+
+    name: str
+    of: type
+    held: Callable[[Any], float]  # Any: one of `of`
+    most: float
+    grows: tuple[str, ...] = ()
+    slack: float = 0.0
+
+
+def _longest(lengths: Iterable[float]) -> float:
+    return max(lengths, default=0)
+
+
+def _of_a_shard(log: MessageLog) -> float:
+    return _longest(Counter(shard for shard, _ in log._held).values())
+
+
+def _unacknowledged(publisher: Publisher) -> float:
+    return _longest(sum(size for _, size in each._in_flight) for each in publisher._subscriptions.values())
+
+
+def _read_at_once(publisher: Publisher) -> float:
+    return _longest(
+        sum(each.reading or bool(each.rows) for each in subscription._catching_up.values())
+        for subscription in publisher._subscriptions.values()
+    )
+
+
+def _untold(path: DeliveryPath) -> float:
+    """Bytes, but for those of the last transaction: it was read because there was room."""
+    last = path._receipts[-1] if path._receipts else None
+    return sum(
+        part.size_bytes
+        for lane in path._lanes.values()
+        for queue in (lane.parts, *lane.held.values(), filter(None, (lane.proof,)))
+        for part in queue
+        if part.receipt is not last
+    )
+
+
+def _in_line(lanes: LaneScheduler) -> float:
+    """Writes, for a shard, callers' and sub-writes apart."""
+    waiting = [entry for _, entry in lanes._entries.values() if not entry.batch]
+    return _longest(Counter((shard, entry.sub_write) for entry in waiting for shard in entry.shards).values())
+
+
+def _unanswered(links: Links) -> float:
+    """Requests of a session; one that was refused is told so at once."""
+    sessions: list[Any] = [link._session for link in links._links.values() if link._session is not None]
+    return _longest(
+        sum(tick >= 0 or sent_at != inf for _, tick, _, sent_at in each._pending.values()) for each in sessions
+    )
+
+
+def _waits(waiter: Any) -> bool:  # Any: of either result
+    if isinstance(waiter, tuple) and waiter[0].results[waiter[1]] is not None:
+        return False
+    return not is_cancelled(waiter)
+
+
+class _Repeats:
+    """What cannot be seen from outside: who waits between two servers, and what has paid for repeats."""
+
+    def __init__(self) -> None:
+        self._again: Final[dict[Dispatcher, list[list[Any]]]] = {}
+        self._answers: Final[dict[RetryBudget, int]] = {}
+        self._began: Final[dict[RetryBudget, float]] = {}
+
+    def asked_again(self, dispatcher: Dispatcher, _: object, again: list[Any]) -> None:
+        self._again.setdefault(dispatcher, []).append(again)
+
+    def waiting(self, dispatcher: Dispatcher) -> float:
+        """Queries that nobody has answered: on their way, or to be asked again."""
+        again = [each for each in self._again.get(dispatcher, ()) if any(_waits(one.waiter) for one in each)]
+        self._again[dispatcher] = again
+        waiters = [one.waiter for each in again for one in each]
+        waiters += [waiter for call in dispatcher._open for waiter in call.waiters]
+        return len(
+            {
+                (id(waiter[0]), waiter[1]) if isinstance(waiter, tuple) else id(waiter)
+                for waiter in waiters
+                if _waits(waiter)
+            }
+        )
+
+    def answered(self, budget: RetryBudget, answers: int = 1) -> None:
+        self._answers[budget] = self._answers.get(budget, 0) + answers
+
+    def saved_up(self, budget: RetryBudget) -> float:
+        """Repeats that neither answers nor time have paid for."""
+        seconds = budget._updated_at - self._began.setdefault(budget, budget._updated_at)
+        paid = roles.RETRIES.share * self._answers.get(budget, 0) + roles.RETRIES.per_second * seconds
+        return max(0.0, budget.spent - paid)
+
+
+class Bounds:
+    """Those of one run. ``shards`` and ``arena_bytes`` are the world's."""
+
+    def __init__(self, shards: int, arena_bytes: int, found: Callable[[Violation], None]) -> None:
+        self._found: Final = found
+        self._repeats: Final = _Repeats()
+        self._bounds: Final = _all_bounds(shards, arena_bytes, self._repeats)
+        self._owners: list[tuple[Process, Any, list[Bound]]] = []
+        self._near: Final[dict[tuple[str, int], Any]] = {}
+        self.reached: Final = {bound.name: 0 for bound in self._bounds}
+        """How often somebody has come to it, from further away."""
+
+    def look(self) -> None:
+        """At everything that lives."""
+        self._owners = [each for each in self._owners if each[0].state in ("runs", "paused")]
+        for process, owner, bounds in self._owners:
+            for bound in bounds:
+                self._measure(process, owner, bound)
+
+    def _measure(self, process: Process, owner: Any, bound: Bound) -> None:
+        held = bound.held(owner)
+        near = (bound.name, id(owner))
+        if held < REACHED * bound.most:
+            self._near.pop(near, None)
+            return
+        if near not in self._near:
+            self._near[near] = owner  # held, so that no other has its address
+            self.reached[bound.name] += 1
+        if held > bound.most + bound.slack:
+            text = f"{process.name} has {held:g} of {bound.name}, at most {bound.most:g}"
+            self._found(Violation("8", f"{text} and {bound.slack:g}" if bound.slack else text))
+
+    # finding them
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """For the time of the block all that is made is known, and looked at when it grows."""
+        by_class: dict[type, list[Bound]] = {}
+        for bound in self._bounds:
+            by_class.setdefault(bound.of, []).append(bound)
+        with ExitStack() as stack:
+            for of, bounds in by_class.items():
+                stack.enter_context(_after(of, "__init__", self._made(bounds)))
+                for method in sorted({name for bound in bounds for name in bound.grows}):
+                    grown = [bound for bound in bounds if method in bound.grows]
+                    stack.enter_context(_after(of, method, self._grown(grown)))
+            stack.enter_context(_after(Dispatcher, "_repeat", self._repeats.asked_again))
+            stack.enter_context(_after(RetryBudget, "earn", self._repeats.answered))
+            yield
+
+    def _made(self, bounds: list[Bound]) -> Callable[..., None]:
+        def made(owner: Any, *_: object, **__: object) -> None:
+            process = CURRENT.get()
+            if process is not None:
+                self._owners.append((process, owner, bounds))
+
+        return made
+
+    def _grown(self, bounds: list[Bound]) -> Callable[..., None]:
+        def grown(owner: Any, *_: object, **__: object) -> None:
+            process = CURRENT.get()
+            if process is not None and process.state != "swept":
+                for bound in bounds:
+                    self._measure(process, owner, bound)
+
+        return grown
+
+
+@contextmanager
+def _after(of: type, method: str, told: Callable[..., None]) -> Iterator[None]:
+    """For the time of the block, ``told`` is called after the method (or, of a coroutine, before it), with its
+    arguments."""
+    original = getattr(of, method)
+
+    def tell(owner: Any, *arguments: Any, **named: Any) -> Any:
+        result = original(owner, *arguments, **named)
+        told(owner, *arguments, **named)
+        return result
+
+    setattr(of, method, tell)
+    try:
+        yield
+    finally:
+        setattr(of, method, original)
+
+
+def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]:
+    log, story, untold, writes = roles.LOG, roles.STORY, roles.UNTOLD, roles.WRITES
+    sdk, session = roles.SDK, roles.SDK.links.session
+    return [
+        # Of leaders, for subscribers.
+        Bound(
+            "delivery log bytes",
+            MessageLog,
+            lambda log: sum(size for *_, size, _ in log._held.values()),
+            log.log_bytes_total,
+            ("append",),
+        ),
+        Bound("delivery log of a shard", MessageLog, _of_a_shard, log.log_messages_per_shard, ("append",)),
+        Bound("subscribers", Publisher, lambda made: len(made._subscriptions), log.max_subscribers, ("subscribe",)),
+        Bound(
+            "unacknowledged bytes",
+            Publisher,
+            _unacknowledged,
+            log.window_unacknowledged_bytes,
+            ("publish_all", "prove"),
+            # A delivery, its last row of the spool as a whole; and whatever is unacknowledged, what says of each shard
+            # that it is followed.
+            slack=log.max_delivery_bytes + untold.relay_bytes + 3 * 64 * (1 + shards),
+        ),
+        Bound("shards read from the spool", Publisher, _read_at_once, log.catching_up_shards, ("publish_all",)),
+        Bound("spool bytes", SimSpool, _spooled, roles.SPOOL_BYTES, ("_commit",)),
+        # Of tailers, for leaders.
+        Bound(
+            "untold bytes",
+            DeliveryPath,
+            _untold,
+            untold.unacknowledged_bytes,
+            ("_settle",),
+            slack=roles.REWIND.max_bytes,
+        ),
+        # Of leaders, for writers.
+        Bound(
+            "writes in line",
+            LaneScheduler,
+            _in_line,
+            writes.max_waiting_per_shard,
+            ("offer", "requeue"),
+            slack=writes.lanes_per_server * writes.max_batch_writes,
+        ),
+        Bound(
+            "open transactions",
+            LaneScheduler,
+            lambda lanes: _longest(len(server.open) for server in lanes._servers.values()),
+            writes.lanes_per_server,
+            ("next_batch",),
+        ),
+        Bound(
+            "writes of a pair",
+            PairQueue,
+            lambda pairs: _longest(map(len, pairs._held.values())),
+            roles.INVERSES.max_waiting_per_pair,
+            ("holds",),
+        ),
+        Bound("stuck intents", InversePath, lambda path: len(path._stuck), MAX_STUCK),
+        # For readers.
+        Bound("fills", Fills, lambda fills: fills._under_way, roles.FILLS.max_flights, ("_start",)),
+        Bound(
+            "gathered misses",
+            DatabaseSource,
+            lambda source: _longest(len(line.gathered) for line in source._lines.values()),
+            roles.MISSES.max_gathered - 1,  # so many go at once
+            ("_line_up",),
+        ),
+        Bound("direct reads", MissPath, lambda path: path._under_way, roles.DIRECT_READS.max_under_way),
+        Bound("requests held", StallGuard, lambda guard: len(guard._held), roles.STALLS.max_held, ("handle",)),
+        Bound(
+            "cache bytes",
+            GraphCache,
+            lambda cache: _longest(arena.bytes for arena in cache._arenas.all().values()),
+            arena_bytes,
+            ("store_object", "store_list", "store_count", "apply_message"),
+        ),
+        Bound(
+            "floors of a shard",
+            GraphCache,
+            lambda cache: _longest(len(shard.floors) for shard in cache._shards.values()),
+            roles.MAX_FLOORS,
+            ("apply_message", "raise_list_floor", "raise_object_floor"),
+        ),
+        # Of every server, and of the SDK.
+        Bound("story of keys", Story, lambda told: len(told._keys), story.key_events),
+        Bound("story of shards", Story, lambda told: len(told._shards), story.shard_events),
+        Bound("tasks", BackgroundTasks, len, MAX_TASKS, ("start",)),
+        Bound("repeats saved up", RetryBudget, repeats.saved_up, roles.RETRIES.burst, ("spend",)),
+        Bound("requests unanswered", Links, _unanswered, session.max_unanswered),
+        Bound(
+            "requests for a connection",
+            Links,
+            lambda links: _longest(len(link._waiting) for link in links._links.values()),
+            sdk.links.max_waiting,
+        ),
+        Bound(
+            "requests of a peer",
+            Listener,
+            lambda listener: _longest(each.unanswered + each.series for each in listener.connections),
+            roles.SERVING.max_unanswered,
+        ),
+        Bound("waiting queries", Dispatcher, repeats.waiting, sdk.max_waiting_queries, ("_send",)),
+        Bound(
+            "own writes",
+            OwnWrites,
+            lambda own: max(len(own.versions), len(own._written_at), len(own.unpaired)),
+            sdk.own_writes_keys,
+            ("note",),
+        ),
+        Bound(
+            "age of own writes",
+            OwnWrites,
+            lambda own: _longest(own._loop.time() - at for at in own._written_at.values()),
+            sdk.own_writes_seconds,
+        ),
+    ]
+
+
+def _spooled(spool: SimSpool) -> float:
+    file: SpoolFile = spool._file
+    return sum(file.sizes)

@@ -1,0 +1,51 @@
+"""More than there is room for: where queues and logs come to their bounds (`tests.sim.bounds`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tests.sim.plans import Fault
+from tests.sim.topologies import REGIONS
+from tests.sim.world import World
+
+_TIMES: Final = 4
+_EVERY_SECONDS: Final = 0.4
+_SLOW_SECONDS: Final = 3.0
+
+
+def rush(world: World, void: Callable[[str, str], None], fault: Fault) -> Callable[[], None]:
+    """Everybody reads and writes everything, again and again, while one part does not keep up: the databases of a
+    region, a follower that does not hear from its leaders, or leaders that no tailer reaches. ``void``: a leader and
+    its region, of which everything has to be read again. Returns what ends it."""
+    region = REGIONS[fault.pick % len(REGIONS)]
+    leaders, followers, tailers = (
+        [name for name in world.names(role) if world.processes[name].region == region]
+        for role in ("leader", "follower", "tailer")
+    )
+    network = world.network
+    slow = [name for name, database in world.databases.items() if database.region == region]
+
+    def hurry() -> None:
+        for name in slow:
+            network.slow.pop(name, None)
+
+    end: Callable[[], None] = network.heal
+    match fault.other % 3:
+        case 0:
+            network.slow.update(dict.fromkeys(slow, _SLOW_SECONDS))
+            for leader in leaders:
+                void(leader, region)
+            end = hurry
+        case 1:
+            network.cut([followers[fault.pick % len(followers)]], leaders)
+        case _:
+            network.cut(tailers, leaders)
+    for time in range(_TIMES):
+        world.loop.call_later(0.1 + _EVERY_SECONDS * time, _everybody, world)
+    return end
+
+
+def _everybody(world: World) -> None:
+    for client in world.clients:
+        world.spawn(client.rush(), client.process)
