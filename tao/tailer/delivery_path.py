@@ -5,7 +5,7 @@ order needs no care, a repetition concerns one relay, and the more there is to t
 shard has something unacknowledged it stays in its lane; when its leader is away or not the shard's any more, what is
 left of the lane is routed anew, whole shards at a time. One leader or shard that takes nothing holds up no other: a
 shard that is not accepted is tried alone, and when memory is used up, what could not be told gives way to bulk
-invalidation.
+invalidation. What a leader of this region has told when it committed waits a moment for more of its kind.
 
 A transaction is behind us when all its parts, and those of all transactions before it, are acknowledged.
 """
@@ -26,6 +26,7 @@ from tao.model.errors import (
     InternalError,
     InvalidArgument,
     NotMine,
+    Overloaded,
     ProtocolError,
     RequestError,
     ShardBlocked,
@@ -40,11 +41,8 @@ from tao.routing.routes import Routes, TierRoutes
 from tao.tailer.continuity import Continuity
 from tao.tailer.lane import Lane, head_of
 from tao.tailer.leaders import LeaderPort
-from tao.tailer.relay_parts import Content, Part, Receipt, contents_of, is_proof, is_void, proof, relay_of
+from tao.tailer.relay_parts import Content, Part, Receipts, contents_of, is_proof, is_void, proof, relay_of
 from tao.tailer.settings import DeliverySettings
-
-_FINISHED_RECEIPTS: Final = 64
-"""So few are not worth merging."""
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
@@ -71,15 +69,14 @@ class DeliveryPath:
         self._refresh_routes: Final = refresh_routes
         self._leaders: Final = leaders
         self._continuity: Final = continuity
-        self._acknowledged: Final = acknowledged
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._budget: Final = RetryBudget(settings.retries, 0.0)
         self._log: Final = log
         self._lanes: Final[dict[str, Lane]] = {}
         self._lane_of: Final[dict[int, tuple[Lane, int]]] = {}  # of shards with parts unacknowledged, with their number
-        self._receipts: deque[Receipt] = deque()
-        self._finished = 0  # of the receipts
+        self._receipts: Final = Receipts()
+        self._acknowledged: Final = acknowledged
         self._progress: Final = asyncio.Event()
         self.on_wanted: Callable[[Iterable[Span]], None] = lambda _: None
         """Told what a leader that has taken a relay wants to know."""
@@ -103,29 +100,28 @@ class DeliveryPath:
             self._progress.clear()
             await self._progress.wait()
         leaders = self._routes().leaders(self._region)
-        receipt = Receipt([gtid] if gtid else [])
-        self._receipts.append(receipt)
+        receipt = self._receipts.begin([gtid] if gtid else [])
         contents = list(contents_of(translated, self._settings))
         spans = self._continuity.spans_of(gtid, [shard for shard, _, _ in contents])
+        patient = self._is_told_already(gtid, translated) and self.unacknowledged_bytes < self._settings.relay_bytes
         for (shard, content, size), span in zip(contents, spans, strict=True):
-            self._queue(Part(receipt, shard, content, size, span), leaders)
+            self._queue(Part(receipt, shard, content, size, span), leaders, patient=patient)
         if proven_unix_ms:
             reached = self._continuity.proven(gtid)
             for leader in leaders.up:
                 self._add(self._lane(leader.name), proof(receipt, proven_unix_ms, reached))
         if not receipt.unacknowledged:
-            self._finished += 1
+            self._receipts.finished += 1
         self._settle()
 
     def tell_again(self, parts: Iterable[tuple[Content, int, Span]]) -> None:
         """What was told before, to be told whoever leads its shards by now: contents with their sizes."""
         leaders = self._routes().leaders(self._region)
-        receipt = Receipt([])
-        self._receipts.append(receipt)
+        receipt = self._receipts.begin([])
         for content, size, span in parts:
             self._queue(Part(receipt, span.shard, content, size, span), leaders)
         if not receipt.unacknowledged:
-            self._finished += 1
+            self._receipts.finished += 1
         self._settle()
 
     async def drained(self) -> None:
@@ -140,10 +136,17 @@ class DeliveryPath:
 
     def forget_gtids(self) -> None:
         """What has been submitted will be told, but counts for no position any more."""
-        for receipt in self._receipts:
-            receipt.gtids.clear()
+        self._receipts.forget_gtids()
 
-    def _queue(self, part: Part, leaders: TierRoutes) -> None:
+    def _is_told_already(self, gtid: str, translated: Translated) -> bool:
+        """Whether it is the leaders' own, and the master is here: they have told it when they committed."""
+        routes = self._routes()
+        if not gtid or translated.touches or translated.bulk_shards:
+            return False
+        of_databases = routes.topology.databases
+        return any(each.name == self._database and each.master_region == self._region for each in of_databases)
+
+    def _queue(self, part: Part, leaders: TierRoutes, *, patient: bool = False) -> None:
         lane, unacknowledged = self._lane_of.get(part.shard, (None, 0))
         if lane is None:
             try:
@@ -152,7 +155,7 @@ class DeliveryPath:
                 self.unrouted += 1
                 return
         self._lane_of[part.shard] = (lane, unacknowledged + 1)
-        self._add(lane, part)
+        self._add(lane, part, patient=patient)
 
     def _lane(self, leader: str) -> Lane:
         lane = self._lanes.get(leader)
@@ -160,18 +163,33 @@ class DeliveryPath:
             lane = self._lanes[leader] = Lane(leader)
         return lane
 
-    def _add(self, lane: Lane, part: Part) -> None:
+    def _add(self, lane: Lane, part: Part, *, patient: bool = False) -> None:
         part.receipt.unacknowledged += 1
         self.unacknowledged_bytes += part.size_bytes
-        self._put(lane, part)
+        self._put(lane, part, patient=patient)
 
-    def _put(self, lane: Lane, part: Part) -> None:
-        superfluous = lane.add(part)
+    def _put(self, lane: Lane, part: Part, *, patient: bool = False) -> None:
+        superfluous = lane.add(part, patient=patient)
         if superfluous is not None:
             self._done(superfluous)
-        if not lane.running:
-            lane.running = True
-            self._spawn(self._run(lane))
+        if not lane.running and not lane.may_rest(self._settings):
+            self._start(lane)
+        elif not lane.running and lane.timer is None:
+            self._rest(lane)
+
+    def _rest(self, lane: Lane) -> None:
+        lane.timer = asyncio.get_running_loop().call_later(self._settings.gather_seconds, self._due, lane)
+
+    def _due(self, lane: Lane) -> None:
+        with suppress(Overloaded):  # the tailer is closing
+            self._start(lane)
+
+    def _start(self, lane: Lane) -> None:
+        if lane.timer is not None:
+            lane.timer.cancel()
+            lane.timer = None
+        self._spawn(self._run(lane))
+        lane.running = True
 
     def _make_room(self) -> bool:
         """Of what cannot be told, say less. Returns whether there is room then."""
@@ -190,13 +208,16 @@ class DeliveryPath:
 
     async def _run(self, lane: Lane) -> None:
         try:
-            while not lane.empty:
+            lane.hurried = len(lane.parts)  # what has waited, waits no more
+            while not lane.may_rest(self._settings):
                 try:
                     await self._turn(lane)
                 except Exception as error:  # noqa: BLE001 - a lane that ended would be silent about its shards
                     lane.failures += 1
                     self._failed(lane, error)
                     await asyncio.sleep(self._backoff_seconds(lane.failures))
+            if not lane.empty:
+                self._rest(lane)
         finally:
             lane.running = False
 
@@ -252,6 +273,7 @@ class DeliveryPath:
         lane.failures = 0
         self._budget.earn()
         self.relays += 1
+        lane.hurried -= len(parts) if queue is lane.parts else 0
         for _ in parts:
             part = queue.popleft()
             self._continuity.acknowledged(part.span)
@@ -304,7 +326,7 @@ class DeliveryPath:
         self.unacknowledged_bytes -= part.size_bytes
         part.receipt.unacknowledged -= 1
         if not part.receipt.unacknowledged:
-            self._finished += 1
+            self._receipts.finished += 1
         if not is_proof(part):
             lane, unacknowledged = self._lane_of[part.shard]
             if unacknowledged == 1:
@@ -313,25 +335,9 @@ class DeliveryPath:
                 self._lane_of[part.shard] = (lane, unacknowledged - 1)
 
     def _settle(self) -> None:
-        receipts = self._receipts
-        while receipts and not receipts[0].unacknowledged:
-            self._finished -= 1
-            for gtid in receipts.popleft().gtids:
-                self._acknowledged(gtid)
-        # Unfinished receipts are bounded by their parts. Two of three merge here, so each costs a constant.
-        if self._finished > 2 * (len(receipts) - self._finished) + _FINISHED_RECEIPTS:
-            self._merge_receipts()
+        for gtid in self._receipts.settle():
+            self._acknowledged(gtid)
         self._progress.set()
-
-    def _merge_receipts(self) -> None:
-        merged: deque[Receipt] = deque()
-        for receipt in self._receipts:
-            if merged and not (merged[-1].unacknowledged or receipt.unacknowledged):
-                merged[-1].absorb(receipt)
-                self._finished -= 1
-            else:
-                merged.append(receipt)
-        self._receipts = merged
 
     def _failed(self, lane: Lane, error: Exception) -> None:
         self.repeated += 1

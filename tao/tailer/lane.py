@@ -22,8 +22,8 @@ class Lane:
     """The queues of one leader. Of a shard, parts keep their order and are all in one queue."""
 
     __slots__ = (
-        *("failures", "held", "held_tries", "leader", "parts", "proof", "refused", "retry_at", "running"),
-        *("routed_by", "sending", "sending_count", "woken"),
+        *("failures", "held", "held_tries", "hurried", "leader", "parts", "proof", "refused", "retry_at", "running"),
+        *("routed_by", "sending", "sending_count", "timer", "woken"),
     )
 
     def __init__(self, leader: str) -> None:
@@ -44,6 +44,10 @@ class Lane:
         """The version of the topology by which its shards are this leader's."""
         self.running = False
         """A task sends."""
+        self.hurried = 0
+        """So many of `parts`, at least, may not wait for more."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Until then those that may do; set while there are some and no task sends."""
         self.sending: deque[Part] | None = None
         """The queue whose first ``sending_count`` parts are under way."""
         self.sending_count = 0
@@ -55,13 +59,22 @@ class Lane:
         """Nothing is left to tell."""
         return not self.parts and not self.held
 
-    def add(self, part: Part) -> Part | None:
-        """Queue a part. Returns the proof that the part makes superfluous, if any."""
+    def may_rest(self, settings: DeliverySettings) -> bool:
+        """Whether nothing is left to tell, or only what may wait for more."""
+        if not self.parts:
+            self.hurried = 0
+        patient = not (self.failures or self.held) and self.hurried <= 0 and len(self.parts) < settings.gather_parts
+        return patient or self.empty
+
+    def add(self, part: Part, *, patient: bool = False) -> Part | None:
+        """Queue a part; ``patient``: it may wait for more. Returns the proof that it makes superfluous, if any."""
         superfluous = None
         if self.held and is_proof(part):
             superfluous, self.proof = self.proof, part
         else:
             self.held.get(part.shard, self.parts).append(part)
+        if not patient:
+            self.hurried = len(self.parts)
         self.woken.set()
         return superfluous
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 import msgspec
 
@@ -13,6 +15,9 @@ from tao.model.relay import Relay, Touch
 from tao.planning.row_events import Translated
 from tao.storage.gtid import joined
 from tao.tailer.settings import DeliverySettings
+
+_FINISHED_RECEIPTS: Final = 64
+"""So few are not worth merging."""
 
 _PART_BYTES = 200  # a touch, a shard number or the proof of a time, with its place in a queue
 
@@ -37,6 +42,50 @@ class Receipt(msgspec.Struct, gc=False):
                     break
             else:
                 self.gtids.append(gtid)
+
+
+class Receipts:
+    """Those of all transactions that are not behind us, in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Receipt] = deque()
+        self.finished = 0
+        """Of those here."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def begin(self, gtids: list[str]) -> Receipt:
+        """One more, behind all others."""
+        receipt = Receipt(gtids)
+        self._waiting.append(receipt)
+        return receipt
+
+    def forget_gtids(self) -> None:
+        """Those here count for no position any more."""
+        for receipt in self._waiting:
+            receipt.gtids.clear()
+
+    def settle(self) -> list[str]:
+        """The GTIDs that are behind us by now, in their order; their receipts are here no longer."""
+        waiting, behind = self._waiting, list[str]()
+        while waiting and not waiting[0].unacknowledged:
+            self.finished -= 1
+            behind += waiting.popleft().gtids
+        # Unfinished receipts are bounded by their parts. Two of three merge here, so each costs a constant.
+        if self.finished > 2 * (len(waiting) - self.finished) + _FINISHED_RECEIPTS:
+            self._merge()
+        return behind
+
+    def _merge(self) -> None:
+        merged: deque[Receipt] = deque()
+        for receipt in self._waiting:
+            if merged and not (merged[-1].unacknowledged or receipt.unacknowledged):
+                merged[-1].absorb(receipt)
+                self.finished -= 1
+            else:
+                merged.append(receipt)
+        self._waiting = merged
 
 
 class Part(msgspec.Struct, gc=False):

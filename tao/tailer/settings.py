@@ -52,6 +52,14 @@ class DeliverySettings:
     large_message_bytes: int = 4 << 20
     """A message above this is replaced by an invalidation, since no connection would carry it."""
 
+    gather_seconds: float = 0.1
+    """What the region's leader has told already, when it committed, waits this long for more of the kind: a relay costs
+    three processes and a sync of the spool, whatever it holds. It delays what was committed past the leaders, versions
+    and all, or by one that died at that moment. Nothing else waits; 0: neither does this."""
+
+    gather_parts: int = 64
+    """So many do not wait: half a millisecond of a leader's time, which its writers should not notice."""
+
     unacknowledged_bytes: int = 16 << 20
     """Of all leaders together, estimated. Beyond it reading waits, and of a leader that is away shards become void."""
 

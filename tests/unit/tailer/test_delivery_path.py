@@ -21,7 +21,7 @@ from tao.tailer.settings import DeliverySettings
 from tao.topology import edits
 from tests.rigs.leader_rig import make_id, make_topology
 
-QUICK = DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+QUICK = DeliverySettings(gather_parts=1, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
 BOTH: dict[int, tuple[str, ...]] = {0: ("leader-1",), 1: ("leader-2",), 2: ("leader-1",)}
 
 

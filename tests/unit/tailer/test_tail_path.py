@@ -25,7 +25,7 @@ from tao.tailer.tail_path import TailPath
 from tests.rigs.leader_rig import SCHEMA, SHARDS, make_id, make_topology
 from tests.rigs.pacing import until
 
-QUICK = DeliverySettings(backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+QUICK = DeliverySettings(gather_parts=1, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
 
 
 class Binlog:
