@@ -1,7 +1,8 @@
 """One series of deliveries from one leader: asked for once, acknowledged, and let go at both ends (DESIGN.md §7).
 
 A leader that refuses some shards, or leaves a gap in them, goes on with the others; those are asked for again, and
-added to the series. What ends a series is the connection, or whoever follows it.
+added to the series. What ends a series is the connection, or whoever follows it. One acknowledgement stands for all
+deliveries before it, and nobody waits for it but a leader that has sent as much as it may.
 """
 
 from __future__ import annotations
@@ -35,8 +36,11 @@ class Series:
         positions: Sequence[Position],
         receive: Callable[[Delivery], set[int]],
         timeout_seconds: float,
+        acknowledge_seconds: float,
+        acknowledge_messages: int,
     ) -> None:
-        """``receive`` applies a delivery and returns the shards to ask for again."""
+        """``receive`` applies a delivery and returns the shards to ask for again. What was applied is acknowledged
+        after so many seconds or messages."""
         self.ended: Final = asyncio.Event()
         self.reason = ""
         self.failed = False
@@ -44,6 +48,11 @@ class Series:
         self._subscriber: Final = subscriber
         self._receive: Final = receive
         self._timeout_seconds: Final = timeout_seconds
+        self._acknowledge_seconds: Final = acknowledge_seconds
+        self._acknowledge_messages: Final = acknowledge_messages
+        self._applied = 0  # the number of the last delivery
+        self._unacknowledged_messages = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._number = 0
         self._last_came = False
         self._missing: set[int] = set()
@@ -59,6 +68,7 @@ class Series:
     def close(self) -> None:
         """Hear no more; the leader is told, or it would go on for ever."""
         self.ended.set()
+        self._stop_timer()
         self._forget()
 
     def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
@@ -78,7 +88,8 @@ class Series:
             return
         self._number = answer.number
         try:
-            self._missing |= self._receive(delivery_from_pb(answer.delivery))
+            delivery = delivery_from_pb(answer.delivery)
+            self._missing |= self._receive(delivery)
         except Exception:
             # What it was is not known to be applied, and would never be sent again.
             self.failed = True
@@ -86,9 +97,24 @@ class Series:
             raise
         if not answer.more:
             self.ended.set()
-        number = answer.delivery.delivery_number
-        acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=number)
-        self._link.send(pb.Request(acknowledge=acknowledge), self._timeout_seconds, _no_answer)
+        self._applied = delivery.number
+        self._unacknowledged_messages += sum([len(part.messages.messages) for part in delivery.shards if part.messages])
+        if self._unacknowledged_messages >= self._acknowledge_messages:
+            self._acknowledge()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._acknowledge_seconds, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._stop_timer()
+        self._unacknowledged_messages = 0
+        if not self.ended.is_set():
+            acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=self._applied)
+            self._link.send(pb.Request(acknowledge=acknowledge), self._timeout_seconds, _no_answer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _added(self, asked: set[int], answer: pb.Answer) -> None:
         if not answer.HasField("error"):

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 
 from tao.cache import CacheSettings, GraphCache
 from tao.follower.maintenance_path import Subscriptions, SubscriptionSettings
+from tao.follower.series import Series
+from tao.model.changes import ObjectInvalidation, ShardMessages
+from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.peers.links import Links, LinkSettings
 from tao.serving.applying import WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
+from tao.wire.convert import delivery_to_pb
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import Credentials
+from tao.wire.session import AnswerHandler
 from tao.wire.settings import ServingSettings
+from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, SCHEMA, LeaderRig, make_topology
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import ManualClock, Tasks, until
@@ -63,3 +71,41 @@ async def test_a_refused_shard_is_asked_for_again_within_the_one_series_and_the_
     await links.close()
     await server.close()
     await leader.close()
+
+
+class DeliveringLeader:
+    """The link of one series, and what was acknowledged by it."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+        self.applied: list[int] = []
+        self._deliver: AnswerHandler = lambda _: None
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        if request.HasField("subscribe"):
+            self._deliver = on_answer
+        elif request.HasField("acknowledge"):
+            self.acknowledged.append(request.acknowledge.delivery_number)
+
+    def apply(self, delivery: Delivery) -> set[int]:
+        self.applied.append(delivery.number)
+        return set()
+
+    def deliver(self, number: int) -> None:
+        messages = ShardMessages(0, 1, (ObjectInvalidation(1, number),))
+        part = ShardDelivery(Position(0, "a/1", number), messages=messages)
+        self._deliver(pb.Answer(number=7, more=True, delivery=delivery_to_pb(Delivery(number, (part,)))))
+
+
+async def test_one_acknowledgement_stands_for_many_deliveries_and_comes_without_more_of_them() -> None:
+    leader = DeliveringLeader()
+    series = Series(leader, "near-1", [], leader.apply, 2.0, 0.01, 4)
+    for number in range(1, 7):
+        leader.deliver(number)
+    assert leader.acknowledged == [4]
+    await until(lambda: leader.acknowledged == [4, 6])
+    leader.deliver(7)
+    series.close()
+    await asyncio.sleep(0.02)
+    assert leader.acknowledged == [4, 6]
+    assert leader.applied == [1, 2, 3, 4, 5, 6, 7]
