@@ -2,7 +2,8 @@
 
 Nearly every request is answered long before its deadline, so that setting and cancelling is all that matters; a timer
 of the loop for each request costs several times more. The wheel has a fixed number of slots, a deadline further away
-than one turn stays in its slot for the next turn, and the loop is woken only while somebody waits.
+than one turn stays in its slot for the next turn, and the loop is woken for the earliest one only: seldom, as long as
+answers come in time.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class DeadlineWheel:
         self._count = 0
         self._swept_tick = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_tick = 0
 
     def add(self, key: int, timeout_seconds: float) -> int:
         """Returns the tick of the deadline, which `discard` wants to know."""
@@ -33,7 +35,7 @@ class DeadlineWheel:
         self._count += 1
         if self._timer is None:
             self._swept_tick = int(now / self._tick_seconds)
-            self._schedule()
+        self._wake_at(tick)
         return tick
 
     def discard(self, key: int, tick: int) -> None:
@@ -50,12 +52,17 @@ class DeadlineWheel:
             self._timer.cancel()
             self._timer = None
 
-    def _schedule(self) -> None:
-        self._timer = self._loop.call_at((self._swept_tick + 1) * self._tick_seconds, self._sweep)
+    def _wake_at(self, tick: int) -> None:
+        if self._timer is not None:
+            if self._timer_tick <= tick:
+                return
+            self._timer.cancel()
+        self._timer_tick = tick
+        self._timer = self._loop.call_at(tick * self._tick_seconds, self._sweep)
 
     def _sweep(self) -> None:
         # A timer may be called a clock's resolution early; the tick aimed at has then come all the same.
-        now_tick = max(int(self._loop.time() / self._tick_seconds), self._swept_tick + 1)
+        now_tick = max(int(self._loop.time() / self._tick_seconds), self._timer_tick)
         first = max(self._swept_tick + 1, now_tick - SLOTS + 1)
         expired: list[int] = []
         for at in range(first, now_tick + 1):
@@ -69,5 +76,6 @@ class DeadlineWheel:
         self._timer = None
         for key in expired:
             self._on_expired(key)
-        if self._count and self._timer is None:
-            self._schedule()
+        if self._count:
+            # The next slot with anything in it: perhaps of a later turn, for which it is looked at again then.
+            self._wake_at(next(at for at in range(now_tick + 1, now_tick + SLOTS + 1) if self._slots[at % SLOTS]))

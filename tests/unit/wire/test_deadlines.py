@@ -86,3 +86,35 @@ def test_a_deadline_set_while_another_is_reported_is_kept() -> None:
     wheel.add(0, 0.05)
     loop.run_until(loop.now + 1)
     assert reported == [0, 1, 2, 3]
+
+
+def test_deadlines_that_are_met_do_not_wake_the_loop() -> None:
+    loop = HandDrivenLoop()
+    reported: list[int] = []
+    wheel = wheel_on(loop, reported.append)
+    woken = 0
+    for key in range(1_000):
+        wheel.discard(key, wheel.add(key, 5.0))
+        before = len(loop.timers), loop.timers[0]
+        loop.run_until(loop.now + TICK)
+        woken += (len(loop.timers), loop.timers[:1]) != (before[0], [before[1]])
+    assert woken < 10
+    assert not reported
+
+
+def test_an_earlier_deadline_is_not_late_for_a_later_one_set_before_or_while_another_is_reported() -> None:
+    loop = HandDrivenLoop()
+    reported: dict[int, float] = {}
+
+    def on_expired(key: int) -> None:
+        reported[key] = loop.now
+        if key == 0:
+            wheel.add(3, 2.0)
+
+    wheel = wheel_on(loop, on_expired)
+    began = loop.now
+    wheel.add(2, 1.0)
+    wheel.add(0, 0.1)
+    wheel.add(1, 0.5)
+    loop.run_until(loop.now + 4)
+    assert {key: round(at - began, 1) for key, at in reported.items()} == {0: 0.1, 1: 0.5, 2: 1.0, 3: 2.1}
