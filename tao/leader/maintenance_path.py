@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,6 +29,7 @@ class Subscribers:
         if asked.subscriber != name:
             raise InvalidArgument(f"{name!r} cannot subscribe as {asked.subscriber!r}: its messages would go astray")
         positions = [position_from_pb(position) for position in asked.positions]
+        loop = asyncio.get_running_loop()
         known = self._series.get(name)
         if asked.series:
             if known is None or known.number != asked.series:
@@ -36,8 +38,13 @@ class Subscribers:
             reply.send(pb.Answer(applied=pb.Applied()))
             return
 
-        def deliver(delivery: Delivery) -> None:
+        def send(delivery: Delivery) -> None:
             reply.send(pb.Answer(more=True, delivery=delivery_to_pb(delivery)))
+
+        def deliver(delivery: Delivery) -> None:
+            # In the next turn of the loop, when the writer is answered, too: mostly through this connection, and what
+            # is sent in one turn is one message to whoever has to wake up for it.
+            loop.call_soon(send, delivery)
 
         subscription = self._publisher.subscribe(name, positions, deliver)
         if known is not None:

@@ -54,8 +54,9 @@ class WriteResults:
                     self._told[id(each)] = each
                     self._told_bytes += _size(each)
         self._open -= 1
-        if self._told_bytes >= FLUSH_BYTES:
+        if self._told_bytes >= FLUSH_BYTES or not self._open:
             # Not all that a turn of the loop brings fits one message: what is committed must never be too large to say.
+            # And with the last result there is nothing to wait for.
             self._send()
             return
         if not self._scheduled:
