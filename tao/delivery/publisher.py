@@ -266,9 +266,11 @@ class Publisher:
         self._reached.clear()
         self._proofs += 1
         self._asked.clear()
-        for shard in self._streams:
+        for shard, stream in self._streams.items():
             self._unlinked[shard] = None
             self._unlink(shard)
+            # Also one that was never linked: who follows it may miss what another leader was told since it was opened.
+            stream.relied = stream.relied or shard in self._followed
 
     @property
     def proven(self) -> Mapping[str, int]:

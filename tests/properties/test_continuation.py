@@ -330,6 +330,15 @@ def test_whoever_leaves_the_spool_makes_room_for_the_next() -> None:
     assert machine.followers[0].known == {0: machine.committed(0), 1: machine.committed(1)}
 
 
+def test_who_followed_a_leader_before_it_was_linked_starts_cold_when_the_shard_was_away_unnoticed() -> None:
+    """What was told meanwhile was told to another leader, and nothing says that the follower has it."""
+    machine = ContinuationMachine()
+    machine.follower_takes(follower=0, most=1, name="a")
+    machine.commit(shards=[0], quick=False, times=1)
+    machine.shard_moves(shard=0, tell=1, unnoticed=True)
+    machine.all_is_told()
+
+
 def _messages(shard: int, number: int) -> tuple[ObjectInvalidation, ...]:
     return (ObjectInvalidation(shard << 47 | 1, number),)
 
