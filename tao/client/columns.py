@@ -7,6 +7,7 @@ the speed of C when it is sent, and a row is all that is needed to ask for it ag
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableSequence, Sequence
+from itertools import chain
 from typing import Any, Final
 
 from tao.wire.v1 import session_pb2 as pb
@@ -68,8 +69,7 @@ def write_batch(
         batch.get_id1s.extend(id1s)
         batch.get_atypes.extend(atypes)
         batch.get_id2_counts.extend(map(len, id2_sets))
-        for id2s in id2_sets:
-            batch.get_id2s.extend(id2s)
+        batch.get_id2s.extend(chain.from_iterable(id2_sets))
         batch.get_highs.extend(highs)
         batch.get_lows.extend(lows)
     if minimums:

@@ -42,6 +42,8 @@ def check_ids(values: Iterable[int], name: str) -> tuple[int, ...]:
     if type(values) not in _SEQUENCES and (isinstance(values, (str, bytes)) or not isinstance(values, Iterable)):
         raise InvalidArgument(f"{name} must be a sequence of ids, not {values!r}")
     ids = tuple(values)
+    if len(ids) == 1 and type(ids[0]) is int and 0 < ids[0] <= MAX_ID:
+        return ids  # what most ask for, at a fifth of the price of what follows
     # The common case at the speed of C: 6,000 ids are judged one by one only when one of them is wrong.
     if ids and (set(map(type, ids)) != {int} or min(ids) < 1 or max(ids) > MAX_ID):
         return tuple(check_id(each, f"{name}[{index}]") for index, each in enumerate(ids))
@@ -53,7 +55,7 @@ def check_id2s(values: Iterable[int]) -> tuple[int, ...]:
     ids = check_ids(values, "id2s")
     if len(ids) > MAX_ID2_SET:
         raise TooLarge(f"id2s holds {len(ids)} ids; one query takes at most {MAX_ID2_SET}, so ask in several")
-    return tuple(dict.fromkeys(ids))
+    return ids if len(ids) == 1 else tuple(dict.fromkeys(ids))
 
 
 def check_staleness(value: object) -> int:
