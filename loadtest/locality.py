@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from loadtest.eviction.policies import SmallAndMain
+from loadtest.eviction.policies import Priced
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.workload import READS, Kind, tao_atc13
@@ -149,7 +149,7 @@ def hit_rates(keys: list[int], sizes: list[int], data_bytes: int, skew: float | 
 
 def hit_rate(keys: list[int], sizes: list[int], cache_bytes: int) -> tuple[float, float]:
     """Of the second half of ``keys``: the share of hits, and of what is asked for the first time."""
-    policy = SmallAndMain(cache_bytes)
+    policy = Priced(cache_bytes)
     held, hits, first = policy.held, 0, 0
     seen = set[int]()
     warm = len(keys) // 2

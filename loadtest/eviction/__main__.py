@@ -18,37 +18,37 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest.eviction.policies import POLICIES, Policy
+from loadtest.locality import entry_sizes
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.workload import READS, Kind, tao_atc13
 
 PARTS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_ENTRY_BYTES: Final = 136  # of key, slot, queue and headers, beside the payload
 _SCAN_ONE_IN: Final = 5
 _SEED: Final = 7
-_SKEW: Final = Zipf(1.0)
-"""Below what TAO's followers see: the harder case."""
 
 
 class Trace:
     """Users' requests for objects (even keys) and lists (odd keys) by popularity; sizes as they lie in the cache."""
 
-    def __init__(self, nodes: int, requests: int) -> None:
+    def __init__(self, nodes: int, requests: int, zipf: float | None) -> None:
+        """``zipf``: an exponent; None: as measured."""
         workload = tao_atc13()
         plan = GraphPlan(workload, nodes, _SEED)
         chance = Random(_SEED)
         reads = sum(share for kind, share in workload.mix.items() if kind in READS)
         objects = workload.mix[Kind.OBJ_GET] / reads
         again = workload.assumed.again
-        of_objects = Popularity(plan.shuffled, _SKEW, chance, again=again)
-        of_lists = Popularity(plan.shuffled[::-1], _SKEW, chance, again=again)
+        of_objects = Popularity(
+            plan.shuffled, workload.object_skew if zipf is None else Zipf(zipf), chance, again=again
+        )
+        of_lists = Popularity(
+            plan.shuffled[::-1], workload.list_skew if zipf is None else Zipf(zipf), chance, again=again
+        )
         self.keys = [
             2 * of_objects.draw() if chance.random() < objects else 2 * of_lists.draw() + 1 for _ in range(requests)
         ]
-        self.sizes = [
-            _ENTRY_BYTES + (plan.object_size(key // 2) if key % 2 == 0 else 16 * plan.degree(key // 2))
-            for key in range(2 * nodes)
-        ]
+        self.sizes = entry_sizes(plan)
 
     def hit_rate(self, policy: Policy, *, scan: bool) -> float:
         """Of the users' requests in the last two thirds."""
@@ -95,10 +95,11 @@ def hit_nanoseconds(name: str, keys: list[int]) -> float:
 @click.command()
 @click.option("--nodes", default=40_000, show_default=True)
 @click.option("--requests", default=400_000, show_default=True)
+@click.option("--zipf", type=float, help="Exponent of the skew; without it as TAO's followers saw it.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the hit rates here.")
-def main(nodes: int, requests: int, plot: Path | None) -> None:
+def main(nodes: int, requests: int, zipf: float | None, plot: Path | None) -> None:
     """Print the hit rate of every policy by cache size, without and with a scan."""
-    trace = Trace(nodes, requests)
+    trace = Trace(nodes, requests, zipf)
     total = sum(trace.sizes)
     rates = {
         (scan, name): [trace.hit_rate(make(int(total * part)), scan=scan) for part in PARTS]

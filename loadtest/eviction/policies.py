@@ -1,14 +1,17 @@
-"""Six policies, each as small as it can be written, all counted in bytes and none with any clock or chance of its own.
+"""Seven policies, each as small as it can be written, all counted in bytes and none with a clock or chance of its own.
 
 A hit is a look-up and whatever the policy does then; that this is little is half of what makes one worth having, since
-hits outnumber evictions by twenty to one. `SmallAndMain` is what `tao.cache.eviction` does with real entries.
+hits outnumber evictions by twenty to one. `Priced` is what `tao.cache.eviction` does with real entries.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
+from math import ceil
 from typing import Final, Protocol
+
+from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 
 
 class Policy(Protocol):
@@ -205,6 +208,42 @@ class CountedSmallAndMain(SmallAndMain):
             self._left += self.held.pop(oldest)
 
 
+class Priced(SmallAndMain):
+    """S3-FIFO where staying has a price, by size: a use is a credit of two, an entry of mean size pays two each time
+    that the hand comes by, one of half of it one. A tenth of the entries, not of the room, are newcomers."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(room)
+        self._room = room
+
+    def hit(self, key: int) -> None:
+        if self.marks[key] < MOST_CREDIT:
+            self.marks[key] += USE_CREDIT
+
+    def add(self, key: int, size: int) -> None:
+        self.held[key] = size
+        self._left -= size
+        if key in self._ghosts:
+            del self._ghosts[key]
+            self._main.append(key)
+        else:
+            self._small.append(key)
+        while self._left < 0:
+            entries = len(self.held)
+            from_small = len(self._small) * 10 > entries or not self._main
+            oldest = (self._small if from_small else self._main).popleft()
+            size = self.held[oldest]
+            price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * size * entries / (self._room - self._left))))
+            if self.marks[oldest] >= price:
+                self.marks[oldest] -= price
+                self._main.append(oldest)
+                continue
+            self._left += self.held.pop(oldest)
+            self._ghosts[oldest] = None
+            while len(self._ghosts) > len(self.held):
+                self._ghosts.popitem(last=False)
+
+
 POLICIES: Final[dict[str, Callable[[int], Policy]]] = {
     "LRU": Lru,
     "segmented LRU": SegmentedLru,
@@ -212,4 +251,5 @@ POLICIES: Final[dict[str, Callable[[int], Policy]]] = {
     "SIEVE": Sieve,
     "S3-FIFO, one mark": SmallAndMain,
     "S3-FIFO, counts": CountedSmallAndMain,
+    "S3-FIFO, uses priced by size": Priced,
 }

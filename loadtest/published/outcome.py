@@ -30,8 +30,14 @@ class Misses(msgspec.Struct, frozen=True, kw_only=True):
     """Of more of a list than the part of it that was cached."""
     came_back: float
     """Of what had left the cache for want of room, while no more than its budget had left since."""
-    other: float
-    """Of what left longer ago, is too large to keep, or was not kept because of a write."""
+    too_large: float
+    """Of what takes too large a part of the cache to be kept."""
+    not_kept: float
+    """Of what was fetched and not kept, because a write or the shard's beginning came in between."""
+    dropped: float
+    """Of what a write dropped that could not be applied to it."""
+    left_long_ago: float
+    """All others: of what left longer ago."""
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,13 +131,21 @@ def measured_of(
 def misses_by_cause(counts: Counts, first_time: int) -> Misses:
     """``first_time``: reads of what was never asked for before. Each cause takes of what those before it have left."""
     asked, left = max(1, counts.hits + counts.misses), counts.misses
-    shares = []
-    for caused in (counts.joined, first_time, counts.incomplete, counts.came_back):
+    causes = {
+        "joined": counts.joined,
+        "first_time": first_time,
+        "incomplete": counts.incomplete,
+        "came_back": counts.came_back,
+        "too_large": counts.too_large,
+        "not_kept": max(0, counts.not_kept - counts.too_large),
+        "dropped": counts.dropped,
+    }
+    shares = {}
+    for cause, caused in causes.items():
         some = min(left, caused)
-        shares.append(some / asked)
+        shares[cause] = some / asked
         left -= some
-    joined, new, incomplete, came_back = shares
-    return Misses(joined=joined, first_time=new, incomplete=incomplete, came_back=came_back, other=left / asked)
+    return Misses(**shares, left_long_ago=left / asked)
 
 
 def quantities(measured: Measured) -> list[Quantity]:

@@ -55,6 +55,12 @@ class Counts:
     """Queries for more of a list than the part of it that was cached."""
     came_back: int
     """Keys that were fetched again not long after they had left for want of room."""
+    too_large: int
+    """Entries that were not kept because they would take too large a part of the cache."""
+    not_kept: int
+    """What was fetched and not kept, the former among it."""
+    dropped: int
+    """Entries that a write made useless: it could not be applied to them."""
     follower_cpu: float | None
     database_cpu: float | None
     at: float = 0.0
@@ -71,6 +77,9 @@ class Counts:
             joined=self.joined - before.joined,
             incomplete=self.incomplete - before.incomplete,
             came_back=self.came_back - before.came_back,
+            too_large=self.too_large - before.too_large,
+            not_kept=self.not_kept - before.not_kept,
+            dropped=self.dropped - before.dropped,
             follower_cpu=grown(self.follower_cpu, before.follower_cpu),
             database_cpu=grown(self.database_cpu, before.database_cpu),
             at=self.at,
@@ -136,6 +145,9 @@ class Watch:
             joined=sum(each["fills"]["joined"] for each in stats),
             incomplete=sum(each["fills"]["incomplete"] for each in stats),
             came_back=sum(sum(arena["returns"]) for each in stats for arena in each["arenas"]),
+            too_large=sum(each["fills"]["too_large"] for each in stats),
+            not_kept=sum(each["fills"]["not_kept"] for each in stats),
+            dropped=sum(each["fills"]["dropped"] for each in stats),
             follower_cpu=self._cpu(Role.FOLLOWER),
             database_cpu=self._cpu(Role.DATABASE),
             at=perf_counter() - self._began,

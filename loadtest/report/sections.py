@@ -15,7 +15,10 @@ _CAUSES: Final = {
     "first_time": "no one had asked for it before",
     "incomplete": "a shorter part of the list was cached, or an older one than asked for",
     "came_back": "it had left for want of room, while no more than the cache's size had left since",
-    "other": "it had left longer ago, is too large to keep, or was not kept because of a write",
+    "too_large": "it takes too large a part of the cache to be kept",
+    "not_kept": "it was fetched before and not kept, because a write came in between",
+    "dropped": "a write had dropped it, which could not be applied to what was cached",
+    "left_long_ago": "it had left for want of room longer ago",
 }
 
 

@@ -17,6 +17,8 @@ cdef enum:
     COMPLETE = 1
     HAS_DATA = 4
     PREFIX = 8
+    USE_CREDIT = 2
+    MOST_CREDIT = 30
 
 cdef uint64_t MAX_TIME = (<uint64_t>1 << 63) - 1
 
@@ -244,11 +246,34 @@ cdef class Hits:
         return self.shards.get(key >> SHARD_SHIFT)
 
     cdef bytes used(self, bytes value, uint64_t key, uint64_t minimum):
-        """The value, if it is one and new enough, marked as used; ``key``: id and type together."""
+        """The value, if it is one and new enough, with the credit of a use; ``key``: id and type together."""
         if value is None or not PyBytes_GET_SIZE(value) or is_older(value, minimum):
             return None
-        PyByteArray_AS_STRING(self.marks)[key % <uint64_t>PyByteArray_GET_SIZE(self.marks)] = 1
+        self.use(key)
         return value
+
+    cpdef void use(self, uint64_t key) noexcept:
+        cdef unsigned char *credit = <unsigned char *>PyByteArray_AS_STRING(self.marks)
+        credit += key % <uint64_t>PyByteArray_GET_SIZE(self.marks)
+        if credit[0] < MOST_CREDIT:
+            credit[0] += USE_CREDIT
+
+    def object(self, id, uint64_t minimum=0):
+        shard = self.shard_of(id)
+        return None if shard is None else self.object_in(shard, id, minimum)
+
+    cdef bytes object_in(self, shard, id, uint64_t minimum):
+        cdef bytes value = (<dict?>shard.objects).get(id)
+        if (value is None or not PyBytes_GET_SIZE(value)) and shard.other_objects:
+            value = shard.held_object(id)
+        return self.used(value, <uint64_t>id, minimum)
+
+    def objects(self, ids):
+        cdef list values = []
+        for key in ids:
+            shard = self.shard_of(key)
+            values.append(None if shard is None else self.object_in(shard, key, 0))
+        return values
 
     cdef bytes list_in(self, shard, id1, atype):
         cdef dict of_type = (<dict?>shard.lists).get(atype)

@@ -7,8 +7,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.model.edge_block import (
     COMPLETE,
     PREFIX,
@@ -82,8 +84,8 @@ def _slice(block: bytes, n: int, start: int, stop: int) -> bytes:
 
 
 class Hits:
-    """Answers from the lists and counts of open shards, and marks what it used. None: the cache cannot tell. Values
-    below ``minimum``, a version, are none. Numbers are 0 … 2^64-1."""
+    """Answers from what open shards hold, and credits it with the use. None: the cache cannot tell. Values below
+    ``minimum``, a version, are none. Numbers are 0 … 2^64-1."""
 
     __slots__ = ("_marks", "_shards")
 
@@ -91,6 +93,24 @@ class Hits:
         """By number, as they are at each look; ``marks``: at (id + type) modulo their number."""
         self._shards: Final = shards
         self._marks: Final = marks
+
+    def use(self, key: int) -> None:
+        """Of the entry of ``key``, id and type together; see `tao.cache.eviction`."""
+        place = key % len(self._marks)
+        if self._marks[place] < MOST_CREDIT:
+            self._marks[place] += USE_CREDIT
+
+    def object(self, id: int, minimum: int = 0) -> bytes | None:  # noqa: A002
+        """The object value."""
+        shard = self._shards.get(id >> SHARD_SHIFT)
+        if shard is None:
+            return None
+        value = shard.objects.get(id) or (shard.held_object(id) if shard.other_objects else None)
+        return self._used(value, id, minimum)
+
+    def objects(self, ids: Sequence[int]) -> list[bytes | None]:
+        """`object` for each of the ids."""
+        return list(map(self.object, ids))
 
     def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
         """The count value of the list."""
@@ -133,5 +153,5 @@ class Hits:
     def _used(self, value: bytes | None, key: int, minimum: int) -> bytes | None:
         if not value or (minimum and version_of(value) < minimum):
             return None
-        self._marks[key % len(self._marks)] = 1
+        self.use(key)
         return value

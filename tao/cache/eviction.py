@@ -1,14 +1,14 @@
-"""Which entry leaves when an arena is full (DESIGN.md §4 "eviction"): S3-FIFO, with one mark for an entry.
+"""Which entry leaves when an arena is full (DESIGN.md §4 "eviction"): S3-FIFO, where staying has a price by size.
 
-Newcomers stand in a small queue, a tenth of the entries. Who was read meanwhile goes on to the main queue, who was not
-leaves; so a client that walks once through everything passes through a tenth of the arena, and the rest stays. In the
-main queue the hand takes the oldest entry, and when it was read since, sends it to the end. A ghost of who left lately
-leads straight to the main queue when it comes back, and counts what a larger arena would have held.
+Newcomers stand in a small queue, a tenth of the entries; the hand takes the oldest of it or of the main queue. Each use
+is a credit, and an entry that can pay its price goes to the end of the main queue, whichever it was in; who cannot
+leaves. The price is the entry's size by the mean of all: a hit on a small entry is worth as much as one on a large one,
+and keeping it costs a fraction of the room. A client that walks once through everything passes through a tenth of the
+arena, and the rest stays. A ghost of who left lately leads straight to the main queue when it comes back, and counts
+what a larger arena would have held.
 
-A read sets one byte (25 ns; exact LRU 30, segmented LRU 77), and no Python object is held for an entry. Measured with
-the published skew and sizes, a cache of 5 % of the data, hit rates in percent, alone and beside a scan: LRU 88.9 and
-86.1, second chance 88.7 and 86.7, segmented LRU 89.0 and 88.6, SIEVE 88.9 and 88.5, this 89.3 and 89.0. All sizes are
-in docs/eviction.md. Counting uses instead of marking them gains up to a point more and costs every hit a third.
+A use adds to one byte, in the compiled module that answers hits, and no Python object is held for an entry. Hit rates
+by policy and size of the cache are in docs/eviction.md.
 
 Invariant: an entry's key is in a table exactly as long as one record of it is in a queue. Dropping a value leaves an
 empty value in its place, which the hand removes when it comes by; so records never pile up.
@@ -17,6 +17,7 @@ empty value in its place, which the hand removes when it comes by; so records ne
 from __future__ import annotations
 
 from collections import deque
+from math import ceil
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tao.cache.packed import PackedStore
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 _WAYS: Final = 8  # entries in a bucket of packed counts
 _SMALL_PART: Final = 10
+USE_CREDIT: Final = 2
+"""What a use adds; so what has half of the mean size, or less, stays twice for it."""
+MOST_CREDIT: Final = 30
+"""Nothing is added from there on. Fifteen uses are enough for an entry of any size to stay once more, and are used up
+before long by what is asked for no more. The compiled `tao.cache.answers_core` has the same two numbers."""
 
 
 class Moment:
@@ -44,7 +50,9 @@ class EvictableTable(Protocol):
     number: int
     atype: int
 
-    def peek(self, key: int) -> bytes: ...
+    def size_of(self, key: int) -> int:
+        """Bytes that the entry takes; 0: its value has been dropped."""
+        ...
 
     def evict(self, key: int) -> None:
         """Remove key and value, whatever it is, and account for it."""
@@ -159,6 +167,7 @@ class Arena:
 
     def _evict_one(self) -> bool:
         marks, chances, main = self._marks, self._max_second_chances, self._main
+        taken_bytes = max(1, self.bytes - self.packed.size_bytes)
         while records := self.records:
             from_small = self._small.length * _SMALL_PART > records or not main.length
             queue = self._small if from_small else main
@@ -167,20 +176,20 @@ class Arena:
             if table is None:
                 self._dead_records -= 1
                 continue
-            value = table.peek(key)
-            if value and chances:
-                slot = (key + table.atype) % len(marks)
-                if marks[slot]:
-                    marks[slot] = 0
+            size_bytes = table.size_of(key)
+            if size_bytes and chances:
+                place = (key + table.atype) % len(marks)
+                price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * size_bytes * records / taken_bytes)))
+                if marks[place] >= price:
+                    marks[place] -= price
                     chances -= 1
                     self.kept += 1
                     main.append(number, key, self._moment.now)
                     continue
-            bytes_before = self.bytes
             table.evict(key)
-            if value:
+            if size_bytes:
                 self.evictions += 1
-                self.ghosts.leaves(key, table.atype, max(0, bytes_before - self.bytes))
+                self.ghosts.leaves(key, table.atype, size_bytes)
                 if not from_small:
                     self.eviction_age_seconds = max(0.0, self._moment.now - main.began)
             return True

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 _ENTRY_BYTES: Final = 512  # the objects of a filter, its key, and its record in the queue
 _MAX_KEPT_CHANGES: Final = 20_000
-_HELD: Final = b"filter"  # what the hand of the arena looks at: whether there is something
 
 
 class FilterBuild:
@@ -100,8 +99,9 @@ class FilterTable:
     def held(self) -> Iterable[MembershipFilter]:
         return (each for each in self._filters.values() if each is not None)
 
-    def peek(self, key: int) -> bytes:
-        return b"" if self._filters[key] is None else _HELD
+    def size_of(self, key: int) -> int:
+        held = self._filters[key]
+        return 0 if held is None else _ENTRY_BYTES + held.size_bytes
 
     def put(self, key: int, made: MembershipFilter) -> bool:
         """False: it would take too large a part of the arena."""

@@ -7,7 +7,7 @@ Reads return encoded bytes ready to send, or None on a miss, and cost a look-up 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, cast
+from typing import Literal
 
 from tao.cache import witness as events
 from tao.cache.answers import Hits, edges_answer, filtered_answer
@@ -41,21 +41,21 @@ from tao.model.versions import epoch_of
 class GraphCache:
     """Caches what belongs to open shards; reads of a closed shard miss and fills of it are passed over."""
 
-    __slots__ = ("_arenas", "_generation", "_hits", "_mark_slots", "_marks", "_old_overflows", "_settings", "_shards",
-                 "denials", "witness")  # fmt: skip
+    __slots__ = ("_arenas", "_generation", "_hits", "_old_overflows", "_settings", "_shards",
+                 "denials", "dropped", "not_kept", "witness")  # fmt: skip
 
     def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness | None = None) -> None:
         """``witness`` is told what happens to keys, hits excepted; None: nobody is."""
         self._settings = settings
         self.witness: Witness = NoWitness() if witness is None else witness
         self._arenas = Arenas(settings, types, self.witness)
-        self._marks = self._arenas.marks
-        self._mark_slots = settings.mark_slots
         self._shards: dict[int, CachedShard] = {}
-        self._hits = Hits(self._shards, self._marks)
+        self._hits = Hits(self._shards, self._arenas.marks)
         self._generation = 0
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, wholly or in the end
+        self.dropped = 0  # entries that a change or message found older than it could build upon
+        self.not_kept = 0  # fills that were to be kept and were not, those too large for their arena among them
 
     def on_shrunk(self, tell: Callable[[int, int, int, int], None]) -> None:
         """``tell(id1, atype, before, left)``: a change took a prefix from so many edges to so many of a longer list."""
@@ -129,29 +129,11 @@ class GraphCache:
 
     def object(self, id: int, minimum: int = 0) -> bytes | None:  # noqa: A002 - the word of the model
         """The object value of ``id``, at ``minimum`` or later; also that of an object known to be absent."""
-        shard = self._shards.get(id >> SHARD_SHIFT)
-        if shard is None:
-            return None
-        value = shard.objects.get(id) or (shard.held_object(id) if shard.other_objects else None)
-        if not value or (minimum and int.from_bytes(value[:8], "little") < minimum):
-            return None
-        self._marks[id % self._mark_slots] = 1
-        return value
+        return self._hits.object(id, minimum)
 
     def objects(self, ids: Sequence[int]) -> list[bytes | None]:
         """`object` for each of the ids."""
-        shards = self._shards
-        try:
-            values = [shards[key >> SHARD_SHIFT].objects[key] for key in ids]
-        except KeyError:
-            values = []
-        if not values or not all(values):
-            return list(map(self.object, ids))
-        # All are there, as nearly always: without a call for each, a hundred cost half.
-        marks, mark_slots = self._marks, self._mark_slots
-        for key in ids:
-            marks[key % mark_slots] = 1
-        return cast("list[bytes | None]", values)
+        return self._hits.objects(ids)
 
     def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
         """The count value of the list."""
@@ -197,7 +179,7 @@ class GraphCache:
         held = shard.filters.get(id1, atype) if shard is not None else None
         if held is None or held.version < minimum:
             return known
-        self._marks[(id1 + atype) % self._mark_slots] = 1
+        self._hits.use(id1 + atype)
         answer = filtered_answer(known, id2s, held)
         self.denials += answer is not None and not answer.missing
         return answer
@@ -206,7 +188,7 @@ class GraphCache:
         """Where the filters of a shard are built; None: it is not open."""
         return self._shards.get(shard)
 
-    # what is held, without a mark of use
+    # what is held, without a use
 
     def peek_object(self, id: int) -> bytes | None:  # noqa: A002
         shard = self._shards.get(id >> SHARD_SHIFT)
@@ -278,9 +260,11 @@ class GraphCache:
         shard, outcome = self._accept(ticket, value, version_epoch, now)
         if shard is not None:
             outcome = shard.pass_over(ticket, version_of(value))
-        return self._told(ticket, value, outcome)
+        self.witness.tell_key(ticket.id, ticket.atype, outcome, version_of(value))
+        return outcome
 
     def _told(self, ticket: Ticket, value: bytes, outcome: Stored) -> Stored:
+        self.not_kept += outcome is Stored.NOT_KEPT
         self.witness.tell_key(ticket.id, ticket.atype, outcome, version_of(value))
         return outcome
 
@@ -315,6 +299,7 @@ class GraphCache:
             applied = shard.apply_object(change, now, insert)
         else:
             applied = shard.apply_list(change, now, insert)
+        self.dropped += applied is Applied.DROPPED
         self.witness.tell_key(key, atype, applied, change.after)
         return Applied.EPOCH_BUMPED if bumped else applied
 
@@ -337,6 +322,7 @@ class GraphCache:
             applied = shard.drop(key, atype)
         else:
             applied = shard.raise_floor(key, atype, message.version, now)
+        self.dropped += applied is Applied.DROPPED
         self.witness.tell_key(key, atype, applied, message.version)
         return Applied.EPOCH_BUMPED if bumped else applied
 
@@ -350,10 +336,15 @@ class GraphCache:
         shard = self._shards.get(id1 >> SHARD_SHIFT)
         if shard is not None:
             self._learn(shard, epoch_of(version))
-            shard.raise_floor(id1, atype, version, now)
+            self.dropped += shard.raise_floor(id1, atype, version, now) is Applied.DROPPED
             self.witness.tell_key(id1, atype, events.LEARNT, version)
 
     # figures
+
+    @property
+    def too_large(self) -> int:
+        """Fills and changes that were not kept because they would take too large a part of their arena."""
+        return self._arenas.too_large
 
     def arenas(self) -> list[ArenaFigures]:
         """One line per arena, in the order of the settings. Time: the number of tables."""

@@ -28,8 +28,8 @@ class CacheSettings:
     """Keys whose version is remembered when their entry is evicted (24 bytes each, a prime spreads them). Best effort:
     it keeps a lagging replica from answering with less than was answered a moment ago."""
     mark_slots: int = 4_194_301
-    """One byte each says "used since the hand came by". A prime near 4 M: few entries share a byte, and the array is a
-    small part of any production budget."""
+    """One byte each counts the uses of an entry. A prime near 4 M: few entries share a byte, and the array is a small
+    part of any production budget."""
     max_second_chances: int = 32
     """Used entries passed over for one eviction. Keeps an eviction in the microseconds when everything is in use."""
     largest_entry_fraction: float = 0.125

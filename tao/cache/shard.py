@@ -188,6 +188,7 @@ class CachedShard:
 
     def _put(self, table: EntryTable | CountTable, key: int, value: bytes) -> bool:
         if not table.fits(value):
+            self._arenas.too_large += 1
             table.drop(key)
             self._arenas.departed.record(key, table.atype, version_of(value))
             return False

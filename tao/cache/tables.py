@@ -46,6 +46,7 @@ class Arenas:
         "marks",
         "moment",
         "tell_shrunk",
+        "too_large",
         "types",
         "witness",
     )
@@ -57,6 +58,7 @@ class Arenas:
         self.departed = DepartedVersions(settings.departed_slots)
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
         self.moment = Moment()
+        self.too_large = 0
         self.marks = bytearray(settings.mark_slots)
         self._arenas = {
             name: Arena(
@@ -115,9 +117,10 @@ class EntryTable:
         """Keys, with or without a value."""
         return len(self.entries)
 
-    def peek(self, key: int) -> bytes:
-        """The value, empty when there is none. Raises `KeyError` for a key that was never put or is evicted."""
-        return self.entries[key]
+    def size_of(self, key: int) -> int:
+        """See `EvictableTable`. Raises `KeyError` for a key that was never put or is evicted."""
+        value = self.entries[key]
+        return self._key_bytes + value_bytes(value) if value else 0
 
     def fits(self, value: bytes) -> bool:
         """Whether the arena would keep a value of this size."""

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tao.cache import answers_twin
+from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, HAS_DATA, PREFIX, check_block, decode_block, encode_block, header
 from tao.model.errors import ProtocolError
@@ -59,6 +60,40 @@ def block_of(*times: int, count: int | None = None, flags: int = PREFIX) -> byte
 
 def times_in(block: bytes | None) -> list[int] | None:
     return None if block is None else [edge.time for edge in decode_block(check_block(block))]
+
+
+class Shard:
+    """As much of `tao.cache.shard.CachedShard` as answers look at."""
+
+    def __init__(self) -> None:
+        self.objects = {5: b"12345678five", 6: b""}
+        self.lists = {1: {5: block_of(3, 2)}}
+        self.counts = {1: {7: encode_count(7, 2)}}
+        self.other_objects = ({8: b"12345678eight"},)
+
+    def held_object(self, key: int) -> bytes:
+        return self.other_objects[0].get(key, b"")
+
+
+def test_an_answer_credits_its_entry_with_a_use_and_a_miss_nobody(core: ModuleType) -> None:
+    credits_of = bytearray(31)
+    hits = core.Hits({0: Shard()}, credits_of)
+    assert hits.objects([5, 6, 8, 9, 1 << 60]) == [b"12345678five", None, b"12345678eight", None, None]
+    assert hits.object(5, MOST) is None
+    assert hits.object(5, 1) == b"12345678five"
+    assert hits.range(5, 1, 0, 1) is not None
+    assert hits.range(5, 1, 2, 1) is not None
+    assert hits.count(7, 1) == encode_count(7, 2)
+    hits.use(30)
+    assert {place: credit for place, credit in enumerate(credits_of) if credit} == {
+        5: 2 * USE_CREDIT,
+        6: 2 * USE_CREDIT,  # id 5 and type 1
+        8: 2 * USE_CREDIT,  # object 8, and the count of id 7 and type 1
+        30: USE_CREDIT,
+    }
+    for _ in range(MOST_CREDIT):
+        hits.object(5)
+    assert credits_of[5] == MOST_CREDIT
 
 
 def test_a_range_is_answered_from_what_is_held(core: ModuleType) -> None:

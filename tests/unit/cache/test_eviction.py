@@ -173,6 +173,25 @@ def test_a_scan_does_not_flush_what_is_in_use() -> None:
     assert sum(cache.object(key) is not None for key in hot) > 90
 
 
+def test_of_entries_used_alike_the_small_ones_stay() -> None:
+    cache = open_cache(arena_bytes={"default": 100_000})
+    for place in range(1_000):
+        size = 2_000 if place % 5 == 0 else 20
+        store_object(cache, v(1), bytes(size), id_=ID1 + place)
+        assert cache.object(ID1 + place) is not None
+    held = [place for place in range(900) if cache.peek_object(ID1 + place) is not None]
+    assert len(held) > 300
+    assert all(place % 5 for place in held)
+
+
+def test_a_large_entry_that_is_used_as_much_as_its_size_asks_for_stays() -> None:
+    cache = open_cache(arena_bytes={"default": 100_000})
+    store_object(cache, v(1), bytes(5_000))
+    for place in range(1, 2_000):
+        store_object(cache, v(1), bytes(20), id_=ID1 + place)
+        assert cache.object(ID1) is not None
+
+
 def test_who_comes_back_soon_after_leaving_is_not_on_trial_again() -> None:
     ghosts = Ghosts(1 << 20)
     ghosts.leaves(ID1, ATYPE, 1000)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tao.cache import GraphCache
+from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, header
 from tao.model.graph import ABSENT, MAX_TIME, decode_count, decode_object, encode_object
 from tests.unit.cache.graphs import (
@@ -55,12 +56,13 @@ def test_objects_asked_for_together_are_answered_like_each_alone(held: int) -> N
     assert cache.objects([]) == []
 
 
-def test_objects_asked_for_together_are_marked_as_used() -> None:
+def test_objects_asked_for_together_are_used_as_often_as_they_are_named() -> None:
     cache = open_cache()
     store_object(cache, v(1), b"hello")
-    cache._marks[ID1 % 1009] = 0
-    cache.objects([ID1])
-    assert cache._marks[ID1 % 1009]
+    cache.objects([ID1, ID1 + 1, ID1])
+    assert cache._arenas.marks[ID1 % 1009] == 2 * USE_CREDIT
+    cache.objects([ID1] * 100)
+    assert cache._arenas.marks[ID1 % 1009] == MOST_CREDIT
 
 
 def test_an_object_known_to_be_absent_is_an_answer() -> None:

@@ -32,7 +32,17 @@ from tao.serving.cache_types import arena_budgets
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "config" / "topology.example.json"
 COUNTS = Counts(
-    hits=900, misses=100, joined=20, incomplete=10, came_back=50, follower_cpu=1.0, database_cpu=None, at=1.0
+    hits=900,
+    misses=100,
+    joined=20,
+    incomplete=10,
+    came_back=40,
+    too_large=3,
+    not_kept=5,
+    dropped=4,
+    follower_cpu=1.0,
+    database_cpu=None,
+    at=1.0,
 )
 
 
@@ -50,11 +60,12 @@ def test_what_is_not_known_stays_unknown() -> None:
 
 def test_misses_have_one_cause_each_and_add_up() -> None:
     found = misses_by_cause(COUNTS, first_time=15)
-    assert (found.joined, found.first_time, found.incomplete, found.came_back) == (0.02, 0.015, 0.01, 0.05)
-    assert found.other == pytest.approx(0.005)
+    assert (found.joined, found.first_time, found.incomplete, found.came_back) == (0.02, 0.015, 0.01, 0.04)
+    assert (found.too_large, found.not_kept, found.dropped) == (0.003, 0.002, 0.004)
+    assert found.left_long_ago == pytest.approx(0.006)
     crowded = misses_by_cause(replace(COUNTS, joined=90, came_back=500), first_time=15)
     assert (crowded.joined, crowded.first_time, crowded.incomplete, crowded.came_back) == (0.09, 0.01, 0, 0)
-    assert crowded.other == 0
+    assert crowded.left_long_ago == 0
 
 
 def test_a_count_is_asked_for_the_first_time_before_its_list_and_never_after_it() -> None:
@@ -168,7 +179,7 @@ async def test_a_watch_counts_from_when_measuring_begins(monkeypatch: pytest.Mon
     async def stats(admin: str) -> dict[str, object]:
         nonlocal asked
         asked += 1
-        fills = {"joined": asked, "incomplete": 0}
+        fills = {"joined": asked, "incomplete": 0, "too_large": 0, "not_kept": 0, "dropped": asked}
         return {"hits": 10 * asked, "misses": asked, "fills": fills, "arenas": [{"returns": [0, asked]}]}
 
     monkeypatch.setattr("loadtest.published.watch.server_stats", stats)
