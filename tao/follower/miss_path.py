@@ -20,17 +20,17 @@ connections each, few queries, no waiting.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
-from tao.model.ids import SHARD_SHIFT
-from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.model.queries import Fetched, Query, shard_of
 from tao.serving.databases import Databases
-from tao.serving.fills import FillSource
+from tao.serving.fill_source import FillSource, Take, fetched, give, wait_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,15 @@ class DirectReadSettings:
     """Connections to one database server. There are many followers, all of which come when a leader dies."""
 
 
+class _Miss(msgspec.Struct):
+    query: Query
+    shard: int
+    minimum: int
+    critical: bool
+    until: float
+    take: Take
+
+
 class MissPath:
     """The `FillSource` of a follower."""
 
@@ -67,6 +76,7 @@ class MissPath:
         databases: Databases,
         leader_is_down: Callable[[int], bool],
         is_told: Callable[[int], bool],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: DirectReadSettings,
     ) -> None:
         """``leaders``: the region's. ``database``: the region's own. ``other_region``: the leaders of
@@ -78,50 +88,58 @@ class MissPath:
         self._databases: Final = databases
         self._leader_is_down: Final = leader_is_down
         self._is_told: Final = is_told
+        self._spawn: Final = spawn
         self._settings: Final = settings
+        self._now: Final = asyncio.get_running_loop().time
         self._under_way = 0
         self.direct_reads = 0
         """Queries that went past the leader."""
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database has not what this follower has heard
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """As `tao.serving.fill_source.FillSource`. `StaleRead` when the database has not what this follower has heard
         of, `Unavailable` when it cannot serve either."""
-        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-        now = asyncio.get_running_loop().time
-        until = now() + timeout_seconds
-        reason = "it has not answered of late"
-        if not self._leader_is_down(shard):
-            settings = self._settings
-            patience_seconds = settings.critical_seconds if critical else settings.leader_seconds
-            leader_seconds = min(patience_seconds, timeout_seconds)
-            try:
-                return await self._leaders.fetch(query, minimum, critical=critical, timeout_seconds=leader_seconds)
-            except (NotMine, Unavailable, DeadlineExceeded) as error:
-                if critical and isinstance(error, DatabaseDown):
-                    raise  # it is the master that does not answer, and there is no other
-                reason = error.message
+        miss = _Miss(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take)
+        if self._leader_is_down(miss.shard):
+            self._go_past(miss, "it has not answered of late")
+            return
+        settings = self._settings
+        patience_seconds = settings.critical_seconds if critical else settings.leader_seconds
+        seconds = min(patience_seconds, timeout_seconds)
+        take = partial(self._take_from_leader, miss)
+        self._leaders.fetch(query, minimum, take, critical=critical, timeout_seconds=seconds)
+
+    def _take_from_leader(self, miss: _Miss, answer: Fetched | TaoError) -> None:
+        if not isinstance(answer, NotMine | Unavailable | DeadlineExceeded):
+            miss.take(answer)
+        elif miss.critical and isinstance(answer, DatabaseDown):
+            miss.take(answer)  # it is the master that does not answer, and there is no other
+        else:
+            self._go_past(miss, answer.message)
+
+    def _go_past(self, miss: _Miss, reason: str) -> None:
         if self._under_way >= self._settings.max_under_way:
-            raise Overloaded(
-                f"the leader of shard {shard} cannot serve ({reason}), and {self._under_way} queries are at the "
+            refused = Overloaded(
+                f"the leader of shard {miss.shard} cannot serve ({reason}), and {self._under_way} queries are at the "
                 "databases already, which is the bound; try again"
             )
+            miss.take(refused)
+            return
         self._under_way += 1
         self.direct_reads += 1
-        try:
-            if critical:
-                return await self._read_critically(query, shard, minimum, until - now())
-            return await self._read_directly(query, shard, minimum, until - now(), reason)
-        finally:
-            self._under_way -= 1
+        left = miss.until - self._now()
+        reading = self._read_critically(miss, left) if miss.critical else self._read_directly(miss, left, reason)
+        wait_for(self._spawn, reading, partial(self._take_past_leader, miss))
 
-    async def _read_critically(self, query: Query, shard: int, minimum: int, timeout_seconds: float) -> Fetched:
-        source = self._database if self._databases.is_mastered_here(shard) else self._other_region
-        return await source.fetch(query, minimum, critical=True, timeout_seconds=timeout_seconds)
+    def _take_past_leader(self, miss: _Miss, answer: Fetched | TaoError) -> None:
+        self._under_way -= 1
+        give(miss.take, answer)
 
-    async def _read_directly(
-        self, query: Query, shard: int, minimum: int, timeout_seconds: float, reason: str
-    ) -> Fetched:
-        began = asyncio.get_running_loop().time()
+    async def _read_critically(self, miss: _Miss, timeout_seconds: float) -> Fetched:
+        source = self._database if self._databases.is_mastered_here(miss.shard) else self._other_region
+        return await fetched(source, miss.query, miss.minimum, critical=True, timeout_seconds=timeout_seconds)
+
+    async def _read_directly(self, miss: _Miss, timeout_seconds: float, reason: str) -> Fetched:
+        shard, began = miss.shard, self._now()
         is_mastered_here = self._databases.is_mastered_here(shard)
         has_other = self._databases.other_region(shard) is not None
         failure: TaoError = Unavailable("it is marked down")
@@ -131,24 +149,28 @@ class MissPath:
             most_seconds = min(self._settings.database_seconds, timeout_seconds / 2)
             local_seconds = most_seconds if has_other else timeout_seconds
             try:
-                fetched = await self._database.fetch(query, minimum, critical=False, timeout_seconds=local_seconds)
+                found = await fetched(
+                    self._database, miss.query, miss.minimum, critical=False, timeout_seconds=local_seconds
+                )
             except (StaleRead, Unavailable, DeadlineExceeded) as error:
                 failure = error
             else:
                 keep = self._is_told(shard) and not self._leader_is_down(shard)
-                return fetched if keep else msgspec.structs.replace(fetched, keep=False)
+                return found if keep else msgspec.structs.replace(found, keep=False)
         if is_mastered_here and isinstance(failure, StaleRead):
             raise failure  # what a master lacks nobody has
         if has_other:
-            left = timeout_seconds - (asyncio.get_running_loop().time() - began)
+            left = timeout_seconds - (self._now() - began)
             try:
-                fetched = await self._other_region.fetch(query, minimum, critical=False, timeout_seconds=left)
+                found = await fetched(
+                    self._other_region, miss.query, miss.minimum, critical=False, timeout_seconds=left
+                )
             except TaoError as error:
                 if not is_mastered_here:
                     raise
                 reason = f"{reason}; another region: {error.message}"
             else:
-                return msgspec.structs.replace(fetched, keep=False)
+                return msgspec.structs.replace(found, keep=False)
         kind = DatabaseDown if isinstance(failure, DatabaseDown) else Unavailable
         raise kind(
             f"the leader of shard {shard} cannot serve ({reason}), nor can its database ({failure.message}); try again"

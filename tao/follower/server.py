@@ -37,7 +37,8 @@ from tao.serving.database_source import DatabaseSource
 from tao.serving.databases import Databases
 from tao.serving.faces import Faces
 from tao.serving.figures import ServingFigures, register_databases, register_links, register_retries
-from tao.serving.fills import Fills, FillSource
+from tao.serving.fill_source import FillSource
+from tao.serving.fills import Fills
 from tao.serving.forward_path import ForwardPath
 from tao.serving.housekeeping import keep_house
 from tao.serving.read_service import ReadService
@@ -54,7 +55,8 @@ from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.settings import ServingSettings
 
 MAX_TASKS: Final = 100_000
-"""Tasks of one server at a time: batches with misses and fills, each of which has bounds of its own."""
+"""Tasks of one server at a time: writes, reads of a database, what goes another way than usual, each of which has
+bounds of its own."""
 
 DRAIN_SECONDS: Final = 6.0
 """Longest wait for requests under way when the server is told to stop: above a request's deadline of 5 s."""
@@ -92,7 +94,7 @@ class FollowerServer:
         self._budget = RetryBudget(settings.retries, clock.monotonic())
         source = self._source = self._miss_path(place.region, configuration)
         self._types = SchemaArenas(schema, arenas)
-        fills = Fills(cache, source, clock, self._list_limit, self._spawn("fill"), settings.fills, past_floors=True)
+        fills = Fills(cache, source, clock, self._list_limit, settings.fills, past_floors=True)
         PrefixRefills(cache, fills, self._list_limit, self._spawn("refill"), settings.refills)
         reads = ReadService(
             cache,
@@ -100,7 +102,6 @@ class FollowerServer:
             schema,
             self._admit,
             cache.version_epoch,
-            self._spawn("read"),
             staleness_ms=self._staleness_ms,
             traffic=Traffic(clock, settings.rates),
         )
@@ -221,15 +222,16 @@ class FollowerServer:
     def _miss_path(self, region: str, configuration: Configuration) -> FillSource:
         """To the leaders, and past them where this follower has an account at the databases."""
         settings, links, budget = self._settings, self._links, self._budget
+        spawn = self._spawn("miss that goes another way")
 
         def leader(shard: int) -> CacheServer:
             return configuration.routes.leaders(region).home(shard)
 
         def leader_is_down(shard: int) -> bool:
-            return links.to(leader(shard)).is_down
+            return links.is_down(leader(shard))
 
         if not settings.reader_user:
-            return RemoteSource(configuration, leader, links, settings.misses, budget)
+            return RemoteSource(configuration, leader, links, spawn, settings.misses, budget)
         databases = Databases(region, configuration)
         pools = self._read_pools = Pools(
             databases.login(settings.reader_user, settings.reader_password),
@@ -239,18 +241,20 @@ class FollowerServer:
         tables = edge_tables_of(lambda: configuration.schema)
         store = MySqlReadStore(databases.local, databases.master, pools, tables)
         return MissPath(
-            RemoteSource(configuration, leader, links, settings.misses, budget, leader_is_down),
+            RemoteSource(configuration, leader, links, spawn, settings.misses, budget, leader_is_down),
             DatabaseSource(store, databases.database_of, self._spawn("database read"), settings.database),
             RemoteSource(
                 configuration,
                 lambda shard: configuration.routes.leaders(databases.other_region(shard) or region).home(shard),
                 links,
+                spawn,
                 settings.misses,
                 budget,
             ),
             databases,
             leader_is_down,
             self._is_told,
+            spawn,
             settings.direct_reads,
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from tao.cache import GraphCache
@@ -22,7 +23,7 @@ from tao.model.ports import Clock, MemberScans
 from tao.model.queries import EdgesQuery, Fetched, Query
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.fills import FillSource
+from tao.serving.fill_source import FillSource, Take
 
 _MAX_COUNTED_LISTS: Final = 10_000  # whose misses are counted; then counting begins anew
 _CATCH_UP_SECONDS: Final = 0.1  # between two looks for messages about what a page has shown already
@@ -74,12 +75,16 @@ class MembershipFilters:
         self.built = 0
         self.voided = 0
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`."""
-        fetched = await self._source.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """As `tao.serving.fill_source.FillSource`."""
         if isinstance(query, EdgesQuery) and not critical:
-            self._note(query, fetched.value)
-        return fetched
+            take = partial(self._take_edges, query, take)
+        self._source.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
+
+    def _take_edges(self, query: EdgesQuery, take: Take, answer: Fetched | TaoError) -> None:
+        if not isinstance(answer, TaoError):
+            self._note(query, answer.value)
+        take(answer)
 
     def _note(self, query: EdgesQuery, block: bytes) -> None:
         _, count, found, _ = header(block)
@@ -104,7 +109,6 @@ class MembershipFilters:
             self._spawn(self._build(shard, *key))
         except TaoError:
             self._building = False  # no task to be had now: counted anew
-            raise
 
     async def _build(self, shard: CachedShard, id1: int, atype: int) -> None:
         started = self._clock.monotonic()

@@ -11,9 +11,10 @@ database: what it needs is the master.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 from tao.model.errors import (
     DatabaseDown,
@@ -23,11 +24,12 @@ from tao.model.errors import (
     OperatorError,
     RetryableError,
     StaleRead,
+    TaoError,
     Unavailable,
 )
-from tao.model.ids import SHARD_SHIFT
-from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.model.queries import Fetched, Query, shard_of
 from tao.serving.database_source import DatabaseSource
+from tao.serving.fill_source import Take, fetched, give, wait_for
 from tao.serving.remote_source import RemoteSource
 
 
@@ -54,6 +56,7 @@ class RegionSource:
         master_region: RemoteSource,
         is_mastered_here: Callable[[int], bool],
         replica_is_down: Callable[[int], bool],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: ReplicaSettings,
     ) -> None:
         """``master`` reads the region's own server, critically that of any master region; it waits for rows that are
@@ -64,45 +67,52 @@ class RegionSource:
         self._master_region: Final = master_region
         self._is_mastered_here: Final = is_mastered_here
         self._replica_is_down: Final = replica_is_down
+        self._spawn: Final = spawn
         self._settings: Final = settings
+        self._now: Final = asyncio.get_running_loop().time
         self._spread = 0
         self.sent_away = 0
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`."""
-        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """As `tao.serving.fill_source.FillSource`."""
+        shard = shard_of(query)
         if self._is_mastered_here(shard):
-            return await self._master.fetch(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
-        loop = asyncio.get_running_loop()
-        until = loop.time() + timeout_seconds
+            self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
+            return
+        until = self._now() + timeout_seconds
         if critical:
-            return await self._fetch_critically(query, minimum, until)
-        if not self._replica_is_down(shard):
+            wait_for(self._spawn, self._fetch_critically(query, minimum, until), take)
+        elif self._replica_is_down(shard):
+            wait_for(self._spawn, self._fetch_away(query, minimum, until), take)
+        else:
             # Where there is another way, a replica that hangs must leave time for it.
             seconds = min(self._settings.patience_seconds, timeout_seconds)
-            try:
-                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=seconds)
-            except (StaleRead, Unavailable, OperatorError, InternalError):
-                # Behind what is known here, or away, or without its tables or rights, as one that is being seeded: the
-                # master region has it.
-                pass
-            except DeadlineExceeded:
-                # It hangs, or has more to do than it can: a little of that may go elsewhere, and not all of it.
-                if self._spread >= self._settings.max_spread:
-                    raise
-                self._spread += 1
-                try:
-                    return await self._fetch_away(query, minimum, until)
-                finally:
-                    self._spread -= 1
-        return await self._fetch_away(query, minimum, until)
+            take_from_replica = partial(self._take_from_replica, query, minimum, until, take)
+            self._replica.fetch(query, minimum, take_from_replica, critical=False, timeout_seconds=seconds)
+
+    def _take_from_replica(
+        self, query: Query, minimum: int, until: float, take: Take, answer: Fetched | TaoError
+    ) -> None:
+        if isinstance(answer, StaleRead | Unavailable | OperatorError | InternalError):
+            # Behind what is known here, or away, or without its tables or rights, as one that is being seeded: the
+            # master region has it.
+            wait_for(self._spawn, self._fetch_away(query, minimum, until), take)
+        elif isinstance(answer, DeadlineExceeded) and self._spread < self._settings.max_spread:
+            # It hangs, or has more to do than it can: a little of that may go elsewhere, and not all of it.
+            self._spread += 1
+            wait_for(self._spawn, self._fetch_away(query, minimum, until), partial(self._take_spread, take))
+        else:
+            take(answer)
+
+    def _take_spread(self, take: Take, answer: Fetched | TaoError) -> None:
+        self._spread -= 1
+        give(take, answer)
 
     async def _fetch_critically(self, query: Query, minimum: int, until: float) -> Fetched:
-        loop = asyncio.get_running_loop()
         # A leader that has stopped in the middle, or is starting, must leave time for the other way.
-        seconds = min(self._settings.patience_seconds, until - loop.time())
+        seconds = min(self._settings.patience_seconds, until - self._now())
         try:
-            return await self._master_region.fetch(query, minimum, critical=True, timeout_seconds=seconds)
+            return await fetched(self._master_region, query, minimum, critical=True, timeout_seconds=seconds)
         except DatabaseDown:
             raise
         except (NotMine, Unavailable, DeadlineExceeded) as away:
@@ -111,23 +121,22 @@ class RegionSource:
                 raise
             self._spread += is_late
             try:
-                left = until - loop.time()
-                return await self._master.fetch(query, minimum, critical=True, timeout_seconds=left)
+                left = until - self._now()
+                return await fetched(self._master, query, minimum, critical=True, timeout_seconds=left)
             except (Unavailable, DeadlineExceeded):
                 raise away from None
             finally:
                 self._spread -= is_late
 
     async def _fetch_away(self, query: Query, minimum: int, until: float) -> Fetched:
-        loop = asyncio.get_running_loop()
         self.sent_away += 1
-        left = until - loop.time()
+        left = until - self._now()
         try:
-            return await self._master_region.fetch(query, minimum, critical=False, timeout_seconds=left)
+            return await fetched(self._master_region, query, minimum, critical=False, timeout_seconds=left)
         except (Unavailable, DeadlineExceeded) as cut:
             # The way there is cut; by now the replica may have what it lacked a moment ago, even one marked down.
-            seconds = max(until - loop.time(), self._settings.patience_seconds)
+            seconds = max(until - self._now(), self._settings.patience_seconds)
             try:
-                return await self._replica.fetch(query, minimum, critical=False, timeout_seconds=seconds)
+                return await fetched(self._replica, query, minimum, critical=False, timeout_seconds=seconds)
             except RetryableError:
                 raise cut from None

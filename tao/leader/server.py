@@ -67,7 +67,7 @@ from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.settings import ServingSettings
 
 MAX_TASKS: Final = 100_000
-"""Tasks of one server at a time: writes, fills and batches with misses, each of which has bounds of its own."""
+"""Tasks of one server at a time: writes and reads of a database, each of which has bounds of its own."""
 
 DRAIN_SECONDS: Final = 6.0
 """Longest wait for requests under way when the server is told to stop: above a request's deadline of 5 s."""
@@ -206,19 +206,17 @@ class LeaderServer:
         impatient = dataclasses.replace(settings.misses, max_rereads=3)
         source = DatabaseSource(read_store, databases.database_of, self._spawn("database read"), settings.misses)
         replica = DatabaseSource(read_store, databases.database_of, self._spawn("replica read"), impatient)
-        leader, gone = elsewhere.leader, elsewhere.leader_is_down
-        master_region = RemoteSource(configuration, leader, self._links, settings.master_region, budget, gone)
-        self._source = RegionSource(
-            source, replica, master_region, elsewhere.is_mastered_here, databases.local_is_down, settings.replica
-        )
+        leader, gone, spawn = elsewhere.leader, elsewhere.leader_is_down, self._spawn("miss that goes elsewhere")
+        master_region = RemoteSource(configuration, leader, self._links, spawn, settings.master_region, budget, gone)
+        is_here, is_down = elsewhere.is_mastered_here, databases.local_is_down
+        self._source = RegionSource(source, replica, master_region, is_here, is_down, spawn, settings.replica)
         scans = MySqlMemberScans(databases.local, self._read_pools, tables)
         filters = MembershipFilters(
             self._source, cache, scans, clock, self._spawn("membership filter"), settings.membership, self._log
         )
-        fills = Fills(cache, filters, clock, self._list_limit, self._spawn("fill"), settings.fills)
+        fills = Fills(cache, filters, clock, self._list_limit, settings.fills)
         PrefixRefills(cache, fills, self._list_limit, self._spawn("refill"), settings.refills)
-        spawn, traffic = self._spawn("read"), Traffic(clock)
-        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, spawn, traffic=traffic)
+        reads = ReadService(cache, fills, schema, self._admit, cache.version_epoch, traffic=Traffic(clock))
         service = LeaderService(
             cache,
             reads,

@@ -20,7 +20,7 @@ from tao.leader.write_path import WriteSettings
 from tao.observability.story import StorySettings
 from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
-from tao.serving.fills import FillSettings
+from tao.serving.flights import FillSettings
 from tao.serving.forward_path import ForwardSettings
 from tao.serving.refills import RefillSettings
 from tao.serving.remote_source import RemoteSettings

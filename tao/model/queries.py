@@ -6,6 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from tao.model.graph import MAX_TIME
+from tao.model.ids import SHARD_SHIFT
 
 
 class ObjectQuery(msgspec.Struct, frozen=True, tag="object"):
@@ -53,6 +54,11 @@ class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):
 
 
 Query = ObjectQuery | CountQuery | RangeQuery | TimeRangeQuery | EdgesQuery
+
+
+def shard_of(query: Query) -> int:
+    """Where what it asks for lies."""
+    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
 
 
 class MemberPage(msgspec.Struct, frozen=True):

@@ -21,5 +21,5 @@ class BatchSettings:
     unread before it is cut off."""
 
     max_misses_at_once: int = 512
-    """Queries of one batch that are fetched at a time, each by a task: as many as a follower asks its leader in one
+    """Queries of one batch that are fetched at a time: as many as a follower asks its leader in one
     message, so that its misses are all under way at once and those of a wild client are not."""

@@ -13,12 +13,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
+
 from tao.model.errors import InternalError, StaleRead, TaoError
 from tao.model.graph import version_of
-from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import ReadStore
-from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
+from tao.model.queries import Fetched, FillRead, Query, shard_of
 from tao.model.versions import answers
+from tao.serving.fill_source import Take, give
 from tao.serving.gathering import Gathering
 
 
@@ -44,11 +46,15 @@ class MissSettings:
     """Queries that have gathered go at once, beside the read that is under way: more in one statement save little."""
 
 
-@dataclass(slots=True)
-class _Asked:
+class _Asked(msgspec.Struct):
     query: Query
-    until: float
-    answer: asyncio.Future[Fetched]
+    minimum: int
+    critical: bool
+    timeout_seconds: float
+    take: Take
+    until: float = 0.0
+    reads: int = 1
+    is_answered: bool = False  # it, and another read is another one
 
 
 class _Line:
@@ -78,25 +84,30 @@ class DatabaseSource:
         self._database_of: Final = database_of
         self._spawn: Final = spawn
         self._settings: Final = settings
+        self._loop: Final = asyncio.get_running_loop()
         self._gathering: Gathering[tuple[str, bool], _Asked] = Gathering(self._line_up, settings.max_batch_queries)
         self._lines: dict[tuple[str, bool], _Line] = {}
         self.read_seconds: Callable[[float], None] = _nobody_observes
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """As `tao.serving.fills.FillSource`. Raises `StaleRead` when the database stays below ``minimum``."""
-        shard = _shard(query)
-        pause = self._settings.first_pause_seconds
-        loop = asyncio.get_running_loop()
-        for _ in range(self._settings.max_rereads):
-            answer: asyncio.Future[Fetched] = loop.create_future()
-            asked = _Asked(query, loop.time() + timeout_seconds, answer)
-            self._gathering.add((self._database_of(shard), critical), asked)
-            fetched = await answer
-            if answers(version_of(fetched.value), minimum, fetched.version_epoch):
-                return fetched
-            await asyncio.sleep(pause)
-            pause *= 2
-        raise StaleRead(f"the database of shard {shard} does not have version {minimum} yet; try again")
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """As `tao.serving.fill_source.FillSource`; ``timeout_seconds`` are those of each read. `StaleRead` when the
+        database stays below ``minimum``."""
+        self._ask(_Asked(query, minimum, critical, timeout_seconds, take))
+
+    def _ask(self, asked: _Asked) -> None:
+        asked.until = self._loop.time() + asked.timeout_seconds
+        self._gathering.add((self._database_of(shard_of(asked.query)), asked.critical), asked)
+
+    def _take(self, asked: _Asked, fetched: Fetched) -> None:
+        if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
+            give(asked.take, fetched)
+        elif asked.reads < self._settings.max_rereads:
+            again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)
+            self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.reads - 1), self._ask, again)
+        else:
+            shard = shard_of(asked.query)
+            message = f"the database of shard {shard} does not have version {asked.minimum} yet; try again"
+            give(asked.take, StaleRead(message))
 
     def _line_up(self, to: tuple[str, bool], asked: list[_Asked]) -> None:
         line = self._lines.get(to)
@@ -110,11 +121,11 @@ class DatabaseSource:
         if (
             line.under_way is None
             or len(line.gathered) >= self._settings.max_gathered
-            or asyncio.get_running_loop().time() >= may_wait_until
+            or self._loop.time() >= may_wait_until
         ):
             self._start_reading(to, line)
         elif line.timer is None:
-            line.timer = asyncio.get_running_loop().call_at(may_wait_until, self._start_reading, to, line)
+            line.timer = self._loop.call_at(may_wait_until, self._start_reading, to, line)
 
     def _start_reading(self, to: tuple[str, bool], line: _Line) -> None:
         if line.timer is not None:
@@ -124,7 +135,7 @@ class DatabaseSource:
         if not asked:
             return
         line.under_way = asked
-        line.began = asyncio.get_running_loop().time()
+        line.began = self._loop.time()
         try:
             self._spawn(self._read(to, line, asked))
         except TaoError as error:
@@ -132,8 +143,7 @@ class DatabaseSource:
             _fail(asked, error)
 
     async def _read(self, to: tuple[str, bool], line: _Line, asked: list[_Asked]) -> None:
-        loop = asyncio.get_running_loop()
-        started = loop.time()
+        started = self._loop.time()
         failure: TaoError = InternalError("the read was given up; see the server's log")
 
         def take(places: Sequence[int], read: FillRead | TaoError) -> None:
@@ -142,9 +152,9 @@ class DatabaseSource:
                 _fail(some, read)
                 return
             for one, value in zip(some, read.values, strict=True):
-                if not one.answer.done():
-                    epoch = read.version_epochs[_shard(one.query)]
-                    one.answer.set_result(Fetched(value, epoch, "database"))
+                if not one.is_answered:
+                    one.is_answered = True
+                    self._take(one, Fetched(value, read.version_epochs[shard_of(one.query)], "database"))
 
         try:
             await self._store.read_each(
@@ -157,21 +167,17 @@ class DatabaseSource:
             failure = error
         finally:
             _fail(asked, failure)
-            self.read_seconds(loop.time() - started)
+            self.read_seconds(self._loop.time() - started)
             if line.under_way is asked:
                 line.under_way = None
                 self._start_reading(to, line)
 
 
-def _shard(query: Query) -> int:
-    return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-
-
 def _fail(asked: list[_Asked], error: TaoError) -> None:
     for one in asked:
-        if not one.answer.done():
-            one.answer.set_exception(error)
-            one.answer.exception()  # whoever asked may be gone
+        if not one.is_answered:
+            one.is_answered = True
+            give(one.take, error)
 
 
 def _nobody_observes(_: float) -> None:

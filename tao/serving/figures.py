@@ -50,7 +50,7 @@ class ServingFigures:
         metrics.gauge(
             "stale_read_queries",
             "Queries whose max_staleness_ms this server could not meet: read from the master database.",
-            lambda: reads.too_stale,
+            lambda: reads.misses.too_stale,
         )
         metrics.gauge_family(
             "fills_total",
@@ -59,10 +59,10 @@ class ServingFigures:
             "known.",
             "event",
             lambda: {
-                "started": fills.started,
-                "joined": fills.joined,
+                "started": fills.flights.started,
+                "joined": fills.flights.joined,
                 "incomplete": fills.incomplete,
-                "refetched": fills.refetched,
+                "refetched": fills.flights.refetched,
                 "past_floor": fills.read_past_floors,
             },
         )
@@ -73,7 +73,7 @@ class ServingFigures:
             "outcome",
             fills.refills.copy,
         )
-        metrics.gauge("fill_queries", "Fetches now under way.", lambda: fills.under_way)
+        metrics.gauge("fill_queries", "Fetches now under way.", lambda: fills.flights.under_way)
         metrics.gauge("hot_entries", "Objects and lists read so often that clients are told.", reads.traffic.hot_keys)
         metrics.gauge_family(
             "cache_bytes",
@@ -140,7 +140,7 @@ class ServingFigures:
             "hits": hits,
             "misses": misses,
             "failures": sum(counters.failures),
-            "stale_reads": self._reads.too_stale,
+            "stale_reads": self._reads.misses.too_stale,
             "hit_rate": hits / (hits + misses) if hits + misses else None,
             "entries": self.entries(),
             "bytes": sum(arena.bytes for arena in arenas),
@@ -164,16 +164,16 @@ class ServingFigures:
                 for arena in arenas
             ],
             "fills": {
-                "started": self._fills.started,
-                "joined": self._fills.joined,
+                "started": self._fills.flights.started,
+                "joined": self._fills.flights.joined,
                 "incomplete": self._fills.incomplete,
-                "refetched": self._fills.refetched,
+                "refetched": self._fills.flights.refetched,
                 "past_floor": self._fills.read_past_floors,
                 "not_kept": self._cache.not_kept,
                 "too_large": self._cache.too_large,
                 "dropped": self._cache.dropped,
                 "refills": self._fills.refills,
-                "under_way": self._fills.under_way,
+                "under_way": self._fills.flights.under_way,
             },
             "traffic": self._reads.traffic.summary(),
             "floors": floors.floors,

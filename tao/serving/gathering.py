@@ -17,12 +17,13 @@ class Gathering(Generic[Destination, Item]):
     def __init__(self, hand_over: Callable[[Destination, list[Item]], None], max_items: int) -> None:
         self._hand_over: Final = hand_over
         self._max_items: Final = max_items
+        self._call_soon: Final = asyncio.get_running_loop().call_soon
         self._waiting: dict[Destination, list[Item]] = {}
 
     def add(self, destination: Destination, item: Item) -> None:
         """Hand the item over at the end of this tick, or now when that fills a batch."""
         if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._flush)
+            self._call_soon(self._flush)
         items = self._waiting.setdefault(destination, [])
         items.append(item)
         if len(items) >= self._max_items:

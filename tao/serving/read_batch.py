@@ -83,6 +83,21 @@ def operation_sizes(batch: pb.ReadBatch) -> tuple[int, int, int, int, int]:
     )
 
 
+def operation_bounds(sizes: tuple[int, int, int, int, int]) -> list[tuple[int, int, int]]:
+    """Operation, its first slot, and the one after its last, of those that are asked for."""
+    bounds, start = [], 0
+    for operation, size in enumerate(sizes):
+        if size:
+            bounds.append((operation, start, start + size))
+        start += size
+    return bounds
+
+
+def operation_at(sizes: tuple[int, int, int, int, int], slot: int) -> int:
+    """The operation of a slot."""
+    return next(operation for operation, start, end in operation_bounds(sizes) if start <= slot < end)
+
+
 def minimums_of(batch: pb.ReadBatch) -> dict[int, int]:
     """Slot → lowest version that may answer it, for the slots that say so."""
     if not batch.minimum_slots:

@@ -11,37 +11,29 @@ ANSWER_FULL: whoever asked has the rest by then, and asks again for less.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Collection
 from math import inf
-from typing import Any, Final
+from typing import Final
 
 from tao.cache import GraphCache
 from tao.model.errors import (
     AnswerFull,
     DeadlineExceeded,
-    StaleRead,
     TaoError,
     TooLarge,
-    Unavailable,
-    WriteLost,
 )
-from tao.model.graph import version_of
-from tao.model.ids import SHARD_SHIFT
-from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.routing.deadlines import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.batch_settings import BatchSettings
 from tao.serving.fills import Fills
-from tao.serving.late_answers import TOO_MANY_BYTES, LateAnswers
-from tao.serving.missed_slots import MissedSlots
+from tao.serving.late_answers import TOO_MANY_BYTES
+from tao.serving.missed_slots import Misses
 from tao.serving.read_batch import (
     OPERATIONS,
-    BatchQueries,
     answer_hits,
     leave_out,
     leave_out_known,
-    mark_cut,
     minimums_of,
+    operation_bounds,
     operation_sizes,
     runs_within,
     shards_in,
@@ -50,11 +42,6 @@ from tao.serving.traffic import Traffic
 from tao.wire.convert import error_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-
-_LOST: Final = (
-    "the write that the token stands for was lost with the master database that had acknowledged it, before a replica "
-    "had it: do it again, or read without the token"
-)
 
 
 def _unknown_staleness(_: int) -> float:
@@ -82,7 +69,6 @@ class ReadService:
         schema: Schema,
         admit: Callable[[int], TaoError | None],
         version_epoch: Callable[[int], int],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: BatchSettings | None = None,
         staleness_ms: Callable[[int], float] = _unknown_staleness,
         *,
@@ -91,25 +77,21 @@ class ReadService:
         """``admit``: shard → why this server does not serve it, or None. ``version_epoch``: that of a shard.
         ``staleness_ms``: how far behind its master the shard is here at most. ``traffic`` samples what is asked."""
         self._cache: Final = cache
-        self._fills: Final = fills
-        self._admit: Final = admit
         self._version_epoch: Final = version_epoch
-        self._spawn: Final = spawn
         self._settings: Final = settings or BatchSettings()
         self._staleness_ms: Final = staleness_ms
         self.traffic: Final = traffic
-        self.too_stale = 0
-        """Queries that asked for fresher data than there were known to be here."""
         self.counters: Final = ReadCounters()
+        self.misses: Final = Misses(fills, schema, admit, staleness_ms, self._settings, self.counters.failures)
         self.use_schema(schema)
 
     def use_schema(self, schema: Schema) -> None:
         """Serve by this schema from the next batch on."""
-        self._schema = schema
+        self.misses.schema = schema
         self._limits = {atype.number: atype.limit for atype in schema.assocs}
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Answer the hits now, and start tasks for the rest."""
+        """Answer the hits now, and the rest when it has come."""
         batch = request.read
         if not request.deadline_ms:
             raise DeadlineExceeded("the request's deadline is zero: nothing can be read in no time")
@@ -153,7 +135,7 @@ class ReadService:
     def _answer_in_parts(
         self, request: pb.Request, sizes: tuple[int, int, int, int, int], values: list[bytes | None], reply: Reply
     ) -> None:
-        """What is there, in messages of bounded size; then tasks for what is not."""
+        """What is there, in messages of bounded size; then what is not."""
         batch, settings = request.read, self._settings
         slots = [slot for slot, value in enumerate(values) if value is not None]
         hits = [value for value in values if value is not None]
@@ -176,7 +158,7 @@ class ReadService:
             answer.read.errors.extend([error_to_pb(AnswerFull(TOO_MANY_BYTES))] * len(beyond))
             reply.send(answer)
         counters = self.counters
-        for operation, start, end in _operation_bounds(sizes):
+        for operation, start, end in operation_bounds(sizes):
             not_there = bisect_left(missed, end) - bisect_left(missed, start)
             unsent = bisect_left(beyond, end) - bisect_left(beyond, start)
             counters.misses[operation] += not_there
@@ -184,77 +166,7 @@ class ReadService:
             counters.hits[operation] += end - start - not_there - unsent
         if missed:
             room = settings.max_answer_bytes - sum(map(len, hits[:sent]))
-            self._answer_misses(request, sizes, missed, reply, room)
-
-    def _answer_misses(
-        self,
-        request: pb.Request,
-        sizes: tuple[int, int, int, int, int],
-        slots: list[int],
-        reply: Reply,
-        room: int,
-    ) -> None:
-        """Start a task for each. Raises `Overloaded` when there is none to be had."""
-        batch = request.read
-        queries = BatchQueries(batch, sizes)
-        answers = LateAnswers(reply, len(slots), batch.for_fill, self._settings, room)
-        counters = self.counters
-
-        async def answer(slot: int) -> None:
-            try:
-                if answers.is_full:
-                    raise AnswerFull(TOO_MANY_BYTES)
-                query = queries.query(slot)
-                minimum = queries.minimums.get(slot, 0)
-                value = await self._answer_one(query, minimum, batch)
-                # A cache that asks decides for its own readers: what it asks for is not what they ask for.
-                if not batch.for_fill and version_of(value.value) < minimum:
-                    raise WriteLost(_LOST)
-                answers.value(slot, query, value)
-            except TaoError as error:
-                counters.failures[_operation_at(sizes, slot)] += 1
-                answers.error(slot, error)
-
-        try:
-            seconds = work_seconds(request.deadline_ms)
-        except DeadlineExceeded as refused:
-            answers.error_rest(slots, refused)
-            return
-        MissedSlots(slots, reply, answers, answer).start(self._spawn, self._settings.max_misses_at_once, seconds)
-
-    async def _answer_one(self, query: Query, minimum: int, batch: pb.ReadBatch) -> Fetched:
-        shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
-        refusal = self._admit(shard)
-        if refusal is not None:
-            raise refusal
-        bound_ms = batch.max_staleness_ms
-        if batch.critical or not bound_ms or (behind_ms := self._staleness_ms(shard)) <= bound_ms:
-            return await self._fetch(query, minimum, critical=batch.critical)
-        self.too_stale += 1
-        try:
-            return await self._fetch(query, minimum, critical=True)
-        except (Unavailable, DeadlineExceeded) as error:
-            behind = "an unknown time" if behind_ms == inf else f"up to {behind_ms / 1000:.1f} s"
-            raise StaleRead(
-                f"shard {shard} is behind its master by {behind} here, max_staleness_ms is {bound_ms}, and the master "
-                f"could not be read: {error.message}"
-            ) from error
-
-    async def _fetch(self, query: Query, minimum: int, *, critical: bool) -> Fetched:
-        if isinstance(query, ObjectQuery):
-            return await self._fills.answer(query, minimum, critical=critical)
-        if isinstance(query, EdgesQuery) and not query.id2s:
-            query = RangeQuery(query.id1, query.atype, 0, 0)
-        bound = self._schema.atype(query.atype).limit
-        cut: Query = query
-        if isinstance(query, RangeQuery) and query.limit > bound:
-            cut = RangeQuery(query.id1, query.atype, query.pos, bound)
-        elif isinstance(query, TimeRangeQuery) and query.limit > bound:
-            cut = TimeRangeQuery(query.id1, query.atype, query.high, query.low, bound, query.below_id2)
-        fetched = await self._fills.answer(cut, minimum, critical=critical)
-        if cut is query:
-            return fetched
-        return Fetched(mark_cut(fetched.value), fetched.version_epoch, fetched.origin)
+            self.misses.answer(request, sizes, missed, reply, room)
 
     def _add_epochs(self, answer: pb.ReadAnswer, shards: Collection[int]) -> None:
         answer.epoch_shards.extend(shards)
@@ -272,16 +184,3 @@ def _size_of_hits(values: list[bytes | None]) -> float:
         return sum(map(len, values))  # type: ignore[arg-type]  # what a None does is the point: one pass tells both
     except TypeError:
         return inf
-
-
-def _operation_bounds(sizes: tuple[int, int, int, int, int]) -> list[tuple[int, int, int]]:
-    bounds, start = [], 0
-    for operation, size in enumerate(sizes):
-        if size:
-            bounds.append((operation, start, start + size))
-        start += size
-    return bounds
-
-
-def _operation_at(sizes: tuple[int, int, int, int, int], slot: int) -> int:
-    return next(operation for operation, start, end in _operation_bounds(sizes) if start <= slot < end)

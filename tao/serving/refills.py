@@ -98,7 +98,7 @@ class PrefixRefills:
         try:
             while self._waiting:
                 await asyncio.sleep(settings.pause_seconds)
-                if self._fills.under_way >= settings.max_reader_fills:
+                if self._fills.flights.under_way >= settings.max_reader_fills:
                     continue
                 key = next(iter(self._waiting))
                 edges, attempts = self._waiting[key]

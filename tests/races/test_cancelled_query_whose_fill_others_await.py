@@ -18,6 +18,7 @@ from tao.model.errors import DeadlineExceeded
 from tao.model.queries import ObjectQuery, RangeQuery
 from tao.model.writes import AssocAdd
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.asking import answer
 from tests.rigs.leader_rig import COMMENT, make_id
 from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import RegionRig
@@ -30,7 +31,7 @@ async def test_others_get_the_answer_and_the_cache_keeps_it(region: RegionRig) -
     await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
     link.hold_answers.add("read")
     query = RangeQuery(A, COMMENT, 0, 10)
-    first, second = [asyncio.ensure_future(near.fills.answer(query, 0, critical=False)) for _ in range(2)]
+    first, second = [asyncio.ensure_future(answer(near.fills, query, 0, critical=False)) for _ in range(2)]
     await until(lambda: link.held)
     first.cancel()
     await quiet()
@@ -38,20 +39,20 @@ async def test_others_get_the_answer_and_the_cache_keeps_it(region: RegionRig) -
     link.let_go()
     await second
     assert first.cancelled()
-    assert near.fills.started == 1
+    assert near.fills.flights.started == 1
     assert near.cache.peek_list(A, COMMENT) is not None
 
 
 async def test_when_all_have_gone_the_fill_still_ends_and_is_kept(region: RegionRig) -> None:
     near, link = region.near, region.near.links["leader-1"]
     link.hold_answers.add("read")
-    only = asyncio.ensure_future(near.fills.answer(ObjectQuery(A), 0, critical=False))
+    only = asyncio.ensure_future(answer(near.fills, ObjectQuery(A), 0, critical=False))
     await until(lambda: link.held)
     only.cancel()
     await quiet()
-    assert near.fills.under_way == 1
+    assert near.fills.flights.under_way == 1
     link.let_go()
-    await until(lambda: near.fills.under_way == 0)
+    await until(lambda: near.fills.flights.under_way == 0)
     assert near.cache.peek_object(A) is not None
 
 

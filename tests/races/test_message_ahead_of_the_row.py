@@ -18,6 +18,7 @@ from tao.model.errors import StaleRead
 from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.queries import RangeQuery
 from tao.model.rows import ListRow
+from tests.rigs.asking import answer
 from tests.rigs.leader_rig import COMMENT, make_id
 from tests.rigs.region_rig import RegionRig
 from tests.rigs.versions import make_version
@@ -55,7 +56,7 @@ async def test_the_follower_s_floor_travels_to_the_leader_who_may_not_have_heard
     near.cache.raise_list_floor(A, COMMENT, make_version(1, 2), 1e6)
     store_version(region, 2)
     assert await near.times(A, COMMENT) == [2, 1]
-    assert near.fills.refetched == 0
+    assert near.fills.flights.refetched == 0
 
 
 async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_kept_by_nobody(region: RegionRig) -> None:
@@ -90,4 +91,4 @@ async def test_who_asks_for_the_version_that_does_not_appear_is_refused(region: 
     store_version(region, 1)
     query = RangeQuery(A, COMMENT, 0, 10)
     with pytest.raises(StaleRead):
-        await region.near.fills.answer(query, make_version(1, 2), critical=False)
+        await answer(region.near.fills, query, make_version(1, 2), critical=False)

@@ -19,7 +19,7 @@ import pytest
 
 from tao.model.edge_block import decode_block, header
 from tao.model.writes import AssocAdd, AssocDelete
-from tao.serving.fills import FillSettings
+from tao.serving.flights import FillSettings
 from tests.rigs.leader_rig import COMMENT, make_id
 from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import FollowerRig, RegionRig
@@ -42,7 +42,7 @@ async def short(region: RegionRig) -> AsyncIterator[FollowerRig]:
     await near.write(*(AssocDelete(A, COMMENT, B + n) for n in newest))
     await until(lambda: near.links["leader-1"].held)
     yield near
-    assert near.fills.started == 1, "nobody had to ask: there was one fill, and refills"
+    assert near.fills.flights.started == 1, "nobody had to ask: there was one fill, and refills"
 
 
 def times(newest: int, count: int) -> list[int]:

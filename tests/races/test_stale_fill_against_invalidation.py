@@ -31,7 +31,7 @@ async def test_a_fill_overtaken_by_a_message_is_neither_kept_nor_answered(region
     await until(lambda: near.cache.floor_of_list(A, COMMENT) & 0xFFFF == 2)
     link.let_go()
     assert await reading == [2, 1]
-    assert near.fills.refetched == 1
+    assert near.fills.flights.refetched == 1
     assert await near.times(A, COMMENT) == [2, 1]
 
 
@@ -46,7 +46,7 @@ async def test_a_reader_who_joins_a_flight_after_the_message_is_not_answered_wit
     await near.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
     second = asyncio.ensure_future(near.times(A, COMMENT))
     await quiet()
-    assert near.fills.joined == 1
+    assert near.fills.flights.joined == 1
     link.let_go()
     assert await first == await second == [2, 1]
 

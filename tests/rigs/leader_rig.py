@@ -31,7 +31,8 @@ from tao.serving.applying import apply_messages
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.database_source import DatabaseSource, MissSettings
-from tao.serving.fills import Fills, FillSettings
+from tao.serving.fills import Fills
+from tao.serving.flights import FillSettings
 from tao.serving.read_service import ReadService
 from tao.serving.traffic import Traffic
 from tao.wire.identity import Credentials
@@ -185,7 +186,7 @@ class LeaderRig:
         )
         self.source = DatabaseSource(read_store, lambda _: "db", self.tasks, MissSettings(first_pause_seconds=0.0))
         self.fills = Fills(
-            self.cache, self.source, self.clock, arenas.list_limit, self.tasks, fills or FillSettings(max_refetches=2)
+            self.cache, self.source, self.clock, arenas.list_limit, fills or FillSettings(max_refetches=2)
         )
         self.reads = ReadService(
             self.cache,
@@ -193,7 +194,6 @@ class LeaderRig:
             SCHEMA,
             self._admit,
             self.cache.version_epoch,
-            self.tasks,
             traffic=Traffic(self.clock),
         )
         apply = lambda messages: apply_messages(self.cache, self.clock, messages, insert=True)  # noqa: E731

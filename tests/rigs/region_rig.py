@@ -21,7 +21,8 @@ from tao.serving.amends import Amends, AmendsSettings
 from tao.serving.applying import WriteThrough
 from tao.serving.cache_types import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.fills import Fills, FillSettings
+from tao.serving.fills import Fills
+from tao.serving.flights import FillSettings
 from tao.serving.forward_path import ForwardPath, ForwardSettings
 from tao.serving.read_service import ReadService
 from tao.serving.refills import PrefixRefills, RefillSettings
@@ -51,10 +52,8 @@ class FollowerRig:
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), arenas)
         budget = RetryBudget(RetrySettings(), 0.0)
         settings = RemoteSettings(first_pause_seconds=0.001)
-        self.source = RemoteSource(self.configuration, self._leader, links, settings, budget)
-        self.fills = Fills(
-            self.cache, self.source, clock, arenas.list_limit, self.tasks, FillSettings(), past_floors=True
-        )
+        self.source = RemoteSource(self.configuration, self._leader, links, self.tasks, settings, budget)
+        self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, FillSettings(), past_floors=True)
         PrefixRefills(self.cache, self.fills, arenas.list_limit, self.tasks, RefillSettings(pause_seconds=0.001))
         self.reads = ReadService(
             self.cache,
@@ -62,7 +61,6 @@ class FollowerRig:
             SCHEMA,
             self._admit,
             self.cache.version_epoch,
-            self.tasks,
             staleness_ms=self._staleness_ms,
             traffic=Traffic(clock),
         )

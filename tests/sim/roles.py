@@ -29,7 +29,7 @@ from tao.observability.story import StorySettings
 from tao.peers.links import LinkSettings
 from tao.routing.retry_budget import RetrySettings
 from tao.serving.database_source import MissSettings
-from tao.serving.fills import FillSettings
+from tao.serving.flights import FillSettings
 from tao.serving.stall_guard import StallSettings
 from tao.tailer.settings import DeliverySettings as TellingSettings
 from tao.tailer.settings import RewindSettings, TailerSettings, TailSettings

@@ -138,7 +138,7 @@ async def test_a_read_that_asks_for_fresher_data_than_are_known_here_goes_to_the
     assert [critical for _, critical in store.reads[before:]] == [True, True]
     await near.read(obj_ids=[A])
     assert len(store.reads) == before + 2
-    assert near.reads.too_stale == 2
+    assert near.reads.misses.too_stale == 2
 
 
 async def test_a_batch_is_read_from_the_master_only_where_it_is_too_old(region: RegionRig) -> None:

@@ -14,15 +14,17 @@ from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded
 from tao.model.graph import encode_object
 from tao.model.queries import Fetched, ObjectQuery, Query
 from tao.serving.databases import Databases
+from tao.serving.fill_source import fetched
+from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import USER, make_id
-from tests.rigs.pacing import Gate
+from tests.rigs.pacing import Gate, Tasks
 
 HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
 """An object mastered in this region, one in another."""
 
 
 @dataclass
-class Source:
+class Source(WaitingSource):
     """Answers, or fails; remembers what it was asked."""
 
     version: int
@@ -31,7 +33,7 @@ class Source:
     asked: list[tuple[Query, int, bool]] = field(default_factory=list)
     given_seconds: float = 0.0
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+    async def read(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         assert timeout_seconds > 0
         self.asked.append((query, minimum, critical))
         self.given_seconds = timeout_seconds
@@ -63,6 +65,7 @@ class Rig:
         self.databases = FakeDatabases()
         self.leader_is_down = False
         self.told = True
+        self.tasks = Tasks()
         self.path = MissPath(
             self.leaders,
             self.database,
@@ -70,11 +73,12 @@ class Rig:
             cast(Databases, self.databases),
             lambda _: self.leader_is_down,
             lambda _: self.told,
+            self.tasks,
             DirectReadSettings(max_under_way=max_under_way),
         )
 
     async def fetch(self, object_id: int = HERE, minimum: int = 0, *, critical: bool = False) -> Fetched:
-        return await self.path.fetch(ObjectQuery(object_id), minimum, critical=critical, timeout_seconds=1)
+        return await fetched(self.path, ObjectQuery(object_id), minimum, critical=critical, timeout_seconds=1)
 
 
 async def test_a_leader_that_answers_is_the_only_one_asked() -> None:
@@ -165,8 +169,8 @@ async def test_while_the_master_is_gone_another_regions_leader_is_asked_for_no_l
 async def test_a_database_that_hangs_leaves_a_waiting_client_time_for_another_region(object_id: int) -> None:
     rig = Rig(DeadlineExceeded("its database hangs"))
     rig.database.fault = DeadlineExceeded("hangs")
-    fetched = await rig.path.fetch(ObjectQuery(object_id), 0, critical=False, timeout_seconds=5)
-    assert fetched.value == encode_object(2, USER, b"")
+    found = await fetched(rig.path, ObjectQuery(object_id), 0, critical=False, timeout_seconds=5)
+    assert found.value == encode_object(2, USER, b"")
     client, follower = ClientSettings(), DirectReadSettings()
     assert rig.leaders.given_seconds + rig.database.given_seconds < client.timeout_seconds * client.first_attempt_share
     assert rig.database.given_seconds == follower.database_seconds

@@ -26,13 +26,13 @@ async def test_nothing_is_cached_of_a_shard_before_its_leader_has_confirmed_it(r
     await until(lambda: link.held)
     for _ in range(2):
         assert await near.times(A, COMMENT) == []
-    assert near.fills.started == 2
+    assert near.fills.flights.started == 2
     assert near.subscriptions.unsubscribed == 3
     link.let_go()
     await subscribed(near)
     for _ in range(2):
         await near.times(A, COMMENT)
-    assert near.fills.started == 3
+    assert near.fills.flights.started == 3
     await near.tasks.close()
 
 

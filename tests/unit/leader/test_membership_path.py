@@ -17,8 +17,10 @@ from tao.model.graph import Edge
 from tao.model.queries import EdgesQuery, Fetched, MemberPage, Query, RangeQuery
 from tao.observability.logs import logger
 from tao.observability.metrics import Metrics
-from tao.serving.fills import Fills, FillSettings
+from tao.serving.fills import Fills
+from tao.serving.flights import FillSettings
 from tests.properties.test_cache_model import Types
+from tests.rigs.asking import WaitingSource, answer
 from tests.rigs.leader_rig import make_id
 from tests.rigs.pacing import Gate
 from tests.rigs.versions import make_version
@@ -28,7 +30,7 @@ ID1, ATYPE = make_id(64, 0), 1  # at most three edges are cached of it
 LENGTH = 40
 
 
-class LongList:
+class LongList(WaitingSource):
     """The database: a source of fills, scanned for filters. ``before_page`` is passed before each page is read."""
 
     def __init__(self) -> None:
@@ -45,7 +47,7 @@ class LongList:
         before, after = make_version(1, self.version - 1), make_version(1, self.version)
         return ListChange(ID1, ATYPE, before, after, len(self.ids), (), (Edge(put, put),))
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+    async def read(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         self.asked.append(query)
         edges = [Edge(id2, id2) for id2 in sorted(self.ids, reverse=True)]
         if isinstance(query, EdgesQuery):
@@ -85,7 +87,7 @@ class Rig:
         self.filters = MembershipFilters(
             self.stored, self.cache, self.stored, Clock(), self.spawn, chosen, logger("test")
         )
-        self.fills = Fills(self.cache, self.filters, Clock(), lambda _: 3, self.spawn, FillSettings())
+        self.fills = Fills(self.cache, self.filters, Clock(), lambda _: 3, FillSettings())
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(job)
@@ -97,7 +99,7 @@ class Rig:
         known = self.cache.edges(ID1, ATYPE, id2s)
         if known is not None and not known.missing:
             return [edge.id2 for edge in decode_block(known.block)]
-        fetched = await self.fills.answer(EdgesQuery(ID1, ATYPE, id2s), 0, critical=False)
+        fetched = await answer(self.fills, EdgesQuery(ID1, ATYPE, id2s), 0, critical=False)
         return [edge.id2 for edge in decode_block(fetched.value)]
 
     def asked(self) -> int:

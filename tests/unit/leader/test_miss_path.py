@@ -24,17 +24,18 @@ from tao.model.errors import (
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
 from tao.serving.database_source import DatabaseSource
-from tao.serving.fills import FillSource
+from tao.serving.fill_source import fetched
 from tao.serving.remote_source import RemoteSource
+from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
-from tests.rigs.pacing import Gate
+from tests.rigs.pacing import Gate, Tasks
 
 HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
 """An object mastered in this region, one in another."""
 
 
 @dataclass
-class Source(FillSource):
+class Source(WaitingSource):
     """Answers, or fails; remembers what it was asked."""
 
     answer: Fetched
@@ -43,7 +44,7 @@ class Source(FillSource):
     asked: list[tuple[Query, int, bool]] = field(default_factory=list)
     timeouts: list[float] = field(default_factory=list)
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+    async def read(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
         self.asked.append((query, minimum, critical))
         self.timeouts.append(timeout_seconds)
         if self.gate is not None:
@@ -64,11 +65,12 @@ class Rig:
             cast(RemoteSource, self.master_region),
             lambda shard: shard == 0,
             lambda _: self.marked_down,
+            Tasks(),
             ReplicaSettings(max_spread=1),
         )
 
     async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False) -> Fetched:
-        return await self.source.fetch(query, minimum, critical=critical, timeout_seconds=1)
+        return await fetched(self.source, query, minimum, critical=critical, timeout_seconds=1)
 
 
 QUERIES: Sequence[Query] = (
@@ -139,7 +141,7 @@ async def test_a_critical_read_that_no_leader_there_answers_is_made_at_the_maste
 async def test_a_silent_leader_leaves_a_critical_read_time_for_the_master_database() -> None:
     rig = Rig()
     rig.master_region.fault = DeadlineExceeded("silent")
-    await rig.source.fetch(ObjectQuery(ELSEWHERE), 1, critical=True, timeout_seconds=60.0)
+    await fetched(rig.source, ObjectQuery(ELSEWHERE), 1, critical=True, timeout_seconds=60.0)
     assert rig.master_region.timeouts == [ReplicaSettings().patience_seconds]
     assert rig.local.timeouts[0] > ReplicaSettings().patience_seconds
 

@@ -12,6 +12,7 @@ from tao.model.graph import encode_object
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
 from tao.serving.database_source import DatabaseSource, MissSettings
+from tao.serving.fill_source import fetched
 from tests.rigs.leader_rig import USER, make_id
 from tests.rigs.pacing import Tasks, quiet
 from tests.rigs.versions import make_version
@@ -41,7 +42,7 @@ async def test_a_slow_or_failed_shard_holds_up_and_fails_no_other_that_was_asked
     source = DatabaseSource(store, lambda _: "db", tasks, MissSettings())
 
     async def fetch(shard: int) -> Fetched:
-        return await source.fetch(ObjectQuery(make_id(64, shard)), 0, critical=False, timeout_seconds=5)
+        return await fetched(source, ObjectQuery(make_id(64, shard)), 0, critical=False, timeout_seconds=5)
 
     slow, refused, quick = (asyncio.ensure_future(fetch(shard)) for shard in range(3))
     await quiet()
@@ -92,7 +93,7 @@ class Asking:
     async def ask(self, count: int = 1, *, shard: int = 0, at_once: bool = False, critical: bool = False) -> None:
         for _ in range(count):
             query = ObjectQuery(make_id(64 + len(self.asked), shard))
-            fetching = self.source.fetch(query, 0, critical=critical, timeout_seconds=120)
+            fetching = fetched(self.source, query, 0, critical=critical, timeout_seconds=120)
             self.asked.append(asyncio.ensure_future(fetching))
             if not at_once:
                 await quiet()
@@ -163,7 +164,7 @@ async def test_what_cannot_be_begun_fails_and_the_next_is_read() -> None:
     asking = Asking()
     asking.tasks.refuses = True
     with pytest.raises(Overloaded):
-        await asking.source.fetch(ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5)
+        await fetched(asking.source, ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5)
     asking.tasks.refuses = False
     await asking.ask()
     assert asking.store.sizes == [1]
@@ -188,7 +189,7 @@ async def test_what_is_left_of_an_older_epoch_meets_its_minimums_once_a_later_on
         source = DatabaseSource(
             StoreAtEpoch(epoch), lambda _: "db", tasks, MissSettings(max_rereads=2, first_pause_seconds=0)
         )
-        reading = source.fetch(ObjectQuery(make_id(64)), make_version(1, 2), critical=True, timeout_seconds=5)
+        reading = fetched(source, ObjectQuery(make_id(64)), make_version(1, 2), critical=True, timeout_seconds=5)
         if epoch == 1:
             with pytest.raises(StaleRead):
                 await reading

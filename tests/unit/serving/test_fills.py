@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 
 from tao.cache import CacheSettings, GraphCache
 from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, header
-from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
+from tao.model.errors import Overloaded, StaleRead
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.serving.fills import Fills, FillSettings
+from tao.serving.fill_source import Take, give
+from tao.serving.fills import Fills
+from tao.serving.flights import FillSettings
+from tests.rigs.asking import answer
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
-from tests.rigs.pacing import ManualClock, Tasks, quiet, until
+from tests.rigs.pacing import ManualClock, quiet, until
 from tests.rigs.versions import make_version
 
 A = make_id(64)
@@ -34,7 +37,7 @@ class Call:
     query: Query
     minimum: int
     critical: bool
-    answer: asyncio.Future[Fetched]
+    take: Take
 
 
 class ManualSource:
@@ -46,16 +49,18 @@ class ManualSource:
         self.epoch = 1
         self.calls: list[Call] = []
         self.manual = False
+        self.fault: Exception | None = None
 
-    async def fetch(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        call = Call(query, minimum, critical, asyncio.get_running_loop().create_future())
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        if self.fault is not None:
+            raise self.fault
+        call = Call(query, minimum, critical, take)
         self.calls.append(call)
         if not self.manual:
-            self.answer(call)
-        return await call.answer
+            asyncio.get_running_loop().call_soon(self.answer, call)
 
-    def answer(self, call: Call) -> None:
-        call.answer.set_result(Fetched(self.value(call.query), self.epoch, "source"))
+    def answer(self, call: Call, *, keep: bool = True) -> None:
+        give(call.take, Fetched(self.value(call.query), self.epoch, "source", keep=keep))
 
     def value(self, query: Query) -> bytes:
         edges = [Edge(1000 + time, time) for time in range(self.length, 0, -1)]
@@ -92,22 +97,19 @@ class Types:
 class Rig:
     cache: GraphCache
     source: ManualSource
-    tasks: Tasks
     fills: Fills
 
     async def range(self, limit: int, pos: int = 0, minimum: int = 0) -> list[int]:
         query = RangeQuery(A, COMMENT, pos, limit)
-        return times((await self.fills.answer(query, minimum, critical=False)).value)
+        return times((await answer(self.fills, query, minimum, critical=False)).value)
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
+async def rig() -> Rig:
     cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types())
     cache.open_shard(0, 1)
-    source, tasks = ManualSource(), Tasks()
-    yield Rig(cache, source, tasks, Fills(cache, source, ManualClock(), lambda _: LIMIT, tasks, SETTINGS))
-    await tasks.close()
-    assert tasks.errors == []
+    source = ManualSource()
+    return Rig(cache, source, Fills(cache, source, ManualClock(), lambda _: LIMIT, SETTINGS))
 
 
 def times(block: bytes) -> list[int]:
@@ -115,9 +117,9 @@ def times(block: bytes) -> list[int]:
 
 
 async def test_misses_on_one_key_are_one_fetch(rig: Rig) -> None:
-    answers = await asyncio.gather(*(rig.fills.answer(ObjectQuery(A), 0, critical=False) for _ in range(20)))
+    answers = await asyncio.gather(*(answer(rig.fills, ObjectQuery(A), 0, critical=False) for _ in range(20)))
     assert len(set(answers)) == len(rig.source.calls) == 1
-    assert (rig.fills.started, rig.fills.joined, rig.fills.under_way) == (1, 19, 0)
+    assert (rig.fills.flights.started, rig.fills.flights.joined, rig.fills.flights.under_way) == (1, 19, 0)
 
 
 async def test_prefixes_of_one_list_are_one_fetch_and_more_than_asked_is_kept(rig: Rig) -> None:
@@ -164,7 +166,7 @@ async def test_a_passed_through_answer_below_the_floor_is_fetched_again(rig: Rig
 async def test_a_fill_below_its_floor_is_fetched_again_and_the_last_time_critically(rig: Rig) -> None:
     rig.cache.raise_object_floor(A, v(2), 1_000.0)
     with pytest.raises(StaleRead):
-        await rig.fills.answer(ObjectQuery(A), 0, critical=False)
+        await answer(rig.fills, ObjectQuery(A), 0, critical=False)
     assert [call.critical for call in rig.source.calls] == [False, False, True]
     assert {call.minimum for call in rig.source.calls} == {v(2)}, "what is known here travels upstream"
     assert rig.cache.peek_object(A) is None
@@ -172,9 +174,9 @@ async def test_a_fill_below_its_floor_is_fetched_again_and_the_last_time_critica
 
 async def test_a_reader_with_a_minimum_takes_no_older_answer_from_a_flight_it_joined(rig: Rig) -> None:
     rig.source.manual = True
-    first = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    first = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False))
     await quiet()
-    second = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), v(2), critical=False))
+    second = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), v(2), critical=False))
     await quiet()
     rig.source.answer(rig.source.calls[0])
     await until(lambda: len(rig.source.calls) == 2)
@@ -187,18 +189,18 @@ async def test_a_reader_with_a_minimum_takes_no_older_answer_from_a_flight_it_jo
 
 async def test_a_minimum_that_nobody_has_is_an_error_after_a_bounded_number_of_fetches(rig: Rig) -> None:
     with pytest.raises(StaleRead):
-        await rig.fills.answer(ObjectQuery(A), v(9), critical=False)
+        await answer(rig.fills, ObjectQuery(A), v(9), critical=False)
     assert len(rig.source.calls) <= 3
 
 
 async def test_nobody_joins_a_flight_from_before_a_bulk_invalidation_and_it_is_not_kept(rig: Rig) -> None:
     rig.source.manual = True
-    before = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    before = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False))
     await quiet()
     rig.cache.bump_shard(0)
-    after = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    after = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False))
     await quiet()
-    assert len(rig.source.calls) == rig.fills.under_way == 2
+    assert len(rig.source.calls) == rig.fills.flights.under_way == 2
     rig.source.answer(rig.source.calls[0])
     await before
     assert rig.cache.peek_object(A) is None
@@ -206,49 +208,26 @@ async def test_nobody_joins_a_flight_from_before_a_bulk_invalidation_and_it_is_n
     rig.source.answer(rig.source.calls[1])
     await after
     assert rig.cache.peek_object(A) is not None
-    assert rig.fills.under_way == 0
+    assert rig.fills.flights.under_way == 0
 
 
 async def test_more_fills_than_may_be_under_way_are_refused(rig: Rig) -> None:
     rig.source.manual = True
-    waiting = [asyncio.ensure_future(rig.fills.answer(ObjectQuery(A + n), 0, critical=False)) for n in range(12)]
+    waiting = [asyncio.ensure_future(answer(rig.fills, ObjectQuery(A + n), 0, critical=False)) for n in range(12)]
     await quiet()
     with pytest.raises(Overloaded, match="12 fills are under way"):
-        await rig.fills.answer(ObjectQuery(A + 90), 0, critical=False)
-    joined = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+        await answer(rig.fills, ObjectQuery(A + 90), 0, critical=False)
+    joined = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False))
     await quiet()
     for call in rig.source.calls:
         rig.source.answer(call)
     await asyncio.gather(*waiting, joined)
 
 
-async def test_when_no_task_can_be_had_the_reader_hears_of_it_and_nothing_is_left_behind(rig: Rig) -> None:
-    rig.tasks.refuses = True
-    with pytest.raises(Overloaded):
-        await rig.fills.answer(ObjectQuery(A), 0, critical=False)
-    rig.tasks.refuses = False
-    assert rig.fills.under_way == 0
-    await rig.fills.answer(ObjectQuery(A), 0, critical=False)
-
-
-@pytest.mark.parametrize("error", [Unavailable("away"), ZeroDivisionError()])
-async def test_a_failed_fetch_fails_all_who_wait_and_is_forgotten(rig: Rig, error: Exception) -> None:
-    rig.source.manual = True
-    waiting = [asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False)) for _ in range(2)]
-    await quiet()
-    rig.source.calls[0].answer.set_exception(error)
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    expected: type[TaoError] = Unavailable if isinstance(error, Unavailable) else InternalError
-    assert [type(each) for each in found] == [expected] * 2
-    assert rig.fills.under_way == 0
-    assert rig.tasks.errors == ([] if expected is Unavailable else [error]), "and a bug is heard of"
-    rig.tasks.errors.clear()
-
-
 async def test_a_critical_read_joins_no_flight_and_drops_what_it_proves_old(rig: Rig) -> None:
-    await rig.fills.answer(ObjectQuery(A), 0, critical=False)
+    await answer(rig.fills, ObjectQuery(A), 0, critical=False)
     rig.source.version = v(2)
-    assert version_of((await rig.fills.answer(ObjectQuery(A), 0, critical=True)).value) == v(2)
+    assert version_of((await answer(rig.fills, ObjectQuery(A), 0, critical=True)).value) == v(2)
     assert rig.source.calls[-1].critical
     assert rig.cache.peek_object(A) is None
 
@@ -256,7 +235,7 @@ async def test_a_critical_read_joins_no_flight_and_drops_what_it_proves_old(rig:
 async def test_edges_beyond_the_prefix_are_added_to_those_within(rig: Rig) -> None:
     rig.source.length = 100
     await rig.range(4)
-    fetched = await rig.fills.answer(EdgesQuery(A, COMMENT, (1001, 1100, 5), MAX_TIME, 0), 0, critical=False)
+    fetched = await answer(rig.fills, EdgesQuery(A, COMMENT, (1001, 1100, 5), MAX_TIME, 0), 0, critical=False)
     assert times(fetched.value) == [100, 1]
     assert rig.source.calls[-1].query == EdgesQuery(A, COMMENT, (1001, 5), MAX_TIME, 0)
     assert header(fetched.value)[1] == 100
@@ -267,7 +246,7 @@ async def test_edges_of_two_versions_are_never_put_together(rig: Rig) -> None:
     await rig.range(4)
     rig.source.version = v(2)
     rig.source.length = 99
-    fetched = await rig.fills.answer(EdgesQuery(A, COMMENT, (1001, 1100), MAX_TIME, 0), 0, critical=False)
+    fetched = await answer(rig.fills, EdgesQuery(A, COMMENT, (1001, 1100), MAX_TIME, 0), 0, critical=False)
     assert version_of(fetched.value) == v(2)
     assert times(fetched.value) == [1], "1100 is gone in version 2"
 
@@ -275,9 +254,9 @@ async def test_edges_of_two_versions_are_never_put_together(rig: Rig) -> None:
 async def test_a_time_window_is_answered_from_a_first_prefix_or_asked_for_exactly(rig: Rig) -> None:
     rig.source.length = 100
     window = TimeRangeQuery(A, COMMENT, 99, 98, 5)
-    assert times((await rig.fills.answer(window, 0, critical=False)).value) == [99, 98]
+    assert times((await answer(rig.fills, window, 0, critical=False)).value) == [99, 98]
     deep = TimeRangeQuery(A, COMMENT, 20, 10, 3)
-    assert times((await rig.fills.answer(deep, 0, critical=False)).value) == [20, 19, 18]
+    assert times((await answer(rig.fills, deep, 0, critical=False)).value) == [20, 19, 18]
     assert [type(call.query) for call in rig.source.calls] == [RangeQuery, TimeRangeQuery]
 
 
@@ -286,11 +265,11 @@ async def test_a_time_window_is_answered_from_a_first_prefix_or_asked_for_exactl
 )
 async def test_a_version_that_nobody_has_fails_only_those_who_ask_for_it(rig: Rig, unreachable: int) -> None:
     rig.source.manual = True
-    doomed = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), unreachable, critical=False))
+    doomed = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), unreachable, critical=False))
     await quiet()
-    others = [asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False)) for _ in range(5)]
+    others = [asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False)) for _ in range(5)]
     await quiet()
-    rig.source.calls[0].answer.set_exception(StaleRead("the database does not have it"))
+    give(rig.source.calls[0].take, StaleRead("the database does not have it"))
     await quiet()
     assert len(rig.source.calls) == 2, "those who were refused with it are one flight again"
     rig.source.answer(rig.source.calls[1])
@@ -301,9 +280,9 @@ async def test_a_version_that_nobody_has_fails_only_those_who_ask_for_it(rig: Ri
 
 async def test_who_asks_for_an_epoch_that_is_not_known_here_holds_nobody_up(rig: Rig) -> None:
     rig.source.manual = True
-    doomed = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), make_version(9, 1), critical=False))
+    doomed = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), make_version(9, 1), critical=False))
     await quiet()
-    other = asyncio.ensure_future(rig.fills.answer(ObjectQuery(A), 0, critical=False))
+    other = asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False))
     await quiet()
     rig.source.answer(rig.source.calls[1])
     assert version_of((await other).value) == v(1)
@@ -316,18 +295,16 @@ async def test_who_asks_for_an_epoch_that_is_not_known_here_holds_nobody_up(rig:
 @pytest.mark.parametrize("query", [ObjectQuery(A), CountQuery(A, COMMENT), RangeQuery(A, COMMENT, 0, 4)])
 async def test_an_answer_that_may_not_be_kept_is_held_to_the_floor_and_not_cached(rig: Rig, query: Query) -> None:
     rig.source.manual = True
-    answering = asyncio.ensure_future(rig.fills.answer(query, 0, critical=False))
+    answering = asyncio.ensure_future(answer(rig.fills, query, 0, critical=False))
     await until(lambda: rig.source.calls)
     # Heard of while it was on its way: what comes is too old, and is asked for again.
     raise_floor = rig.cache.raise_object_floor if isinstance(query, ObjectQuery) else _raise_list_floor(rig.cache)
     raise_floor(A, v(2), 0.0)
-    call = rig.source.calls[0]
-    call.answer.set_result(Fetched(rig.source.value(call.query), 1, "source", keep=False))
+    rig.source.answer(rig.source.calls[0], keep=False)
     await until(lambda: len(rig.source.calls) == 2)
     assert rig.source.calls[1].minimum == v(2)
     rig.source.version = v(2)
-    call = rig.source.calls[1]
-    call.answer.set_result(Fetched(rig.source.value(call.query), 1, "source", keep=False))
+    rig.source.answer(rig.source.calls[1], keep=False)
     assert version_of((await answering).value) == v(2)
     assert rig.cache.peek_object(A) is rig.cache.peek_count(A, COMMENT) is rig.cache.peek_list(A, COMMENT) is None
 
@@ -355,7 +332,7 @@ async def test_a_minimum_of_an_older_epoch_is_met_by_what_was_read_under_a_later
     rig.source.length = 500
     rig.source.epoch = 2
     token, plain = await asyncio.gather(
-        rig.fills.answer(query, v(9), critical=critical), rig.fills.answer(query, 0, critical=critical)
+        answer(rig.fills, query, v(9), critical=critical), answer(rig.fills, query, 0, critical=critical)
     )
     assert version_of(token.value) == version_of(plain.value) == v(1)
     assert len(rig.source.calls) == 1 + critical
@@ -367,7 +344,7 @@ async def test_what_was_heard_of_a_lost_master_holds_up_nobody_who_reads_the_new
     rig.cache.raise_object_floor(A, v(9), 1_000.0)
     rig.cache.raise_list_floor(A, COMMENT, v(9), 1_000.0)
     rig.source.epoch = 2
-    assert version_of((await rig.fills.answer(query, 0, critical=False)).value) == v(1)
+    assert version_of((await answer(rig.fills, query, 0, critical=False)).value) == v(1)
     assert rig.cache.version_epoch(0) == 2, "and the epoch is known from then on"
 
 
@@ -380,7 +357,7 @@ async def test_what_was_read_of_a_lost_master_answers_nobody_and_raises_no_floor
     rig.source.version = v(9)
     rig.cache.open_shard(0, 2)
     with pytest.raises(StaleRead):
-        await rig.fills.answer(query, 0, critical=critical)
+        await answer(rig.fills, query, 0, critical=critical)
     assert rig.cache.floor_of_object(A) == rig.cache.floor_of_list(A, COMMENT) == 0
     rig.source.version, rig.source.epoch = v(1), 2
-    assert version_of((await rig.fills.answer(query, 0, critical=critical)).value) == v(1)
+    assert version_of((await answer(rig.fills, query, 0, critical=critical)).value) == v(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,11 +11,12 @@ import pytest
 from tao.model.edge_block import LIMIT_CUT, decode_block, header
 from tao.model.errors import AnswerFull, DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TooLarge, UnknownType
 from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encode_object
-from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ListRow, ObjectRow
 from tao.runtime.clock import LoopClock
 from tao.serving.batch_settings import BatchSettings
 from tao.serving.columns import put_queries
+from tao.serving.fill_source import Take
 from tao.serving.read_batch import BatchQueries, answer_hits, leave_out, operation_sizes, shards_in
 from tao.serving.read_service import ReadService
 from tao.serving.traffic import Traffic
@@ -21,7 +24,7 @@ from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, NOTE, SCHEMA, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import Gate, until
+from tests.rigs.pacing import until
 from tests.rigs.versions import make_version
 
 A, B = make_id(64), make_id(128)
@@ -237,10 +240,9 @@ def test_what_is_left_out_is_found_in_every_column() -> None:
     assert early == [b"value", None]
 
 
-async def test_when_no_task_can_be_had_misses_are_refused(rig: LeaderRig) -> None:
+async def test_when_no_task_can_be_had_for_the_database_misses_are_refused(rig: LeaderRig) -> None:
     rig.tasks.refuses = True
-    with pytest.raises(Overloaded):
-        Asked(rig, obj_ids=[A])
+    assert await Asked(rig, obj_ids=[A]).reasons() == {0: Overloaded.reason}
 
 
 async def test_a_fill_is_told_the_version_epochs_of_its_shards(rig: LeaderRig) -> None:
@@ -255,7 +257,7 @@ def bounded(rig: LeaderRig, **bounds: int) -> ReadService:
     """A read service of the rig's parts with other bounds."""
     settings = BatchSettings(**bounds)
     epoch, traffic = rig.cache.version_epoch, Traffic(LoopClock())
-    return ReadService(rig.cache, rig.fills, SCHEMA, lambda _: None, epoch, rig.tasks, settings, traffic=traffic)
+    return ReadService(rig.cache, rig.fills, SCHEMA, lambda _: None, epoch, settings, traffic=traffic)
 
 
 def hold(rig: LeaderRig, object_id: int, size: int) -> None:
@@ -323,18 +325,20 @@ async def test_misses_are_fetched_few_at_a_time_and_end_with_the_room_of_the_ans
 
 
 async def test_a_slow_miss_holds_up_none_behind_it(rig: LeaderRig) -> None:
-    gate = Gate()
-    held = rig.source.fetch
+    held: list[Callable[[], None]] = []
+    fetch = rig.source.fetch
 
-    async def fetch(query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
+    def fetch_later(query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        begin = partial(fetch, query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
         if query == ObjectQuery(A):
-            await gate.pass_through()
-        return await held(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
+            held.append(begin)
+        else:
+            begin()
 
-    rig.source.fetch = fetch  # type: ignore[method-assign]
+    rig.source.fetch = fetch_later  # type: ignore[method-assign]
     asked = Asked(rig, reads=bounded(rig, max_misses_at_once=2), obj_ids=[A + number for number in range(20)])
     await until(lambda: sum(len(answer.read.values) for answer in asked.answers) == 19)
-    gate.open()
+    held.pop()()
     assert len(await asked.all()) == 20
 
 

@@ -12,9 +12,12 @@ from tao.cache import CacheSettings, GraphCache
 from tao.model.changes import GoneEdge, ListChange
 from tao.model.edge_block import decode_block
 from tao.model.errors import SettingsError, Unavailable
-from tao.model.queries import CountQuery, RangeQuery
-from tao.serving.fills import Fills, FillSettings
+from tao.model.queries import CountQuery, Query, RangeQuery
+from tao.serving.fill_source import Take
+from tao.serving.fills import Fills
+from tao.serving.flights import FillSettings
 from tao.serving.refills import PrefixRefills, RefillSettings
+from tests.rigs.asking import answer
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, Tasks, quiet, until
 from tests.unit.serving.test_fills import LIMIT, ManualSource, Types, v
@@ -31,12 +34,12 @@ class Rig:
         self.cache.open_shard(0, 1)
         self.source, self.tasks = ManualSource(1_000), Tasks()
         fill_settings = FillSettings(least_prefix_edges=4, refetch_pause_seconds=0.001)
-        self.fills = Fills(self.cache, self.source, ManualClock(), lambda _: LIMIT, self.tasks, fill_settings)
+        self.fills = Fills(self.cache, self.source, ManualClock(), lambda _: LIMIT, fill_settings)
         self.refills = PrefixRefills(self.cache, self.fills, lambda _: LIMIT, self.tasks, settings)
 
     async def read(self, limit: int, id1: int = A) -> None:
         """Have so many edges, or one more, in the cache."""
-        await self.fills.answer(RangeQuery(id1, COMMENT, 0, limit), 0, critical=False)
+        await answer(self.fills, RangeQuery(id1, COMMENT, 0, limit), 0, critical=False)
         self.source.calls.clear()
 
     def delete(self, count: int, id1: int = A) -> None:
@@ -73,7 +76,7 @@ async def test_a_prefix_that_falls_below_half_is_filled_up_and_nobody_asked(rig:
     await until(lambda: rig.fills.refills["kept"])
     assert rig.asked == [RangeQuery(A, COMMENT, 0, LIMIT)]
     assert rig.held() == list(range(rig.source.length, rig.source.length - LIMIT, -1))
-    assert rig.fills.started == 1, "the reader's at first: a refill is no flight"
+    assert rig.fills.flights.started == 1, "the reader's at first: a refill is no flight"
     await until(lambda: not rig.tasks.running)
 
 
@@ -109,7 +112,7 @@ async def test_what_readers_have_filled_or_what_is_gone_is_not_read(rig: Rig) ->
     rig.delete(LIMIT // 2 + 1, B)
     rig.cache.raise_list_floor(B, COMMENT, v(100), 1_000.0)  # what is held of it is dropped
     rig.source.manual = False
-    await rig.fills.answer(RangeQuery(A, COMMENT, 0, LIMIT), 0, critical=False)
+    await answer(rig.fills, RangeQuery(A, COMMENT, 0, LIMIT), 0, critical=False)
     asked = len(rig.asked)
     await until(lambda: not rig.tasks.running)
     assert len(rig.asked) == asked
@@ -141,8 +144,8 @@ async def test_a_reader_does_not_wait_for_a_refill(rig: Rig) -> None:
     rig.delete(LIMIT - 1)
     await until(lambda: rig.asked)
     rig.source.manual = False
-    await rig.fills.answer(RangeQuery(A, COMMENT, 0, 20), 0, critical=False)
-    assert rig.fills.joined == 0
+    await answer(rig.fills, RangeQuery(A, COMMENT, 0, 20), 0, critical=False)
+    assert rig.fills.flights.joined == 0
     assert len(rig.held()) == 21
     rig.source.answer(rig.source.calls[0])
     await until(lambda: rig.fills.refills["kept"])
@@ -153,7 +156,7 @@ async def test_while_readers_wait_for_the_source_refills_wait(rig: Rig) -> None:
     rig = Rig(replace(SETTINGS, max_reader_fills=1))
     await rig.read(LIMIT)
     rig.source.manual = True
-    reading = asyncio.ensure_future(rig.fills.answer(CountQuery(B, COMMENT), 0, critical=False))
+    reading = asyncio.ensure_future(answer(rig.fills, CountQuery(B, COMMENT), 0, critical=False))
     rig.delete(LIMIT - 1)
     await asyncio.sleep(0.02)  # many pauses: that nothing happens has no event to wait for
     assert rig.asked == [CountQuery(B, COMMENT)]
@@ -167,8 +170,8 @@ async def test_while_readers_wait_for_the_source_refills_wait(rig: Rig) -> None:
 async def test_a_refill_that_fails_is_tried_again_and_not_for_ever(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     await rig.read(LIMIT)
 
-    async def fail(*_: object, **__: object) -> None:
-        raise Unavailable("the database is away")
+    def fail(query: Query, minimum: int, take: Take, **_: object) -> None:
+        take(Unavailable("the database is away"))
 
     monkeypatch.setattr(rig.source, "fetch", fail)
     rig.delete(LIMIT - 1)

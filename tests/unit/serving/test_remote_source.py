@@ -12,10 +12,12 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import logger
 from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
+from tao.serving.fill_source import fetched
 from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.wire.session import AnswerHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LIKES, SCHEMA, USER, make_id, make_topology
+from tests.rigs.pacing import Tasks
 
 A = make_id(64)
 OBJECT = ObjectQuery(A)
@@ -46,14 +48,15 @@ class Links:
 def source(
     links: Links, settings: RemoteSettings = SETTINGS, *, gives_up: bool = False, budget: RetryBudget | None = None
 ) -> RemoteSource:
+    tasks = Tasks()
     configuration = Configuration(make_topology(), SCHEMA, logger("test"))
     leaders = configuration.routes.leaders("east")
     budget = budget or RetryBudget(RetrySettings(), 0.0)
-    return RemoteSource(configuration, leaders.home, links, settings, budget, lambda _: gives_up)
+    return RemoteSource(configuration, leaders.home, links, tasks, settings, budget, lambda _: gives_up)
 
 
 async def fetch(found: RemoteSource, timeout_seconds: float = 5.0, query: Query = OBJECT) -> bytes:
-    return (await found.fetch(query, 0, critical=False, timeout_seconds=timeout_seconds)).value
+    return (await fetched(found, query, 0, critical=False, timeout_seconds=timeout_seconds)).value
 
 
 async def test_each_further_attempt_has_only_the_time_that_is_left() -> None:

@@ -1,0 +1,80 @@
+"""Fills that fail, and those who have gone before they came: nobody waits in vain, and nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tao.cache import GraphCache, Stored
+from tao.model.errors import InternalError, TaoError, Unavailable
+from tao.model.graph import MAX_TIME
+from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
+from tao.serving.fill_source import give
+from tests.rigs.asking import Awaited, answer
+from tests.rigs.leader_rig import COMMENT
+from tests.rigs.pacing import quiet
+from tests.unit.serving.test_fills import A, Rig, rig
+
+__all__ = ["rig"]
+
+
+async def test_a_failed_fetch_fails_all_who_wait_and_is_forgotten(rig: Rig) -> None:
+    rig.source.manual = True
+    waiting = [asyncio.ensure_future(answer(rig.fills, ObjectQuery(A), 0, critical=False)) for _ in range(2)]
+    await quiet()
+    give(rig.source.calls[0].take, Unavailable("away"))
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(each) for each in found] == [Unavailable] * 2
+    assert rig.fills.flights.under_way == 0
+
+
+async def test_a_source_that_breaks_leaves_nothing_behind_and_is_heard_of(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    rig.source.fault = ZeroDivisionError()
+    with pytest.raises(InternalError, match="ZeroDivisionError"):
+        await answer(rig.fills, ObjectQuery(A), 0, critical=False)
+    assert "ZeroDivisionError" in caplog.text
+    assert rig.fills.flights.under_way == 0
+    rig.source.fault = None
+    await answer(rig.fills, ObjectQuery(A), 0, critical=False)
+
+
+async def test_what_breaks_while_it_is_kept_fails_all_who_wait_and_is_heard_of(
+    rig: Rig, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> Stored:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphCache, "store_object", broken)
+        asking = [answer(rig.fills, ObjectQuery(A), 0, critical=False) for _ in range(2)]
+        found = await asyncio.gather(*asking, return_exceptions=True)
+    assert [type(each) for each in found] == [InternalError] * 2
+    assert "ZeroDivisionError" in caplog.text
+    assert rig.fills.flights.under_way == 0
+    await answer(rig.fills, ObjectQuery(A), 0, critical=False)
+
+
+async def test_an_asker_who_breaks_costs_the_others_of_his_flight_nothing(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(Awaited):
+        def take(self, answer: Fetched | TaoError) -> None:
+            raise ZeroDivisionError
+
+    rig.fills.answer(ObjectQuery(A), 0, Broken(), critical=False)
+    assert (await answer(rig.fills, ObjectQuery(A), 0, critical=False)).value
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("query", [RangeQuery(A, COMMENT, 0, 30), EdgesQuery(A, COMMENT, (1001,), MAX_TIME, 0)])
+async def test_nothing_further_is_begun_for_an_asker_who_is_gone(rig: Rig, query: Query) -> None:
+    rig.source.length, rig.source.manual = 100, True
+    rig.fills.answer(RangeQuery(A, COMMENT, 0, 1), 0, Awaited(), critical=False)
+    impatient = Awaited()
+    rig.fills.answer(query, 0, impatient, critical=False)
+    impatient.take(Unavailable("gone"))
+    rig.source.answer(rig.source.calls[0])
+    assert len(rig.source.calls) == 1, "a longer prefix, or the edge by itself, would be the next"
