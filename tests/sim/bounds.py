@@ -41,7 +41,7 @@ from tao.planning.lanes import LaneScheduler
 from tao.routing.retry_budget import RetryBudget
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.database_source import DatabaseSource
-from tao.serving.fills import Fills
+from tao.serving.flights import Flights
 from tao.serving.stall_guard import StallGuard
 from tao.tailer.delivery_path import DeliveryPath
 from tests.sim import roles
@@ -303,7 +303,7 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
         ),
         Bound("stuck intents", InversePath, lambda path: len(path._stuck), MAX_STUCK),
         # For readers.
-        Bound("fills", Fills, lambda fills: fills._under_way, roles.FILLS.max_flights, ("_start",)),
+        Bound("fills", Flights, lambda flights: flights.under_way, roles.FILLS.max_flights, ("flight_for",)),
         Bound(
             "gathered misses",
             DatabaseSource,
