@@ -92,7 +92,7 @@ def _read_at_once(publisher: Publisher) -> float:
 
 def _untold(path: DeliveryPath) -> float:
     """Bytes, but for those of the last transaction: it was read because there was room."""
-    last = path._receipts[-1] if path._receipts else None
+    last = path._receipts._waiting[-1] if path._receipts else None
     return sum(
         part.size_bytes
         for lane in path._lanes.values()
