@@ -140,7 +140,7 @@ class _Player:
         result = await client.do(op, self._tokens)
         self.world.trace.note("op", client.process.name, op.kind, op.one, op.two, op.atype, result)
         self.results[result] = self.results.get(result, 0) + 1
-        self.world.bounds.look()
+        self.world.bounds.look(everywhere=False)
         self.world.checks.done(f"{client.process.name}: {op.kind}", result)
 
     async def _check_calm(self) -> None:
