@@ -1,12 +1,13 @@
 """Are caches as they should be? Samples what this leader tells, and looks into its region afterwards (DESIGN.md §15).
 
-In the manner of Meta's Polaris: of one message in a hundred the key is looked up in every cache of the region that
-serves it, its leader's and its followers', a second later. What is older than the message said, or is of the database's
-version with other content, is looked at again ten seconds and a minute later; what is stale then is an inconsistency.
-So what is in flight is told from what is wrong, and both are counted. Bulk invalidations name no key and are left to
-`tao verify`.
+In the manner of Meta's Polaris: of every message the key is looked up in every cache of the region that serves it, its
+leader's and its followers', a second later. What is older than the message said, or is of the database's version with
+other content, is looked at again ten seconds and a minute later; what is stale then is an inconsistency. So what is in
+flight is told from what is wrong, and both are counted. Bulk invalidations name no key and are left to `tao verify`.
 
-Its cost is bounded by samples a second: a few messages to followers and reads of the master database.
+Its cost is bounded by messages a second, each a few words with followers and a read of the master database. Of a second
+in which more are told as many are followed up, each message as likely as any other: the first ones would be those of
+whoever writes in bursts. Which share that is stands beside what is found.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Final
 
+from tao.leader.reservoir import Reservoir
 from tao.model.changes import (
     ListChange,
     ListInvalidation,
@@ -42,17 +45,17 @@ from tao.routing.routes import Routes
 from tao.serving.comparison import Verdict, compare_list, compare_value
 from tao.wire.v1 import session_pb2 as pb
 
+_WINDOW_SECONDS: Final = 1.0  # of which the messages share the bound
+_COMPARED_EDGES: Final = 512  # of a longer list, version and count: to read it whole holds the loop for milliseconds
+
 
 @dataclass(frozen=True, slots=True)
 class CheckerSettings:
     """How caches are watched for inconsistencies."""
 
-    every_messages: int = 100
-    """One message in so many is followed up. 0: none, the checker is off."""
-
-    max_samples_per_second: int = 20
-    """However many messages there are: each costs a look at every server that has its shard and a read by primary key
-    at the master database."""
+    max_samples_per_second: int = 100
+    """Messages followed up; of more, so many at random. Each costs a look at every server that has its shard and a read
+    by primary key at the master database. 0: none, the checker is off."""
 
     first_look_seconds: float = 1.0
     """After the message. Delivery takes milliseconds: what is stale then is worth a second look."""
@@ -72,13 +75,19 @@ class CheckerSettings:
     def __post_init__(self) -> None:
         if not 0 < self.first_look_seconds < self.second_look_seconds < self.last_look_seconds:
             raise SettingsError("first_look_seconds, second_look_seconds and last_look_seconds must grow from above 0")
-        if self.every_messages < 0 or self.max_samples_per_second < 1:
-            raise SettingsError("every_messages must be at least 0, max_samples_per_second at least 1")
+        if self.max_samples_per_second < 0:
+            raise SettingsError("max_samples_per_second must be at least 0")
 
     @property
     def looks_seconds(self) -> tuple[float, float, float]:
         """After the message."""
         return self.first_look_seconds, self.second_look_seconds, self.last_look_seconds
+
+    @property
+    def max_waiting(self) -> int:
+        """Samples that wait for one of the looks: all of a time in which every answer was waited for in vain."""
+        seconds = self.last_look_seconds + 2 * self.timeout_seconds + self.tick_seconds + _WINDOW_SECONDS
+        return ceil(self.max_samples_per_second * seconds)
 
 
 @dataclass(slots=True)
@@ -103,9 +112,12 @@ class _Held:
 
 @dataclass(slots=True)
 class CheckerFigures:
-    """Since the start. ``looks``: servers asked for a sampled key the first time; ``stale``: that were, by look;
-    ``unresolved``: that were, and were not to be asked at the last."""
+    """Since the start. ``told``: messages, ``followed``: those of them that were looked at, or name nothing to look at;
+    ``samples``: keys, the messages of a second being one for each; ``looks``: servers asked for a sampled key the first
+    time; ``stale``: that were, by look; ``unresolved``: that were, and were not to be asked at the last."""
 
+    told: int = 0
+    followed: int = 0
     samples: int = 0
     looks: int = 0
     unanswered: int = 0
@@ -113,6 +125,11 @@ class CheckerFigures:
     stale: list[int] = field(default_factory=lambda: [0, 0, 0])
     newest_inconsistency: float | None = None
     """When it was found, on the checker's clock."""
+
+    @property
+    def followed_ratio(self) -> float:
+        """Of the messages told; 1 while there are none."""
+        return self.followed / self.told if self.told else 1.0
 
     @property
     def consistency(self) -> Consistency:
@@ -141,28 +158,40 @@ class ConsistencyChecker:
         self._clock: Final = clock
         self._settings: Final = settings
         self._log: Final = log
-        self._until_sample = settings.every_messages
+        self._window: Final[Reservoir[tuple[Message, float]]] = Reservoir(settings.max_samples_per_second)
+        self._window_told = 0
+        self._window_ends = 0.0
         self._waiting: Final = tuple(deque[_Sample]() for _ in settings.looks_seconds)
         self.figures: Final = CheckerFigures()
 
     def note(self, told: ShardMessages) -> None:
-        """These messages are being told. Time: an addition, but for the sampled ones."""
-        if not self._settings.every_messages:
+        """These messages are being told. Time: half a microsecond, but for the sampled ones."""
+        if not self._settings.max_samples_per_second:
             return
-        self._until_sample -= len(told.messages)
-        while self._until_sample <= 0 and told.messages:
-            self._take(told.messages[min(-self._until_sample, len(told.messages) - 1)])
-            self._until_sample += self._settings.every_messages
+        now = self._clock.monotonic()
+        if now >= self._window_ends:
+            self._end_window(now)
+        self._window_told += len(told.messages)
+        for message in self._window.chosen(told.messages):
+            self._window.put((message, now))
 
-    def _take(self, message: Message) -> None:
-        first = self._waiting[0]
-        if len(first) >= self._settings.max_samples_per_second * self._settings.first_look_seconds:
-            return
-        key, atype, version = _subject(message)
-        if version == NEVER_WRITTEN:
-            return
-        self.figures.samples += 1
-        first.append(_Sample(key, atype, version, self._clock.monotonic()))
+    def _end_window(self, now: float) -> None:
+        """What was sampled waits for its looks, the messages of a key together: what is as new as the newest of them is
+        as new as all."""
+        samples: dict[tuple[int, int], _Sample] = {}
+        for message, told_at in self._window.items:
+            key, atype, version = _subject(message)
+            if version != NEVER_WRITTEN:
+                sample = samples.setdefault((key, atype), _Sample(key, atype, version, told_at))
+                sample.version, sample.began = max(version, sample.version), max(told_at, sample.began)
+        self.figures.told += self._window_told
+        if len(self._waiting[0]) + len(samples) <= self._settings.max_waiting:
+            self.figures.followed += len(self._window.items)
+            self.figures.samples += len(samples)
+            self._waiting[0].extend(sorted(samples.values(), key=lambda sample: sample.began))
+        self._window.empty()
+        self._window_told = 0
+        self._window_ends = now + _WINDOW_SECONDS
 
     async def run(self) -> None:
         """Look when looks are due, until cancelled."""
@@ -174,6 +203,8 @@ class ConsistencyChecker:
     async def look(self, look: int) -> None:
         """Take the looks of that number (0 is the first) that are due."""
         waiting, now = self._waiting[look], self._clock.monotonic()
+        if now >= self._window_ends:
+            self._end_window(now)
         due: list[_Sample] = []
         while waiting and waiting[0].began + self._settings.looks_seconds[look] <= now:
             due.append(waiting.popleft())
@@ -193,7 +224,10 @@ class ConsistencyChecker:
         # Side by side: a server that hangs must not delay the looks at others.
         await asyncio.gather(*(self._look_at(server, samples, look) for server, samples in asked.values()))
         if look + 1 < len(self._waiting):
-            self._waiting[look + 1].extend(sample for sample in due if sample.suspects)
+            suspect = [sample for sample in due if sample.suspects]
+            room = self._settings.max_waiting - len(self._waiting[look + 1])
+            self._waiting[look + 1].extend(suspect[:room])
+            self.figures.unresolved += sum(len(sample.suspects or ()) for sample in suspect[room:])
 
     async def _look_at(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
         try:
@@ -255,7 +289,7 @@ class ConsistencyChecker:
         entries: dict[tuple[int, int], pb.CachedEntry] = {}
         for entry in answer.inspection.entries:
             # Of a list, its count and its edges are of one version; the edges say more, and come first.
-            if entry.value:
+            if entry.value and not (entry.kind == "list" and header(entry.value)[2] > _COMPARED_EDGES):
                 entries.setdefault((entry.id, entry.atype), entry)
         return [
             _Held(sample, entries[sample.key, sample.atype])
@@ -268,10 +302,12 @@ class ConsistencyChecker:
         figures = self.figures
         metrics.gauge_family(
             "consistency_total",
-            "Messages followed up, looks at servers for them, unanswered ones, inconsistencies found, and those that "
-            "were stale and could not be asked at the last look.",
+            "Messages told, those followed up, their keys, looks at servers for them, unanswered ones, inconsistencies "
+            "found, and those that were stale and could not be asked at the last look.",
             "event",
             lambda: {
+                "told": figures.told,
+                "followed": figures.followed,
                 "sample": figures.samples,
                 "look": figures.looks,
                 "unanswered": figures.unanswered,
@@ -293,12 +329,19 @@ class ConsistencyChecker:
             "Part of the looks that found an inconsistency.",
             lambda: figures.stale[-1] / max(1, figures.consistency.looks),
         )
+        metrics.gauge(
+            "followed_messages_ratio",
+            "Part of the messages told that was followed up: below 1, more were told than may be a second.",
+            lambda: figures.followed_ratio,
+        )
 
     def summary(self) -> dict[str, object]:
         """For `/stats`."""
         figures = self.figures
         newest = figures.newest_inconsistency
         return {
+            "told": figures.told,
+            "followed_ratio": round(figures.followed_ratio, 4),
             "samples": figures.samples,
             "looks": figures.looks,
             "unanswered": figures.unanswered,

@@ -33,6 +33,7 @@ from tao.client.waiting import is_cancelled
 from tao.delivery.message_log import MessageLog
 from tao.delivery.publisher import Publisher
 from tao.follower.miss_path import MissPath
+from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.inverse_path import MAX_STUCK, InversePath
 from tao.leader.pair_queue import PairQueue
 from tao.leader.server import MAX_TASKS
@@ -303,6 +304,13 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
             lambda pairs: _longest(map(len, pairs._held.values())),
             roles.INVERSES.max_waiting_per_pair,
             ("holds",),
+        ),
+        Bound(
+            "keys to look at",
+            ConsistencyChecker,
+            lambda checker: _longest(map(len, checker._waiting)),
+            roles.CHECKER.max_waiting,
+            slack=roles.CHECKER.max_samples_per_second * 50.0,  # of the longest time between two looks
         ),
         Bound("stuck intents", InversePath, lambda path: len(path._stuck), MAX_STUCK),
         # For readers.

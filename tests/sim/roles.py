@@ -56,6 +56,7 @@ MISSES: Final = MissSettings(max_gathered=8)
 DIRECT_READS: Final = DirectReadSettings(max_under_way=24)
 STALLS: Final = StallSettings(max_held=4)
 STORY: Final = StorySettings(key_events=300, shard_events=30)
+CHECKER: Final = CheckerSettings(max_samples_per_second=2)
 RETRIES: Final = RetrySettings(burst=20.0)
 MAX_FLOORS: Final = 14
 """Of a shard."""
@@ -82,7 +83,7 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         ownership=OwnershipSettings(check_seconds=12.0 * pace, retry_seconds=3.0 * pace),
         inverses=replace(INVERSES, repair_seconds=15.0 * pace),
         heartbeats=HeartbeatSettings(interval_seconds=15.0 * pace),
-        checker=CheckerSettings(tick_seconds=6.0 * pace),
+        checker=replace(CHECKER, tick_seconds=6.0 * pace),
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
         delivery=LOG,
         writes=WRITES,

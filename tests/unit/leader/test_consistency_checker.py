@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
@@ -92,7 +94,7 @@ class Rig:
             region,
             cast(Links, self),
             self.clock,
-            settings or CheckerSettings(every_messages=1),
+            settings or CheckerSettings(),
             logger("test"),
         )
         self.figures = self.checker.figures
@@ -180,6 +182,23 @@ async def test_a_list_is_compared_edge_by_edge() -> None:
     assert rig.figures.stale == [1, 0, 0]
 
 
+async def test_a_long_list_is_compared_by_version_and_count() -> None:
+    rig = Rig()
+    edges = [Edge(B + place, 7, b"") for place in range(600)]
+    rig.near.cache.store_list(
+        rig.near.cache.list_ticket(A, COMMENT, 0.0), encode_block(V2, 600, edges, PREFIX | COMPLETE), 1, 0.0
+    )
+    change = ListChange(A, COMMENT, V1, V2, 600, (), (edges[0],))
+    rig.store.lists[A] = encode_block(V2, 600, [], 0)  # asked for its edges, it would differ
+    rig.tell(change)
+    await rig.look(0)
+    assert rig.figures.stale == [0, 0, 0]
+    rig.store.lists[A] = encode_block(V2, 601, [], 0)
+    rig.tell(change)
+    await rig.look(0)
+    assert rig.figures.stale == [1, 0, 0]
+
+
 async def test_a_message_of_a_write_that_was_lost_with_its_master_makes_no_cache_wrong() -> None:
     rig = Rig()
     rig.near.hold(V1)
@@ -262,23 +281,61 @@ async def test_a_look_waits_for_its_time() -> None:
     assert rig.figures.looks == len(rig.servers)
 
 
-async def test_one_message_in_so_many_is_followed_up_however_they_are_batched() -> None:
-    rig = Rig(CheckerSettings(every_messages=10))
+async def test_all_messages_are_followed_up_while_they_are_no_more_than_may_be() -> None:
+    rig = Rig(CheckerSettings(max_samples_per_second=50))
     for size in (1, 4, 7, 25, 3):
         rig.tell(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(size)))
-    assert rig.figures.samples == 4
+        await rig.look(0)
+    assert rig.figures.samples == rig.figures.told == 40
+    assert rig.checker.summary()["followed_ratio"] == 1.0
 
 
-async def test_samples_a_second_are_bounded_and_bulk_invalidations_and_drops_without_a_version_are_none() -> None:
-    rig = Rig(CheckerSettings(every_messages=1, max_samples_per_second=3))
+async def test_of_more_messages_than_may_be_any_is_as_likely_and_the_share_is_told() -> None:
+    random.seed(1)
+    rig = Rig(CheckerSettings(max_samples_per_second=3))
+    for cache in rig.servers.values():
+        cache.away = True
+    taken = Counter[int]()
+    for _ in range(1_000):
+        for first in range(0, 30, 6):  # in the batches of several commits
+            rig.tell(*(ObjectInvalidation(make_id(64 + first + place), V2) for place in range(6)))
+        rig.clock.now += 100.0
+        rig.checker._end_window(rig.clock.now)
+        taken.update(sample.key for sample in rig.checker._waiting[0])
+        rig.checker._waiting[0].clear()
+    assert sum(taken.values()) == 3_000
+    # A hundred of each are expected, give or take four standard deviations.
+    assert (len(taken), min(taken.values()) > 60, max(taken.values()) < 140) == (30, True, True)
+    assert rig.checker.summary()["followed_ratio"] == 0.1
+
+
+async def test_messages_of_one_key_in_a_second_are_one_look_for_the_newest_version() -> None:
+    rig = Rig()
+    rig.near.hold(V2)
+    rig.store_object(V3)
+    rig.tell(ObjectChange(A, V1, V2, USER, b""), ObjectChange(A, V2, V3, USER, b""), ObjectChange(A, V1, V2, USER, b""))
+    await rig.look(0)
+    assert (rig.figures.followed, rig.figures.samples, rig.figures.stale) == (3, 1, [1, 0, 0])
+
+
+async def test_bulk_invalidations_and_drops_without_a_version_have_no_look() -> None:
+    rig = Rig()
     rig.tell(ShardInvalidation(0), ObjectInvalidation(A, 0))
-    assert rig.figures.samples == 0
-    rig.tell(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(50)))
-    assert rig.figures.samples == 3
+    await rig.look(0)
+    assert (rig.figures.followed, rig.figures.samples) == (2, 0)
+
+
+async def test_looks_that_are_never_taken_are_bounded() -> None:
+    settings = CheckerSettings(max_samples_per_second=3)
+    rig = Rig(settings)
+    for second in range(200):
+        rig.clock.now += 2.0
+        rig.tell(*(ObjectInvalidation(make_id(64 + second % 50 + 50 * place), V2) for place in range(3)))
+    assert rig.figures.samples <= settings.max_waiting < rig.figures.told
 
 
 async def test_it_can_be_switched_off_and_shows_its_figures() -> None:
-    rig = Rig(CheckerSettings(every_messages=0))
+    rig = Rig(CheckerSettings(max_samples_per_second=0))
     rig.tell(ObjectInvalidation(A, V2))
     assert rig.figures.samples == 0
     metrics = Metrics(role="leader", server="leader-1", process=False)
