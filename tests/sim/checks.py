@@ -28,7 +28,7 @@ from tao.schema.registry import Schema
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.database import DatabaseServer
 from tests.sim.loop import CURRENT
-from tests.sim.rows import Past, Rows, part_of
+from tests.sim.rows import Past, part_of
 
 DONE: Final = "done"
 _MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "WRITE_LOST")
@@ -207,7 +207,7 @@ class Checks:
         minimum = max(asked.minimum, 0)
         version, why, invariant = minimum, "its token or own writes", "3"
         if asked.critical or asked.minimum == CRITICAL:
-            visible = _version_in(self._master_of(key >> SHARD_SHIFT).rows, key, atype)
+            visible = self._master_of(key >> SHARD_SHIFT).rows.version_of(key, atype)
             if visible >= version:
                 version, why, invariant = visible, "the master, when it was asked,", "critical"
             return Expected(kind, row, version, why, invariant, minimum)
@@ -249,6 +249,11 @@ class Checks:
             told = f"{_name(key)}/{atype} at {expected.asked}"
             self._found(Violation("1", f"{told} is called lost, and it is not"))
 
+    def read_failed(self, expected: Expected, wrong: str) -> None:
+        """A read has failed. ``wrong``: why it must not, or nothing."""
+        if wrong:
+            self._found(Violation("7", f"the read of {_name(expected.row[0])} {expected.row[1:]} {wrong}"))
+
     def done(self, what: str, result: str) -> None:
         """An operation has ended so. ``result``: the reason of an error, or `DONE`."""
         if self.calm.undisturbed and result not in (DONE, *_MISTAKES):
@@ -268,7 +273,7 @@ class Checks:
             self._in_tier[tier, key, atype] = max(known, (version, self._now()))
 
     def _version_now(self, key: int, atype: int) -> int:
-        return _version_in(self._master_of(key >> SHARD_SHIFT).truth, key, atype)
+        return self._master_of(key >> SHARD_SHIFT).truth.version_of(key, atype)
 
     # commits
 
@@ -351,13 +356,6 @@ class Checks:
             if here != there:
                 text = f"{name} holds {entry.kind} {_name(entry.id)}/{entry.atype} as {here}, the database has {there}"
                 raise Violation("2", text)
-
-
-def _version_in(rows: Rows, key: int, atype: int) -> int:
-    if atype:
-        return rows.lists.get(ListKey(key, atype), ListRow(0, 0)).version
-    found = rows.objects.get(key)
-    return found.version if found else 0
 
 
 def _query(kind: int, row: Row) -> Query:

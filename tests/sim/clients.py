@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, Final
 
-from tao.client.columns import Row
+from tao.client.columns import OBJECT, Row
 from tao.client.configuration import Configuration
 from tao.client.failures import SomeFailed
 from tao.client.graph import Graph
-from tao.client.own_writes import After, Minimums
+from tao.client.own_writes import CRITICAL, After, Minimums
 from tao.model.errors import TaoError, WriteLost
 from tao.model.graph import ListKey
 from tao.model.ids import make_id
@@ -24,12 +24,15 @@ from tao.model.topology import Topology
 from tao.peers.links import Links
 from tao.wire.identity import Credentials
 from tao.wire.v1 import session_pb2 as pb
-from tests.sim.checks import DONE, Asked, Checks
+from tests.sim.checks import DONE, Asked, Checks, Expected
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
 from tests.sim.loop import Process, SimLoop
 from tests.sim.plans import EDGE_TYPES, KEYS, Op
 from tests.sim.roles import SDK
+from tests.sim.single_failures import SingleFailures, Watched
 
+TIMEOUT_SECONDS: Final = SDK.timeout_seconds
+"""Of one operation."""
 _KEPT_TOKENS: Final = 40
 _STALENESS_MS: Final = (2_000, 15_000, 40_000)
 """At the pace of 1. The heartbeats (`tests.sim.roles`) meet one hardly ever, one now and then and one nearly always."""
@@ -45,35 +48,51 @@ class WatchedGraph(Graph):
     """A `Graph` whose reads and writes are checked."""
 
     checks: Checks
+    single_failures: SingleFailures
+    process: Process
     watched_tier: str
-    attaches: bool
 
     async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
         asked = Asked(critical, Minimums(after, dict(self._attached)).of(row), max_staleness_ms)
         expected = self.checks.expect_read(kind, row, self.watched_tier, asked)
+        watched = self._watch(kind, row, asked)
         try:
             value = await super()._read(kind, row, critical, after, max_staleness_ms)
-        except WriteLost:
-            self.checks.said_lost(expected)
+        except TaoError as error:
+            self._ended(expected, watched, error)
             raise
-        self.checks.read(expected, value)
+        self._ended(expected, watched, value)
         return value
 
     async def _read_many(
         self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
     ) -> list[bytes | TaoError]:
         minimum_of = Minimums(after, dict(self._attached)).of
+        every = [Asked(critical, minimum_of(row), max_staleness_ms) for row in rows]
         expected = [
-            self.checks.expect_read(kind, row, self.watched_tier, Asked(critical, minimum_of(row), max_staleness_ms))
-            for row in rows
+            self.checks.expect_read(kind, row, self.watched_tier, asked) for row, asked in zip(rows, every, strict=True)
         ]
+        watched = [self._watch(kind, row, asked) for row, asked in zip(rows, every, strict=True)]
         values = await super()._read_many(kind, rows, critical, after, max_staleness_ms)
-        for each, value in zip(expected, values, strict=True):
-            if isinstance(value, bytes):
-                self.checks.read(each, value)
-            elif isinstance(value, WriteLost):
-                self.checks.said_lost(each)
+        for each in zip(expected, watched, values, strict=True):
+            self._ended(*each)
         return values
+
+    def _watch(self, kind: int, row: Row, asked: Asked) -> Watched | None:
+        if asked.critical or asked.minimum == CRITICAL or asked.max_staleness_ms is not None:
+            return None
+        return self.single_failures.asked(self.process, row[0], 0 if kind == OBJECT else row[1], asked.minimum)
+
+    def _ended(self, expected: Expected, watched: Watched | None, result: bytes | TaoError) -> None:
+        if isinstance(result, bytes):
+            self.checks.read(expected, result)
+        elif isinstance(result, WriteLost):
+            self.checks.said_lost(expected)
+        if watched is not None:
+            if isinstance(result, TaoError) and not isinstance(result, WriteLost):
+                self.checks.read_failed(expected, self.single_failures.failed(watched, result.reason))
+            else:
+                self.single_failures.answered(watched)
 
     def _note(self, results: Sequence[pb.WriteResult]) -> None:
         super()._note(results)
@@ -94,14 +113,14 @@ class Client:
         self._made: list[int] = []
         self._writes = 0
 
-    async def open(self, loop: SimLoop, topology: Topology, checks: Checks) -> None:
+    async def open(self, loop: SimLoop, topology: Topology, checks: Checks, single_failures: SingleFailures) -> None:
         """Connect, in the client's process. Raises `TaoError`."""
         settings = replace(SDK, attach_own_writes=self.attaches)
         links = Links(settings.links, Credentials(self.process.name, "client"))
         configuration = await Configuration.fetch(topology, self.process.region, links, settings)
         self.graph = WatchedGraph(links, configuration, settings, self.tier, lambda: unix_ms(loop.now) / 1000)
         self.graph.checks, self.graph.watched_tier = checks, f"{self.process.region} {self.tier}"
-        self.graph.attaches = self.attaches
+        self.graph.single_failures, self.graph.process = single_failures, self.process
 
     async def do(self, op: Op, tokens: list[WriteToken]) -> str:
         """One operation; returns what came of it, for the trace. Tokens of writes are added to ``tokens``."""

@@ -19,6 +19,7 @@ from tests.sim.operators import Operator
 from tests.sim.plans import PLANNED, Fault
 from tests.sim.promotion import Promotions
 from tests.sim.rush import rush
+from tests.sim.single_failures import LASTS_SECONDS
 from tests.sim.topologies import DATABASES, REGIONS, servers_of, tiers_of, with_homes, with_mark
 from tests.sim.world import World
 
@@ -74,9 +75,13 @@ class Faults:
         if fault.kind != "clone":  # its tier answers all the same
             calm.since = float("inf")
         end = self._kinds[fault.kind](fault)
+        world.single_failures.begins(fault)
         if end is not None:
             self._lasting[fault] = end
             world.loop.call_later(fault.seconds, self._end, fault)
+        else:
+            seconds = LASTS_SECONDS.get(fault.kind, 0.0)
+            world.loop.call_later(seconds, world.single_failures.ends, fault)
 
     def mend(self) -> None:
         """End everything."""
@@ -89,6 +94,7 @@ class Faults:
         for database in world.databases.values():
             database.commit_faults.clear()
         world.checks.calm.since = world.loop.now
+        world.single_failures.calmed()
 
     def _end(self, fault: Fault) -> None:
         end = self._lasting.pop(fault, None)
@@ -96,6 +102,7 @@ class Faults:
             self._world.trace.note("fault over", fault.kind, fault.pick)
             self._world.bounds.look()  # before what has gathered is let go
             end()
+            self._world.single_failures.ends(fault)
 
     def _server(self, number: int, *, tailers: bool = False) -> str:
         world = self._world
@@ -374,11 +381,15 @@ class Faults:
         homes = dict.fromkeys(Routes(world.topology).tier(*place).shards_of(name), other)
         seconds = 0.7 + min(fault.seconds, 3.0)
 
+        asleep = Fault(fault.at, "asleep", fault.pick, fault.other, seconds)
+
         def fall_asleep(process: Process) -> None:
             del world.at_pair_commit[name]
             world.loop.pause(process)
             self._move(place, homes)
+            world.single_failures.begins(asleep)
             world.loop.call_later(seconds, world.loop.resume, process, context=Context())
+            world.loop.call_later(seconds, world.single_failures.ends, asleep, context=Context())
 
         world.at_pair_commit[name] = fall_asleep
 

@@ -57,6 +57,11 @@ class Network:
                 seconds += self._random.random() * self.slow[place]
         return seconds
 
+    def slowness(self, here: Process, there: Process) -> float:
+        """Seconds that slow places add to one message at most."""
+        places = (here.name, here.region, there.name, there.region)
+        return sum(seconds for place, seconds in self.slow.items() if place in places)
+
     def cut(self, some: list[str], others: list[str], *, both_ways: bool = True) -> None:
         """Nothing goes from some to others, and back if so said."""
         for one in some:
@@ -94,6 +99,11 @@ class Network:
 
     def stop_listening(self, address: str) -> None:
         self._listeners.pop(address, None)
+
+    def listener_at(self, address: str) -> Process | None:
+        """Who would be reached there."""
+        listener = self._listeners.get(address)
+        return None if listener is None else listener.process
 
     async def connect(
         self, address: str, settings: SessionSettings, credentials: Credentials, _: object = None

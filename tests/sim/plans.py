@@ -18,8 +18,12 @@ EPISODES: Final = 3
 """Of an act: in each of them things happen close together."""
 LOOK_SECONDS: Final = 5.0
 """At the beginning of an act, for looking at what the one before has left."""
+GOT_OVER_SECONDS: Final = 18.0
+"""From the end of a fault to the next where one comes at a time."""
 KEYS: Final = 12
 """Objects that the operations are about."""
+UNREAD_KEYS: Final = 240
+"""With those that nobody writes, and hardly anybody has read: no cache has them."""
 
 READS: Final = ("obj_get", "assoc_get", "assoc_count", "assoc_range", "assoc_time_range")
 WRITES: Final = ("obj_add", "obj_put", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type")
@@ -53,6 +57,10 @@ class Tempo(msgspec.Struct, frozen=True):
     @property
     def act_seconds(self) -> float:
         return self.busy_seconds + self.calm_seconds
+
+    def episode_at(self, episode: int) -> float:
+        """When it begins, in seconds since the act began."""
+        return episode * (EPISODE_SECONDS + self.quiet_seconds)
 
     def when(self, rng: random.Random, until_end: float = 0.0) -> float:
         """A moment in an episode, in seconds since the act began; ``until_end``: at least, of them all."""
@@ -152,6 +160,10 @@ FAULT_WEIGHTS: Final = {
 }
 PLANNED: Final = ("clone", "planned restart")
 """What operators do to a cluster that is well: no request may fail for it."""
+UNNOTICED: Final = ("clone", "depose")
+"""What takes no server away from anybody, or not yet."""
+COMPOUND: Final = ("spool needed", "rush")
+"""Several failures in one."""
 _WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed", "clone")
 """Faults that nobody would notice without writes."""
 _MASTERS: Final = ("promotion", "master lost")
@@ -169,14 +181,16 @@ def make_plan(
     shape: Shape | None = None,
     kinds: Mapping[str, int] | None = None,
     tempo: Tempo = Tempo(),  # noqa: B008 - it cannot be changed
+    single_share: float = 0.4,
 ) -> Plan:
-    """The plan of a seed. ``kinds``: faults and their weights, when not all."""
+    """The plan of a seed. ``kinds``: faults and their weights, when not all. ``single_share``: of acts, those in which
+    one fault at a time is under way."""
     rng = random.Random(seed)
     shape = shape or rng.choice(
         [
             Shape(),
             Shape(leaders=2),
-            Shape(leaders=2, followers=2, shards=8),
+            Shape(leaders=2, followers=2, shards=8, reads_databases=True),
             Shape(leaders=2, reads_databases=True),
             Shape(leaders=2, followers=2, shards=4, arena_bytes=4096),
             Shape(followers=2, reads_databases=True),
@@ -189,6 +203,11 @@ def make_plan(
         begin = act * tempo.act_seconds
         for _ in range(rng.randint(6, 10)):
             ops += _burst(rng, begin + tempo.when(rng, until_end=5.0), shape)
+        if weights and single_share and rng.random() < single_share:
+            for fault in _single_faults(rng, begin, weights, tempo):
+                faults.append(fault)
+                ops += _around(rng, fault, shape)
+            continue
         for _ in range(rng.randint(0, 6) if weights else 0):
             kind = rng.choices(list(weights), list(weights.values()))[0]
             at, pick = begin + tempo.when(rng), rng.randrange(1000)
@@ -198,7 +217,7 @@ def make_plan(
                 at = near.at + rng.uniform(-0.05, 0.3)
                 pick = near.one if kind in _OF_SHARDS else pick
             if begin + LOOK_SECONDS <= at < begin + tempo.busy_seconds:
-                faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo)))
+                faults.append(Fault(at, kind, pick, rng.randrange(1000), _seconds(rng, tempo.busy_seconds / 3)))
                 if kind in _WHILE_WRITING:
                     ops += _burst(rng, at, shape)
                 if kind in _MASTERS:
@@ -208,8 +227,35 @@ def make_plan(
     return Plan(seed, acts, shape, tuple(ops), tuple(faults), tempo)
 
 
-def _seconds(rng: random.Random, tempo: Tempo) -> float:
-    longest = tempo.busy_seconds / 3
+def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int], tempo: Tempo) -> list[Fault]:
+    """One in an episode, over so long before the next that what it leaves has been got over."""
+    kinds = {kind: weight for kind, weight in weights.items() if kind not in COMPOUND}
+    faults: list[Fault] = []
+    for episode in range(EPISODES if kinds else 0):
+        kind = rng.choices(list(kinds), list(kinds.values()))[0]
+        at = tempo.episode_at(episode) + rng.uniform(LOOK_SECONDS, 2 * LOOK_SECONDS)
+        is_last = episode == EPISODES - 1
+        until = tempo.busy_seconds if is_last else tempo.episode_at(episode + 1) + LOOK_SECONDS - GOT_OVER_SECONDS
+        seconds = _seconds(rng, until - at)
+        faults.append(Fault(begin + at, kind, rng.randrange(1000), rng.randrange(1000), seconds))
+    return faults
+
+
+def _around(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
+    """Operations when a fault begins, while it lasts, and when it is over: plain reads of what is written and of what
+    no cache has, most of all."""
+    ops = _token_reads(rng, fault.at, shape) if fault.kind in _MASTERS else []
+    ops += _burst(rng, fault.at, shape)
+    for at in (fault.at, fault.at + rng.random() * fault.seconds, fault.at + fault.seconds):
+        when = at + rng.uniform(-0.1, 1.0)
+        for client in rng.sample(range(2 * shape.clients), 2):
+            one, unread, atype = rng.randrange(KEYS), rng.randrange(KEYS, UNREAD_KEYS), rng.choice(EDGE_TYPES)
+            for kind, key in ((rng.choice((*READS, *MANY_READS)), one), (rng.choice(READS), unread)):
+                ops.append(Op(when, client, kind, key, (one + 1) % KEYS, atype, rng.randrange(1, 40)))
+    return ops
+
+
+def _seconds(rng: random.Random, longest: float) -> float:
     return rng.choice([rng.uniform(0.05, 0.5), rng.uniform(0.5, 5.0), rng.uniform(5.0, longest)])
 
 

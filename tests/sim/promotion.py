@@ -79,6 +79,7 @@ class Promotions:
         old.lost = True
         roll_back_all_of(old, None)
         world.trace.note("lost", old.name)
+        world.single_failures.look()
         old.replicas.clear()
         unheard = max(0, new.waiting() - received)
         gone = new.forget_received(world.random.choice((unheard, world.random.randint(0, unheard))))

@@ -43,6 +43,13 @@ class Rows:
             self.intents.pop(intent, None)
         self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
 
+    def version_of(self, key: int, atype: int) -> int:
+        """Of an object (``atype`` 0) or a list; 0 for what has never been."""
+        if atype:
+            return self.lists.get(ListKey(key, atype), ListRow(0, 0)).version
+        found = self.objects.get(key)
+        return found.version if found else 0
+
     def take_over(self, other: Rows) -> None:
         """Be as the other tables are."""
         self.shards = dict(other.shards)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -18,7 +20,9 @@ from tests.sim.bounds import EXPECTED
 from tests.sim.checks import Violation
 from tests.sim.loop import Process, SimLoop, SimulationStuck
 from tests.sim.plans import (
+    COMPOUND,
     EPISODE_SECONDS,
+    EPISODES,
     FAULT_WEIGHTS,
     MANY_READS,
     MANY_WRITES,
@@ -32,6 +36,7 @@ from tests.sim.plans import (
 )
 from tests.sim.runs import run
 from tests.sim.shrinking import shrink
+from tests.sim.single_failures import AFTERMATH_SECONDS
 from tests.sim.variants import VARIANTS, find
 
 SWEEP_SEEDS = 150
@@ -54,6 +59,9 @@ def test_no_seed_breaks_an_invariant(tmp_path: Path) -> None:
     _, _, counts = done.stdout.partition("bounds reached: ")
     reached = {name: int(count) for name, _, count in (each.rpartition(" ") for each in counts.strip().split(", "))}
     assert not [name for name in EXPECTED if not reached[name]], reached
+    looked_at = re.search(r"single_failure_reads (\d+)", done.stdout)
+    assert looked_at is not None
+    assert int(looked_at[1]) > 0
 
 
 def test_the_same_seed_gives_the_same_trace_whatever_hashes_are_salted_with() -> None:
@@ -82,8 +90,9 @@ def test_different_seeds_give_different_traces() -> None:
     assert run(make_plan(1, 1)).digest != run(make_plan(2, 1)).digest
 
 
-def test_a_failing_plan_is_made_small_and_fails_in_the_same_way() -> None:
-    variant = next(each for each in VARIANTS if each.name == "position gap ignored")
+@pytest.mark.parametrize("rule", ["position gap ignored", "leader alone asked for misses"])
+def test_a_failing_plan_is_made_small_and_fails_in_the_same_way(rule: str) -> None:
+    variant = next(each for each in VARIANTS if each.name == rule)
     failed, _ = find(variant)
     assert failed is not None
     assert failed.violation is not None
@@ -166,11 +175,36 @@ def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
 
 
+def test_where_one_fault_comes_at_a_time_the_one_before_has_been_got_over() -> None:
+    for seed in range(30):
+        for tempo in {*TEMPOS}:
+            plan = make_plan(seed, 2, tempo=tempo, single_share=1.0)
+            assert len(plan.faults) == 2 * EPISODES
+            assert not {fault.kind for fault in plan.faults} & {*COMPOUND}
+            for before, after in itertools.pairwise(plan.faults):
+                assert before.at + before.seconds + AFTERMATH_SECONDS < after.at
+            for fault in plan.faults:
+                assert (fault.at + fault.seconds) % tempo.act_seconds <= tempo.busy_seconds
+
+
+def test_reads_that_nobody_could_serve_are_excused_and_no_others() -> None:
+    excused = {}
+    for accounts in (False, True):
+        shape = Shape(leaders=2, reads_databases=accounts)
+        outcomes = [run(make_plan(seed, 1, shape, {"kill": 1}, single_share=1.0)) for seed in range(6)]
+        assert [each.violation for each in outcomes] == [None] * 6
+        assert all(each.looked_at["single_failure_reads"] for each in outcomes)
+        excused[accounts] = sum(each.looked_at["excused_reads"] for each in outcomes)
+    # Who may not ask the databases has only a leader to ask, which was killed.
+    assert excused[False]
+    assert not excused[True]
+
+
 def test_a_tempo_leaves_nothing_out_and_has_its_quiet_stretches() -> None:
     for seed in range(30):
-        dense = make_plan(seed, 2)
+        dense = make_plan(seed, 2, single_share=0.0)
         for tempo in {*TEMPOS}:
-            plan = make_plan(seed, 2, tempo=tempo)
+            plan = make_plan(seed, 2, tempo=tempo, single_share=0.0)
             assert Counter(op.kind for op in plan.ops) == Counter(op.kind for op in dense.ops)
             assert Counter(fault.kind for fault in plan.faults) == Counter(fault.kind for fault in dense.faults)
             for at in (*(op.at for op in plan.ops), *(fault.at for fault in plan.faults)):

@@ -20,8 +20,11 @@ from tao.cache import GraphCache, Ticket
 from tao.cache.floors import ShardFloors
 from tao.cache.outcomes import Applied
 from tao.cache.shard import CachedShard
+from tao.client.lanes import Lane
 from tao.client.own_writes import OwnWrites
+from tao.client.routing import Router
 from tao.delivery.inbox import Inbox, Received
+from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
 from tao.leader.settling import CopyFence
@@ -30,10 +33,13 @@ from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, Shard
 from tao.model.delivery import Position, ShardDelivery
 from tao.model.graph import encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import Query
 from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
 from tao.observability.story import Story
 from tao.planning.row_events import Translated
+from tao.serving.databases import Databases
+from tao.serving.fill_source import Take
 from tao.tailer.delivery_path import DeliveryPath
 from tests.sim import promotion
 from tests.sim.disks import SimSpool
@@ -43,13 +49,15 @@ from tests.sim.runs import Outcome, run
 _APPLIED_LATE_SECONDS: Final = 3.0
 """Behind the publishing: enough for a follower that has just begun anew to be asked for what was written."""
 
+_READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Variant:
     """``broken`` breaks the product for the time of a block; ``faults`` and ``shape`` bring out what that does, which
     is one of the ``violates``, invariants of DESIGN.md §15 or words of `Violation`, and nothing else;
     within ``seeds`` runs of ``acts``, from ``first`` on, it must be found: far more than it takes, since every change
-    of the product changes what a seed brings about."""
+    of the product changes what a seed brings about. ``single_share``: see `make_plan`."""
 
     name: str
     broken: Callable[[], AbstractContextManager[None]]
@@ -59,6 +67,7 @@ class Variant:
     seeds: int = 200
     acts: int = 2
     first: int = 0
+    single_share: float = 0.0
 
 
 @contextmanager
@@ -229,6 +238,32 @@ def _position_gap_ignored() -> Iterator[None]:
         yield
 
 
+def _backup_tier_not_asked() -> AbstractContextManager[None]:
+    """The SDK asks the nearest tier again and again."""
+
+    def same(router: Router, shard: int, _: tuple[Lane, ...]) -> Lane:
+        return router.writer(shard)
+
+    def preferred(_: Router, lane: Lane, __: tuple[Lane, ...]) -> Lane:
+        return lane
+
+    return _replaced(Router, next=same, _standing=preferred)
+
+
+def _leader_alone_asked() -> AbstractContextManager[None]:
+    """A follower asks the region's leader, whatever comes of it."""
+
+    def ask_leader(path: MissPath, query: Query, minimum: int, take: Take, **how: Any) -> None:
+        path._leaders.fetch(query, minimum, take, **how)
+
+    return _replaced(MissPath, fetch=ask_leader)
+
+
+def _other_region_not_asked() -> AbstractContextManager[None]:
+    """What the region's own database cannot answer a follower asks nobody."""
+    return _replaced(Databases, other_region=lambda *_: None)
+
+
 def _spool_makes_no_room() -> AbstractContextManager[None]:
     """What is spooled stays, however much it is."""
     return _replaced(SimSpool, _make_room=lambda _: {})
@@ -268,7 +303,13 @@ VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
     Variant("floor ignored", _floor_ignored, frozenset({"2", "3", "4"}), {"lag": 2, "slow": 2, "replication stops": 1}),
     Variant("ticket's epoch ignored", _ticket_epoch_ignored, frozenset({"2", "staleness"}), {"binlog lost": 1}),
-    Variant("version epoch not raised", _version_epoch_not_raised, frozenset({"2", "5", "lost"}), {"master lost": 1}),
+    Variant(
+        "version epoch not raised",
+        _version_epoch_not_raised,
+        frozenset({"2", "5", "lost"}),
+        {"master lost": 1},
+        first=20,
+    ),
     Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}),
     Variant(
         "follower told before its leader", _follower_told_before_leader, frozenset({"2"}), {"restart between writes": 1}
@@ -288,6 +329,29 @@ VARIANTS: Final[Sequence[Variant]] = (
         first=120,
     ),
     Variant("position gap ignored", _position_gap_ignored, frozenset({"2"}), {"spool needed": 2, "disk full": 1}),
+    Variant(
+        "backup tier not asked",
+        _backup_tier_not_asked,
+        frozenset({"7"}),
+        {"kill": 1, "pause": 1, "cut server": 1},
+        single_share=1.0,
+    ),
+    Variant(
+        "leader alone asked for misses",
+        _leader_alone_asked,
+        frozenset({"7"}),
+        {"kill": 1, "pause": 1, "cut server": 1},
+        _READING_DATABASES,
+        single_share=1.0,
+    ),
+    Variant(
+        "other region not asked",
+        _other_region_not_asked,
+        frozenset({"7"}),
+        {"database down": 1},
+        _READING_DATABASES,
+        single_share=1.0,
+    ),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
     Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}),
@@ -298,7 +362,8 @@ VARIANTS: Final[Sequence[Variant]] = (
 def find(variant: Variant) -> tuple[Outcome | None, int]:
     """Play seeds until the broken rule is noticed: the outcome, or None, and how many seeds it took."""
     for seed in range(variant.first, variant.first + variant.seeds):
-        outcome = run(make_plan(seed, variant.acts, variant.shape, variant.faults), variant.broken)
+        plan = make_plan(seed, variant.acts, variant.shape, variant.faults, single_share=variant.single_share)
+        outcome = run(plan, variant.broken)
         if outcome.violation is not None:
             return outcome, seed + 1 - variant.first
     return None, variant.seeds

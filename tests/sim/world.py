@@ -34,8 +34,10 @@ from tests.sim.disks import SpoolFile
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 from tests.sim.plans import Plan
+from tests.sim.reachability import Reachability
 from tests.sim.roles import follower_settings, leader_settings, tailer_settings
 from tests.sim.rows import Past
+from tests.sim.single_failures import SingleFailures
 from tests.sim.stores import roll_back_all_of
 from tests.sim.topologies import DATABASES, REGIONS, make_topology
 
@@ -123,6 +125,7 @@ class World:
         self.found: Final = found
         self.checks: Final = Checks(self.master_of, self.schema, loop.time, found)
         self.bounds: Final = Bounds(shape.shards, shape.arena_bytes, found)
+        self.single_failures: Final = SingleFailures(Reachability(self), loop.time, self.checks.looked_at)
         self._under_way: Final[dict[asyncio.Task[None], None]] = {}
         self._roles: Final[dict[str, tuple[str, str]]] = {}  # name → role and region
         self._make_databases()
@@ -151,7 +154,7 @@ class World:
         await asyncio.sleep(5.0)
         for client in self.clients:
             task = self.loop.create_task(
-                client.open(self.loop, self.topology, self.checks), context=client.process.context
+                client.open(self.loop, self.topology, self.checks, self.single_failures), context=client.process.context
             )
             await task
 
@@ -210,6 +213,7 @@ class World:
         for database in self.databases.values():
             # Its connections are closed when the database hears of it; a commit may be there before.
             self.loop.call_later(self.random.random() * 0.004, roll_back_all_of, database, process)
+        self.single_failures.look()
 
     def is_up(self, name: str) -> bool:
         return self.processes[name].state != "killed"

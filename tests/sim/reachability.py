@@ -1,0 +1,130 @@
+"""Who could serve a read now: what a read needs, held against who is up, what is cut and what is slow.
+
+A hit needs a follower. A miss needs a way from there to a database that has what is known: by the region's leader, by
+another region's leader, or, for followers that have an account there, straight to the region's own. These are the ways
+that docs/DESIGN.md §9 gives the product, and no others: what none of them leads to no server could have served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+from tao.model.ids import SHARD_SHIFT
+from tao.model.topology import CacheServer, Topology
+from tao.routing.routes import Routes
+from tests.sim.database import DatabaseServer
+from tests.sim.loop import Process
+from tests.sim.network import Network
+from tests.sim.plans import Shape
+from tests.sim.roles import DIRECT_READS, SDK
+
+_IN_TIME_SECONDS: Final = DIRECT_READS.leader_seconds
+"""Longest worst case of a way from a follower to a database and back: for so long a follower waits for one before it
+tries the next."""
+_CLIENT_HOP_SECONDS: Final = SDK.timeout_seconds * SDK.first_attempt_share / 2
+"""The same between a client and a follower: half of what a client gives one, so that as much is left for the
+follower's own ways."""
+
+
+class Situation(Protocol):
+    """What is asked of the world."""
+
+    @property
+    def shape(self) -> Shape: ...
+
+    @property
+    def topology(self) -> Topology: ...
+
+    @property
+    def network(self) -> Network: ...
+
+    @property
+    def processes(self) -> dict[str, Process]: ...
+
+    @property
+    def databases(self) -> dict[str, DatabaseServer]: ...
+
+
+class Reachability:
+    """Of one world, as it is at the moment of each call."""
+
+    def __init__(self, situation: Situation) -> None:
+        self._situation: Final = situation
+        self._routes = Routes(situation.topology)
+
+    @property
+    def goes_past_leaders(self) -> bool:
+        """Whether followers have accounts at the databases."""
+        return self._situation.shape.reads_databases
+
+    def nobody_serves(self, client: Process, key: int, atype: int) -> str:
+        """Why no server could serve the client a miss of this key; or nothing, when one could. ``atype``: 0 for the
+        object."""
+        routes, shard = self._current(), key >> SHARD_SHIFT
+        hosts = [host for tier in routes.follower_tiers(client.region) for host in tier.hosts(shard)]
+        reached = [follower for host in hosts if (follower := self._server(client, host, _CLIENT_HOP_SECONDS))]
+        if not reached:
+            return "no follower that has the shard is within the client's reach"
+        ways = [database for follower in reached for database in self._ways(follower, routes, shard)]
+        if not ways:
+            return "no follower within reach has a way to a database of the shard"
+        master = self._situation.databases[routes.database_server(shard, routes.master_region(shard)).name]
+        newest = master.truth.version_of(key, atype)
+        if master not in ways and all(database.rows.version_of(key, atype) < newest for database in ways):
+            return "no database within reach has what its master had committed"
+        return ""
+
+    def everywhere(self, key: int, atype: int) -> int:
+        """The version that every database server has at least."""
+        routes = self._current()
+        servers = routes.database_of(key >> SHARD_SHIFT).servers.values()
+        return min(self._situation.databases[each.name].rows.version_of(key, atype) for each in servers)
+
+    def _current(self) -> Routes:
+        if self._routes.version != self._situation.topology.version:
+            self._routes = Routes(self._situation.topology, self._routes)
+        return self._routes
+
+    def _ways(self, follower: Process, routes: Routes, shard: int) -> Iterator[DatabaseServer]:
+        """Databases that a miss of the follower can end at."""
+        region = follower.region
+        own = self._situation.databases[routes.database_server(shard, region).name]
+        master_region = routes.master_region(shard)
+        regions = [each for each in routes.database_of(shard).servers if each != region]
+        leader = self._server(follower, routes.leaders(region).home(shard), _IN_TIME_SECONDS)
+        if leader is not None:
+            left = _IN_TIME_SECONDS - self._seconds(follower, leader)
+            if self._reads(leader, own, left):
+                yield own
+            if master_region != region:
+                yield from self._by_leader_of(master_region, leader, routes, shard, left)
+        if self.goes_past_leaders:
+            if self._reads(follower, own, _IN_TIME_SECONDS):
+                yield own
+            for other in regions[:1]:
+                yield from self._by_leader_of(other, follower, routes, shard, _IN_TIME_SECONDS)
+
+    def _by_leader_of(
+        self, region: str, asker: Process, routes: Routes, shard: int, seconds: float
+    ) -> Iterator[DatabaseServer]:
+        leader = self._server(asker, routes.leaders(region).home(shard), seconds)
+        database = self._situation.databases[routes.database_server(shard, region).name]
+        if leader is not None and self._reads(leader, database, seconds - self._seconds(asker, leader)):
+            yield database
+
+    def _server(self, here: Process, server: CacheServer, seconds: float) -> Process | None:
+        """The server's process, when it answers in that time."""
+        there = self._situation.network.listener_at(server.frames)
+        if there is None or there.state != "runs" or self._situation.network.is_cut(here, there):
+            return None
+        return there if self._seconds(here, there) <= seconds else None
+
+    def _reads(self, here: Process, database: DatabaseServer, seconds: float) -> bool:
+        if database.down or self._situation.network.is_cut(here, database.process):
+            return False
+        return self._seconds(here, database.process) + database.answers_after[1] <= seconds
+
+    def _seconds(self, here: Process, there: Process) -> float:
+        """What slow places may add to a question and its answer."""
+        return 2 * self._situation.network.slowness(here, there)
