@@ -40,9 +40,6 @@ class Situation(Protocol):
     def network(self) -> Network: ...
 
     @property
-    def processes(self) -> dict[str, Process]: ...
-
-    @property
     def databases(self) -> dict[str, DatabaseServer]: ...
 
 
