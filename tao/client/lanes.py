@@ -1,7 +1,8 @@
 """A lane is one server as the client sees it: its link, what is gathered for it in this tick, and how it fares.
 
 What is asked of a server within one tick of the event loop travels as one message: the first query of a tick schedules
-the sending, the loop runs it when every task that was ready has had its turn. A full batch is sent at once.
+the sending, the loop runs it when every task that was ready has had its turn. A full batch is sent at once. Nothing
+waits for the answer to what is under way: messages would be larger, and nobody faster (loadtest/profiles/peers.md).
 """
 
 from __future__ import annotations
