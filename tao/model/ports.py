@@ -82,10 +82,10 @@ class Transaction(Protocol):
         Raises `ShardBlocked` when a lock was not had in time; everything is rolled back."""
 
     async def apply(self, rows: RowChanges) -> None:
-        """Write; raises as `lock_and_read` does."""
+        """Write, now or with `commit`; raises as `lock_and_read` does."""
 
     async def commit(self) -> None:
-        """Raises `OutcomeUnknown` when the connection broke meanwhile."""
+        """Raises as `apply` for rows that are refused, and `OutcomeUnknown` when the connection broke meanwhile."""
 
 
 class WriteStore(Protocol):

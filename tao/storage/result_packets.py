@@ -17,7 +17,7 @@ import pymysql.err
 from pymysql.connections import TEXT_TYPES
 from pymysql.constants import CR, FIELD_TYPE, SERVER_STATUS
 from pymysql.converters import through
-from pymysql.protocol import FieldDescriptorPacket, MysqlPacket, OKPacketWrapper
+from pymysql.protocol import FieldDescriptorPacket, MysqlPacket
 
 Row: TypeAlias = tuple[Any, ...]
 """A row as the driver decodes it: int, bytes, str or None by column, which no type checker can know."""
@@ -124,8 +124,7 @@ class ResultReader:
             return None
         first, stop = head
         if self._data[first] == _OK:
-            answer = OKPacketWrapper(MysqlPacket(self._data[first:stop], self._encoding))
-            self._end(stop, bool(answer.has_next))
+            self._end(stop, self._announces_next(first + 1, stop))
             return False
         if self._data[first] == _LOCAL_FILE:
             raise pymysql.err.InternalError("the server asks for a file of this machine")
@@ -201,6 +200,15 @@ class ResultReader:
             self._refused(first, stop)
         self._number = number
         return first, stop
+
+    def _announces_next(self, at: int, stop: int) -> bool:
+        """Of a result without rows: rows affected, last id and status, as far as they are asked for."""
+        data = self._data
+        for _ in range(2):
+            at += 1 + (_WIDTHS.get(data[at], stop) if data[at] >= _NULL else 0) if at < stop else 0
+        if at + 2 > stop:
+            raise pymysql.err.InternalError("a result without rows ends before its status")
+        return bool(data[at] & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS)
 
     def _whole(self, at: int) -> tuple[bytes, int, int] | None:
         """The content of a row of several packets, where it ends, and the number of its last. None, with `wanted` set:

@@ -11,6 +11,7 @@ fail without them.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ class ServerConnection(asyncio.Protocol):
         self._reader: Final = ResultReader(driver.encoding, driver.decoders)
         self._loop: Final = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
+        self._results: list[list[Row]] | None = None  # that takes what arrives, while somebody waits for all of it
+        self._rows: list[Row] = []  # of the result after those
         self._deadline = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._is_paused = False
@@ -60,11 +63,6 @@ class ServerConnection(asyncio.Protocol):
         columns = self._reader.columns
         return columns.names if columns is not None else ()
 
-    @property
-    def has_next(self) -> bool:
-        """Whether another result follows the one that has been read to its end."""
-        return self._reader.has_next
-
     async def send(self, sql: str, arguments: Sequence[object]) -> None:
         """Send statements, with the arguments in place of each ``%s``. Raises what the driver does."""
         self._reader.begin()
@@ -73,6 +71,31 @@ class ServerConnection(asyncio.Protocol):
         text = sql % tuple([each if type(each) is int else escape(each) for each in arguments])
         command = text.encode(self._driver.encoding, "surrogateescape")
         await self._driver._execute_command(COMMAND.COM_QUERY, command)
+
+    async def results(self, results: list[list[Row]], deadline: float) -> None:
+        """Append the rows of each result of the answer, to its end; who waits for them is woken once. Raises as `head`,
+        with those in ``results`` that were complete before."""
+        if not self._take(results):
+            self._results = results
+            try:
+                await self._more(deadline)
+            finally:
+                self._results = None
+
+    def _take(self, results: list[list[Row]]) -> bool:
+        """Read what has arrived. Whether the answer is at its end."""
+        reader = self._reader
+        while True:
+            if reader.columns is None:
+                has_rows = reader.read_head()
+                if has_rows is None:
+                    return False
+                self._rows = []
+            if reader.columns is not None and reader.read_rows(self._rows, sys.maxsize) is None:
+                return False
+            results.append(self._rows)
+            if not reader.has_next:
+                return True
 
     async def head(self, deadline: float) -> bool:
         """Begin with the next result: whether it has rows. Raises `TimeoutError` at ``deadline`` (in the loop's time),
@@ -139,7 +162,11 @@ class ServerConnection(asyncio.Protocol):
                 self._is_paused = True
                 self._transport.pause_reading()
         elif reader.unread >= reader.wanted and not self._waiter.done():
-            self._waiter.set_result(None)
+            try:
+                if self._results is None or self._take(self._results):
+                    self._waiter.set_result(None)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is raised where the answer is waited for
+                self._waiter.set_exception(error)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""

@@ -108,21 +108,25 @@ class Session:
             except OSError:
                 self.abort()  # the peer was gone before us
 
-    async def run(self, sql: str, arguments: Sequence[object] = (), *, deadline: float) -> list[list[Row]]:
-        """The results of all statements in ``sql``, rows of each. ``deadline`` is in the loop's time.
+    async def run(
+        self,
+        sql: str,
+        arguments: Sequence[object] = (),
+        *,
+        deadline: float,
+        results: list[list[Row]] | None = None,
+    ) -> list[list[Row]]:
+        """The results of all statements in ``sql``, rows of each. ``deadline`` is in the loop's time. ``results``: a
+        list that takes them one by one, for who has to know how far it came when one is refused.
 
         For results of at most some thousand rows. Raises `DeadlineExceeded`, `ConnectionLost`, `ShardBlocked`, or
         another `TaoError` for what the server refused.
         """
         connection = self._connection
-        results: list[list[Row]] = []
+        results = [] if results is None else results
         with self._guard:
             await connection.send(sql, arguments)
-            while not results or connection.has_next:
-                rows: list[Row] = []
-                if await connection.head(deadline):
-                    await connection.rows(rows, sys.maxsize, deadline)
-                results.append(rows)
+            await connection.results(results, deadline)
         return results
 
     async def named(self, sql: str, *, deadline: float) -> list[dict[str, Any]]:

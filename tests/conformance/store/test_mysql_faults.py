@@ -24,7 +24,7 @@ from tao.model.errors import (
 from tao.model.graph import Edge
 from tao.model.ports import ReadStore
 from tao.model.queries import CountQuery, FillRead, RangeQuery
-from tao.model.rows import WriteKeys
+from tao.model.rows import ExistingRows, ObjectRow, RowChanges, WriteKeys
 from tao.storage.migrations import load_migrations, migrate
 from tao.storage.names import schema_name
 from tao.storage.pools import PoolSettings
@@ -40,6 +40,7 @@ from tests.conformance.store.stores import (
     list_of,
     new_id,
     table_of,
+    version,
 )
 
 pytestmark = pytest.mark.database
@@ -110,14 +111,18 @@ async def test_a_connection_killed_in_commit_leaves_the_outcome_unknown(
 async def test_a_connection_lost_before_commit_is_known_to_have_written_nothing(
     stores: Stores, migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
-    id1 = new_id()
+    """The last packet goes along with COMMIT; these rows fill more than one."""
+    ids = [new_id(), new_id()]
+    changes = RowChanges(put_objects=[ObjectRow(each, 3, version(1), False, b"x" * (3 << 20)) for each in ids])
     async with cutting_proxy(migrated.port, lambda chunk: b"INSERT INTO" in chunk) as port:
         store = MySqlWriteStore(server_of, make_pools(writes=True, port=port), table_of)
         async with store.transaction(SERVER, timeout_seconds=5) as transaction:
             await transaction.lock_and_read(SHARDS, WriteKeys())
             with pytest.raises(Unavailable):
-                await transaction.apply(list_of(id1, LIKES, [Edge(1, 1)]))
-        assert await edges_now(stores, id1) == []
+                await transaction.apply(changes)
+    async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
+        _, found = await transaction.lock_and_read(SHARDS, WriteKeys(objects=set(ids)))
+    assert found == ExistingRows()
 
 
 async def test_pooled_connections_that_died_idle_are_replaced_without_the_caller_noticing(
@@ -340,9 +345,15 @@ async def test_data_that_outgrow_the_column_are_refused_and_nothing_is_written(s
     id1 = new_id()
     async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
         await transaction.lock_and_read(SHARDS, WriteKeys())
+        await transaction.apply(list_of(id1, LIKES, [Edge(1, 1), Edge(2, 1, b"x" * 256)]))
         with pytest.raises(TooLarge):
-            await transaction.apply(list_of(id1, LIKES, [Edge(1, 1), Edge(2, 1, b"x" * 256)]))
+            await transaction.commit()
     assert await edges_now(stores, id1) == []
+    async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:  # on the same connection
+        await transaction.lock_and_read(SHARDS, WriteKeys())
+        await transaction.apply(list_of(id1, LIKES, [Edge(1, 1)]))
+        await transaction.commit()
+    assert await edges_now(stores, id1) == [Edge(1, 1)]
 
 
 async def test_migrating_again_changes_nothing_and_finishes_what_was_cut_off(migrated: DatabaseInstance) -> None:

@@ -262,7 +262,7 @@ async def test_a_count_waits_for_edges_that_someone_has_changed_and_not_committe
     key = ListKey(new_id(), LIKES)
     await write(stores, list_of(key.id1, LIKES, [Edge(7, 1), Edge(8, 1)]))
     async with stores.write.transaction(SERVER, timeout_seconds=5) as other:
-        await other.lock_and_read(SHARDS, WriteKeys())
+        await other.lock_and_read(SHARDS, WriteKeys(edges={EdgeKey(key.id1, LIKES, 7)}))
         await other.apply(RowChanges(delete_edges=[EdgeKey(key.id1, LIKES, 7)]))
         with pytest.raises(ShardBlocked):
             await existing(stores, WriteKeys(recounts={key}))

@@ -116,3 +116,69 @@ async def test_an_answer_that_came_before_the_end_of_the_connection_is_read() ->
     await connection.send("SELECT", ())
     with pytest.raises(pymysql.err.OperationalError, match="Lost connection"):
         await connection.head(soon())
+
+
+_SEVERAL = [Result([], []), Result([Column("data", 252, 63)], [(b"one",), (b"two",)]), Result([], [])]
+
+
+async def test_all_results_wake_who_waits_once_however_they_arrive() -> None:
+    answer = encode(_SEVERAL)
+    for size in (1, 7, len(answer)):
+        connection = ServerConnection(Driver())
+        await connection.send("several", ())
+        results: list[list[Row]] = []
+        reading = asyncio.create_task(connection.results(results, soon()))
+        for start in range(0, len(answer), size):
+            await asyncio.sleep(0)
+            assert not reading.done()
+            connection.data_received(answer[start : start + size])
+        await reading
+        assert results == [[], [(b"one",), (b"two",)], []]
+
+
+async def test_results_before_one_that_is_refused_are_known_and_the_connection_goes_on() -> None:
+    connection = ServerConnection(Driver())
+    for arrived_before in (False, True):
+        await connection.send("several", ())
+        results: list[list[Row]] = []
+        if arrived_before:
+            connection.data_received(encode([*_SEVERAL, Result([], [], error=1205)]))
+        reading = asyncio.create_task(connection.results(results, soon()))
+        await asyncio.sleep(0)
+        if not arrived_before:
+            connection.data_received(encode([*_SEVERAL, Result([], [], error=1205)]))
+        with pytest.raises(pymysql.err.MySQLError):
+            await reading
+        assert len(results) == 3
+
+
+async def test_results_that_do_not_come_are_given_up_at_the_deadline() -> None:
+    connection = ServerConnection(Driver())
+    await connection.send("several", ())
+    results: list[list[Row]] = []
+    reading = asyncio.create_task(connection.results(results, asyncio.get_running_loop().time() + 0.01))
+    await asyncio.sleep(0)
+    connection.data_received(encode(_SEVERAL)[:20])
+    with pytest.raises(TimeoutError):
+        await reading
+
+
+async def test_a_statement_that_affects_many_rows_says_whether_another_follows() -> None:
+    for affected, last_id in (
+        (b"\xfa", b"\x00"),
+        (b"\xfc\x00\x10", b"\xfd\x01\x00\x00"),
+        (b"\xfe" + bytes(8), b"\x01"),
+    ):
+        connection = ServerConnection(Driver())
+        await connection.send("two", ())
+        for number, status in ((1, b"\x0a\x00"), (2, b"\x02\x00")):
+            payload = b"\x00" + affected + last_id + status + b"\x00\x00"
+            connection.data_received(len(payload).to_bytes(3, "little") + bytes([number]) + payload)
+        results: list[list[Row]] = []
+        await connection.results(results, soon())
+        assert results == [[], []]
+    connection = ServerConnection(Driver())
+    await connection.send("torn", ())
+    connection.data_received(b"\x03\x00\x00\x01\x00\xfc\x01")
+    with pytest.raises(pymysql.err.InternalError):
+        await connection.results([], soon())
