@@ -8,9 +8,10 @@ than his time, and nobody is sent to a server that is down (`tao.storage.server_
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from types import TracebackType
 from typing import Final
 
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, SettingsError, TaoError, Unavailable
@@ -19,6 +20,7 @@ from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
 from tao.storage.server_health import HealthSettings, ServerHealth
 from tao.storage.session import ServerAccount, Session, open_session
+from tao.storage.turns import Turns
 
 _NEWEST_WEIGHT: Final = 0.1
 """Of the last loan in the average length of loans."""
@@ -56,10 +58,11 @@ class Pool:
         self._account = account
         self._setup = setup
         self._settings = settings
-        self._slots = asyncio.Semaphore(settings.max_connections)
+        self._loop = asyncio.get_running_loop()
+        self._turns = Turns(settings.max_connections)
         self._waiting = 0
         self._idle: list[Session] = []  # the last used first, so that what is superfluous ages
-        self._lent: set[Session] = set()
+        self._lent: dict[Session, float] = {}  # since when
         self._is_closed = False
         self._loan_seconds = 0.0  # the average of late
         self._health = ServerHealth(server, settings.health, self._probe, self._went_down)
@@ -79,38 +82,46 @@ class Pool:
         """Sessions in use."""
         return len(self._lent)
 
-    @asynccontextmanager
-    async def session(self, *, deadline: float, fresh: bool = False) -> AsyncIterator[Session]:
+    def session(self, *, deadline: float, fresh: bool = False) -> AbstractAsyncContextManager[Session]:
         """Lend a session until the block ends; with an exception out of the block its connection is closed.
 
         ``fresh``: a new connection, the idle ones are dropped; for a second try after one was found dead.
-        Raises `Overloaded` when the line is full, or too long for ``deadline`` (in the loop's time), `Unavailable` when
-        the server is down or cannot be reached.
+        Entering raises `Overloaded` when the line is full, or too long for ``deadline`` (in the loop's time),
+        `Unavailable` when the server is down or cannot be reached.
         """
+        return _Loan(self, deadline, fresh)
+
+    async def lend(self, deadline: float, fresh: bool) -> Session:
+        """As `session`, which gives it back."""
         self._health.check()
-        await self._take_slot(deadline)
+        if not self._turns.take():
+            await self._stand_in_line(deadline)
         try:
             self._health.check()  # it may have gone down while this one stood in line
-            session = await self._open(deadline, fresh)
-            self._lent.add(session)
-            lent_at = self._health.began()
-            try:
-                yield session
-            except BaseException as error:
-                session.abort()
-                if isinstance(error, TaoError) and not isinstance(error, _NO_ANSWER):
-                    self._health.answered()
-                raise
-            else:
+            session = (None if fresh else self._idle_session()) or await self._open(deadline)
+        except BaseException:
+            self._turns.give_back()
+            raise
+        self._lent[session] = self._health.began()
+        return session
+
+    def take_back(self, session: Session, error: BaseException | None) -> None:
+        """``error``: what its use has ended with."""
+        lent_at = self._lent.pop(session)
+        if error is None:
+            loan_seconds = self._health.answered() - lent_at
+            self._loan_seconds += _NEWEST_WEIGHT * (loan_seconds - self._loan_seconds)
+        else:
+            session.abort()
+            if isinstance(error, TaoError) and not isinstance(error, _NO_ANSWER):
                 self._health.answered()
-                loan_seconds = asyncio.get_running_loop().time() - lent_at
-                self._loan_seconds += _NEWEST_WEIGHT * (loan_seconds - self._loan_seconds)
-            finally:
-                self._health.ended()
-                self._lent.discard(session)
-                self._put_back(session)
-        finally:
-            self._slots.release()
+        self._health.ended()
+        if self._is_closed:
+            session.abort()
+        elif session.is_open:
+            session.idle_since = self._loop.time()
+            self._idle.append(session)
+        self._turns.give_back()
 
     async def close(self) -> None:
         """Close all connections; what is still under way on one fails. Idempotent."""
@@ -122,13 +133,10 @@ class Pool:
         for session in idle:
             await session.quit()
 
-    async def _take_slot(self, deadline: float) -> None:
-        if not self._slots.locked():
-            await self._slots.acquire()  # does not suspend
-            return
+    async def _stand_in_line(self, deadline: float) -> None:
         if self._waiting >= self._settings.max_waiting:
             raise Overloaded(f"{self._waiting} askers wait for a connection to database server {self._server}")
-        left = deadline - asyncio.get_running_loop().time()
+        left = deadline - self._loop.time()
         expected = self._loan_seconds * (self._waiting + 1) / self._settings.max_connections
         if expected > left:
             line = f"the line for database server {self._server}"
@@ -136,21 +144,29 @@ class Pool:
         self._waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
-                await self._slots.acquire()
+                await self._turns.wait()
         except TimeoutError as error:
             raise Overloaded(f"no connection to database server {self._server} came free in time") from error
         finally:
             self._waiting -= 1
 
-    async def _open(self, deadline: float, fresh: bool) -> Session:
-        loop = asyncio.get_running_loop()
-        if self._is_closed:
-            raise Unavailable(f"the connections to database server {self._server} are closed")
+    def _idle_session(self) -> Session | None:
+        """The one that was used last, if it can be trusted."""
         while self._idle:
             session = self._idle.pop()
-            if not fresh and session.is_open and loop.time() - session.idle_since < self._settings.idle_seconds:
+            if session.is_open and self._loop.time() - session.idle_since < self._settings.idle_seconds:
                 return session
             session.abort()
+        return None
+
+    async def _open(self, deadline: float) -> Session:
+        """A new one, and the idle ones, if there are any, are dropped."""
+        if self._is_closed:
+            raise Unavailable(f"the connections to database server {self._server} are closed")
+        for session in self._idle:
+            session.abort()
+        self._idle.clear()
+        loop = self._loop
         began = loop.time()
         connect_by = min(deadline, began + self._settings.connect_seconds)
         try:
@@ -173,12 +189,26 @@ class Pool:
             session.abort()
         self._idle.clear()
 
-    def _put_back(self, session: Session) -> None:
-        if self._is_closed:
-            session.abort()
-        elif session.is_open:
-            session.idle_since = asyncio.get_running_loop().time()
-            self._idle.append(session)
+
+class _Loan:
+    """A context manager by hand: one made of a generator costs as much as all else about lending."""
+
+    __slots__ = ("_deadline", "_fresh", "_pool", "_session")
+
+    def __init__(self, pool: Pool, deadline: float, fresh: bool) -> None:
+        self._pool = pool
+        self._deadline = deadline
+        self._fresh = fresh
+        self._session: Session
+
+    async def __aenter__(self) -> Session:
+        self._session = await self._pool.lend(self._deadline, self._fresh)
+        return self._session
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pool.take_back(self._session, error)
 
 
 class Pools:

@@ -2,17 +2,21 @@
 """From queries to statements, and from rows to encoded answers: pure (DESIGN.md §3, §4).
 
 One statement answers many queries: a UNION whose parts are numbered in the first column, so that keys of several shards
-share a round trip and a result (merging keys is what saves the client's CPU). InnoDB gives a statement one snapshot, so
-version, count and edges of one answer, which always stand in one statement, agree.
+share a round trip and a result (merging keys is what saves the client's CPU). A part begins with the shard's row, which
+bears the version epoch, and joins what is asked for: an object, a count, or a list's row and with it the edges, if no
+order is asked of them. So it has a row even where nothing is found, and most of a server's work for a statement is by
+part. InnoDB gives a statement one snapshot, so version, count and edges of one answer, which always stand in one
+statement, agree.
 
 Columns that a part has no use for repeat one of its own: a NULL or a literal beside a BIGINT UNSIGNED makes the whole
 column of the union DECIMAL.
 
-The version epochs of the shards are parts of the same statement. One that is *older* than the data would be safe
-as well (the fill counts as older than it is, and is dropped by whoever knows better); a newer one would not.
+A version epoch that is *older* than the data would be safe as well (the fill counts as older than it is, and is dropped
+by whoever knows better); a newer one would not.
 
-A plan of one object or count, which most are, is a join of the row with the epoch's instead: a quarter less of the
-server's CPU than for a union of the two.
+Most lists have fewer edges than are asked for. Such a one is read by the primary key, under which its rows lie side by
+side, where the index of times would have each of them looked up. Whether it is one its count says, within the
+statement; the few that are longer are read in a second statement, by the index.
 """
 
 from __future__ import annotations
@@ -28,19 +32,27 @@ from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQ
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.result_packets import Row
 
-_EPOCH: Final = 0
-_OBJECT: Final = 1
-_COUNT: Final = 2
+_OBJECTS: Final = 0
+_COUNTS: Final = 1
+_LIST: Final = 2
+"""The list's row with its edges, in any order."""
 _HEAD: Final = 3
-_EDGE: Final = 4
+"""The list's row alone."""
+_PAGE: Final = 4
+"""Edges alone, by the index."""
 
 MAX_KEYS_PER_PART: Final = 500
 """Ids in one IN list; beyond that parsing the text costs more than another part."""
 _DEFERRED_FROM_POS: Final = 128
 """From here on, skipped edges are passed over in the index alone; before, the detour costs more than it saves."""
+_WHOLE_LIMITS: Final = range(100, 1001)
+"""Limits of prefixes that are tried as a whole list. Fills ask for 129 edges, and few lists have more; of a smaller
+page that cannot be said, and for a larger one edges would have to be sorted for a millisecond."""
 
 _ABSENT_OBJECT: Final = encode_object(0, ABSENT, b"")
 _NO_COUNT: Final = encode_count(0, 0)
+
+_ListQuery = RangeQuery | TimeRangeQuery | EdgesQuery
 
 
 def shard_of_query(query: Query) -> int:
@@ -51,17 +63,17 @@ def shard_of_query(query: Query) -> int:
 class Statement:
     """One UNION with its values."""
 
-    __slots__ = ("cost", "parts", "shards", "values")
+    __slots__ = ("cost", "parts", "values")
 
     def __init__(self) -> None:
         self.parts: list[str] = []
         self.values: list[object] = []
-        self.shards: set[int] = set()
         self.cost = 0
 
     @property
     def sql(self) -> str:
-        return " UNION ALL ".join(self.parts)
+        parts = self.parts
+        return parts[0] if len(parts) == 1 else f"({') UNION ALL ('.join(parts)})"
 
 
 class ReadPlan:
@@ -82,38 +94,54 @@ class ReadPlan:
         self._edge_tables = edge_tables
         self._rows_per_statement = rows_per_statement
         self._parts_per_statement = parts_per_statement
-        self._targets: list[tuple[int, int]] = []  # part number → kind, and shard, type or query
+        self._targets: list[tuple[int, int, int]] = []  # part number → kind, shard, and type or query
         self._objects: dict[int, bytes] = {}
         self._counts: dict[tuple[int, int], bytes] = {}
-        self._heads: dict[int, tuple[int, int]] = {}
+        self._lists: dict[int, tuple[int, int]] = {}  # query → version, recorded count
         self._edges: dict[int, list[tuple[int, int, bytes]]] = defaultdict(list)
-        self._is_join = False
+        self._tried_whole: dict[int, RangeQuery] = {}
         self.version_epochs: dict[int, int] = {}
         self.statements: list[Statement] = []
+        """To be asked now."""
         self._plan()
 
     def receive(self, rows: list[Row]) -> None:
         """Rows of any of the statements."""
-        if self._is_join:
-            self._receive_joined(rows)
-            return
-        targets = self._targets
-        for part, a, b, c, data in rows:
-            kind, index = targets[part]
-            if kind == _EDGE:
-                self._edges[index].append((a, b, data))
-            elif kind == _OBJECT:
-                self._objects[a] = encode_object(c, b, data if b else b"")
-            elif kind == _COUNT:
-                self._counts[a, index] = encode_count(b, c)
-            elif kind == _HEAD:
-                self._heads[index] = (b, c)
+        latest, kind, index = -1, 0, 0
+        edges: list[tuple[int, int, bytes]] = []
+        for part, epoch, a, b, version, count, data in rows:
+            if part != latest:  # the rows of a part come one after the other
+                latest = part
+                kind, shard, index = self._targets[part]
+                if kind != _PAGE:
+                    # Statements come one after the other: what was read first may lack what the later epoch stands for.
+                    self.version_epochs[shard] = min(epoch, self.version_epochs.get(shard, epoch))
+                if kind >= _LIST:
+                    edges = self._edges[index]
+                    if kind != _PAGE:
+                        self._lists[index] = (version or 0, count or 0)
+            if a is None or kind == _HEAD:
+                continue  # nothing is found, or asked for
+            if kind >= _LIST:
+                edges.append((a, b, data))
+            elif kind == _OBJECTS:
+                self._objects[a] = encode_object(version, b, data if b else b"")
             else:
-                # Statements come one after the other: what was read first may lack what the later epoch stands for.
-                self.version_epochs[index] = min(a, self.version_epochs.get(index, a))
+                self._counts[a, index] = encode_count(version, count)
+
+    def go_on(self) -> None:
+        """All rows have been received: `statements` become those for lists that turned out to be longer than they were
+        taken for, or none."""
+        tried, self._tried_whole = self._tried_whole, {}
+        self.statements = []
+        for index, query in tried.items():
+            # Rows written by hand may outnumber the recorded count, and be any of the list's.
+            if max(self._lists.get(index, (0, 0))[1], len(self._edges[index])) > query.limit:
+                self._edges[index].clear()
+                self._plan_list(index, query)
 
     def answers(self) -> Iterator[bytes]:
-        """The encoded answer to each query, in order, once all rows have been received."""
+        """The encoded answer to each query, in order, once there are no more statements."""
         for index, query in enumerate(self._queries):
             if isinstance(query, ObjectQuery):
                 yield self._objects.get(query.id, _ABSENT_OBJECT)
@@ -122,8 +150,8 @@ class ReadPlan:
             else:
                 yield self._block(index, query)
 
-    def _block(self, index: int, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes:
-        version, recorded = self._heads.get(index, (0, 0))
+    def _block(self, index: int, query: _ListQuery) -> bytes:
+        version, recorded = self._lists.get(index, (0, 0))
         edges = self._edges.pop(index, [])
         edges.sort(reverse=True)  # by time, then id2; a union promises no order, though it keeps it
         flags = 0
@@ -139,150 +167,134 @@ class ReadPlan:
         return pack_columns(version, count, flags, id2s, times, data)
 
     def _plan(self) -> None:
-        if len(self._queries) == 1 and isinstance(self._queries[0], ObjectQuery | CountQuery):
-            self._plan_join(self._queries[0])
-            return
-        objects: dict[int, set[int]] = defaultdict(set)
-        counts: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-        for query in self._queries:
+        objects: dict[int, set[int]] = {}
+        counts: dict[tuple[int, int], set[int]] = {}
+        for index, query in enumerate(self._queries):
             if isinstance(query, ObjectQuery):
-                objects[query.id >> SHARD_SHIFT].add(query.id)
+                objects.setdefault(query.id >> SHARD_SHIFT, set()).add(query.id)
             elif isinstance(query, CountQuery):
-                counts[query.id1 >> SHARD_SHIFT][query.atype].add(query.id1)
-        for shard, ids in sorted(objects.items()):
+                counts.setdefault((query.id1 >> SHARD_SHIFT, query.atype), set()).add(query.id1)
+            elif isinstance(query, RangeQuery) and query.pos == 0 and query.limit in _WHOLE_LIMITS:
+                self._tried_whole[index] = query
+                self._plan_whole(index, query)
+            elif isinstance(query, EdgesQuery) and not query.id2s:
+                self._plan_list(index, RangeQuery(query.id1, query.atype, 0, 0))
+            else:
+                self._plan_list(index, query)
+        for shard, ids in objects.items():
             for some in _split(ids):
-                statement = self._room(shard, len(some), 1)
-                self._add(
-                    statement,
-                    _OBJECT,
-                    shard,
-                    f"id, otype * (1 - deleted), version, data FROM {schema_name(shard)}.objects FORCE INDEX (PRIMARY) "
-                    "WHERE id IN %s",
-                    some,
-                )
-        for shard, by_type in sorted(counts.items()):
-            for atype, id1s in sorted(by_type.items()):
-                for some in _split(id1s):
-                    statement = self._room(shard, len(some), 1)
-                    self._add(
-                        statement,
-                        _COUNT,
-                        atype,
-                        f"id1, version, count, NULL FROM {schema_name(shard)}.assoc_lists FORCE INDEX (PRIMARY) "
-                        "WHERE id1 IN %s AND atype = %s",
-                        some,
-                        atype,
-                    )
-        for index, each in enumerate(self._queries):
-            if not isinstance(each, ObjectQuery | CountQuery):
-                self._plan_list(index, each)
+                columns = "o.id, o.otype * (1 - o.deleted), o.version, s.only_row, o.data"
+                found = "objects AS o FORCE INDEX (PRIMARY) ON o.id IN %s"
+                self._add(self._room(len(some), 1), _OBJECTS, shard, 0, columns, found, some)
+        for (shard, atype), id1s in counts.items():
+            for some in _split(id1s):
+                columns = "l.id1, s.only_row, l.version, l.count, NULL"
+                found = "assoc_lists AS l FORCE INDEX (PRIMARY) ON l.id1 IN %s AND l.atype = %s"
+                self._add(self._room(len(some), 1), _COUNTS, shard, atype, columns, found, some, atype)
 
-    def _plan_join(self, query: ObjectQuery | CountQuery) -> None:
-        self._is_join = True
-        shard = shard_of_query(query)
-        schema = schema_name(shard)
-        statement = Statement()
-        if isinstance(query, ObjectQuery):
-            columns = "found.id, found.otype * (1 - found.deleted), found.version, found.data"
-            table, key = "objects", "found.id = %s"
-            statement.values.append(query.id)
-        else:
-            columns = "found.id1, found.version, found.count, NULL"
-            table, key = "assoc_lists", "found.id1 = %s AND found.atype = %s"
-            statement.values.extend((query.id1, query.atype))
-        statement.parts.append(
-            f"SELECT epochs.version_epoch, {columns} FROM {schema}.shard AS epochs "
-            f"LEFT JOIN {schema}.{table} AS found FORCE INDEX (PRIMARY) ON {key} WHERE epochs.only_row = 1"
+    def _plan_whole(self, index: int, query: RangeQuery) -> None:
+        """All edges, if they are no more than wanted."""
+        edges = (
+            f"{self._table(query)} AS a FORCE INDEX (PRIMARY) "
+            "ON a.id1 = %s AND a.atype = %s AND COALESCE(l.count, 0) <= %s"
         )
-        statement.shards.add(shard)
-        self.statements.append(statement)
+        # One row more than wanted tells that the recorded count is wrong.
+        values = (query.id1, query.atype, query.limit, query.limit + 1)
+        self._add_list(self._room(query.limit + 1, 1), index, query, edges, *values, end=" LIMIT %s")
 
-    def _receive_joined(self, rows: list[Row]) -> None:
-        (query,) = self._queries
-        for epoch, id_, b, c, data in rows:
-            self.version_epochs[shard_of_query(query)] = epoch
-            if id_ is None:
-                continue  # the epoch alone
-            if isinstance(query, ObjectQuery):
-                self._objects[id_] = encode_object(c, b, data if b else b"")
-            elif isinstance(query, CountQuery):
-                self._counts[id_, query.atype] = encode_count(b, c)
-
-    def _plan_list(self, index: int, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> None:
-        """The list's row and its edges, in one statement."""
-        shard = query.id1 >> SHARD_SHIFT
-        schema = schema_name(shard)
-        table = f"{schema}.{self._edge_tables(query.atype)}"
+    def _plan_list(self, index: int, query: _ListQuery) -> None:
+        """The list's row and the edges asked for, in one statement."""
+        table = self._table(query)
         key = (query.id1, query.atype)
-        id_sets = list(_split(set(query.id2s))) if isinstance(query, EdgesQuery) else []
-        rows = len(query.id2s) if isinstance(query, EdgesQuery) else query.limit
-        statement = self._room(shard, rows + 1, 1 + max(1, len(id_sets)))
-        self._add(
-            statement,
-            _HEAD,
-            index,
-            f"id1, version, count, NULL FROM {schema}.assoc_lists FORCE INDEX (PRIMARY) WHERE id1 = %s AND atype = %s",
-            *key,
-        )
-        newest_first = "ORDER BY time DESC, id2 DESC"
         if isinstance(query, EdgesQuery):
+            id_sets = list(_split(set(query.id2s)))
+            statement = self._room(len(query.id2s) + 1, len(id_sets))
             for id2s in id_sets:
-                sql = (
-                    f"time, id2, atype, data FROM {table} FORCE INDEX (PRIMARY) "
-                    "WHERE id1 = %s AND atype = %s AND id2 IN %s AND time BETWEEN %s AND %s"
+                edges = (
+                    f"{table} AS a FORCE INDEX (PRIMARY) "
+                    "ON a.id1 = %s AND a.atype = %s AND a.id2 IN %s AND a.time BETWEEN %s AND %s"
                 )
-                self._add(statement, _EDGE, index, sql, *key, id2s, query.low, query.high)
-        elif isinstance(query, TimeRangeQuery) and query.below_id2:
+                self._add_list(statement, index, query, edges, *key, id2s, query.low, query.high)
+            return
+        # Parts of their own: within a join, the server would put the edges into a temporary table.
+        statement = self._room(query.limit + 1, 2)
+        head = "assoc_lists AS l ON l.id1 = %s AND l.atype = %s"
+        shard = query.id1 >> SHARD_SHIFT
+        self._add(statement, _HEAD, shard, index, "s.only_row, s.only_row, l.version, l.count, NULL", head, *key)
+        newest_first = "ORDER BY time DESC, id2 DESC"
+        columns = f"{len(self._targets)}, id1, time, id2, id1, id1, data"
+        where = f"FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s"
+        values: tuple[int, ...]
+        if isinstance(query, TimeRangeQuery) and query.below_id2:
             # Two ranges of the index, in its order: edges of one time may be more than a page, or a million.
-            sql = (
-                f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s "
+            page = (
+                f"SELECT {columns} {where} "
                 "AND ((time = %s AND time >= %s AND id2 < %s) OR (time >= %s AND time < %s)) "
                 f"{newest_first} LIMIT %s"
             )
             high, low = query.high, query.low
-            self._add(statement, _EDGE, index, sql, *key, high, low, query.below_id2, low, high, query.limit)
+            values = (*key, high, low, query.below_id2, low, high, query.limit)
         elif isinstance(query, TimeRangeQuery):
-            sql = (
-                f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) "
-                f"WHERE id1 = %s AND atype = %s AND time BETWEEN %s AND %s {newest_first} LIMIT %s"
-            )
-            self._add(statement, _EDGE, index, sql, *key, query.low, query.high, query.limit)
+            page = f"SELECT {columns} {where} AND time BETWEEN %s AND %s {newest_first} LIMIT %s"
+            values = (*key, query.low, query.high, query.limit)
         elif query.pos < _DEFERRED_FROM_POS:
-            sql = (
-                f"time, id2, atype, data FROM {table} FORCE INDEX (by_time) "
-                f"WHERE id1 = %s AND atype = %s {newest_first} LIMIT %s, %s"
-            )
-            self._add(statement, _EDGE, index, sql, *key, query.pos, query.limit)
+            page = f"SELECT {columns} {where} {newest_first} LIMIT %s, %s"
+            values = (*key, query.pos, query.limit)
         else:
-            sql = (
-                "full_row.time, full_row.id2, full_row.atype, full_row.data "
-                f"FROM (SELECT id2 FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s {newest_first} "
-                f"LIMIT %s, %s) AS page JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
+            full_row = ", ".join(f"full_row.{name}" for name in ("id1", "time", "id2", "id1", "id1", "data"))
+            page = (
+                f"SELECT {len(self._targets)}, {full_row} "
+                f"FROM (SELECT id2 {where} {newest_first} LIMIT %s, %s) AS page "
+                f"JOIN {table} AS full_row FORCE INDEX (PRIMARY) "
                 "ON full_row.id1 = %s AND full_row.atype = %s AND full_row.id2 = page.id2"
             )
-            self._add(statement, _EDGE, index, sql, *key, query.pos, query.limit, *key)
+            values = (*key, query.pos, query.limit, *key)
+        statement.parts.append(page)
+        statement.values.extend(values)
+        self._targets.append((_PAGE, shard, index))
 
-    def _room(self, shard: int, rows: int, parts: int) -> Statement:
-        """The last statement, when so much more fits into it, else a new one; with the shard's epoch."""
+    def _table(self, query: _ListQuery) -> str:
+        return f"{schema_name(query.id1 >> SHARD_SHIFT)}.{self._edge_tables(query.atype)}"
+
+    def _room(self, rows: int, parts: int) -> Statement:
+        """The last statement, when so much more fits into it, else a new one."""
         last = self.statements[-1] if self.statements else None
         if (
             last is None
             or last.cost + rows > self._rows_per_statement
-            or len(last.parts) + parts >= self._parts_per_statement
+            or len(last.parts) + parts > self._parts_per_statement
         ):
             last = Statement()
             self.statements.append(last)
         last.cost += rows
-        if shard not in last.shards:
-            last.shards.add(shard)
-            sql = f"version_epoch, only_row, only_row, NULL FROM {schema_name(shard)}.shard WHERE only_row = 1"
-            self._add(last, _EPOCH, shard, sql)
         return last
 
-    def _add(self, statement: Statement, kind: int, index: int, sql: str, *values: object) -> None:
-        statement.parts.append(f"(SELECT {len(self._targets)}, {sql})")
+    def _add_list(
+        self, statement: Statement, index: int, query: _ListQuery, edges: str, *values: object, end: str = ""
+    ) -> None:
+        found = f"assoc_lists AS l ON l.id1 = %s AND l.atype = %s LEFT JOIN {edges}"
+        columns = "a.time, a.id2, l.version, l.count, a.data"
+        shard = query.id1 >> SHARD_SHIFT
+        self._add(statement, _LIST, shard, index, columns, found, query.id1, query.atype, *values, end=end)
+
+    def _add(
+        self,
+        statement: Statement,
+        kind: int,
+        shard: int,
+        index: int,
+        columns: str,
+        found: str,
+        *values: object,
+        end: str = "",
+    ) -> None:
+        schema = schema_name(shard)
+        statement.parts.append(
+            f"SELECT {len(self._targets)}, s.version_epoch, {columns} "
+            f"FROM {schema}.shard AS s LEFT JOIN {schema}.{found} WHERE s.only_row = 1{end}"
+        )
         statement.values.extend(values)
-        self._targets.append((kind, index))
+        self._targets.append((kind, shard, index))
 
 
 def _split(ids: set[int]) -> Iterator[list[int]]:

@@ -20,7 +20,7 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
 from tao.storage.read_plan import ReadPlan, shard_of_query
-from tao.storage.session import Session
+from tao.storage.turns import Turns
 
 READ_SETUP: Final = SessionSetup(writes=False)
 
@@ -46,27 +46,31 @@ class ReadSettings:
 class _Gate:
     """Since when statements are under way for a shard, oldest first, and how many wait."""
 
-    __slots__ = ("_slots", "under_way", "waiting")
+    __slots__ = ("_turns", "under_way", "waiting")
 
-    def __init__(self, slots: int) -> None:
-        self._slots = asyncio.Semaphore(slots)
+    def __init__(self, at_once: int) -> None:
+        self._turns = Turns(at_once)
         self.under_way: list[float] = []
         self.waiting = 0
 
-    @property
-    def is_full(self) -> bool:
-        return self._slots.locked()
+    def enter(self, now: float, slow_seconds: float) -> bool:
+        """Unless it is full, or what is under way takes long."""
+        under_way = self.under_way
+        if (under_way and now - under_way[0] > slow_seconds) or not self._turns.take():
+            return False
+        under_way.append(now)
+        return True
 
-    async def enter(self) -> float:
-        """Returns the time, to be given back by `leave`. Does not suspend while the gate is not full."""
-        await self._slots.acquire()
+    async def enter_in_turn(self) -> float:
+        """Returns the time, to be given back by `leave`."""
+        await self._turns.wait()
         now = asyncio.get_running_loop().time()
         self.under_way.append(now)
         return now
 
     def leave(self, entered: float) -> None:
         self.under_way.remove(entered)
-        self._slots.release()
+        self._turns.give_back()
 
 
 class MySqlReadStore(ReadStore):
@@ -94,7 +98,6 @@ class MySqlReadStore(ReadStore):
     ) -> None:
         """See the port. `Overloaded`: no turn or no connection was had in time; `DeadlineExceeded`: no answer."""
         now = asyncio.get_running_loop().time()
-        server_of = self._master_of if critical else self._local_of
         by_shard: dict[int, list[int]] = {}
         for place, query in enumerate(queries):
             by_shard.setdefault(shard_of_query(query), []).append(place)
@@ -103,15 +106,20 @@ class MySqlReadStore(ReadStore):
         # Left below, too: a task that is cancelled before its first step gets to no ``finally`` of its own.
         entered: dict[int, float] = {}
         alone: list[tuple[str, int]] = []
-        for shard, server in self._servers(job, server_of):
+        for shard in by_shard:
+            try:
+                server = self._master_of(shard) if critical else self._local_of(shard)
+            except TaoError as error:
+                job.tell((shard,), error)
+                continue
             gate = self._gates.get(shard)
             if gate is None:
                 gate = self._gates[shard] = _Gate(self._settings.max_pending_per_shard)
-            if gate.is_full or (gate.under_way and now - gate.under_way[0] > self._settings.slow_seconds):
-                alone.append((server, shard))
-            else:
-                entered[shard] = await gate.enter()  # does not suspend
+            if gate.enter(now, self._settings.slow_seconds):
+                entered[shard] = now
                 together.setdefault(server, []).append(shard)
+            else:
+                alone.append((server, shard))
 
         async def fetch_together(server: str, shards: Sequence[int]) -> None:
             try:
@@ -125,16 +133,6 @@ class MySqlReadStore(ReadStore):
             await _all(fetches)
         finally:
             self._leave(entered, tuple(entered))
-
-    def _servers(self, job: _ReadJob, server_of: Callable[[int], str]) -> list[tuple[int, str]]:
-        """Which server each shard is asked of; a shard without one is told."""
-        servers: list[tuple[int, str]] = []
-        for shard in job.by_shard:
-            try:
-                servers.append((shard, server_of(shard)))
-            except TaoError as error:
-                job.tell((shard,), error)
-        return servers
 
     def _leave(self, entered: dict[int, float], shards: Iterable[int]) -> None:
         for shard in shards:
@@ -166,26 +164,29 @@ class MySqlReadStore(ReadStore):
             job.tell(shards, error)
             return
         else:
-            job.tell_answers(places, plan)
+            job.tell_answers(shards, places, plan)
             return
         for shard in shards:  # one of them was refused
             await self._fetch(job, server, (shard,))
 
     async def _run(self, server: str, queries: Sequence[Query], deadline: float) -> ReadPlan:
         pool = self._pools.of(server)
-        try:
-            async with pool.session(deadline=deadline) as session:
-                return await self._stream(session, queries, deadline)
-        except ConnectionLost:
-            # A pooled connection that died while idle: reading once more, all of it, on a new one harms nobody.
-            async with pool.session(deadline=deadline, fresh=True) as session:
-                return await self._stream(session, queries, deadline)
-
-    async def _stream(self, session: Session, queries: Sequence[Query], deadline: float) -> ReadPlan:
-        plan = ReadPlan(queries, self._edge_tables)
-        for statement in plan.statements:
-            await session.stream(statement.sql, statement.values, plan.receive, deadline=deadline)
-        return plan
+        fresh = False
+        while True:
+            plan = ReadPlan(queries, self._edge_tables)
+            try:
+                async with pool.session(deadline=deadline, fresh=fresh) as session:
+                    while plan.statements:
+                        for one in plan.statements:
+                            await session.stream(one.sql, one.values, plan.receive, deadline=deadline)
+                        plan.go_on()
+            except ConnectionLost:
+                if fresh:
+                    raise
+                # A pooled connection that died while idle: reading once more, all of it, on a new one harms nobody.
+                fresh = True
+            else:
+                return plan
 
     async def _wait(self, shard: int, deadline: float) -> float:
         gate = self._gates[shard]
@@ -194,7 +195,7 @@ class MySqlReadStore(ReadStore):
         gate.waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
-                return await gate.enter()
+                return await gate.enter_in_turn()
         except TimeoutError as error:
             raise Overloaded(f"shard {shard} had no turn in time") from error
         finally:
@@ -216,12 +217,14 @@ class _ReadJob:
     def tell(self, shards: Iterable[int], error: TaoError) -> None:
         self.on_read(self.places(shards), error)
 
-    def tell_answers(self, places: Sequence[int], plan: ReadPlan) -> None:
-        epochs = plan.version_epochs
-        answers = zip(places, plan.answers(), strict=True)
-        known = [(place, value) for place, value in answers if shard_of_query(self.queries[place]) in epochs]
-        self.on_read([place for place, _ in known], FillRead([value for _, value in known], epochs))
-        for shard in {shard_of_query(self.queries[place]) for place in places} - epochs.keys():
+    def tell_answers(self, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
+        epochs, values = plan.version_epochs, list(plan.answers())
+        empty = [shard for shard in shards if shard not in epochs]
+        if empty:
+            known = [at for at, place in enumerate(places) if shard_of_query(self.queries[place]) in epochs]
+            places, values = [places[at] for at in known], [values[at] for at in known]
+        self.on_read(places, FillRead(values, epochs))
+        for shard in empty:
             self.tell((shard,), InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations"))
 
 

@@ -87,10 +87,11 @@ class ServerHealth:
         """A connection is at rest, or closed."""
         self._under_way -= 1
 
-    def answered(self) -> None:
-        """The server has answered, whatever it has said."""
-        self._heard_at = self._answered_at = self._loop.time()
-        self._detector.answered(0.0, self._heard_at)  # no brown-outs: see above
+    def answered(self) -> float:
+        """The server has answered, whatever it has said; returns the time."""
+        self._heard_at = self._answered_at = now = self._loop.time()
+        self._detector.answered(0.0, now)  # no brown-outs: see above
+        return now
 
     def refused(self, reason: str) -> None:
         """A connection was refused, or broke while it was made."""

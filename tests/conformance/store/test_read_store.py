@@ -175,6 +175,28 @@ async def test_a_long_list_is_read_whole_deep_and_by_a_full_id2_set(stores: Stor
     assert await edges_of(stores, EdgesQuery(id1, LONG, wanted)) == edges[:MAX_ID2_SET]
 
 
+@pytest.mark.parametrize("recorded", [None, 1, 129, 130, 5_000])
+@pytest.mark.parametrize("edges", [0, 1, 128, 129, 130, 300])
+async def test_a_first_page_is_the_newest_edges_however_long_the_list_is_and_is_taken_for(
+    stores: Stores, edges: int, recorded: int | None
+) -> None:
+    """``recorded``: a count that rows written by hand, newest at the lowest ids, do not go by."""
+    id1 = new_id()
+    newest_first = [Edge(i, 1_000 - i, b"x") for i in range(1, edges + 1)]
+    changes = list_of(id1, LIKES, newest_first)
+    if recorded is not None:
+        for key, row in changes.put_lists.items():
+            changes.put_lists[key] = type(row)(recorded, row.version)
+    await write(stores, changes)
+    (block, beside) = await ask(stores, RangeQuery(id1, LIKES, 0, 129), CountQuery(id1, LIKES))
+    count = edges if recorded is None else recorded
+    is_whole = edges == count and edges <= 129
+    flags = PREFIX | COMPLETE if is_whole or min(edges, 129) == count else PREFIX
+    assert header(check_block(block))[3] & (PREFIX | COMPLETE) == flags
+    assert decode_block(block) == newest_first[:129]
+    assert decode_count(beside) == (version(1), count)
+
+
 async def test_a_custom_table_holds_long_data(stores: Stores) -> None:
     id1 = new_id()
     await write(stores, list_of(id1, LONG, [Edge(7, 1, bytes(range(256)) * 256)]))
