@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from loadtest import converge, geo, whale
 from loadtest.catalogue import all_scenarios
 from loadtest.collector import settle_collector
-from loadtest.commands_capacity import capacity_commands, plot_option, topology_option
+from loadtest.commands_capacity import capacity_commands, plain_topology_option, plot_option, topology_option
 from loadtest.commands_failures import failure_commands
 from loadtest.converge import DEFAULT_WRITES, ConvergeSettings
 from loadtest.geo import DEFAULT_PHASE_SECONDS, GeoSettings
@@ -152,31 +152,35 @@ def converge_command(
 
 @main.command("whale")
 @click.option("--edges", type=int, default=DEFAULT_EDGES, show_default=True, help="Of the list.")
+@plain_topology_option
 @_toy_option
 @_json_option
 @plot_option
-def whale_command(edges: int, toy: bool, json_file: Path | None, plot_file: Path | None) -> None:
+def whale_command(edges: int, topology: Path | None, toy: bool, json_file: Path | None, plot_file: Path | None) -> None:
     """One list that is too long for any cache, with and without a membership filter.
 
     The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
     with _mistakes_told():
-        wanted = WhaleSettings(edges)
+        wanted = WhaleSettings(edges, topology)
     job = plotted(partial(whale.run, whale=wanted), "whale", plot_file)
-    _run_alone(Scenario("whale", whale.SUMMARY, job), toy, json_file)
+    _run_alone(Scenario("whale", whale.SUMMARY, job, whale.MOST_SECONDS), toy, json_file)
 
 
 @main.command("geo")
 @click.option("--rtt-ms", type=float, default=DEFAULT_RTT_MS, show_default=True, help="Between the regions.")
 @click.option("--seconds", type=float, default=DEFAULT_PHASE_SECONDS, show_default=True, help="Of each phase.")
+@plain_topology_option
 @_toy_option
 @_json_option
 @plot_option
-def geo_command(rtt_ms: float, seconds: float, toy: bool, json_file: Path | None, plot_file: Path | None) -> None:
-    """Latencies of two regions that lie a round trip apart.
+def geo_command(
+    rtt_ms: float, seconds: float, topology: Path | None, toy: bool, json_file: Path | None, plot_file: Path | None
+) -> None:
+    """Latencies of two regions that lie a round trip apart. Of a running cluster --rtt-ms says how far that is.
 
     The JSON holds what `measured` of the scenario holds in a report of `bench`, and the machine."""
     with _mistakes_told():
-        wanted = GeoSettings(rtt_ms, seconds)
+        wanted = GeoSettings(rtt_ms, seconds, topology)
     job = plotted(partial(geo.run, geo=wanted), "geo", plot_file)
     _run_alone(Scenario("geo", geo.SUMMARY, job), toy, json_file)
 
@@ -238,7 +242,7 @@ def peers_command(
     with _mistakes_told():
         peers_settings = PeersSettings(**wanted)
     job = partial(peers.run, wanted=peers_settings, plot_file=plot_file)
-    scenario = Scenario("peers", peers.SUMMARY, job)
+    scenario = Scenario("peers", peers.SUMMARY, job, peers.MOST_SECONDS)
     _run_alone(scenario, toy, json_file, seconds)
 
 

@@ -41,7 +41,7 @@ def all_scenarios() -> Registry:
             Scenario("whale", whale.SUMMARY, whale.run),
             Scenario("load", load.SUMMARY, load.run),
             Scenario("run", published.SUMMARY, published.run),
-            Scenario("peers", peers.SUMMARY, peers.run),
+            Scenario("peers", peers.SUMMARY, peers.run, peers.MOST_SECONDS),
             Scenario("herd", herd.SUMMARY, herd.run),
             Scenario("storm", storm.SUMMARY, storm.run),
             Scenario("capacity", capacity.SUMMARY, capacity.run),

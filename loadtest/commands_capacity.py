@@ -25,6 +25,7 @@ DEFAULT_STORM: Final = StormSettings()
 DEFAULT_CAPACITY: Final = CapacitySettings()
 DEFAULT_LOCALITY: Final = LocalitySettings()
 Settings = TypeVar("Settings")
+Command = TypeVar("Command", bound=Callable[..., None])
 RunAlone = Callable[[Scenario, bool, Path | None], None]
 """Run one scenario, at toy size or not, and write its figures into a file."""
 
@@ -35,11 +36,18 @@ _toy_option = click.option("--toy", is_flag=True, help="Little data, short round
 plot_option = click.option(
     "--plot", "plot_file", type=click.Path(dir_okay=False, path_type=Path), help="Draw it into this PNG."
 )
-topology_option = click.option(
-    "--topology",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Of a running cluster with the schema of loadtest/published/schema.yaml: ask that one.",
-)
+
+
+def _topology_option(schema: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--topology",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help=f"Of a running cluster with the types of {schema}: ask that one.",
+    )
+
+
+topology_option = _topology_option("loadtest/published/schema.yaml")
+plain_topology_option = _topology_option("loadtest/schema.yaml")
 
 
 def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
@@ -51,13 +59,16 @@ def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--sessions", type=int, default=DEFAULT_HERD.sessions, show_default=True, help="Of each process.")
     @click.option("--rounds", type=int, default=DEFAULT_HERD.rounds, show_default=True, help="Of objects, of lists.")
     @click.option("--seed", type=int, default=1, show_default=True, help="Of the data.")
+    @topology_option
     @_toy_option
     @_json_option
     @plot_option
-    def herd_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: int) -> None:
+    def herd_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: Any) -> None:
         """Many clients miss one key at once: what reaches the database, and how long they wait.
 
-        The exit status is 1 when a read fails or is wrong."""
+        A running cluster is told to drop the types of the test in the shards of the keys. The exit status is 1 when a
+        read fails or is wrong."""
+        # Any: click's values, which `HerdSettings` checks.
         job = plotted(partial(herd.run, wanted=_checked(HerdSettings, wanted)), "herd", plot_file)
         run_alone(Scenario("herd", herd.SUMMARY, job), toy, json_file)
 
@@ -71,16 +82,20 @@ def capacity_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--before-seconds", type=float, default=DEFAULT_STORM.before_seconds, show_default=True)
     @click.option("--after-seconds", type=float, default=DEFAULT_STORM.after_seconds, show_default=True)
     @click.option("--seed", type=int, default=1, show_default=True, help="Of the graph and the requests.")
+    @topology_option
+    @click.option("--restart-command", default="", help="With --topology: restarts every follower of the asked tier.")
     @_toy_option
     @_json_option
     @plot_option
     def storm_command(toy: bool, json_file: Path | None, plot_file: Path | None, **wanted: Any) -> None:
         """A tier restarts cold under a published workload that waits for nobody.
 
-        The exit status is 1 when a request fails."""
+        The first tier of a running cluster is restarted by --restart-command, or by its operator when the run says
+        that it is time, within --after-seconds. The exit status is 1 when a request fails."""
         # Any: click's values, which `StormSettings` checks.
-        job = partial(storm.run, wanted=_checked(StormSettings, wanted), plot_file=plot_file)
-        run_alone(Scenario("storm", storm.SUMMARY, job), toy, json_file)
+        storm_settings = _checked(StormSettings, wanted)
+        job = partial(storm.run, wanted=storm_settings, plot_file=plot_file)
+        run_alone(Scenario("storm", storm.SUMMARY, job, storm_settings.most_seconds), toy, json_file)
 
     @click.command("capacity")
     @click.option("--objects", type=int, default=DEFAULT_CAPACITY.objects, show_default=True, help="At ×1.")

@@ -14,6 +14,8 @@ from loadtest.chaos import scenario as chaos
 from loadtest.chaos.load import Rates
 from loadtest.chaos.scenario import ChaosSettings
 from loadtest.chaos.striking import all_faults
+from loadtest.commands_capacity import plot_option
+from loadtest.plotted import plotted
 from loadtest.recovery import RecoverySettings
 from loadtest.rolling import RollingSettings
 from loadtest.scenario import Scenario
@@ -90,12 +92,16 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--seed", type=int, default=1, show_default=True, help="Of the victims.")
     @_toy_option
     @_json_option
-    def recovery_command(repetitions: int, seed: int, toy: bool, json_file: Path | None) -> None:
+    @plot_option
+    def recovery_command(
+        repetitions: int, seed: int, toy: bool, json_file: Path | None, plot_file: Path | None
+    ) -> None:
         """Seconds from the crash of a follower, leader, replica, tailer or master to what clients had before it."""
         try:
             wanted = RecoverySettings(repetitions, seed)
         except OperatorError as error:
             raise click.UsageError(error.message) from error
-        run_alone(Scenario("recovery", recovery.SUMMARY, partial(recovery.run, wanted=wanted)), toy, json_file)
+        job = plotted(partial(recovery.run, wanted=wanted), "recovery", plot_file)
+        run_alone(Scenario("recovery", recovery.SUMMARY, job), toy, json_file)
 
     return [chaos_command, rolling_command, recovery_command]

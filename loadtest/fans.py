@@ -8,15 +8,17 @@ lists of one edge. Told is how many of the questions reached the database.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from statistics import median
 from typing import Final
 
-from loadtest.long_list import load_list
+from loadtest.target import Target
 from tao.client import ClientSettings, Graph, connect
-from tao.devcluster.cluster import DevCluster
 from tao.devcluster.readiness import server_stats
+
+LoadList = Callable[[int, str, int], Awaitable[list[int]]]
+"""Make a list of an id1 and type with so many edges; its id2s, newest first."""
 
 FANS: Final = "fans"
 _EDGES: Final = 50_000
@@ -28,16 +30,15 @@ _ROUNDS: Final = 4
 
 
 async def measure_fans(
-    cluster: DevCluster, graph: Graph, id1: int, settings: ClientSettings, *, toy: bool
+    target: Target, graph: Graph, load: LoadList, id1: int, settings: ClientSettings, *, toy: bool
 ) -> tuple[dict[str, float], int]:
     """Figures by name, and how many answers were wrong. ``graph`` turns queries; ``settings`` are for one that does
-    not."""
-    ids = await load_list(cluster, graph, id1, FANS, _TOY_EDGES if toy else _EDGES)
+    not; ``load`` makes the list."""
+    ids = await load(id1, FANS, _TOY_EDGES if toy else _EDGES)
     limit = graph.schema.atype(FANS).limit
     some = Random(1).sample(ids[limit:], _TOY_ASKED if toy else _ASKED)
-    (leader,) = (server.admin for server in graph.topology.regions[0].leaders.servers)
-    asking = _Asking(leader, id1, some)
-    async with connect(str(cluster.topology_path), settings=settings) as direct:
+    asking = _Asking(list(target.leaders.values()), id1, some)
+    async with connect(target.topology_file, region=target.region, settings=settings) as direct:
         await direct.assoc_range(id1, FANS, 0, limit)  # what can be cached of it
         found = await asking.rounds("there_direct", direct, _ROUNDS)
     await graph.assoc_get(id1, FANS, some[:1])  # of which it learns how long the list is
@@ -47,8 +48,8 @@ async def measure_fans(
 
 
 class _Asking:
-    def __init__(self, leader: str, id1: int, some: Sequence[int]) -> None:
-        self._leader = leader
+    def __init__(self, leaders: Sequence[str], id1: int, some: Sequence[int]) -> None:
+        self._leaders = leaders
         self._id1 = id1
         self._some = some
         self.wrong = 0
@@ -71,5 +72,4 @@ class _Asking:
         return {f"{phase}_without_database:ratio": 1 - misses / asked, f"{phase}:ms": median(took)}
 
     async def _misses(self) -> int:
-        misses: int = (await server_stats(self._leader))["misses"]
-        return misses
+        return sum([(await server_stats(leader))["misses"] for leader in self._leaders])

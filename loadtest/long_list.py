@@ -1,4 +1,5 @@
-"""An association list of any length, put straight into the shards' tables, as a bulk load would leave it."""
+"""An association list of any length: put straight into the shards' tables, as a bulk load would leave it, or, into a
+running cluster, whose databases are not ours, written edge by edge."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import Final
 
 import aiomysql
 
+from loadtest.published.contestant import written
 from tao.client import Graph
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.state_folder import service_accounts
@@ -15,6 +17,22 @@ from tao.model.versions import next_version
 
 EDGES_PER_TIME: Final = 7  # edges that share a time
 _ROWS_PER_STATEMENT: Final = 5_000
+_EDGES_AT_ONCE: Final = 2_000
+
+
+def _planned(shards: int, count: int) -> list[tuple[int, int]]:
+    """``(time, id2)`` of the edges, newest first."""
+    edges = [(number // EDGES_PER_TIME, number % shards << SHARD_SHIFT | number) for number in range(1, count + 1)]
+    return sorted(edges, reverse=True)
+
+
+async def write_list(graph: Graph, id1: int, atype: str, count: int) -> list[int]:
+    """Through the API, the newest last. Returns the id2s, newest first. Raises a `TaoError`."""
+    edges = _planned(graph.topology.shards, count)
+    for end in range(len(edges), 0, -_EDGES_AT_ONCE):
+        some = edges[max(0, end - _EDGES_AT_ONCE) : end]
+        await written(graph.assoc_add_many, [(id1, atype, id2, at) for at, id2 in reversed(some)])
+    return [id2 for _, id2 in edges]
 
 
 async def load_list(cluster: DevCluster, graph: Graph, id1: int, atype: str, count: int) -> list[int]:
@@ -25,8 +43,7 @@ async def load_list(cluster: DevCluster, graph: Graph, id1: int, atype: str, cou
     server = database.servers[database.master_region]
     found = graph.schema.atype(atype)
     shards = graph.topology.shards
-    edges = [(number // EDGES_PER_TIME, number % shards << SHARD_SHIFT | number) for number in range(1, count + 1)]
-    edges.sort(reverse=True)
+    edges = _planned(shards, count)
     rows: defaultdict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
     lists: defaultdict[int, list[tuple[int, int, int]]] = defaultdict(list)
     rows[id1 >> SHARD_SHIFT] = [(id1, found.number, id2, at) for at, id2 in edges]

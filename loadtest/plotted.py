@@ -9,7 +9,8 @@ from loadtest.scenario import BenchSettings, Progress, Run
 
 
 def plotted(run: Run, name: str, plot_file: Path | None) -> Run:
-    """The same, drawn into a PNG when there is to be one. ``name``: `geo`, `herd` or `whale`."""
+    """The same, drawn into a PNG when there is to be one. ``name``: `geo`, `herd`, `whale` or
+    `recovery`."""
     if plot_file is None:
         return run
 
@@ -18,7 +19,12 @@ def plotted(run: Run, name: str, plot_file: Path | None) -> Run:
         # Loaded here: it takes a second, which a run without a plot need not wait for.
         from loadtest.report import plots
 
-        draw = {"geo": plots.draw_geo, "herd": plots.draw_herd, "whale": plots.draw_whale}[name]
+        draw = {
+            "geo": plots.draw_geo,
+            "herd": plots.draw_herd,
+            "whale": plots.draw_whale,
+            "recovery": plots.draw_recovery,
+        }[name]
         draw(result.measured, plot_file)
         return result
 

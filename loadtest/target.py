@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from loadtest.scenario import Progress
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.layout import ClusterSettings, Role
 from tao.model.errors import OperatorError
+from tao.model.topology import Topology
 from tao.topology.document import parse_topology
 
 OWN_TIER = "tier-1"
@@ -25,6 +27,8 @@ class Target:
     """Where to ask. Admin addresses by the name of a server."""
 
     topology_file: str
+    region: str
+    """Which clients say that they are in: the topology's first."""
     tier: str
     """Whose followers are asked."""
     shards: int
@@ -37,16 +41,38 @@ class Target:
     leaders: dict[str, str]
     pids: dict[Role, list[int]] = field(default_factory=dict)
     """By role; without those that nobody knows."""
+    cluster: DevCluster | None = None
+    """One's own; nobody here can restart the servers of another, or ask its databases."""
+
+    @property
+    def database(self) -> DatabaseInstance | None:
+        """The first of a cluster of one's own."""
+        if self.cluster is None:
+            return None
+        return self.cluster.database(
+            next(name for name, role in self.cluster.processes.items() if role is Role.DATABASE)
+        )
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the database, where it is known."""
+        return {} if self.database is None else {self.database.binary.flavour: self.database.binary.version_text}
+
+
+def running_topology(topology_file: Path) -> Topology:
+    """Of a cluster that runs. Raises `OperatorError` for a file that cannot be read, `TopologyError` for one that is no
+    topology."""
+    try:
+        document = topology_file.read_bytes()
+    except OSError as error:
+        raise OperatorError(f"{topology_file}: cannot be read: {error.strerror}") from error
+    return parse_topology(document, str(topology_file))
 
 
 def running_target(topology_file: Path, tier: str = "") -> Target:
     """A cluster that runs. ``tier``: of its first region, or, when empty, that region's first. Raises `OperatorError`
     when the file is no topology or has no such tier, and `TopologyError` for one that cannot be."""
-    try:
-        document = topology_file.read_bytes()
-    except OSError as error:
-        raise OperatorError(f"{topology_file}: cannot be read: {error.strerror}") from error
-    topology = parse_topology(document, str(topology_file))
+    topology = running_topology(topology_file)
     region = topology.regions[0]
     asked = next((each for each in region.followers if each.name == (tier or region.followers[0].name)), None)
     if asked is None:
@@ -59,6 +85,7 @@ def running_target(topology_file: Path, tier: str = "") -> Target:
         raise OperatorError(f"{topology_file} has no admin port of {', '.join(without_admin)}, where counters are read")
     return Target(
         topology_file=str(topology_file.resolve()),
+        region=region.name,
         tier=asked.name,
         shards=topology.shards,
         tiers=(asked.name, *(each.name for each in others)),
@@ -76,7 +103,7 @@ async def target_of(cluster: DevCluster) -> Target:
     for name, role in cluster.processes.items():
         if role is not Role.FOLLOWER or name in target.followers:
             pids.setdefault(role, []).append(found[name])
-    return Target(**{name: getattr(target, name) for name in Target.__slots__ if name != "pids"}, pids=pids)
+    return replace(target, pids=pids, cluster=cluster)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 Its edges are put straight into the shard's tables, as a bulk load would leave them. Told are the times of what is asked
 of such a list - its count, its first page, pages deep in it, by cursor and by position, an edge more - and how many of
 the questions after edges that are not there reach the database before the leader has a membership filter, and after.
+Into a running cluster the edges are written by its API, which takes minutes, and its leaders' counters are everybody's.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from typing import Any, Final
 
 from loadtest.dataset import ITEM, LINK
 from loadtest.fans import measure_fans
-from loadtest.long_list import EDGES_PER_TIME, load_list
+from loadtest.long_list import EDGES_PER_TIME, load_list, write_list
 from loadtest.results import Quantity, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
+from loadtest.target import Target, target_for
 from loadtest.waiting import within
 from tao.client import ClientSettings, Graph, connect
-from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
 
 SUMMARY: Final = "a list of millions of edges: pages, counts, what is not there, with and without a membership filter"
 DEFAULT_EDGES: Final = 2_000_000
+MOST_SECONDS: Final = 3_600.0
+"""Of all of it, where every edge is written by the API."""
 TOY_EDGES: Final = 25_000
 _SCHEMA: Final = Path(__file__).with_name("schema.yaml")
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
@@ -50,6 +53,9 @@ class WhaleSettings:
 
     edges: int = DEFAULT_EDGES
     """Of the list. Below the leader's `membership.least_edges` it gets no filter."""
+    topology: Path | None = None
+    """Of a running cluster, which is asked instead of one of its own; its schema has the types of
+    ``loadtest/schema.yaml``."""
 
     def __post_init__(self) -> None:
         check_bounds({"--edges": (self.edges, TOY_EDGES, 20_000_000)})
@@ -65,21 +71,28 @@ async def run(settings: BenchSettings, progress: Progress, *, whale: WhaleSettin
         state_dir=settings.work_dir / "whale", shape=_SHAPE, schema_file=_SCHEMA, durability=Durability.RELAXED
     )
     async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
+        target = await stack.enter_async_context(target_for(whale.topology, cluster_settings, progress))
         patient = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-        graph = await stack.enter_async_context(connect(str(cluster.topology_path), settings=patient))
+        graph = await stack.enter_async_context(connect(target.topology_file, region=target.region, settings=patient))
+
+        async def load(id1: int, atype: str, count: int) -> list[int]:
+            if target.cluster is not None:
+                return await load_list(target.cluster, graph, id1, atype, count)
+            return await write_list(graph, id1, atype, count)
+
         whale_id = await graph.obj_add(ITEM, {"value": b"whale"})
         progress.step(f"loading {edges:,} edges", 0.2)
         started = time.perf_counter()
-        ids = await load_list(cluster, graph, whale_id, LINK, edges)
+        ids = await load(whale_id, LINK, edges)
         loaded = time.perf_counter() - started
-        measured = await _Whale(graph, cluster, whale_id, ids, settings.toy).measure(progress)
+        measured = await _Whale(graph, target, whale_id, ids, settings.toy).measure(progress)
         progress.step("edges at either end", 0.95)
         unturned = replace(patient, turned_id2s=None)
-        fans, wrong = await measure_fans(cluster, graph, whale_id, unturned, toy=settings.toy)
+        fans, wrong = await measure_fans(target, graph, load, whale_id, unturned, toy=settings.toy)
         measured |= fans
         measured["wrong_answers"] += wrong
-    quantities = [Quantity(name="bulk load", value=edges / loaded, unit="edges_per_second")]
+    how = "bulk load" if whale.topology is None else "written"
+    quantities = [Quantity(name=how, value=edges / loaded, unit="edges_per_second")]
     for key, name in _NAMES.items():
         unit = key.split(":")[1]
         value, unit = (100 * measured[key], "percent") if unit == "ratio" else (measured[key], unit)
@@ -88,6 +101,7 @@ async def run(settings: BenchSettings, progress: Progress, *, whale: WhaleSettin
         summary=SUMMARY,
         conditions={"edges": edges, "edges_per_time": EDGES_PER_TIME, "page_edges": _PAGE},
         quantities=quantities,
+        notes=[] if whale.topology is None else ["What was written stays in the running cluster."],
         measured={**measured, "edges": edges},
         faults=[f"{measured['wrong_answers']} answers were wrong"] if measured["wrong_answers"] else [],
     )
@@ -120,12 +134,13 @@ _NAMES: Final = {
 class _Whale:
     """Asks, and checks what is answered."""
 
-    def __init__(self, graph: Graph, cluster: DevCluster, whale_id: int, ids: Sequence[int], toy: bool) -> None:
+    def __init__(self, graph: Graph, target: Target, whale_id: int, ids: Sequence[int], toy: bool) -> None:
         self._graph = graph
         self._id = whale_id
         self._ids = ids
         self._toy = toy
-        (self._leader,) = (server.admin for server in graph.topology.regions[0].leaders.servers)
+        self._leaders = list(target.leaders.values())
+        self._filters_before = self._filter_bytes_before = 0
         self._chance = Random(1)
         self._wrong = 0
         self._absent = iter(range(len(ids) + 1, 1 << 40))
@@ -134,6 +149,7 @@ class _Whale:
         """The figures by name, and how many answers were wrong."""
         graph, whale, middle = self._graph, self._id, len(self._ids) // 2
         found: dict[str, float] = {}
+        self._filters_before, self._filter_bytes_before = await self._filters()
         progress.step("what is not there, without a filter", 0.4)
         asked = _ASKED_BEFORE
         began = time.perf_counter()
@@ -145,8 +161,8 @@ class _Whale:
         asked = _TOY_ASKED if self._toy else _ASKED_AFTER
         found |= self._named("after", asked, *await self._ask_absent(asked))
         found["false_positives:ratio"] = 1 - found["after_without_database:ratio"]
-        figures = (await server_stats(self._leader))["membership_filters"]
-        found["filter:bytes_per_edge"] = figures["bytes"] / len(self._ids)
+        _, filter_bytes = await self._filters()
+        found["filter:bytes_per_edge"] = (filter_bytes - self._filter_bytes_before) / len(self._ids)
         progress.step("what is there", 0.8)
         for id2 in self._chance.sample(self._ids, 10 * _TIMES):
             self._check((await graph.assoc_get(whale, LINK, [id2])).id2s == [id2])
@@ -159,7 +175,7 @@ class _Whale:
         found["deep_page_by_cursor:ms"] = await self._pages_from_the_middle()
         found["add:ms"] = await self._median_ms(self._add)
         found["walk:edges_per_second"] = await self._walk()
-        self._check((await server_stats(self._leader))["membership_filters"]["filters"] == 1)
+        self._check(await self._is_built())
         return {**found, "wrong_answers": self._wrong}
 
     def _check(self, is_right: bool) -> None:
@@ -170,7 +186,13 @@ class _Whale:
         return {f"{phase}_without_database:ratio": 1 - to_database / asked, f"{phase}_not_there:ms": batch_ms}
 
     async def _is_built(self) -> bool:
-        return bool((await server_stats(self._leader))["membership_filters"]["filters"])
+        filters, _ = await self._filters()
+        return filters > self._filters_before
+
+    async def _filters(self) -> tuple[int, int]:
+        """Of all leaders: how many, and their bytes."""
+        found = [(await server_stats(leader))["membership_filters"] for leader in self._leaders]
+        return sum(each["filters"] for each in found), sum(each["bytes"] for each in found)
 
     async def _ask_absent(self, count: int) -> tuple[int, float]:
         """How many of so many questions the leader had to hand on to the database, and milliseconds of a batch."""
@@ -185,8 +207,7 @@ class _Whale:
         return await self._misses() - misses, median(took)
 
     async def _misses(self) -> int:
-        misses: int = (await server_stats(self._leader))["reads"]["assoc_get"]["misses"]
-        return misses
+        return sum([(await server_stats(leader))["reads"]["assoc_get"]["misses"] for leader in self._leaders])
 
     async def _median_ms(self, ask: Callable[[], Awaitable[Any]]) -> float:
         """Of some times, one after the other. `Any`: whatever it answers."""

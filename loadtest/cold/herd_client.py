@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Final, Literal
 
 import msgspec
@@ -43,6 +43,7 @@ class HerdJob(msgspec.Struct, frozen=True, kw_only=True, tag="herd"):
     """One load process of a herd. ``number``: which of them."""
 
     topology_file: str
+    region: str
     tiers: tuple[str, ...]
     """The sessions take turns at asking these first."""
     sessions: int
@@ -60,6 +61,8 @@ class HerdAnswers(msgspec.Struct, frozen=True, kw_only=True):
 
     recording: Recording
     wrong: int
+    client_cpu: float
+    """Seconds of this process, from the start to its last answer."""
 
 
 def ready_file(folder: Path, number: int, process: int) -> Path:
@@ -83,7 +86,7 @@ async def run_herd(job: HerdJob, tell: Callable[[str, float], None]) -> list[Her
     async with AsyncExitStack() as stack:
         graphs = [
             await stack.enter_async_context(
-                connect(job.topology_file, tier=job.tiers[index % len(job.tiers)], settings=settings)
+                connect(job.topology_file, region=job.region, tier=job.tiers[index % len(job.tiers)], settings=settings)
             )
             for index in range(job.sessions)
         ]
@@ -111,7 +114,7 @@ async def _start(file: Path) -> float:
 async def _rush(graphs: list[Graph], herd_round: HerdRound, awaiters: int, starts: float) -> HerdAnswers:
     recorder, wrong = Recorder(), 0
     await asyncio.sleep(max(0.0, starts - time.time()))
-    began = perf_counter()
+    began, cpu = perf_counter(), process_time()
 
     async def one(graph: Graph) -> None:
         nonlocal wrong
@@ -127,4 +130,5 @@ async def _rush(graphs: list[Graph], herd_round: HerdRound, awaiters: int, start
         recorder.answered(ANSWERED, now - began, now - began)
 
     await asyncio.gather(*(one(graphs[index % len(graphs)]) for index in range(awaiters)))
-    return HerdAnswers(recording=recorder.recording(), wrong=wrong)
+    cpu = process_time() - cpu
+    return HerdAnswers(recording=recorder.recording(), wrong=wrong, client_cpu=cpu)

@@ -2,13 +2,16 @@
 
 Requests begin at a constant rate whoever waits, so that a tier that cannot bear its own cold start shows it. While the
 tier is away its clients ask the other one, whose caches have nothing either. None of it may fail a request; what it
-costs the leaders and the database, and how long, is the figure.
+costs the leaders and the database, and how long, is the figure. Of a running cluster the tier is restarted by its
+operator (`loadtest.cold.restarting`), and what reaches its databases is what its leaders fetch.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -16,6 +19,7 @@ from typing import Final
 import msgspec
 
 from loadtest.client_process import run_job
+from loadtest.cold.restarting import restart_by_operator, restart_own
 from loadtest.cold.statements import Statements
 from loadtest.cold.timeline import Moment, Sample, hit_rate_of, moments, recovered_after
 from loadtest.published.driver import Load, LoadResult
@@ -24,20 +28,23 @@ from loadtest.published.recording import Merged, Summary
 from loadtest.published.run import SCHEMA
 from loadtest.results import Quantity, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
+from loadtest.target import Target, target_for
 from loadtest.waiting import together
-from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ONLY_REGION, ClusterSettings, Role, Shape
+from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.readiness import server_stats
 from tao.devcluster.server_options import Durability
 from tao.model.errors import OperatorError, Unavailable
 
 SUMMARY: Final = "a tier restarts cold under load: time to its old hit rate, and what the database sees meanwhile"
 _SHAPE: Final = Shape(tiers=2, followers=2, leaders=1, databases=1, shards=16)
-_TIER: Final = "tier-1"
-_DATABASE: Final = "db-1"
+_AROUND_SECONDS: Final = 800.0
+"""For a cluster's start and the writing of its graph, on a machine that does other work."""
 _SAMPLE_SECONDS: Final = 1.0
 _TOLERANCE: Final = 0.01
 """Of the old hit rate: a second of a test has so few misses that less would be chance."""
+_OF_A_RUNNING_ONE: Final = (
+    "The graph has been written into the running cluster, and stays there; reads and fetches are those of everybody."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +58,10 @@ class StormSettings:
     warm_seconds: float = 30.0
     before_seconds: float = 15.0
     after_seconds: float = 60.0
+    topology: Path | None = None
+    """Of a running cluster, which is asked instead of one of its own; its schema has the types of `SCHEMA`."""
+    restart_command: str = ""
+    """Of a running cluster: what its operator restarts the tier with; empty: by hand, within ``after_seconds``."""
     seed: int = 1
 
     def __post_init__(self) -> None:
@@ -64,6 +75,13 @@ class StormSettings:
                 "--after-seconds": (self.after_seconds, 1, 3600),
             }
         )
+        if self.restart_command and self.topology is None:
+            raise OperatorError("--restart-command is of a running cluster: give its --topology, too")
+
+    @property
+    def most_seconds(self) -> float:
+        """Of all of it: the load, and what comes before and after."""
+        return self.warm_seconds + self.before_seconds + self.after_seconds + _AROUND_SECONDS
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,18 +91,23 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     answered: int
     failed: dict[str, int]
     wrong_answers: int
+    own_cluster: bool
     tier_away_seconds: float
-    """From the first follower's being told to stop until the last is ready again."""
+    """From the first follower's being told to stop, or, of a running cluster, being gone, until the last is ready
+    again."""
     old_hit_rate: float
     lowest_hit_rate: float | None
     recovery_seconds: float | None
     """From the restart's beginning to within a point of the old hit rate; None: not within the run."""
-    database_selects_before: float
-    """A second."""
-    database_selects_most: float
+    database_selects_before: float | None
+    """A second; None, and the next two: of databases that are not this scenario's to ask."""
+    database_selects_most: float | None
     """In the worst second after the restart began."""
-    database_selects_extra: float
+    database_selects_extra: float | None
     """Above what there was before, summed up over the run."""
+    leader_fetches_before: float
+    """What leaders began to fetch from their databases, a second."""
+    leader_fetches_most: float
     leader_reads_before: float
     leader_reads_most: float
     read_ms: dict[str, Summary | None]
@@ -102,18 +125,11 @@ async def run(
     """See `SUMMARY`; ``plot_file``: a PNG to draw. Raises `OperatorError`."""
     storm = wanted or StormSettings()
     if settings.toy:
-        storm = StormSettings(
-            nodes=400, rate=min(storm.rate, 150.0), warm_seconds=1.0, before_seconds=2.0, after_seconds=5.0
-        )
-    subject = Subject(
-        workload="tao_atc13",
-        nodes=storm.nodes,
-        seed=storm.seed,
-        shards=4 if settings.toy else _SHAPE.shards,
-        ids_file=str(settings.work_dir / "ids.bin"),
-    )
-    data_bytes = subject.plan().payload_bytes
-    cluster_settings = ClusterSettings(
+        # An operator takes longer than who knows his servers.
+        rate, after_seconds = min(storm.rate, 150.0), 5.0 if storm.topology is None else 15.0
+        storm = replace(storm, nodes=400, rate=rate, warm_seconds=1.0, before_seconds=2.0, after_seconds=after_seconds)
+    data_bytes = _subject(settings, storm, 1).plan().payload_bytes
+    own = ClusterSettings(
         state_dir=settings.work_dir / "storm",
         shape=msgspec.structs.replace(_SHAPE, followers=1, shards=4) if settings.toy else _SHAPE,
         schema_file=SCHEMA,
@@ -122,18 +138,17 @@ async def run(
         cache_mb=data_bytes * storm.cache_share / (1 << 20),
         log_level="warning",
     )
-    async with DevCluster(cluster_settings, progress.step) as cluster:
-        database = cluster.database(_DATABASE)
-        settings.versions[database.binary.flavour] = database.binary.version_text
-        topology_file = str(cluster.topology_path)
-        await run_job(
-            FillJob(topology_file=topology_file, subject=subject), progress, settings.work_dir / "fill.log", int
-        )
-        async with Statements.of(database) as statements:
-            watch = _Watch(cluster, statements, storm, progress)
+    async with target_for(storm.topology, own, progress) as target:
+        settings.versions.update(target.versions)
+        subject = _subject(settings, storm, target.shards)
+        fill = FillJob(topology_file=target.topology_file, subject=subject, region=target.region)
+        await run_job(fill, progress, settings.work_dir / "fill.log", int)
+        async with _selects_of(target) as selects:
+            watch = _Watch(target, selects, storm, progress, settings.work_dir / "restart.log")
             job = AskJob(
-                topology_file=topology_file,
-                tier=_TIER,
+                topology_file=target.topology_file,
+                region=target.region,
+                tier=target.tier,
                 subject=subject,
                 stream=0,
                 load=Load(
@@ -153,12 +168,40 @@ async def run(
     return _result(measured)
 
 
+def _subject(settings: BenchSettings, storm: StormSettings, shards: int) -> Subject:
+    return Subject(
+        workload="tao_atc13",
+        nodes=storm.nodes,
+        seed=storm.seed,
+        shards=shards,
+        ids_file=str(settings.work_dir / "ids.bin"),
+    )
+
+
+Selects = Callable[[], Awaitable[int]]
+"""SELECTs of the database so far."""
+
+
+@asynccontextmanager
+async def _selects_of(target: Target) -> AsyncIterator[Selects | None]:
+    """None of databases that are not ours."""
+    if target.database is None:
+        yield None
+        return
+    async with Statements.of(target.database) as statements:
+        yield statements.selects
+
+
 class _Watch:
     """Puts the load on, restarts the tier in the middle of it, and samples until the load is over."""
 
-    def __init__(self, cluster: DevCluster, statements: Statements, storm: StormSettings, progress: Progress) -> None:
-        self._cluster = cluster
-        self._statements = statements
+    def __init__(
+        self, target: Target, selects: Selects | None, storm: StormSettings, progress: Progress, log: Path
+    ) -> None:
+        """``log``: of an operator's command."""
+        self._target = target
+        self._selects = selects
+        self._log = log
         self._storm = storm
         self._progress = progress
         self._measuring = asyncio.Event()
@@ -190,6 +233,9 @@ class _Watch:
         restarting = asyncio.ensure_future(self._restart())
         try:
             while not self._over:
+                if restarting.done():
+                    # What kept the tier from being restarted ends the run at once.
+                    await restarting
                 self.samples.append(await self._sample())
                 await asyncio.sleep(_SAMPLE_SECONDS)
             await restarting
@@ -198,28 +244,33 @@ class _Watch:
 
     async def _restart(self) -> None:
         await asyncio.sleep(self._storm.before_seconds)
-        self.restarted_at = perf_counter() - self._began
-        names = self._cluster.record.shape.followers_in(ONLY_REGION, _TIER)
-        self._progress.step(f"restarting {', '.join(names)}", 0.5)
-        await together([self._cluster.restart(name) for name in names])
-        self.away_seconds = perf_counter() - self._began - self.restarted_at
+        cluster, names = self._target.cluster, list(self._target.followers)
+        if cluster is not None:
+            self._tell(f"restarting {', '.join(names)}")
+            began, over = await restart_own(cluster, names)
+        else:
+            command = self._storm.restart_command
+            began, over = await restart_by_operator(self._target, command, self._log, self._tell, lambda: self._over)
+        self.restarted_at = began - self._began
+        self.away_seconds = over - began
+
+    def _tell(self, text: str) -> None:
+        self._progress.step(text, 0.5)
 
     async def _sample(self) -> Sample:
         followers: dict[str, tuple[int, int]] = {}
-        leaders: dict[str, int] = {}
-        for name, role in self._cluster.processes.items():
-            if role not in (Role.FOLLOWER, Role.LEADER):
-                continue
+        leaders: dict[str, tuple[int, int]] = {}
+        for name, admin in (*self._target.all_followers.items(), *self._target.leaders.items()):
             try:
-                stats = await server_stats(self._cluster.admin(name))
+                stats = await server_stats(admin)
             except Unavailable:
                 # It is being restarted.
                 continue
-            if role is Role.FOLLOWER:
-                followers[name] = (stats["hits"], stats["misses"])
+            if name in self._target.leaders:
+                leaders[name] = (stats["hits"] + stats["misses"], stats["fills"]["started"])
             else:
-                leaders[name] = stats["hits"] + stats["misses"]
-        selects = await self._statements.selects()
+                followers[name] = (stats["hits"], stats["misses"])
+        selects = None if self._selects is None else await self._selects()
         return Sample(at=perf_counter() - self._began, followers=followers, leaders=leaders, selects=selects)
 
 
@@ -233,7 +284,8 @@ def _measured(storm: StormSettings, watch: _Watch) -> Measured:
     if not before or not after:
         raise OperatorError("the load was over before the tier had restarted: give it more --after-seconds")
     old = hit_rate_of(before)
-    selects = sum(each.database_selects for each in before) / len(before)
+    selects_before, selects_after = ([each.database_selects or 0.0 for each in some] for some in (before, after))
+    selects, counted = sum(selects_before) / len(before), storm.topology is None
     return Measured(
         rate=storm.rate,
         answered=result.tally.answered,
@@ -243,9 +295,12 @@ def _measured(storm: StormSettings, watch: _Watch) -> Measured:
         old_hit_rate=old,
         lowest_hit_rate=min((each.hit_rate for each in after if each.hit_rate is not None), default=None),
         recovery_seconds=recovered_after(timeline, old, _TOLERANCE),
-        database_selects_before=round(selects, 1),
-        database_selects_most=max(each.database_selects for each in after),
-        database_selects_extra=round(sum(max(0.0, each.database_selects - selects) for each in after), 1),
+        own_cluster=storm.topology is None,
+        database_selects_before=round(selects, 1) if counted else None,
+        database_selects_most=max(selects_after) if counted else None,
+        database_selects_extra=round(sum(max(0.0, each - selects) for each in selects_after), 1) if counted else None,
+        leader_fetches_before=round(sum(each.leader_fetches for each in before) / len(before), 1),
+        leader_fetches_most=max(each.leader_fetches for each in after),
         leader_reads_before=round(sum(each.leader_reads for each in before) / len(before), 1),
         leader_reads_most=max(each.leader_reads for each in after),
         read_ms={name: merged.summary(name) for name in merged.names() if " " not in name},
@@ -263,8 +318,16 @@ def _result(measured: Measured) -> ScenarioResult:
         Quantity(name="hit rate before", value=100 * measured.old_hit_rate, unit="percent"),
         Quantity(name="lowest hit rate", value=100 * (lowest or 0.0), unit="percent"),
         *([] if recovery is None else [Quantity(name="to the old hit rate", value=recovery, unit="seconds")]),
-        Quantity(name="database before", value=measured.database_selects_before, unit="selects_per_second"),
-        Quantity(name="database, the worst second", value=measured.database_selects_most, unit="selects_per_second"),
+        *(
+            Quantity(name=f"database{when}", value=value, unit="selects_per_second")
+            for when, value in (
+                (" before", measured.database_selects_before),
+                (", the worst second", measured.database_selects_most),
+            )
+            if value is not None
+        ),
+        Quantity(name="leaders' fetches before", value=measured.leader_fetches_before, unit="per_second"),
+        Quantity(name="leaders' fetches, the worst second", value=measured.leader_fetches_most, unit="per_second"),
         Quantity(name="leader before", value=measured.leader_reads_before, unit="reads_per_second"),
         Quantity(name="leader, the worst second", value=measured.leader_reads_most, unit="reads_per_second"),
     ]
@@ -275,7 +338,10 @@ def _result(measured: Measured) -> ScenarioResult:
         summary=SUMMARY,
         conditions={"requests_per_second": measured.rate},
         quantities=quantities,
-        notes=[] if recovery is not None else ["The old hit rate was not reached within the run."],
+        notes=[
+            *([] if recovery is not None else ["The old hit rate was not reached within the run."]),
+            *([] if measured.own_cluster else [_OF_A_RUNNING_ONE]),
+        ],
         measured=msgspec.to_builtins(measured),
         faults=faults,
     )

@@ -22,10 +22,10 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since measuring began."""
     followers: Mapping[str, tuple[int, int]]
     """By name: hits and misses since the server's start."""
-    leaders: Mapping[str, int]
-    """Reads asked of each since its start."""
-    selects: int
-    """Of the database since its start."""
+    leaders: Mapping[str, tuple[int, int]]
+    """Reads asked of each since its start, and what it began to fetch from its databases."""
+    selects: int | None
+    """Of the database since its start; None: of one that is not ours to ask."""
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,26 +37,30 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
     hit_rate: float | None
     """None: nobody was asked."""
     leader_reads: float
-    database_selects: float
+    leader_fetches: float
+    """What leaders began to fetch from their databases."""
+    database_selects: float | None
 
 
 def moments(samples: Sequence[Sample], restarted_at: float) -> list[Moment]:
     """Differences between neighbours. A counter below its last value is one that began anew."""
     found: list[Moment] = []
     hits_before: dict[str, tuple[int, int]] = {}
-    leaders_before: dict[str, int] = {}
+    leaders_before: dict[str, tuple[int, int]] = {}
     for before, now in pairwise(samples):
         hits_before |= before.followers
         leaders_before |= before.leaders
-        hits = misses = asked = 0
+        hits = misses = asked = fetched = 0
         for name, (hit, missed) in now.followers.items():
             last_hit, last_missed = hits_before.get(name, (0, 0))
             anew = hit + missed < last_hit + last_missed
             hits += hit if anew else hit - last_hit
             misses += missed if anew else missed - last_missed
-        for name, reads in now.leaders.items():
-            last = leaders_before.get(name, 0)
-            asked += reads if reads < last else reads - last
+        for name, (reads, fetches) in now.leaders.items():
+            last_reads, last_fetches = leaders_before.get(name, (0, 0))
+            anew = reads < last_reads
+            asked += reads if anew else reads - last_reads
+            fetched += fetches if anew else fetches - last_fetches
         seconds = now.at - before.at
         found.append(
             Moment(
@@ -64,7 +68,10 @@ def moments(samples: Sequence[Sample], restarted_at: float) -> list[Moment]:
                 reads=round((hits + misses) / seconds, 1),
                 hit_rate=hits / (hits + misses) if hits + misses else None,
                 leader_reads=round(asked / seconds, 1),
-                database_selects=round((now.selects - before.selects) / seconds, 1),
+                leader_fetches=round(fetched / seconds, 1),
+                database_selects=None
+                if now.selects is None or before.selects is None
+                else round((now.selects - before.selects) / seconds, 1),
             )
         )
     return found

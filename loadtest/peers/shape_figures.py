@@ -42,6 +42,10 @@ class ShapeFigure(msgspec.Struct, frozen=True, kw_only=True):
     failed: dict[str, int]
     touched_bytes: float
     """Of payload that the application looked at, a query."""
+    hits: int
+    """Reads answered without the database, as far as it is known of each; so are the next two."""
+    joined: int
+    misses: int
     hit_rate: float | None
     """Of reads, those answered without the database; None where nothing is cached, and of batches, whose requests are
     not counted key by key."""
@@ -94,6 +98,9 @@ def figure_of(
         total_cpu_us=server + client,
         failed=dict(merged.failed),
         touched_bytes=sum(each.touched for each in taken) / queries,
+        hits=all_counts.hits,
+        joined=all_counts.joined,
+        misses=all_counts.misses,
         hit_rate=all_counts.hits / reads if tells else None,
         joined_share=all_counts.joined / reads if tells else None,
         follower_hit_rate=all_counts.in_follower / reads if tells and contestant == TAO else None,

@@ -43,6 +43,8 @@ class FillJob(msgspec.Struct, frozen=True, kw_only=True, tag="fill"):
 
     topology_file: str
     subject: Subject
+    region: str | None = None
+    """Of the clients; None: the only one there is."""
 
 
 class AskJob(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
@@ -53,12 +55,15 @@ class AskJob(msgspec.Struct, frozen=True, kw_only=True, tag="ask"):
     subject: Subject
     stream: int
     load: Load
+    region: str | None = None
+    """As of `FillJob`."""
 
 
 async def fill(job: FillJob, tell: Callable[[str, float], None]) -> int:
     """Returns how many nodes there are. Raises a `TaoError`."""
     subject = job.subject
-    async with connect(job.topology_file, settings=ClientSettings(timeout_seconds=60.0)) as graph:
+    settings = ClientSettings(timeout_seconds=60.0)
+    async with connect(job.topology_file, region=job.region, settings=settings) as graph:
         ids = await load_graph(graph, subject.plan(), _payloads(subject.seed, 0), subject.shards, tell)
     write_ids(Path(subject.ids_file), ids)
     return len(ids)
@@ -72,7 +77,9 @@ async def ask(job: AskJob, tell: Callable[[str, float], None]) -> LoadResult:
     async with AsyncExitStack() as stack:
 
         async def contestant(number: int) -> TaoContestant:
-            graph = await stack.enter_async_context(connect(job.topology_file, tier=job.tier, settings=settings))
+            graph = await stack.enter_async_context(
+                connect(job.topology_file, region=job.region, tier=job.tier, settings=settings)
+            )
             return TaoContestant(graph, ids, _payloads(subject.seed, number))
 
         def stream(number: int) -> RequestStream:

@@ -154,7 +154,7 @@ async def measure(settings: BenchSettings, progress: Progress, wanted: RunSettin
             shards=target.shards,
             ids_file=str(settings.work_dir / "ids.bin"),
         )
-        fill = FillJob(topology_file=target.topology_file, subject=subject)
+        fill = FillJob(topology_file=target.topology_file, subject=subject, region=target.region)
         await run_job(fill, progress, settings.work_dir / "fill.log", int)
         watch = Watch(target)
         load = Load(
@@ -164,7 +164,14 @@ async def measure(settings: BenchSettings, progress: Progress, wanted: RunSettin
             seconds=wanted.seconds,
         )
         jobs = [
-            AskJob(topology_file=target.topology_file, tier=target.tier, subject=subject, stream=stream, load=load)
+            AskJob(
+                topology_file=target.topology_file,
+                region=target.region,
+                tier=target.tier,
+                subject=subject,
+                stream=stream,
+                load=load,
+            )
             for stream in range(wanted.processes)
         ]
         try:

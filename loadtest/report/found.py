@@ -11,7 +11,7 @@ import msgspec
 
 from tao.model.errors import OperatorError
 
-EXPECTED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "locality", "whale")
+EXPECTED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "locality", "whale", "recovery")
 """What the note is about; others are added to it when their files are there."""
 _MAX_BYTES: Final = 64 << 20
 

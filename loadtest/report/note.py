@@ -25,6 +25,7 @@ _TITLES: Final = {
     "storm": "A tier restarts cold under load",
     "capacity": "Capacity",
     "whale": "A very long list",
+    "recovery": "After a crash",
 }
 _SECTIONS: Final[dict[str, Callable[[Mapping[str, Any]], list[str]]]] = {
     "run": sections.run,
@@ -34,6 +35,7 @@ _SECTIONS: Final[dict[str, Callable[[Mapping[str, Any]], list[str]]]] = {
     "storm": sections.storm,
     "capacity": capacity,
     "whale": sections.whale,
+    "recovery": sections.recovery,
 }
 _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "run": plots.draw_run,
@@ -44,6 +46,7 @@ _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "storm": plots.draw_storm,
     "capacity": plots.draw_capacity,
     "whale": plots.draw_whale,
+    "recovery": plots.draw_recovery,
 }
 PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "whale")
 """Scenarios whose largest costs the note tells, by hand-written notes named after them."""

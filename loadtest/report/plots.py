@@ -70,19 +70,29 @@ def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
     save(figure, file)
 
 
-def _bars(timed: Mapping[str, Mapping[str, Any]]) -> tuple[Figure, Axes]:
-    """A pair of bars for each name, of its ``p50`` and, where there is one, ``p99``; milliseconds."""
+def draw_recovery(measured: Mapping[str, Any], file: Path) -> None:
+    """Median and longest time after each kind of crash."""
+    timed = {f"{role}: {what}": each for role, found in measured.items() if role not in ("machine", "command")
+             for what, each in found.items()}  # fmt: skip
+    figure, _ = _bars(timed, ("p50", "max"), "seconds")
+    save(figure, file)
+
+
+def _bars(
+    timed: Mapping[str, Mapping[str, Any]], keys: tuple[str, str] = ("p50", "p99"), unit: str = "milliseconds"
+) -> tuple[Figure, Axes]:
+    """A pair of bars for each name, of those of its ``keys`` that there are."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     places = range(len(timed))
-    for offset, key in ((0.0, "p50"), (0.35, "p99")):
+    for offset, key in zip((0.0, 0.35), keys, strict=True):
         if any(key in each for each in timed.values()):
             axes.barh([place + offset for place in places], [each.get(key, 0.0) for each in timed.values()], 0.35,
                       label=key)  # fmt: skip
     axes.set_yticks([place + 0.17 for place in places], list(timed), fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    axes.set_xlabel("milliseconds")
+    axes.set_xlabel(unit)
     axes.legend(fontsize=8)
     axes.grid(visible=True, axis="x", linewidth=THIN)
     return figure, axes
@@ -97,8 +107,15 @@ def draw_storm(measured: Mapping[str, Any], file: Path) -> None:
     rates.plot([each["at"] for each in known], [100 * each["hit_rate"] for each in known], linewidth=1)
     rates.axhline(100 * measured["old_hit_rate"], linestyle=":", linewidth=1)
     rates.set_ylabel("hit rate of followers, %")
-    for key, label in (("leader_reads", "leader: reads"), ("database_selects", "database: SELECTs")):
-        loads.plot([each["at"] for each in timeline], [each[key] for each in timeline], linewidth=1, label=label)
+    lines = {
+        "leader_reads": "leader: reads",
+        "leader_fetches": "leader: fetches",
+        "database_selects": "database: SELECTs",
+    }
+    for key, label in lines.items():
+        counted = [(each["at"], each[key]) for each in timeline if each[key] is not None]
+        if counted:
+            loads.plot([at for at, _ in counted], [value for _, value in counted], linewidth=1, label=label)
     loads.set_ylim(bottom=0)
     loads.set_ylabel("a second")
     loads.legend(fontsize=8)

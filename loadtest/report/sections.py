@@ -147,6 +147,7 @@ def herd(measured: Mapping[str, Any]) -> list[str]:
         (
             f"one {what}",
             number(queries[what]),
+            number(measured["leader_fetches"][what]),
             *(number((measured["latency_ms"].get(what) or {}).get(key), 0) for key in ("p50", "p99", "max")),
         )
         for what in queries
@@ -155,11 +156,12 @@ def herd(measured: Mapping[str, Any]) -> list[str]:
         (
             f"{measured['clients']:,} clients in {measured['processes']} processes and "
             f"{measured['processes'] * measured['sessions']} sessions, {measured['followers']} "
-            "followers of two tiers, nothing "
-            "cached anywhere. Statements that name the key are counted by the database; the most of all rounds:"
+            "followers of all tiers, nothing "
+            "cached anywhere. Statements that name the key are counted by the database, fetches from it by the "
+            "leaders; the most of all rounds:"
         ),
         "",
-        *table(("everybody wants", "database statements", "p50 ms", "p99 ms", "max ms"), rows),
+        *table(("everybody wants", "database statements", "leaders' fetches", "p50 ms", "p99 ms", "max ms"), rows),
         (
             "Latencies count from the common start: with so few cores, they are the time in which the "
             "load processes send "
@@ -187,6 +189,8 @@ def storm(measured: Mapping[str, Any]) -> list[str]:
             [
                 ("SELECTs of the database", number(measured["database_selects_before"]),
                  number(measured["database_selects_most"])),
+                ("fetches of the leader from it", number(measured["leader_fetches_before"]),
+                 number(measured["leader_fetches_most"])),
                 ("reads of the leader", number(measured["leader_reads_before"]), number(measured["leader_reads_most"])),
             ],
         ),
@@ -239,6 +243,26 @@ def whale(measured: Mapping[str, Any]) -> list[str]:
         ),
         "",
         "![latencies](benchmarks/whale.png)",
+        "",
+    ]
+
+
+def recovery(measured: Mapping[str, Any]) -> list[str]:
+    """What a crash takes from clients, and for how long."""
+    rows = [
+        (role, what, number(each["p50"], 2), number(each["max"], 2), number(each["count"]))
+        for role, found in measured.items()
+        if role not in ("machine", "command")
+        for what, each in found.items()
+    ]
+    return [
+        (
+            "Seconds from a process' crash until clients had again what it gave them; of a master also until its "
+            "watcher was sure, and how long the promotion took:"
+        ),
+        "",
+        *table(("crash of a", "until", "p50 s", "max s", "times"), rows),
+        "![seconds after a crash](benchmarks/recovery.png)",
         "",
     ]
 

@@ -1,6 +1,5 @@
 """The benchmarks run at toy size, so that they never rot. Nothing here looks at how fast anything is."""
 
-import asyncio
 import os
 import shutil
 import signal
@@ -15,11 +14,7 @@ import pytest
 
 from loadtest.converge import Converged
 from loadtest.geo import Measured
-from loadtest.published.run import SCHEMA
 from loadtest.results import Report, ScenarioResult
-from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tests.rigs.toy_runs import ROOT, ToyRun
 
 needs_peers = pytest.mark.skipif(
@@ -170,36 +165,14 @@ def test_a_published_workload_says_what_was_asked_and_what_was_generated(ran: To
     assert (ran.folder / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
-async def test_a_cluster_that_runs_is_asked_and_goes_on_running(tmp_path: Path) -> None:
-    settings = ClusterSettings(
-        state_dir=tmp_path / "dev",
-        shape=Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4),
-        schema_file=SCHEMA,
-        durability=Durability.RELAXED,
-        cache_mb=0.5,
-    )
-    json_file = tmp_path / "found.json"
-    async with DevCluster(settings) as cluster:
-        arguments = ("run", "--toy", "--topology", str(cluster.topology_path), "--json", str(json_file))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadtest", *arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        printed, _ = await process.communicate()
-        assert process.returncode == 0, printed.decode()
-        assert cluster.running == list(cluster.processes)
-    found = msgspec.json.decode(json_file.read_bytes())
-    assert (found["settings"]["own_cluster"], found["server_cpu_us_per_query"]) == (False, None)
-    assert found["cache_bytes"] == 1 << 19
-    assert 0 < found["hit_rate"] <= 1
-    assert found["wrong_answers"] == 0
-
-
 @scenario("herd")
 def test_a_herd_is_counted_by_the_database(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
     for herd in found["herds"]:
         assert (herd["answered"], herd["failed"], herd["wrong"]) == (found["clients"], {}, 0)
         assert 1 <= herd["database_queries"] <= found["followers"]
+        assert herd["leader_fetches"] >= 1
+        assert herd["client_cpu_us"] > 0
         assert herd["latency_ms"]["p99"] > 0
     assert set(found["database_queries"]) == {"object", "list"}
 

@@ -1,19 +1,22 @@
 """What a restart under load comes to, from counters that begin anew with their server."""
 
+from typing import Any
+
 import pytest
 
 from loadtest.cold.herd import HerdSettings
+from loadtest.cold.restarting import Restarts
 from loadtest.cold.storm import StormSettings
 from loadtest.cold.timeline import Moment, Sample, hit_rate_of, moments, recovered_after
 from tao.model.errors import OperatorError
 
 
-def sample(at: float, hits: int, misses: int, *, leader: int = 0, selects: int = 0) -> Sample:
-    return Sample(at=at, followers={"a": (hits, misses)}, leaders={"leader": leader}, selects=selects)
+def sample(at: float, hits: int, misses: int, *, leader: int = 0, selects: int | None = 0) -> Sample:
+    return Sample(at=at, followers={"a": (hits, misses)}, leaders={"leader": (leader, leader // 2)}, selects=selects)
 
 
 def moment(at: float, hit_rate: float | None) -> Moment:
-    return Moment(at=at, reads=100.0, hit_rate=hit_rate, leader_reads=0.0, database_selects=0.0)
+    return Moment(at=at, reads=100.0, hit_rate=hit_rate, leader_reads=0.0, leader_fetches=0.0, database_selects=0.0)
 
 
 def test_a_counter_that_began_anew_counts_from_zero() -> None:
@@ -23,7 +26,25 @@ def test_a_counter_that_began_anew_counts_from_zero() -> None:
     )
     assert (before.at, before.reads, before.hit_rate) == (0.0, 100.0, 0.9)
     assert (after.at, after.reads, after.hit_rate) == (2.0, 50.0, 0.3)
-    assert (after.leader_reads, after.database_selects) == (35.0, 20.0)
+    assert (after.leader_reads, after.leader_fetches, after.database_selects) == (35.0, 17.5, 20.0)
+
+
+def test_of_a_database_that_is_not_ours_nothing_is_counted() -> None:
+    (found,) = moments([sample(0, 900, 100), sample(2, 1080, 120, leader=20, selects=None)], 2.0)
+    assert (found.leader_reads, found.database_selects) == (10.0, None)
+
+
+def test_a_restart_lasts_from_the_first_server_that_is_gone_until_all_have_begun_anew() -> None:
+    seen = Restarts({"a": 1_000, "b": 1_000})
+    seen.see(1.0, {"a": 1_100, "b": 1_100})
+    assert (seen.began, seen.missing) == (None, ["a", "b"])
+    seen.see(2.0, {"b": 1_200})
+    seen.see(3.0, {"a": 5, "b": 1_300})
+    assert (seen.began, seen.over, seen.missing) == (2.0, None, ["b"])
+    # One that restarts between two looks is not seen gone; its counters tell.
+    seen.see(4.0, {"a": 90, "b": 2})
+    seen.see(5.0, {"a": 190, "b": 80})
+    assert (seen.began, seen.over, seen.missing) == (2.0, 4.0, [])
 
 
 def test_a_server_that_does_not_answer_is_counted_once_it_is_back() -> None:
@@ -43,10 +64,16 @@ def test_recovery_is_after_the_lowest_hit_rate_and_not_before_it() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("clients", 0), ("processes", 0), ("rounds", 1_000)])
 def test_a_herd_out_of_bounds_is_told(name: str, value: int) -> None:
+    wanted: dict[str, Any] = {name: value}
     with pytest.raises(OperatorError, match=name):
-        HerdSettings(**{name: value})
+        HerdSettings(**wanted)
 
 
 def test_a_storm_out_of_bounds_is_told() -> None:
     with pytest.raises(OperatorError, match="--rate"):
         StormSettings(rate=0)
+
+
+def test_a_command_that_restarts_is_of_a_running_cluster() -> None:
+    with pytest.raises(OperatorError, match="--topology"):
+        StormSettings(restart_command="true")

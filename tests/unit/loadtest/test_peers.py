@@ -116,7 +116,8 @@ async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked
     await contender.take(0.0)
     await contender.take(0.0)
     figure = figure_of("many", "shape", REDIS, [contender.taken(), contender.taken()])
-    assert (figure.operations, figure.hit_rate, figure.joined_share) == (32, 0.75, 0)
+    assert (figure.operations, figure.hits, figure.misses, figure.joined) == (32, 24, 8, 0)
+    assert (figure.hit_rate, figure.joined_share) == (0.75, 0)
     assert (figure.first_read_share, figure.follower_hit_rate) == (0.5, None)
     assert figure.rounds_hit_rate == [0.75, 0.75]
     assert len(figure.rounds_per_second) == 2
@@ -150,6 +151,7 @@ def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) 
         shape=kind, kind=kind, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
         rounds_per_second=[per_second], rounds_hit_rate=[0.9], p50_us=100.0, p99_us=p99_us, quantiles_ms={},
         server_cpu_us=1.0, client_cpu_us=1.0, total_cpu_us=2.0, failed=more.get("failed", {}), touched_bytes=1.0,
+        hits=9, joined=0, misses=1,
         hit_rate=0.9, joined_share=0.0, follower_hit_rate=None, first_read_share=None, hit_ms=None, miss_ms=None,
     )  # fmt: skip
 

@@ -74,16 +74,18 @@ TOY: dict[str, dict[str, Any]] = {
     },
     "herd": {
         "clients": 10_000, "processes": 4, "sessions": 16, "followers": 4,
-        "database_queries": {"object": 1, "list": 2}, "latency_ms": {"object": LATENCY, "list": LATENCY},
+        "database_queries": {"object": 1, "list": None}, "leader_fetches": {"object": 1, "list": 2},
+        "latency_ms": {"object": LATENCY, "list": LATENCY},
         "herds": [{"what": "object", "latency_ms": LATENCY}, {"what": "list", "latency_ms": None}],
     },
     "storm": {
         "rate": 1000.0, "answered": 60_000, "failed": {}, "tier_away_seconds": 3.0, "old_hit_rate": 0.9,
         "lowest_hit_rate": 0.3, "recovery_seconds": 12.0, "database_selects_before": 10.0,
         "database_selects_most": 50.0, "leader_reads_before": 100.0, "leader_reads_most": 900.0,
+        "leader_fetches_before": 5.0, "leader_fetches_most": 45.0,
         "timeline": [
             {"at": float(at), "reads": 1.0, "hit_rate": None if at == 0 else 0.9, "leader_reads": 1.0,
-             "database_selects": 1.0} for at in range(-2, 3)
+             "leader_fetches": 1.0, "database_selects": None if at > 1 else 1.0} for at in range(-2, 3)
         ],
     },
     "capacity": {
@@ -127,7 +129,7 @@ TOY: dict[str, dict[str, Any]] = {
         "walk:edges_per_second": 60_000.0,
     },
     "rolling": {"adds": {"per_second": 1234.5}},
-    "recovery": {"follower": {"p50": 1.5}},
+    "recovery": {"follower": {"reads": {"p50": 1.5, "max": 2.25, "count": 3}}},
 }  # fmt: skip
 
 
@@ -168,9 +170,11 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "| one awaiter: queries/s | 100 | 100 | 100 | 100 |" in text
     assert "| many awaiters: queries/s | 100 | 100 | 100 | 100 |" in text
     assert "| p99 ms of hits / misses | 9.00 / – | 9.00 / – | 9.00 / – | 9.00 / – |" in text
-    assert "| one list | 2 |" in text
+    assert "| one list | – | 2 |" in text
+    assert "| fetches of the leader from it | 5.0 | 45.0 |" in text
     assert "`adds.per_second`" in text
-    assert "## `recovery`" in text
+    assert "## `rolling`" in text
+    assert "| follower | reads | 1.50 | 2.25 | 3 |" in text
     assert "| its count | 0.14 |" in text
     assert "| not there, with the filter | 99.83 % | 21.00 |" in text
     assert "| no one had asked for it before | 2.00 % |" in text
@@ -180,14 +184,14 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "mariadb 10.11" in text
     assert "    python -m loadtest storm" in text
     pictures = re.findall(r"\]\((results/\w+\.png)\)", text)
-    assert len(pictures) == 8
+    assert len(pictures) == 9
     assert all((file.parent / each).read_bytes().startswith(b"\x89PNG") for each in pictures)
 
 
 def test_what_was_not_measured_is_named(tmp_path: Path) -> None:
     write(tmp_path, "herd")
     missing = write_note(tmp_path, tmp_path / "note.md")
-    assert missing == ["run", "peers", "geo", "storm", "capacity", "locality", "whale"]
+    assert missing == ["run", "peers", "geo", "storm", "capacity", "locality", "whale", "recovery"]
     text = (tmp_path / "note.md").read_text()
     assert all(f"- **`{name}`**: not measured" in text for name in missing)
     assert note(read_folder(tmp_path)) == note(read_folder(tmp_path))

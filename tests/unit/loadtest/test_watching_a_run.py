@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from loadtest.geo import running_regions
 from loadtest.published.driver import Load, probes, put_load
 from loadtest.published.first_reads import FirstReads
 from loadtest.published.graph_plan import GraphPlan
@@ -104,6 +105,7 @@ def test_a_running_cluster_is_asked_by_its_topology(tmp_path: Path) -> None:
     assert target.tiers[0] == target.tier
     assert set(target.followers) <= set(target.all_followers)
     assert target.pids == {}
+    assert (target.region, target.cluster, target.database, target.versions) == ("east", None, None, {})
     with pytest.raises(OperatorError, match="no tier 'nowhere'"):
         running_target(EXAMPLE, "nowhere")
     with pytest.raises(OperatorError, match="cannot be read"):
@@ -114,6 +116,17 @@ def test_a_running_cluster_is_asked_by_its_topology(tmp_path: Path) -> None:
     (tmp_path / "topology.json").write_text(json.dumps(document))
     with pytest.raises(OperatorError, match="no admin port"):
         running_target(tmp_path / "topology.json")
+
+
+def test_geo_is_measured_between_regions_of_which_one_has_all_masters(tmp_path: Path) -> None:
+    with pytest.raises(OperatorError, match=r"all masters in one region, .* masters in east, west"):
+        running_regions(EXAMPLE)
+    document = json.loads(EXAMPLE.read_text())
+    for database in document["databases"]:
+        database["master_region"] = "west"
+    (tmp_path / "topology.json").write_text(json.dumps(document))
+    found = running_regions(tmp_path / "topology.json")
+    assert (found.master, found.remote, found.line) == ("west", "east", None)
 
 
 def test_the_topology_of_a_running_cluster_survives_toy_size() -> None:
