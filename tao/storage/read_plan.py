@@ -30,7 +30,12 @@ from tao.model.graph import ABSENT, MAX_TIME, encode_count, encode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.storage.names import EdgeTables, schema_name
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import Columns, Row
+
+COLUMNS: Final = Columns(
+    ("part", "version_epoch", "id_or_time", "otype_or_id2", "version", "count", "data"), (*[int] * 6, None)
+)
+"""Of every statement's result."""
 
 _OBJECTS: Final = 0
 _COUNTS: Final = 1

@@ -19,7 +19,7 @@ from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
-from tao.storage.read_plan import ReadPlan, shard_of_query
+from tao.storage.read_plan import COLUMNS, ReadPlan, shard_of_query
 from tao.storage.turns import Turns
 
 READ_SETUP: Final = SessionSetup(writes=False)
@@ -178,7 +178,7 @@ class MySqlReadStore(ReadStore):
                 async with pool.session(deadline=deadline, fresh=fresh) as session:
                     while plan.statements:
                         for one in plan.statements:
-                            await session.stream(one.sql, one.values, plan.receive, deadline=deadline)
+                            await session.stream(one.sql, one.values, plan.receive, deadline=deadline, columns=COLUMNS)
                         plan.go_on()
             except ConnectionLost:
                 if fresh:

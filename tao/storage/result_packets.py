@@ -17,7 +17,7 @@ import pymysql.err
 from pymysql.connections import TEXT_TYPES
 from pymysql.constants import CR, FIELD_TYPE, SERVER_STATUS
 from pymysql.converters import through
-from pymysql.protocol import FieldDescriptorPacket, MysqlPacket
+from pymysql.protocol import FieldDescriptorPacket
 
 Row: TypeAlias = tuple[Any, ...]
 """A row as the driver decodes it: int, bytes, str or None by column, which no type checker can know."""
@@ -60,8 +60,8 @@ class ResultReader:
     """
 
     __slots__ = (
-        "_at", "_chunks", "_columns", "_convert", "_data", "_encoding", "_has_next", "_kept", "_number", "unread",
-        "wanted",
+        "_at", "_chunks", "_columns", "_convert", "_data", "_encoding", "_expected", "_has_next", "_kept", "_number",
+        "unread", "wanted",
     )  # fmt: skip
 
     def __init__(self, encoding: str, convert: Mapping[int, Callable[[Any], Any]]) -> None:
@@ -76,6 +76,7 @@ class ResultReader:
             bytes
         ] = []  # after _data; joined when they are needed, so that large packets are joined once
         self._columns: Columns | None = None
+        self._expected: Columns | None = None
         self._number = -1
         self._has_next = False
         self.unread = 0
@@ -93,11 +94,13 @@ class ResultReader:
         """Whether another result follows the one that has been read to its end."""
         return self._has_next
 
-    def begin(self) -> None:
-        """A command is about to be sent."""
+    def begin(self, expected: Columns | None = None) -> None:
+        """A command is about to be sent. ``expected``: the columns of its results, where they are known: what their
+        packets say differs from schema to schema, and to work it out costs more than all else about a row."""
         if self.unread or self._has_next or self._columns is not None:
             raise pymysql.err.InternalError("the last answer was not read to its end, or the server was not asked")
         self._number = -1
+        self._expected = expected
 
     def feed(self, data: bytes) -> None:
         """What has arrived."""
@@ -114,11 +117,12 @@ class ResultReader:
         before = self._number
         head = self._packet(self._at)
         place = head
+        count = 0
         if head is not None and self._data[head[0]] not in (_OK, _LOCAL_FILE):
-            count = MysqlPacket(self._data[head[0] : head[1]], self._encoding).read_length_encoded_integer()
-            assert count is not None  # that would be _LOCAL_FILE
-            for _ in range(count + 1):  # the columns, and their end
-                place = self._packet(place[1]) if place is not None else None
+            first, stop = head
+            small = self._data[first]
+            count = small if small < _NULL else int.from_bytes(self._data[first + 1 : stop], "little")
+            place = self._columns_end(stop, count)
         if head is None or place is None:
             self._number = before
             return None
@@ -130,8 +134,13 @@ class ResultReader:
             raise pymysql.err.InternalError("the server asks for a file of this machine")
         if self._data[place[0]] != _END:
             raise pymysql.err.InternalError("the columns of a result have no end")
-        block = self._data[stop : place[0] - _HEADER_BYTES]
-        self._columns = self._kept.get(block) or self._columns_of(block)
+        if self._expected is None:
+            block = self._data[stop : place[0] - _HEADER_BYTES]
+            self._columns = self._kept.get(block) or self._columns_of(block)
+        elif count != len(self._expected.names):
+            raise pymysql.err.InternalError(f"a result has {count} columns instead of {len(self._expected.names)}")
+        else:
+            self._columns = self._expected
         self._consume(place[1])
         return True
 
@@ -178,6 +187,26 @@ class ResultReader:
         self._number = number
         self._consume(at)
         return False if len(rows) >= limit else None
+
+    def _columns_end(self, at: int, count: int) -> tuple[int, int] | None:
+        """As `_packet`, of the one that comes after so many columns."""
+        data, number = self._data, self._number
+        while count:
+            first = at + _HEADER_BYTES
+            # What is no whole packet of a column, in its turn, is looked at closely.
+            if first >= len(data) or data[at + 3] != (number + 1) & 0xFF or data[first] == _ERROR or data[at + 2]:
+                break
+            stop = first + (data[at] | data[at + 1] << 8)
+            if stop == first or stop > len(data):
+                break
+            number = data[at + 3]
+            count -= 1
+            at = stop
+        self._number = number
+        place = self._packet(at)
+        for _ in range(count):
+            place = self._packet(place[1]) if place is not None else None
+        return place
 
     def _packet(self, at: int) -> tuple[int, int] | None:
         """Where the content of a packet of the head begins and ends. None, with `wanted` set: it has not arrived."""
@@ -279,6 +308,16 @@ class ResultReader:
         if encoding is None:
             return convert
         return _decoded(convert, encoding)
+
+
+def command_packets(command: int, content: bytes) -> bytes:
+    """A command as it is sent: in several packets when it is larger than one."""
+    left = bytes([command]) + content
+    packets = bytearray()
+    for number, at in enumerate(range(0, len(left) + 1, _WHOLE)):
+        piece = left[at : at + _WHOLE]
+        packets += len(piece).to_bytes(3, "little") + bytes([number & 0xFF]) + piece
+    return bytes(packets)
 
 
 def _row(data: bytes, at: int, stop: int, decoders: tuple[Decoder | None, ...]) -> Row:

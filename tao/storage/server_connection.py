@@ -1,11 +1,10 @@
-"""One connection of the driver's, with the reading of answers taken over.
+"""One connection of the driver's, with commands and the reading of answers taken over.
 
-aiomysql connects, proves who it is and writes commands. Once it has connected, its transport gets another protocol:
-what arrives goes to a `ResultReader`, and whoever waits is woken once an answer can be read any further, which for a
-read of few rows is once. Its own reader, an `asyncio.StreamReader`, wakes him for every packet.
+aiomysql connects and proves who it is. Once it has, its transport gets another protocol: what arrives goes to a
+`ResultReader`, and whoever waits is woken once an answer can be read any further, which for a read of few rows is once.
+Its own reader, an `asyncio.StreamReader`, wakes him for every packet.
 
-Of aiomysql's private parts two are used, the writer for its transport and `_execute_command`; the tests of sessions
-fail without them.
+Of aiomysql's private parts one is used, the writer for its transport; the tests of sessions fail without it.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Any, Final
 import pymysql.err
 from pymysql.constants import COMMAND, CR
 
-from tao.storage.result_packets import ResultReader, Row
+from tao.storage.result_packets import Columns, ResultReader, Row, command_packets
 
 _MAX_UNREAD_BYTES: Final = 256 * 1024
 """What may lie here before the transport stops reading, while nobody waits for it: a chunk or four of the loop's."""
@@ -63,14 +62,15 @@ class ServerConnection(asyncio.Protocol):
         columns = self._reader.columns
         return columns.names if columns is not None else ()
 
-    async def send(self, sql: str, arguments: Sequence[object]) -> None:
-        """Send statements, with the arguments in place of each ``%s``. Raises what the driver does."""
-        self._reader.begin()
+    def send(self, sql: str, arguments: Sequence[object], expected: Columns | None = None) -> None:
+        """Send statements, with the arguments in place of each ``%s``. ``expected``: as `ResultReader.begin`. Raises
+        what the driver does."""
+        self._reader.begin(expected)
         escape = self._driver.escape
         # Without arguments, too, percent signs are looked for: one rule for all.
         text = sql % tuple([each if type(each) is int else escape(each) for each in arguments])
-        command = text.encode(self._driver.encoding, "surrogateescape")
-        await self._driver._execute_command(COMMAND.COM_QUERY, command)
+        content = text.encode(self._driver.encoding, "surrogateescape")
+        self._transport.write(command_packets(COMMAND.COM_QUERY, content))
 
     async def results(self, results: list[list[Row]], deadline: float) -> None:
         """Append the rows of each result of the answer, to its end; who waits for them is woken once. Raises as `head`,

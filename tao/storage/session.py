@@ -18,7 +18,7 @@ import aiomysql
 from tao.model.errors import DeadlineExceeded, TaoError
 from tao.storage.dialect import Dialect, SessionSetup, dialect_of
 from tao.storage.failures import ConnectionLost, translate
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
 
 _ROWS_PER_TURN: Final = 256
@@ -125,7 +125,7 @@ class Session:
         connection = self._connection
         results = [] if results is None else results
         with self._guard:
-            await connection.send(sql, arguments)
+            connection.send(sql, arguments)
             await connection.results(results, deadline)
         return results
 
@@ -138,20 +138,27 @@ class Session:
         rows: list[Row] = []
         names: tuple[str, ...] = ()
         with self._guard:
-            await connection.send(sql, ())
+            connection.send(sql, ())
             if await connection.head(deadline):
                 names = connection.column_names
                 await connection.rows(rows, sys.maxsize, deadline)
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     async def stream(
-        self, sql: str, arguments: Sequence[object], on_rows: Callable[[list[Row]], None], *, deadline: float
+        self,
+        sql: str,
+        arguments: Sequence[object],
+        on_rows: Callable[[list[Row]], None],
+        *,
+        deadline: float,
+        columns: Columns | None = None,
     ) -> None:
-        """Hand out the rows of one SELECT in chunks; the loop gets a turn between them. Raises as `run` does."""
+        """Hand out the rows of one SELECT in chunks; the loop gets a turn between them. ``columns``: what it has, where
+        that is known. Raises as `run` does."""
         connection = self._connection
         rows: list[Row] = []
         with self._guard:
-            await connection.send(sql, arguments)
+            connection.send(sql, arguments, columns)
             is_at_end = not await connection.head(deadline) or await connection.rows(rows, _ROWS_PER_TURN, deadline)
         while True:
             try:

@@ -17,7 +17,7 @@ from pymysql.constants import CLIENT, FIELD_TYPE
 from pymysql.converters import decoders
 
 from tao.storage.failures import ConnectionLost, translate
-from tao.storage.result_packets import ResultReader, Row
+from tao.storage.result_packets import Columns, ResultReader, Row
 
 _UTF8: Final = 45
 _BINARY: Final = 63
@@ -112,9 +112,9 @@ async def read_by_driver(data: bytes) -> Outcome:
     return results, None
 
 
-def read_by_us(data: bytes, cuts: Sequence[int]) -> Outcome:
+def read_by_us(data: bytes, cuts: Sequence[int], expected: Columns | None = None) -> Outcome:
     reader = ResultReader("utf8", decoders)
-    reader.begin()
+    reader.begin(expected)
     results: list[tuple[tuple[str, ...], list[Row]]] = []
     places = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     chunks = [data[start:stop] for start, stop in pairwise(places)]
@@ -235,6 +235,18 @@ def test_a_row_in_several_packets_is_one(size: int) -> None:
 def test_an_answer_to_a_command_of_several_packets_counts_on() -> None:
     answer = [Result([Column("n", FIELD_TYPE.LONGLONG, _BINARY)], [(b"7",)])]
     assert read_by_us(encode(answer, first_number=3), ()) == ([(("n",), [(7,)])], None)
+
+
+@given(st.integers(1, 300), st.lists(st.integers(0, 1 << 20), max_size=4))
+def test_of_columns_that_are_known_only_the_number_is_looked_at(count: int, cuts: list[int]) -> None:
+    """Their packets name the schema: with hundreds of shards hardly any would be known again by its bytes."""
+    expected = Columns(("n",) * count, (int,) * count)
+    column = Column("tao_00001", FIELD_TYPE.VAR_STRING, _UTF8)
+    answer = [Result([column] * count, [(b"7",) * count])]
+    assert read_by_us(encode(answer), cuts, expected) == ([(expected.names, [(7,) * count])], None)
+    _, error = read_by_us(encode([Result([column] * (count + 1), [])]), cuts, expected)
+    assert error is not None
+    assert type(translate(error, "one", locking=False)) is ConnectionLost
 
 
 def test_what_the_server_says_unasked_is_not_taken_for_an_answer() -> None:

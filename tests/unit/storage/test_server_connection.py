@@ -25,6 +25,9 @@ class Transport:
     def set_protocol(self, protocol: asyncio.Protocol) -> None:
         self.told.append("protocol")
 
+    def write(self, data: bytes) -> None:
+        return
+
     def pause_reading(self) -> None:
         self.told.append("pause")
 
@@ -46,9 +49,6 @@ class Driver:
     def escape(self, value: object) -> str:
         return repr(value)
 
-    async def _execute_command(self, command: int, sql: bytes) -> None:
-        return
-
     def close(self) -> None:
         self.closed = True
 
@@ -60,7 +60,7 @@ def soon() -> float:
 async def test_what_nobody_reads_stays_with_the_server() -> None:
     driver = Driver()
     connection = ServerConnection(driver)
-    await connection.send("SELECT", ())
+    connection.send("SELECT", ())
     for at in range(0, len(_ANSWER), 50_000):
         if driver.transport.told[-1] == "pause":
             break
@@ -84,16 +84,16 @@ async def test_a_later_deadline_is_not_cut_short_by_an_earlier_one() -> None:
     connection = ServerConnection(Driver())
     loop = asyncio.get_running_loop()
     for seconds in (0.01, 0.02):
-        await connection.send("SELECT", ())
+        connection.send("SELECT", ())
         with pytest.raises(TimeoutError):
             await connection.head(loop.time() + seconds)
-    await connection.send("SELECT", ())
+    connection.send("SELECT", ())
     rings = loop.time() + 0.01
     asked = asyncio.create_task(connection.head(rings))
     await asyncio.sleep(0)
     connection.data_received(encode([Result([], [])]))
     assert await asked is False
-    await connection.send("SELECT", ())
+    connection.send("SELECT", ())
     patient = asyncio.create_task(connection.head(loop.time() + 60))
     rung = asyncio.Event()
     loop.call_at(rings + 0.001, rung.set)  # alarms ring in the order of their times
@@ -106,14 +106,14 @@ async def test_a_later_deadline_is_not_cut_short_by_an_earlier_one() -> None:
 async def test_an_answer_that_came_before_the_end_of_the_connection_is_read() -> None:
     driver = Driver()
     connection = ServerConnection(driver)
-    await connection.send("SELECT", ())
+    connection.send("SELECT", ())
     asked = asyncio.create_task(connection.head(soon()))
     await asyncio.sleep(0)
     connection.data_received(encode([Result([], [])]))
     connection.connection_lost(None)
     assert await asked is False
     assert driver.closed
-    await connection.send("SELECT", ())
+    connection.send("SELECT", ())
     with pytest.raises(pymysql.err.OperationalError, match="Lost connection"):
         await connection.head(soon())
 
@@ -125,7 +125,7 @@ async def test_all_results_wake_who_waits_once_however_they_arrive() -> None:
     answer = encode(_SEVERAL)
     for size in (1, 7, len(answer)):
         connection = ServerConnection(Driver())
-        await connection.send("several", ())
+        connection.send("several", ())
         results: list[list[Row]] = []
         reading = asyncio.create_task(connection.results(results, soon()))
         for start in range(0, len(answer), size):
@@ -139,7 +139,7 @@ async def test_all_results_wake_who_waits_once_however_they_arrive() -> None:
 async def test_results_before_one_that_is_refused_are_known_and_the_connection_goes_on() -> None:
     connection = ServerConnection(Driver())
     for arrived_before in (False, True):
-        await connection.send("several", ())
+        connection.send("several", ())
         results: list[list[Row]] = []
         if arrived_before:
             connection.data_received(encode([*_SEVERAL, Result([], [], error=1205)]))
@@ -154,7 +154,7 @@ async def test_results_before_one_that_is_refused_are_known_and_the_connection_g
 
 async def test_results_that_do_not_come_are_given_up_at_the_deadline() -> None:
     connection = ServerConnection(Driver())
-    await connection.send("several", ())
+    connection.send("several", ())
     results: list[list[Row]] = []
     reading = asyncio.create_task(connection.results(results, asyncio.get_running_loop().time() + 0.01))
     await asyncio.sleep(0)
@@ -170,7 +170,7 @@ async def test_a_statement_that_affects_many_rows_says_whether_another_follows()
         (b"\xfe" + bytes(8), b"\x01"),
     ):
         connection = ServerConnection(Driver())
-        await connection.send("two", ())
+        connection.send("two", ())
         for number, status in ((1, b"\x0a\x00"), (2, b"\x02\x00")):
             payload = b"\x00" + affected + last_id + status + b"\x00\x00"
             connection.data_received(len(payload).to_bytes(3, "little") + bytes([number]) + payload)
@@ -178,7 +178,7 @@ async def test_a_statement_that_affects_many_rows_says_whether_another_follows()
         await connection.results(results, soon())
         assert results == [[], []]
     connection = ServerConnection(Driver())
-    await connection.send("torn", ())
+    connection.send("torn", ())
     connection.data_received(b"\x03\x00\x00\x01\x00\xfc\x01")
     with pytest.raises(pymysql.err.InternalError):
         await connection.results([], soon())

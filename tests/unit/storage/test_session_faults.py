@@ -10,7 +10,7 @@ import pytest
 
 from tao.model.errors import OperatorError, Unavailable
 from tao.storage.failures import ConnectionLost, translate
-from tao.storage.result_packets import Row
+from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
 from tao.storage.session import Session
 
@@ -31,7 +31,7 @@ class FailingConnection(ServerConnection):
     def server_version(self) -> str:
         return "10.11.6-MariaDB"
 
-    async def send(self, sql: str, arguments: Sequence[object]) -> None:
+    def send(self, sql: str, arguments: Sequence[object], expected: Columns | None = None) -> None:
         if self.failure is not None:
             raise self.failure
 
