@@ -49,6 +49,9 @@ class FillSettings:
     max_flights: int = 20_000
     """Fills under way at once; each holds an answer in memory. More misses are refused as overload."""
 
+    max_waiting: int = 100_000
+    """Queries that wait for them, those that joined another's included. More are refused as overload."""
+
 
 class Asker(Protocol):
     """Who waits for an answer."""
@@ -80,6 +83,8 @@ class Flights:
         self._clock: Final = clock
         self._list_limit: Final = list_limit
         self._flights: dict[Hashable, Flight] = {}
+        self.waiting = 0
+        """Queries on board of them."""
         self.under_way = 0
         """Flights now in the air, also those that nobody joins any more."""
         self.started = 0
@@ -99,6 +104,8 @@ class Flights:
 
     def flight_for(self, passenger: _Passenger) -> Flight:
         """To board. Raises `Overloaded`."""
+        if self.waiting >= self.settings.max_waiting:
+            raise Overloaded(f"{self.waiting} queries wait for fills, which is the bound; try again later")
         key = passenger.key
         flight = self._flights.get(key)
         if flight is not None and flight.minimum <= passenger.most_to_wait_for and self._may_join(flight):
@@ -116,8 +123,9 @@ class Flights:
         that is not open no floors are kept, so nothing would tell that a write has overtaken the flight."""
         return flight.ticket.generation != 0 and not self.cache.is_void(flight.ticket)
 
-    def landed(self, flight: Flight) -> None:
+    def landed(self, flight: Flight, passengers: int) -> None:
         """Nobody joins it any more."""
+        self.waiting -= passengers
         self.under_way -= 1
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
@@ -223,7 +231,7 @@ class Flight:
     def _land(self, brought: Fetched | TaoError) -> None:
         passengers, self.passengers = self.passengers, []
         if passengers:  # else it has landed
-            self._flights.landed(self)  # before anybody is told, who may need the next one
+            self._flights.landed(self, len(passengers))  # before anybody is told, who may need the next one
             for passenger in passengers:
                 give(passenger.arrive, brought)
 
@@ -251,6 +259,7 @@ class _Passenger:
             self._asker.take(refused)
             return
         self._boarded += 1
+        self._flights.waiting += 1
         self._waits_for = flight.minimum
         flight.passengers.append(self)
         if len(flight.passengers) == 1:

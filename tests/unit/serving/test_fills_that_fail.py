@@ -6,15 +6,17 @@ import asyncio
 
 import pytest
 
-from tao.cache import GraphCache, Stored
-from tao.model.errors import InternalError, TaoError, Unavailable
+from tao.cache import CacheSettings, GraphCache, Stored
+from tao.model.errors import InternalError, Overloaded, TaoError, Unavailable
 from tao.model.graph import MAX_TIME
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
 from tao.serving.fill_source import give
+from tao.serving.fills import Fills
+from tao.serving.flights import FillSettings
 from tests.rigs.asking import Awaited, answer
-from tests.rigs.leader_rig import COMMENT
-from tests.rigs.pacing import quiet
-from tests.unit.serving.test_fills import A, Rig, rig
+from tests.rigs.leader_rig import ARENAS, COMMENT
+from tests.rigs.pacing import ManualClock, quiet
+from tests.unit.serving.test_fills import LIMIT, A, ManualSource, Rig, Types, rig
 
 __all__ = ["rig"]
 
@@ -67,6 +69,23 @@ async def test_an_asker_who_breaks_costs_the_others_of_his_flight_nothing(
     rig.fills.answer(ObjectQuery(A), 0, Broken(), critical=False)
     assert (await answer(rig.fills, ObjectQuery(A), 0, critical=False)).value
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_more_queries_than_may_wait_are_refused_though_they_would_join_a_flight() -> None:
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache.open_shard(0, 1)
+    source.manual = True
+    fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=3))
+    waiting = [asyncio.ensure_future(answer(fills, ObjectQuery(A), 0, critical=False)) for _ in range(3)]
+    await quiet()
+    with pytest.raises(Overloaded, match="3 queries wait"):
+        await answer(fills, ObjectQuery(A), 0, critical=False)
+    source.answer(source.calls[0])
+    await asyncio.gather(*waiting)
+    source.manual = False
+    cache.bump_shard(0)
+    await answer(fills, ObjectQuery(A), 0, critical=False)
+    assert fills.flights.waiting == 0
 
 
 @pytest.mark.parametrize("query", [RangeQuery(A, COMMENT, 0, 30), EdgesQuery(A, COMMENT, (1001,), MAX_TIME, 0)])
