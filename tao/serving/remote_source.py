@@ -65,8 +65,7 @@ class RemoteSource:
         gives_up: Callable[[int], bool] = lambda _: False,
     ) -> None:
         """``locate``: shard → whom to ask, by the configuration as it is then. ``budget``: of all that this server asks
-        again. ``gives_up``: whether asking for a shard
-        that could not be had is not worth repeating."""
+        again. ``gives_up``: whether asking for a shard that could not be had is not worth repeating."""
         self._configuration: Final = configuration
         self._locate: Final = locate
         self._links: Final = links
