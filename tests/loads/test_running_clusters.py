@@ -87,13 +87,17 @@ async def test_two_regions_that_run_are_measured_as_far_apart_as_they_are(tmp_pa
         durability=Durability.RELAXED,
     )
     async with DevCluster(settings) as cluster:
-        where = ("--topology", str(cluster.topology_path), "--json", str(tmp_path / "geo.json"))
-        status, printed = await toy("geo", *where, "--rtt-ms", "10")
-        assert status == 0, printed
+        for name in ("geo", "whale"):
+            where = ("--topology", str(cluster.topology_path), "--json", str(tmp_path / f"{name}.json"))
+            status, printed = await toy(name, *where, *(("--rtt-ms", "10") if name == "geo" else ()))
+            assert status == 0, printed
         assert cluster.running == list(cluster.processes)
     found = msgspec.json.decode((tmp_path / "geo.json").read_bytes(), type=Measured)
     assert set(found.read_ms) == {"remote_region", "remote_region_misses"}
     assert found.write_ms["remote_region"].p50 >= found.rtt_ms == 10
+    whale = msgspec.json.decode((tmp_path / "whale.json").read_bytes())
+    assert whale["wrong_answers"] == 0
+    assert whale["after_without_database:ratio"] > 0.9
 
 
 async def test_a_tier_that_nobody_restarts_is_told(tmp_path: Path) -> None:
