@@ -119,5 +119,5 @@ def _share(first_reads: Sequence[int | None], misses: int) -> float | None:
     known = [each for each in first_reads if each is not None]
     if len(known) < len(first_reads) or not misses:
         return None
-    # Whoever is the second to ask for something on its way is a first read to nobody, and a miss all the same.
+    # Not every first read asks the database: of tao, who knows a list's count knows whether there is anything in it.
     return min(1.0, sum(known) / misses)
