@@ -300,7 +300,7 @@ class Promoter:
             await raise_epoch(
                 session, replicas.shards, replicas.master.name, database.version_epoch, deadline=replicas.soon()
             )
-        waits = database.semi_sync and await self._acknowledged(replicas, bool(following))
+        waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
         async with replicas.session(database.master_region) as session:
             now = await server_unix_ms(session, deadline=replicas.soon())
             if await replicas.lease_seconds(database.master_region):
@@ -343,6 +343,14 @@ class Promoter:
             await replicas.close(member.region)
         check_rejoin(*await replicas.beside_master(member.region))
         await replicas.follow(member.region, master.region)
+
+    async def _acknowledged_in_use(self, replicas: ReplicationSet, following: list[str]) -> bool:
+        """Whether a replica in use acknowledges. One that is marked may be about to be stopped, and every write would
+        stand still."""
+        marked = {server.name for server in replicas.database.servers.values() if server.down}
+        if marked.issuperset(following) or not await self._acknowledged(replicas, True):
+            return False
+        return not marked or bool(replicas.acknowledging(await replicas.members()))
 
     async def _acknowledged(self, replicas: ReplicationSet, expected: bool) -> bool:
         """Whether a replica acknowledges what the master tells it, by now or in a moment."""

@@ -333,6 +333,20 @@ async def test_a_server_that_rejoins_holds_up_no_commit_before_it_has_what_it_la
         await assert_is_master(rig, EAST, WEST)
 
 
+async def test_a_master_that_is_opened_waits_for_no_replica_that_is_marked(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+        store, *_ = rig._parts()
+        for down in (True, False):
+            topology = await store.load()
+            await store.change(topology.version, edits.mark_database_server(topology, WEST, down=down))
+            done = await rig.promoter().restore("db")
+            assert done.following == [WEST]
+            assert done.waits_for_replica is not down
+            assert await waits_for_replica(rig, EAST) is not down
+
+
 async def waits_for_replica(rig: ReplicationRig, region: str) -> bool:
     async with rig.session(region) as session:
         return (await member_state(session, deadline=soon())).waits_for_replica
