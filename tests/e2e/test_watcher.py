@@ -283,7 +283,8 @@ async def test_the_old_master_comes_back_by_one_command_or_is_refused_with_the_o
     status, done, errors = await command(cluster, "reseed", "west-db-1")
     assert status == 0, errors
     assert done["follows"] == "east-db-1"
-    assert "west-db-1" not in marked(cluster)
+    # A watcher whose last look was from before may mark it once more, for as long as it takes it to look again.
+    await until_topology(cluster, lambda: "west-db-1" not in marked(cluster), "it is still marked")
     async with writing(cluster, "east") as writers:
         pass
     await assert_nothing_lost(cluster, writers)
