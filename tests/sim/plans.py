@@ -162,7 +162,7 @@ PLANNED: Final = ("clone", "planned restart")
 """What operators do to a cluster that is well: no request may fail for it."""
 UNNOTICED: Final = ("clone", "depose")
 """What takes no server away from anybody, or not yet."""
-COMPOUND: Final = ("spool needed", "rush")
+COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes")
 """Several failures in one."""
 _WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed", "clone")
 """Faults that nobody would notice without writes."""
