@@ -25,7 +25,7 @@ from tests.sim.loop import CURRENT, Process, SimLoop
 
 SILENCE_SECONDS: Final = 10.0
 """After which a session gives its peer up: the interval of pings and their timeout (`SessionSettings`)."""
-SESSION: Final = SessionSettings(deadline_tick_seconds=0.25, max_unanswered=16)
+SESSION: Final = SessionSettings(deadline_tick_seconds=0.25, max_unanswered=40)
 """Coarser ticks than the product's: each wakes the loop while anything is unanswered. Some bursts at once have room."""
 
 

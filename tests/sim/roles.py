@@ -51,19 +51,19 @@ UNTOLD: Final = TellingSettings(relay_bytes=1_500, unacknowledged_bytes=2_500, r
 REWIND: Final = RewindSettings(max_bytes=8_000)
 WRITES: Final = WriteSettings(max_waiting_per_shard=24, max_batch_writes=8)
 INVERSES: Final = InverseSettings(max_waiting_per_pair=8)
-FILLS: Final = FillSettings(max_flights=64)
+FILLS: Final = FillSettings(max_flights=100)
 MISSES: Final = MissSettings(max_gathered=8)
-DIRECT_READS: Final = DirectReadSettings(max_under_way=24)
+DIRECT_READS: Final = DirectReadSettings(max_under_way=100)
 STALLS: Final = StallSettings(max_held=4)
 STORY: Final = StorySettings(key_events=300, shard_events=30)
 CHECKER: Final = CheckerSettings(max_samples_per_second=2)
-RETRIES: Final = RetrySettings(burst=20.0)
+RETRIES: Final = RetrySettings(burst=100.0)
 MAX_FLOORS: Final = 14
 """Of a shard."""
-SERVING: Final = ServingSettings(max_unanswered=16)
+SERVING: Final = ServingSettings(max_unanswered=40)
 SDK: Final = ClientSettings(
     timeout_seconds=4.0,
-    max_waiting_queries=100,
+    max_waiting_queries=110,
     own_writes_keys=16,
     retries=RETRIES,
     links=LinkSettings(session=SESSION, max_waiting=16),
