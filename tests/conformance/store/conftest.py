@@ -14,7 +14,7 @@ from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-from tests.conformance.store.stores import CUSTOM_TABLE, SERVER, SHARDS, MakePools, Stores, table_of
+from tests.conformance.store.stores import CUSTOM_TABLE, SERVER, SHARDS, MakePools, Stores, server_of, table_of
 
 
 def _account(server: DatabaseInstance, role: str) -> ServerAccount:
@@ -58,9 +58,6 @@ async def make_pools(migrated: DatabaseInstance) -> AsyncIterator[MakePools]:
 
 @pytest.fixture
 async def stores(make_pools: MakePools) -> Stores:
-    def server_of(shard: int) -> str:
-        return SERVER
-
     return Stores(
         MySqlReadStore(server_of, server_of, make_pools(writes=False), table_of),
         MySqlWriteStore(server_of, make_pools(writes=True), table_of),

@@ -39,6 +39,10 @@ def new_id(shard: int = SHARDS[0]) -> int:
     return make_id(shard, 1_700_000_000_000 + next(_sequence), 0)
 
 
+def server_of(shard: int) -> str:
+    return SERVER
+
+
 def table_of(atype: int) -> str:
     return CUSTOM_TABLE if atype == LONG else "assocs"
 
