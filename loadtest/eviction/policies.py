@@ -173,8 +173,11 @@ class SmallAndMain(Marks):
             self.marks[oldest] = 0
             self._main.append(oldest)
             return
-        self._left += self.held.pop(oldest)
-        self._ghosts[oldest] = None
+        self._leave(oldest)
+
+    def _leave(self, key: int) -> None:
+        self._left += self.held.pop(key)
+        self._ghosts[key] = None
         while len(self._ghosts) > len(self.held):
             self._ghosts.popitem(last=False)
 
@@ -238,10 +241,7 @@ class Priced(SmallAndMain):
                 self.marks[oldest] -= price
                 self._main.append(oldest)
                 continue
-            self._left += self.held.pop(oldest)
-            self._ghosts[oldest] = None
-            while len(self._ghosts) > len(self.held):
-                self._ghosts.popitem(last=False)
+            self._leave(oldest)
 
 
 POLICIES: Final[dict[str, Callable[[int], Policy]]] = {
