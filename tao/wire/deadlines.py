@@ -31,10 +31,10 @@ class DeadlineWheel:
         """Returns the tick of the deadline, which `discard` wants to know."""
         now = self._loop.time()
         tick = int((now + timeout_seconds) / self._tick_seconds) + 1
+        if self._timer is None and not self._count:  # in a sweep there may be others, due by now
+            self._swept_tick = int(now / self._tick_seconds)
         self._slots[tick % SLOTS][key] = tick
         self._count += 1
-        if self._timer is None:
-            self._swept_tick = int(now / self._tick_seconds)
         self._wake_at(tick)
         return tick
 

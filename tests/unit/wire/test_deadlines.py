@@ -118,3 +118,22 @@ def test_an_earlier_deadline_is_not_late_for_a_later_one_set_before_or_while_ano
     wheel.add(1, 0.5)
     loop.run_until(loop.now + 4)
     assert {key: round(at - began, 1) for key, at in reported.items()} == {0: 0.1, 1: 0.5, 2: 1.0, 3: 2.1}
+
+
+def test_a_deadline_that_passes_while_another_is_reported_is_not_late_for_one_set_then() -> None:
+    loop = HandDrivenLoop()
+    reported: dict[int, float] = {}
+
+    def on_expired(key: int) -> None:
+        reported[key] = loop.now
+        if key == 0:
+            loop.now += 3 * TICK
+            wheel.add(2, 1.0)
+
+    wheel = wheel_on(loop, on_expired)
+    began = loop.now
+    wheel.add(0, 0.1)
+    wheel.add(1, 0.1 + 1.5 * TICK)
+    loop.run_until(began + 2)
+    assert reported.keys() == {0, 1, 2}
+    assert reported[1] <= reported[0] + 4 * TICK
