@@ -105,6 +105,7 @@ class Lane:
             if self.proof is not None:
                 self.parts.append(self.proof)
                 self.proof = None
+        self.hurried = len(self.parts)  # it has waited long enough
 
     def take_all(self) -> list[Part]:
         """Empty the lane: its parts, each shard's in their order, then the proof."""

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import msgspec
 
-from tao.model.errors import Unavailable
+from tao.model.errors import NotMine, Unavailable
 from tao.model.relay import Touch
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
 from tao.tailer.settings import DeliverySettings
 from tests.rigs.leader_rig import make_id, make_topology
+from tests.rigs.pacing import until
 from tests.unit.tailer.test_delivery_path import BOTH, Rig, about, change, turns
 
 NEVER = DeliverySettings(gather_seconds=3_600, gather_parts=4, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
@@ -70,3 +71,15 @@ async def test_a_leader_that_was_away_is_told_as_soon_as_it_is_there_whatever_wa
     await rig.path.submit("t6", about(change(0, 6)), 5_000)
     await rig.path.drained()
     assert rig.leaders.versions(0) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_what_waited_behind_a_held_shard_waits_for_no_more_once_it_is_accepted() -> None:
+    rig = Rig(NEVER)
+    rig.leaders.failures["leader-1"] = lambda _: NotMine("no", 1)
+    await rig.path.submit("t1", Translated(bulk_shards=(0,)))
+    await until(lambda: bool(rig.path._lanes["leader-1"].refused))
+    await rig.path.submit("t2", about(), 5_000)
+    rig.leaders.failures.clear()
+    await until(lambda: any(relay.source_unix_ms for leader, relay in rig.leaders.told if leader == "leader-1"))
+    await rig.path.drained()
+    assert rig.acknowledged == ["t1", "t2"]
