@@ -96,7 +96,12 @@ class DatabaseSource:
 
     def _ask(self, asked: _Asked) -> None:
         asked.until = self._loop.time() + asked.timeout_seconds
-        self._gathering.add((self._database_of(shard_of(asked.query)), asked.critical), asked)
+        try:
+            database = self._database_of(shard_of(asked.query))
+        except TaoError as error:  # a topology without the shard, which may have come since the last read
+            give(asked.take, error)
+        else:
+            self._gathering.add((database, asked.critical), asked)
 
     def _take(self, asked: _Asked, fetched: Fetched) -> None:
         if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
@@ -153,8 +158,10 @@ class DatabaseSource:
                 return
             for one, value in zip(some, read.values, strict=True):
                 if not one.is_answered:
+                    # At first what may break: one that counts as answered is not failed when the read ends.
+                    fetched = Fetched(value, read.version_epochs[shard_of(one.query)], "database")
                     one.is_answered = True
-                    self._take(one, Fetched(value, read.version_epochs[shard_of(one.query)], "database"))
+                    self._take(one, fetched)
 
         try:
             await self._store.read_each(

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from tao.model.edge_block import check_block
-from tao.model.errors import DatabaseDown, NotMine, ProtocolError, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, InternalError, NotMine, ProtocolError, TaoError, Unavailable
 from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, shard_of
 from tao.model.topology import CacheServer
@@ -150,7 +150,12 @@ class RemoteSource:
 
     async def _ask_again(self, asked: _Asked, pause_seconds: float) -> None:
         await asyncio.sleep(pause_seconds)
-        await self._configuration.refresh()
+        try:
+            await self._configuration.refresh()
+        except Exception as error:
+            # A bug there must not leave a flight that never lands; the task's end is logged.
+            give(asked.take, InternalError(f"{type(error).__name__} in a fill; see the server's log"))
+            raise
         self._ask(msgspec.structs.replace(asked, attempt=asked.attempt + 1, is_answered=False))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tao.model.errors import Overloaded, StaleRead, TaoError
+from tao.model.errors import InternalError, InvalidArgument, Overloaded, StaleRead, TaoError
 from tao.model.graph import encode_object
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
@@ -195,4 +195,31 @@ async def test_what_is_left_of_an_older_epoch_meets_its_minimums_once_a_later_on
                 await reading
         else:
             assert (await reading).version_epoch == 2
+    await tasks.close()
+
+
+async def test_a_read_that_lacks_an_epoch_fails_and_leaves_nobody_waiting() -> None:
+    store, tasks = StoreByHand(), Tasks()
+    source = DatabaseSource(store, lambda _: "db", tasks, MissSettings())
+    reading = asyncio.ensure_future(fetched(source, ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5))
+    await quiet()
+    with pytest.raises(KeyError):
+        store.on_read([0], FillRead([encode_object(1, USER, b"")], {}))
+    store.over.set()
+    with pytest.raises(InternalError):
+        await reading
+    await tasks.close()
+
+
+async def test_who_reads_again_of_a_shard_that_the_topology_has_lost_meanwhile_hears_of_it() -> None:
+    found, tasks = ["db"], Tasks()
+
+    def database_of(shard: int) -> str:
+        if not found:
+            raise InvalidArgument(f"no database holds shard {shard}")
+        return found.pop()
+
+    source = DatabaseSource(StoreAtEpoch(1), database_of, tasks, MissSettings(first_pause_seconds=0))
+    with pytest.raises(InvalidArgument, match="shard 0"):
+        await fetched(source, ObjectQuery(make_id(64)), make_version(1, 2), critical=False, timeout_seconds=5)
     await tasks.close()

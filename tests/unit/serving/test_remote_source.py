@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import pytest
 
 from tao.model.edge_block import encode_block
-from tao.model.errors import DatabaseDown, NotMine, ProtocolError, TaoError, Unavailable
+from tao.model.errors import DatabaseDown, InternalError, NotMine, ProtocolError, TaoError, Unavailable
 from tao.model.graph import Edge, encode_count, encode_object
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.model.topology import CacheServer
+from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
@@ -46,10 +48,15 @@ class Links:
 
 
 def source(
-    links: Links, settings: RemoteSettings = SETTINGS, *, gives_up: bool = False, budget: RetryBudget | None = None
+    links: Links,
+    settings: RemoteSettings = SETTINGS,
+    *,
+    gives_up: bool = False,
+    budget: RetryBudget | None = None,
+    load: Callable[[], Awaitable[Topology]] | None = None,
 ) -> RemoteSource:
     tasks = Tasks()
-    configuration = Configuration(make_topology(), SCHEMA, logger("test"))
+    configuration = Configuration(make_topology(), SCHEMA, logger("test"), load)
     leaders = configuration.routes.leaders("east")
     budget = budget or RetryBudget(RetrySettings(), 0.0)
     return RemoteSource(configuration, leaders.home, links, tasks, settings, budget, lambda _: gives_up)
@@ -79,6 +86,14 @@ async def test_a_server_that_is_known_to_be_away_is_not_asked_again() -> None:
     with pytest.raises(Unavailable):
         await fetch(source(links, gives_up=True))
     assert len(links.times) == 1
+
+
+async def test_a_look_at_the_topology_that_breaks_leaves_nobody_waiting() -> None:
+    async def broken() -> Topology:
+        raise ZeroDivisionError
+
+    with pytest.raises(InternalError, match="ZeroDivisionError"):
+        await fetch(source(Links(NotMine("not yet")), load=broken))
 
 
 async def test_repeats_end_with_their_budget() -> None:
