@@ -20,6 +20,7 @@ from typing import Any, Final
 from tao.cache import GraphCache
 from tao.model.edge_block import COMPLETE, header
 from tao.model.errors import SettingsError, TaoError
+from tao.model.graph import decode_count
 from tao.model.queries import RangeQuery
 from tao.serving.fills import Fills
 
@@ -113,7 +114,8 @@ class PrefixRefills:
     def _is_short(self, key: tuple[int, int], edges: int) -> bool:
         """Whether the list is still held, and no reader has had it filled by now."""
         block = self._cache.peek_list(*key)
-        if block is None:  # of a prefix without an edge the count is left
-            return self._cache.peek_count(*key) is not None
+        if block is None:  # of a prefix without an edge the count is left, and so it is of a list without one
+            count = self._cache.peek_count(*key)
+            return count is not None and decode_count(count)[1] > 0
         _, _, held, flags = header(block)
         return not flags & COMPLETE and held < self._settings.least_share * edges

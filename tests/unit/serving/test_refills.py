@@ -96,6 +96,14 @@ async def test_a_prefix_of_which_nothing_is_left_is_filled_up(rig: Rig) -> None:
     assert len(rig.held()) == LIMIT
 
 
+async def test_a_list_that_has_become_empty_is_not_read(rig: Rig) -> None:
+    await rig.read(LIMIT)
+    rig.delete(LIMIT)
+    rig.delete(rig.source.length)
+    await until(lambda: not rig.tasks.running)
+    assert (rig.asked, sum(rig.fills.refills.values())) == ([], 0)
+
+
 async def test_a_list_that_is_held_whole_needs_none(rig: Rig) -> None:
     rig.source.length = 100
     await rig.read(LIMIT)
