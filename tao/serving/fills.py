@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from tao.cache import GraphCache, Stored
-from tao.model.errors import DeadlineExceeded, StaleRead, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import version_of
 from tao.model.ports import Clock
 from tao.model.queries import EdgesQuery, Fetched, Query, RangeQuery, TimeRangeQuery, shard_of
 from tao.serving.block_answers import answer_from_block, merge_edges, missing_id2s
 from tao.serving.fill_source import FillSource, fetched
 from tao.serving.flights import Asker, FillSettings, Flights
+
+_logger = logging.getLogger(__name__)
 
 _REFILLED: Final = {Stored.STORED: "kept", Stored.BELOW_FLOOR: "overtaken", Stored.NOT_KEPT: "not_kept"}
 
@@ -76,7 +79,18 @@ class Fills:
 class _Answering:
     """One query on its way to its answer. ``_then``: what is done with the next thing that a flight brings."""
 
-    __slots__ = ("_asker", "_attempts", "_fills", "_held", "_minimum", "_query", "_stale", "_then", "_wanted_edges")
+    __slots__ = (
+        "_asker",
+        "_attempts",
+        "_fills",
+        "_held",
+        "_is_reading",
+        "_minimum",
+        "_query",
+        "_stale",
+        "_then",
+        "_wanted_edges",
+    )
 
     def __init__(self, fills: Fills, query: Query, minimum: int, asker: Asker) -> None:
         self._fills = fills
@@ -85,6 +99,7 @@ class _Answering:
         self._asker = asker
         self._then: Callable[[_Answering, Fetched], None] = _Answering._give
         self._attempts = 0
+        self._is_reading = False  # critically
         self._stale: StaleRead | None = None  # why what is known was not to be had
 
     @property
@@ -107,6 +122,8 @@ class _Answering:
         if not isinstance(answer, TaoError):
             self._then(self, answer)
         elif isinstance(answer, StaleRead) and self._fills.past_floors:
+            if self._asker.gone:
+                return
             # What is known here, or further up, nobody has: a commit, perhaps, that is in the binlog and waits for a
             # replica, which may be away. Who did not ask for it gets what is committed, and nothing of that is kept.
             self._stale = answer
@@ -145,11 +162,25 @@ class _Answering:
     def read_critically(self) -> None:
         """Joins no flight: the read must begin after this request arrived."""
         flights = self._fills.flights
+        try:
+            flights.check_waiting()
+        except Overloaded as refused:
+            self._asker.take(refused)
+            return
+        flights.waiting += 1
+        self._is_reading = True
         seconds = flights.settings.timeout_seconds
-        flights.source.fetch(self._query, self._minimum, self._take_read, critical=True, timeout_seconds=seconds)
+        try:
+            flights.source.fetch(self._query, self._minimum, self._take_read, critical=True, timeout_seconds=seconds)
+        except Exception as error:
+            # A bug must not leave a read that counts for ever.
+            _logger.exception("a critical read could not be begun")
+            self._take_read(InternalError(f"{type(error).__name__} in a fill; see the server's log"))
 
     def _take_read(self, answer: Fetched | TaoError) -> None:
         fills, flights = self._fills, self._fills.flights
+        flights.waiting -= self._is_reading  # once, also when what follows breaks and this hears of that, too
+        self._is_reading = False
         if isinstance(answer, TaoError):
             away = self._stale is not None and isinstance(answer, Unavailable | DeadlineExceeded)
             self._asker.take(self._stale if away and self._stale is not None else answer)

@@ -50,7 +50,8 @@ class FillSettings:
     """Fills under way at once; each holds an answer in memory. More misses are refused as overload."""
 
     max_waiting: int = 100_000
-    """Queries that wait for them, those that joined another's included. More are refused as overload."""
+    """Queries that wait for them, those that joined another's included, and critical reads. More are refused as
+    overload."""
 
 
 class Asker(Protocol):
@@ -84,7 +85,7 @@ class Flights:
         self._list_limit: Final = list_limit
         self._flights: dict[Hashable, Flight] = {}
         self.waiting = 0
-        """Queries on board of them."""
+        """Queries on board of them, and those that are read critically, which join none."""
         self.under_way = 0
         """Flights now in the air, also those that nobody joins any more."""
         self.started = 0
@@ -104,8 +105,7 @@ class Flights:
 
     def flight_for(self, passenger: _Passenger) -> Flight:
         """To board. Raises `Overloaded`."""
-        if self.waiting >= self.settings.max_waiting:
-            raise Overloaded(f"{self.waiting} queries wait for fills, which is the bound; try again later")
+        self.check_waiting()
         key = passenger.key
         flight = self._flights.get(key)
         if flight is not None and flight.minimum <= passenger.most_to_wait_for and self._may_join(flight):
@@ -117,6 +117,11 @@ class Flights:
         self.under_way += 1
         self.started += 1
         return flight
+
+    def check_waiting(self) -> None:
+        """Whether one more may wait. Raises `Overloaded`."""
+        if self.waiting >= self.settings.max_waiting:
+            raise Overloaded(f"{self.waiting} queries wait for fills, which is the bound; try again later")
 
     def _may_join(self, flight: Flight) -> bool:
         """A flight that began before a bulk invalidation may bring what the invalidation was about; and of a shard

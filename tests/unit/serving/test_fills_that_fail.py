@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tao.cache import CacheSettings, GraphCache, Stored
-from tao.model.errors import InternalError, Overloaded, TaoError, Unavailable
+from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
 from tao.serving.fill_source import give
@@ -31,14 +31,15 @@ async def test_a_failed_fetch_fails_all_who_wait_and_is_forgotten(rig: Rig) -> N
     assert rig.fills.flights.under_way == 0
 
 
+@pytest.mark.parametrize("critical", [False, True])
 async def test_a_source_that_breaks_leaves_nothing_behind_and_is_heard_of(
-    rig: Rig, caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture, *, critical: bool
 ) -> None:
     rig.source.fault = ZeroDivisionError()
     with pytest.raises(InternalError, match="ZeroDivisionError"):
-        await answer(rig.fills, ObjectQuery(A), 0, critical=False)
+        await answer(rig.fills, ObjectQuery(A), 0, critical=critical)
     assert "ZeroDivisionError" in caplog.text
-    assert rig.fills.flights.under_way == 0
+    assert (rig.fills.flights.under_way, rig.fills.flights.waiting) == (0, 0)
     rig.source.fault = None
     await answer(rig.fills, ObjectQuery(A), 0, critical=False)
 
@@ -71,20 +72,22 @@ async def test_an_asker_who_breaks_costs_the_others_of_his_flight_nothing(
     assert "ZeroDivisionError" in caplog.text
 
 
-async def test_more_queries_than_may_wait_are_refused_though_they_would_join_a_flight() -> None:
+@pytest.mark.parametrize("critical", [False, True])
+async def test_more_queries_than_may_wait_are_refused_though_they_would_join_a_flight(*, critical: bool) -> None:
     cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
     cache.open_shard(0, 1)
     source.manual = True
     fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=3))
-    waiting = [asyncio.ensure_future(answer(fills, ObjectQuery(A), 0, critical=False)) for _ in range(3)]
+    waiting = [asyncio.ensure_future(answer(fills, ObjectQuery(A), 0, critical=critical)) for _ in range(3)]
     await quiet()
     with pytest.raises(Overloaded, match="3 queries wait"):
-        await answer(fills, ObjectQuery(A), 0, critical=False)
-    source.answer(source.calls[0])
+        await answer(fills, ObjectQuery(A), 0, critical=critical)
+    for call in source.calls:
+        source.answer(call)
     await asyncio.gather(*waiting)
     source.manual = False
     cache.bump_shard(0)
-    await answer(fills, ObjectQuery(A), 0, critical=False)
+    await answer(fills, ObjectQuery(A), 0, critical=critical)
     assert fills.flights.waiting == 0
 
 
@@ -97,3 +100,15 @@ async def test_nothing_further_is_begun_for_an_asker_who_is_gone(rig: Rig, query
     impatient.take(Unavailable("gone"))
     rig.source.answer(rig.source.calls[0])
     assert len(rig.source.calls) == 1, "a longer prefix, or the edge by itself, would be the next"
+
+
+async def test_what_is_known_and_nobody_has_is_not_read_critically_for_an_asker_who_is_gone() -> None:
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache.open_shard(0, 1)
+    source.manual = True
+    fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(), past_floors=True)
+    impatient = Awaited()
+    fills.answer(ObjectQuery(A), 0, impatient, critical=False)
+    impatient.take(Unavailable("gone"))
+    give(source.calls[0].take, StaleRead("nobody has it"))
+    assert len(source.calls) == 1
