@@ -28,6 +28,9 @@ _logger = logging.getLogger(__name__)
 _ANY_VERSION: Final = 1 << 64
 """Above every version."""
 
+_COUNT_AGAIN_SECONDS: Final = 0.5
+"""Between two looks for those who have gone: one at a full house takes some ten milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class FillSettings:
@@ -84,13 +87,18 @@ class Flights:
         self._clock: Final = clock
         self._list_limit: Final = list_limit
         self._flights: dict[Hashable, Flight] = {}
+        self._in_air: set[Flight] = set()  # also those that nobody joins any more
+        self._count_again_at = 0.0
         self.waiting = 0
         """Queries on board of them, and those that are read critically, which join none."""
-        self.under_way = 0
-        """Flights now in the air, also those that nobody joins any more."""
         self.started = 0
         self.refetched = 0
         self.joined = 0
+
+    @property
+    def under_way(self) -> int:
+        """Flights now in the air, also those that nobody joins any more."""
+        return len(self._in_air)
 
     def take_along(self, asker: Asker, query: Query, minimum: int, *, alone: bool = False) -> None:
         """``asker`` gets what a flight for ``query`` brings, at ``minimum`` or later. A prefix may come from a flight
@@ -114,14 +122,27 @@ class Flights:
         if self.under_way >= self.settings.max_flights:
             raise Overloaded(f"{self.under_way} fills are under way, which is the bound; try again later")
         self._flights[key] = flight = Flight(self, key, passenger.query, passenger.minimum)
-        self.under_way += 1
+        self._in_air.add(flight)
         self.started += 1
         return flight
 
     def check_waiting(self) -> None:
         """Whether one more may wait. Raises `Overloaded`."""
         if self.waiting >= self.settings.max_waiting:
+            self._leave_out_gone()
+        if self.waiting >= self.settings.max_waiting:
             raise Overloaded(f"{self.waiting} queries wait for fills, which is the bound; try again later")
+
+    def _leave_out_gone(self) -> None:
+        """Those who have given up on fills that hang take nobody's place."""
+        now = self._clock.monotonic()
+        if now < self._count_again_at:
+            return
+        self._count_again_at = now + _COUNT_AGAIN_SECONDS
+        for flight in self._in_air:
+            left = [passenger for passenger in flight.passengers if not passenger.gone]
+            self.waiting -= len(flight.passengers) - len(left)
+            flight.passengers = left
 
     def _may_join(self, flight: Flight) -> bool:
         """A flight that began before a bulk invalidation may bring what the invalidation was about; and of a shard
@@ -131,7 +152,7 @@ class Flights:
     def landed(self, flight: Flight, passengers: int) -> None:
         """Nobody joins it any more."""
         self.waiting -= passengers
-        self.under_way -= 1
+        self._in_air.remove(flight)
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
 
@@ -178,19 +199,22 @@ class Flight:
     """One fetch under way. ``minimum``: the version that whoever started it asked for. ``ticket`` is that of its latest
     attempt."""
 
-    __slots__ = ("_attempt", "_flights", "key", "minimum", "passengers", "query", "ticket")
+    __slots__ = ("_attempt", "_flights", "_has_landed", "has_begun", "key", "minimum", "passengers", "query", "ticket")
 
     def __init__(self, flights: Flights, key: Hashable, query: Query, minimum: int) -> None:
         self.key = key
         self.query = query
         self.minimum = minimum
         self.ticket = flights.ticket(query)
-        self.passengers: list[_Passenger] = []
+        self.passengers: list[_Passenger] = []  # none, too, when all have gone
+        self.has_begun = False
+        self._has_landed = False
         self._flights = flights
         self._attempt = 0
 
     def begin(self) -> None:
         """Fetch; the last time critically."""
+        self.has_begun = True
         flights = self._flights
         settings = flights.settings
         try:
@@ -234,11 +258,13 @@ class Flight:
                 flights.call_later(pause_seconds * 2 ** (attempt - 2), self._begin_anew)
 
     def _land(self, brought: Fetched | TaoError) -> None:
+        if self._has_landed:
+            return
+        self._has_landed = True
         passengers, self.passengers = self.passengers, []
-        if passengers:  # else it has landed
-            self._flights.landed(self, len(passengers))  # before anybody is told, who may need the next one
-            for passenger in passengers:
-                give(passenger.arrive, brought)
+        self._flights.landed(self, len(passengers))  # before anybody is told, who may need the next one
+        for passenger in passengers:
+            give(passenger.arrive, brought)
 
 
 class _Passenger:
@@ -257,6 +283,10 @@ class _Passenger:
         self._boarded = 0
         self._waits_for = minimum
 
+    @property
+    def gone(self) -> bool:
+        return self._asker.gone
+
     def board(self) -> None:
         try:
             flight = self._flights.flight_for(self)
@@ -267,7 +297,7 @@ class _Passenger:
         self._flights.waiting += 1
         self._waits_for = flight.minimum
         flight.passengers.append(self)
-        if len(flight.passengers) == 1:
+        if not flight.has_begun:
             flight.begin()
 
     def arrive(self, brought: Fetched | TaoError) -> None:
@@ -283,5 +313,5 @@ class _Passenger:
         if self._boarded > self._flights.settings.max_refetches:
             message = f"no copy within reach has version {self.minimum}; try again, or read critically"
             self._asker.take(StaleRead(message))
-        elif not self._asker.gone:
+        elif not self.gone:
             self.board()

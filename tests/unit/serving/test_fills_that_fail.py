@@ -112,3 +112,37 @@ async def test_what_is_known_and_nobody_has_is_not_read_critically_for_an_asker_
     impatient.take(Unavailable("gone"))
     give(source.calls[0].take, StaleRead("nobody has it"))
     assert len(source.calls) == 1
+
+
+async def test_those_who_have_gone_take_no_place_of_those_who_wait_and_their_flight_is_joined_and_lands() -> None:
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache.open_shard(0, 1)
+    source.manual = True
+    fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=3))
+    impatient = [Awaited() for _ in range(3)]
+    for asker in impatient:
+        fills.answer(ObjectQuery(A), 0, asker, critical=False)
+        asker.take(Unavailable("gone"))
+    waiting = [asyncio.ensure_future(answer(fills, ObjectQuery(A + n), 0, critical=False)) for n in (1, 0)]
+    await quiet()
+    assert [call.query for call in source.calls] == [ObjectQuery(A), ObjectQuery(A + 1)], "one joined what is under way"
+    assert fills.flights.waiting == 2
+    for call in source.calls:
+        source.answer(call)
+    await asyncio.gather(*waiting)
+    assert (fills.flights.under_way, fills.flights.waiting) == (0, 0)
+
+
+async def test_a_flight_whose_askers_have_all_gone_lands_once() -> None:
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache.open_shard(0, 1)
+    source.manual = True
+    fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=1))
+    impatient, patient = Awaited(), Awaited()
+    fills.answer(ObjectQuery(A), 0, impatient, critical=False)
+    impatient.take(Unavailable("gone"))
+    fills.answer(ObjectQuery(A + 1), 0, patient, critical=False)
+    for call in source.calls * 2:
+        source.answer(call)
+    await patient.answer()
+    assert (fills.flights.under_way, fills.flights.waiting) == (0, 0)
