@@ -9,7 +9,7 @@ from typing import Final
 from tao.delivery.publisher import Publisher
 from tao.delivery.subscription import Subscription
 from tao.model.delivery import Delivery
-from tao.model.errors import InvalidArgument, Unavailable
+from tao.model.errors import InternalError, InvalidArgument, Unavailable
 from tao.wire.convert import delivery_to_pb, position_from_pb
 from tao.wire.session import Reply, failure
 from tao.wire.v1 import session_pb2 as pb
@@ -38,13 +38,17 @@ class Subscribers:
             reply.send(pb.Answer(applied=pb.Applied()))
             return
 
-        def send(delivery: Delivery) -> None:
-            reply.send(pb.Answer(more=True, delivery=delivery_to_pb(delivery)))
-
         def deliver(delivery: Delivery) -> None:
-            # In the next turn of the loop, when the writer is answered, too: mostly through this connection, and what
-            # is sent in one turn is one message to whoever has to wake up for it.
-            loop.call_soon(send, delivery)
+            # Converted at once: a delivery that got lost later would be covered by the next proof, unnoticed. Sent in
+            # the next turn of the loop, when the writer is answered, too: mostly through this connection, and what is
+            # sent in one turn is one message to whoever has to wake up for it.
+            try:
+                answer = pb.Answer(more=True, delivery=delivery_to_pb(delivery))
+            except Exception as error:
+                failed = InternalError(f"a delivery to {name} could not be encoded, its series ends: {error!r}")
+                loop.call_soon(reply.send, failure(failed))
+                raise failed from error
+            loop.call_soon(reply.send, answer)
 
         subscription = self._publisher.subscribe(name, positions, deliver)
         if known is not None:
