@@ -12,11 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.readiness import server_stats
-from tao.model.errors import DeadlineExceeded, MasterReadOnly, OperatorError, TaoError
+from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
 from tao.observability.logs import logger
-from tao.runtime.admin_client import admin_get
 from tao.storage.accounts import Account, ServiceAccounts
 from tao.storage.lease import (
     EVENT_SECONDS,
@@ -28,50 +25,35 @@ from tao.storage.lease import (
     revoke_lease,
     server_unix_ms,
 )
-from tao.storage.promotion import fence, member_state, stop_receiving
+from tao.storage.promotion import fence, stop_receiving
 from tao.storage.replication import detach
 from tao.storage.semi_sync import acknowledging_replicas
 from tao.topology import edits
-from tao.topology.file_store import TopologyFile
 from tao.watcher.locks import LockTaken
 from tao.watcher.promotion import Step
 from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, Wish
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
-from tao.watcher.reseeding import SeedStep
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import LeaseSettings, ProbeSettings, PromotionSettings, WatcherSettings
-from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, soon
+from tests.rigs.replication_rig import (
+    EAST,
+    WEST,
+    Killed,
+    ReplicationRig,
+    assert_is_master,
+    replication_rig,
+    soon,
+    until_arrived,
+    waits_for_replica,
+)
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
-
-
-class Killed(BaseException):
-    """What a SIGKILL is to the code: nothing is cleaned up but what the kernel takes back."""
 
 
 @pytest.fixture
 async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[ReplicationRig]:
     async with replication_rig(tmp_path, database_accounts) as rig:
         yield rig
-
-
-async def assert_is_master(rig: ReplicationRig, region: str, other: str) -> None:
-    """It takes writes, alone; the other follows it and has everything; shard rows and topology say the same."""
-    assert await rig.open_servers() == {region}
-    assert rig.database.master_region == region
-    number = 1 + max(await rig.written(region), default=0)
-    await rig.write(region, number)
-    await until_arrived(rig, other, number)
-    assert await rig.written(region) == await rig.written(other)
-    for shard in range(SHARDS):
-        ((master, epoch),) = await rig.rows(region, f"SELECT master_server, version_epoch FROM tao_{shard:05d}.shard")
-        assert (master.decode(), epoch) == (region, rig.database.version_epoch)
-
-
-async def until_arrived(rig: ReplicationRig, region: str, number: int) -> None:
-    async with asyncio.timeout(30):
-        while number not in await rig.written(region):  # noqa: ASYNC110 - the replica does it
-            await asyncio.sleep(0.01)
 
 
 async def test_a_promotion_killed_before_any_step_is_finished_or_undone_by_the_next_run(rig: ReplicationRig) -> None:
@@ -345,70 +327,3 @@ async def test_a_master_that_is_opened_waits_for_no_replica_that_is_marked(
             assert done.following == [WEST]
             assert done.waits_for_replica is not down
             assert await waits_for_replica(rig, EAST) is not down
-
-
-async def waits_for_replica(rig: ReplicationRig, region: str) -> bool:
-    async with rig.session(region) as session:
-        return (await member_state(session, deadline=soon())).waits_for_replica
-
-
-async def test_what_an_interrupted_seeding_leaves_is_shown_and_mended_by_the_watcher(
-    tmp_path: Path, database_accounts: ServiceAccounts
-) -> None:
-    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
-        with reserve_port() as port:
-            admin = f"{LOOPBACK}:{port.port}"
-        settings = WatcherSettings(
-            name="watcher",
-            region=EAST,
-            topology_file=rig.topology_path,
-            administrator_password=rig.accounts.administrator.password,
-            replicator_password=rig.accounts.replicator.password,
-            probes=ProbeSettings(interval_seconds=0.1),
-            leases=False,
-            admin=admin,
-        )
-        watcher = await WatcherServer(settings, logger("watcher")).start()
-        try:
-            # The topology says semi_sync, and nobody had told the master.
-            await until_shown(admin, "1.0")
-            assert await waits_for_replica(rig, EAST)
-
-            async def killed(step: SeedStep) -> None:
-                if step is SeedStep.FOLLOW:
-                    raise Killed
-
-            with pytest.raises(Killed):
-                await rig.reseeder(killed).seed(WEST)
-            await until_shown(admin, "0.0")
-            await rig.write(EAST, 1)  # which nobody else has
-            # Ended by hand and not by the command: it follows, and its mark is taken away.
-            accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
-            await ReplicationSet(rig.database, accounts, seen_from="", statement_seconds=10).follow(WEST, EAST)
-            await until_arrived(rig, WEST, 1)
-            assert not await waits_for_replica(rig, EAST), "it is marked, as one that is about to be stopped"
-            with pytest.raises(OperatorError, match="no replica in use"):  # also for who looked before the mark
-                await rig.promoter().wait_for_replicas("db")
-            file = TopologyFile(rig.topology_path, on_error=lambda error: pytest.fail(error.message))
-            unmarked = edits.mark_database_server(rig.topology, WEST, down=False)
-            await file.change(rig.topology.version, unmarked)
-            await until_shown(admin, "1.0")
-            assert await waits_for_replica(rig, EAST)
-            assert (await server_stats(admin))["deeds"]["wait"] == 2
-            await assert_is_master(rig, EAST, WEST)
-        finally:
-            await watcher.close()
-
-
-async def until_shown(admin: str, value: str) -> None:
-    """By the watcher's gauge."""
-    async with asyncio.timeout(30):
-        while await shown(admin) != [value]:  # noqa: ASYNC110 - the watcher does it
-            await asyncio.sleep(0.02)
-
-
-async def shown(admin: str) -> list[str]:
-    _, body = await admin_get(admin, "/metrics")
-    return [
-        line.rpartition(" ")[2] for line in body.decode().splitlines() if line.startswith("tao_waits_for_replica_info{")
-    ]

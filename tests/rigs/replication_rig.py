@@ -19,7 +19,7 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.storage.accounts import ServiceAccounts
 from tao.storage.dialect import SessionSetup
 from tao.storage.migrations import migrate
-from tao.storage.promotion import fence
+from tao.storage.promotion import fence, member_state
 from tao.storage.result_packets import Row
 from tao.storage.session import ServerAccount, Session, open_session
 from tao.topology.document import dump_topology, parse_topology
@@ -165,3 +165,31 @@ async def replication_rig(
         yield ReplicationRig(servers, accounts, path)
     finally:
         await asyncio.gather(*(server.kill() for server in servers.values() if server.is_running))
+
+
+class Killed(BaseException):
+    """What a SIGKILL is to the code: nothing is cleaned up but what the kernel takes back."""
+
+
+async def assert_is_master(rig: ReplicationRig, region: str, other: str) -> None:
+    """It takes writes, alone; the other follows it and has everything; shard rows and topology say the same."""
+    assert await rig.open_servers() == {region}
+    assert rig.database.master_region == region
+    number = 1 + max(await rig.written(region), default=0)
+    await rig.write(region, number)
+    await until_arrived(rig, other, number)
+    assert await rig.written(region) == await rig.written(other)
+    for shard in range(SHARDS):
+        ((master, epoch),) = await rig.rows(region, f"SELECT master_server, version_epoch FROM tao_{shard:05d}.shard")
+        assert (master.decode(), epoch) == (region, rig.database.version_epoch)
+
+
+async def until_arrived(rig: ReplicationRig, region: str, number: int) -> None:
+    async with asyncio.timeout(30):
+        while number not in await rig.written(region):  # noqa: ASYNC110 - the replica does it
+            await asyncio.sleep(0.01)
+
+
+async def waits_for_replica(rig: ReplicationRig, region: str) -> bool:
+    async with rig.session(region) as session:
+        return (await member_state(session, deadline=soon())).waits_for_replica

@@ -1,0 +1,94 @@
+"""A seeding that was interrupted: shown by the watcher, and mended."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tao.devcluster.ports import LOOPBACK, reserve_port
+from tao.devcluster.readiness import server_stats
+from tao.model.errors import OperatorError
+from tao.observability.logs import logger
+from tao.runtime.admin_client import admin_get
+from tao.storage.accounts import ServiceAccounts
+from tao.topology import edits
+from tao.topology.file_store import TopologyFile
+from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.reseeding import SeedStep
+from tao.watcher.server import WatcherServer
+from tao.watcher.settings import ProbeSettings, WatcherSettings
+from tests.rigs.replication_rig import (
+    EAST,
+    WEST,
+    Killed,
+    assert_is_master,
+    replication_rig,
+    until_arrived,
+    waits_for_replica,
+)
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+
+async def test_what_an_interrupted_seeding_leaves_is_shown_and_mended_by_the_watcher(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+        with reserve_port() as port:
+            admin = f"{LOOPBACK}:{port.port}"
+        settings = WatcherSettings(
+            name="watcher",
+            region=EAST,
+            topology_file=rig.topology_path,
+            administrator_password=rig.accounts.administrator.password,
+            replicator_password=rig.accounts.replicator.password,
+            probes=ProbeSettings(interval_seconds=0.1),
+            leases=False,
+            admin=admin,
+        )
+        watcher = await WatcherServer(settings, logger("watcher")).start()
+        try:
+            # The topology says semi_sync, and nobody had told the master.
+            await until_shown(admin, "1.0")
+            assert await waits_for_replica(rig, EAST)
+
+            async def killed(step: SeedStep) -> None:
+                if step is SeedStep.FOLLOW:
+                    raise Killed
+
+            with pytest.raises(Killed):
+                await rig.reseeder(killed).seed(WEST)
+            await until_shown(admin, "0.0")
+            await rig.write(EAST, 1)  # which nobody else has
+            # Ended by hand and not by the command: it follows, and its mark is taken away.
+            accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
+            await ReplicationSet(rig.database, accounts, seen_from="", statement_seconds=10).follow(WEST, EAST)
+            await until_arrived(rig, WEST, 1)
+            assert not await waits_for_replica(rig, EAST), "it is marked, as one that is about to be stopped"
+            with pytest.raises(OperatorError, match="no replica in use"):  # also for who looked before the mark
+                await rig.promoter().wait_for_replicas("db")
+            file = TopologyFile(rig.topology_path, on_error=lambda error: pytest.fail(error.message))
+            unmarked = edits.mark_database_server(rig.topology, WEST, down=False)
+            await file.change(rig.topology.version, unmarked)
+            await until_shown(admin, "1.0")
+            assert await waits_for_replica(rig, EAST)
+            assert (await server_stats(admin))["deeds"]["wait"] == 2
+            await assert_is_master(rig, EAST, WEST)
+        finally:
+            await watcher.close()
+
+
+async def until_shown(admin: str, value: str) -> None:
+    """By the watcher's gauge."""
+    async with asyncio.timeout(30):
+        while await shown(admin) != [value]:  # noqa: ASYNC110 - the watcher does it
+            await asyncio.sleep(0.02)
+
+
+async def shown(admin: str) -> list[str]:
+    _, body = await admin_get(admin, "/metrics")
+    return [
+        line.rpartition(" ")[2] for line in body.decode().splitlines() if line.startswith("tao_waits_for_replica_info{")
+    ]
