@@ -29,23 +29,36 @@ class Restarts:
 
     def __init__(self, before: Mapping[str, int]) -> None:
         """``before``: what each server had answered until now; a new process has answered less."""
-        self._before = before
-        self._anew: set[str] = set()
-        self.began: float | None = None
+        self._answered = dict(before)
+        self._away: dict[str, float] = {}
+        self._anew: dict[str, float] = {}
         self.over: float | None = None
 
     def see(self, at: float, answered: Mapping[str, int]) -> None:
         """What each server that is ready has answered, at a moment."""
-        self._anew |= {name for name, count in answered.items() if count < self._before.get(name, 0)}
-        if self.began is None and (self._anew or self._before.keys() - answered.keys()):
-            self.began = at
-        if self.over is None and len(self._anew) == len(self._before):
+        for name in self._answered.keys() - self._anew.keys():
+            if name not in answered:
+                self._away.setdefault(name, at)
+                continue
+            count, old = answered[name], self._answered[name]
+            # Who is back with what it had answered before was only not heard of. Of one that had answered nothing
+            # there is no more to go by than that it was away.
+            away = self._away.pop(name, None)
+            if count < old or (old == 0 and away is not None):
+                self._anew[name] = at if away is None else away
+            self._answered[name] = count
+        if self.over is None and len(self._anew) == len(self._answered):
             self.over = at
+
+    @property
+    def began(self) -> float | None:
+        """When the first of those that have restarted, or are away, was not there any more."""
+        return min((*self._anew.values(), *self._away.values()), default=None)
 
     @property
     def missing(self) -> list[str]:
         """Servers that have not restarted."""
-        return sorted(set(self._before) - self._anew)
+        return sorted(self._answered.keys() - self._anew.keys())
 
 
 async def restart_own(cluster: DevCluster, names: list[str]) -> tuple[float, float]:

@@ -47,6 +47,25 @@ def test_a_restart_lasts_from_the_first_server_that_is_gone_until_all_have_begun
     assert (seen.began, seen.over, seen.missing) == (2.0, 4.0, [])
 
 
+def test_one_look_that_was_not_answered_is_no_restart() -> None:
+    seen = Restarts({"a": 1_000})
+    seen.see(1.0, {})
+    seen.see(2.0, {"a": 1_100})
+    assert (seen.began, seen.missing) == (None, ["a"])
+    seen.see(3.0, {})
+    # More than at first, and less than at last.
+    seen.see(4.0, {"a": 1_050})
+    assert (seen.began, seen.over, seen.missing) == (3.0, 4.0, [])
+
+
+def test_a_server_that_had_answered_nothing_has_restarted_when_it_is_back() -> None:
+    seen = Restarts({"a": 0, "b": 0})
+    seen.see(1.0, {"a": 0, "b": 70})
+    seen.see(2.0, {"b": 80})
+    seen.see(3.0, {"a": 0, "b": 5})
+    assert (seen.began, seen.over, seen.missing) == (2.0, 3.0, [])
+
+
 def test_a_server_that_does_not_answer_is_counted_once_it_is_back() -> None:
     gone = Sample(at=1, followers={}, leaders={}, selects=0)
     silent, back = moments([sample(0, 900, 100), gone, sample(2, 5, 5)], 0.0)
