@@ -19,7 +19,7 @@ import msgspec
 from loadtest.client_process import run_job
 from loadtest.peers.aims import aims_listing, judged, peers_win
 from loadtest.peers.memory import ServerMemory, memory_listing, memory_of
-from loadtest.peers.names import CONTESTANTS, MEMCACHED, PAIR, REDIS, SHAPES, TAO
+from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, PAIR, REDIS, SHAPES, TAO
 from loadtest.peers.outcome import of_contestants, shapes_of
 from loadtest.peers.peers_process import READY, PairJob, PairResult, PeersJob, PeersResult, Rivals
 from loadtest.peers.servers import SMALLEST_MB, find_memcached, several_memcached, several_redis
@@ -141,6 +141,7 @@ async def run(
     shapes = shapes_of(result, pair, peers.contestants)
     measured = of_contestants(shapes, stale, memory)
     aims = judged(shapes, stale.get(TAO, []))
+    unsteady = not result.warming.steady and peers.contestants != (MYSQL,)
     over = [name for name, servers in memory.items() if any(each.is_over for each in servers)]
     drawn = {name: msgspec.to_builtins(found) for name, found in measured.items()} | {
         "aims": msgspec.to_builtins(aims),
@@ -177,7 +178,7 @@ async def run(
         ],
         notes=[
             *_NOTES,
-            *([] if result.warming.steady else ["Warming ended at one of its bounds, before every cache was steady."]),
+            *(["Warming ended at one of its bounds, before every cache was steady."] if unsteady else []),
             *([f"More memory than its budget, by over a tenth: {', '.join(over)}."] if over else []),
             *peers_win(shapes),
         ],

@@ -47,7 +47,7 @@ class Warming(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """Of all contestants together."""
     steady: bool
-    """False: it ended at one of its bounds."""
+    """False: it ended at one of its bounds, or there was no cache to be warmed."""
     hit_rates: dict[str, list[float]]
     """Of each window, by cache; of tao's reads those answered without the database, as for the others."""
 
@@ -68,7 +68,7 @@ async def warmed(windows: Mapping[str, Window], bounds: WarmBounds, tell: Callab
             if rate is not None:
                 rates.setdefault(name, []).append(rate)
         requests += count
-        if is_steady(rates):
+        if not rates or is_steady(rates):
             break
     return Warming(
         requests=requests,
@@ -80,8 +80,10 @@ async def warmed(windows: Mapping[str, Window], bounds: WarmBounds, tell: Callab
 
 
 def is_steady(hit_rates: Mapping[str, Sequence[float]]) -> bool:
-    """Whether no cache's last window was more than `RISE` better than its best before."""
-    return all(len(rates) > 1 and rates[-1] <= max(rates[:-1]) + RISE for rates in hit_rates.values())
+    """Whether there are caches, and none's last window was more than `RISE` better than its best before."""
+    return bool(hit_rates) and all(
+        len(rates) > 1 and rates[-1] <= max(rates[:-1]) + RISE for rates in hit_rates.values()
+    )
 
 
 async def ask_all(peer: Peer, requests: Iterator[Request], count: int) -> list[How]:

@@ -53,7 +53,13 @@ async def test_warming_ends_at_its_bounds() -> None:
     found = await Caches({TAO: rising}).warmed(WarmBounds(window_requests=100, most_requests=250, most_seconds=600.0))
     assert (found.requests, found.steady, found.hit_rates) == (250, False, {TAO: rising[:3]})
     at_once = await Caches({TAO: rising}).warmed(WarmBounds(window_requests=1, most_requests=9, most_seconds=0.0))
-    assert at_once.requests == 0
+    assert (at_once.requests, at_once.steady) == (0, False)
+
+
+async def test_who_has_no_cache_is_asked_one_window_and_is_not_called_steady() -> None:
+    caches = Caches({MYSQL: [None] * 9})
+    found = await caches.warmed()
+    assert (found.requests, found.steady, caches.asked) == (100, False, {MYSQL: [100]})
 
 
 @pytest.mark.parametrize(("rates", "steady"), [([0.9], False), ([0.9, 0.94, 0.91, 0.944], True), ([0.9, 0.91], False)])
