@@ -60,7 +60,7 @@ class NumberedSession(ABC):
                 self._let_go(request.forget.forgotten_number)
             return number
         endless = timeout_seconds == math.inf
-        request.deadline_ms = NO_DEADLINE_MS if endless else _to_deadline_ms(timeout_seconds)
+        request.deadline_ms = NO_DEADLINE_MS if endless else to_deadline_ms(timeout_seconds)
         message = request.SerializeToString()
         refusal = self._refusal(len(message), timeout_seconds)
         if refusal is not None:
@@ -248,7 +248,8 @@ class Waiter:
         return answer
 
 
-def _to_deadline_ms(timeout_seconds: float) -> int:
+def to_deadline_ms(timeout_seconds: float) -> int:
+    """What a request says of the time it has, in milliseconds. Raises `OverflowError` for endless time."""
     # At least 1: 0 means expired, and half a millisecond is not nothing. At most what is still a deadline.
     # (Compared, not passed through `min` and `max`, which cost more than all else that a deadline does.)
     deadline_ms = int(timeout_seconds * 1000)

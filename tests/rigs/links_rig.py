@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import cast
 
 from tao.model.errors import TaoError, Unavailable
 from tao.model.topology import CacheServer
 from tao.peers.links import Links
-from tao.wire.client_session import Waiter
+from tao.wire.client_session import Waiter, to_deadline_ms
 from tao.wire.identity import PeerIdentity
-from tao.wire.session import UNANSWERED_KINDS, AnswerHandler, RequestHandler, failure
+from tao.wire.session import NO_DEADLINE_MS, UNANSWERED_KINDS, AnswerHandler, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -78,7 +79,7 @@ class MemoryLink:
         kind = request.WhichOneof("body") or ""
         copy = pb.Request.FromString(request.SerializeToString())
         copy.number = number
-        copy.deadline_ms = min(int(timeout_seconds * 1000), 1 << 31) if timeout_seconds < 1e6 else 1 << 31
+        copy.deadline_ms = NO_DEADLINE_MS if timeout_seconds == math.inf else to_deadline_ms(timeout_seconds)
         self.sent.append(copy)
         if kind == "forget":
             self.replies[copy.forget.forgotten_number].close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
 
@@ -21,6 +22,7 @@ from tao.model.writes import AssocAdd, ObjAdd
 from tao.serving.forward_path import ForwardSettings
 from tao.topology import edits
 from tao.wire.convert import write_to_pb
+from tao.wire.session import NO_DEADLINE_MS
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, FRIEND, USER, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -100,6 +102,17 @@ async def test_the_leader_gets_less_time_than_the_follower_so_that_its_answer_co
     passed_on = [sent.deadline_ms for sent in near.links["leader-1"].sent if sent.HasField("write")]
     assert len(passed_on) == 1
     assert 0 < passed_on[0] <= 950
+
+
+@pytest.mark.parametrize(
+    ("left_seconds", "told_ms"), [(-0.01, 1), (0.0004, 1), (2.0, 2_000), (math.inf, NO_DEADLINE_MS)]
+)
+async def test_a_request_in_memory_says_of_its_time_what_one_on_a_wire_does(
+    region: RegionRig, left_seconds: float, told_ms: int
+) -> None:
+    link = region.near.links["leader-1"]
+    link.send(pb.Request(write=pb.WriteBatch()), left_seconds, lambda _: None)
+    assert link.sent[-1].deadline_ms == told_ms
 
 
 async def test_a_write_without_time_for_it_is_refused_with_nothing_sent(region: RegionRig) -> None:
