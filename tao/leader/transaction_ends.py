@@ -18,7 +18,8 @@ class ShardLost(Overloaded):
 
 
 async def commit_or_unknown(transaction: Transaction) -> None:
-    """Commit. What fails in COMMIT, however it fails, may have happened: raises `OutcomeUnknown`."""
+    """Commit. Raises what `Transaction.commit` does; what fails there in any other way may have happened, too:
+    `OutcomeUnknown`."""
     try:
         await transaction.commit()
     except TaoError:

@@ -3,8 +3,8 @@
 
 A transaction is two round trips: lock and read, apply and commit. What the server refuses before it comes to COMMIT
 rolls everything back, so it is known that nothing was written; a connection lost once that has been sent leaves the
-outcome unknown. Who may write (owner,
-generation, master) is compared by the caller, with the `ShardRow` that the transaction holds locked.
+outcome unknown. Who may write (owner, generation, master) is compared by the caller, with the `ShardRow` that the
+transaction holds locked.
 """
 
 from __future__ import annotations
@@ -82,15 +82,16 @@ class MySqlTransaction:
             elif self._session is not None:
                 self._session.abort()  # cancelled: no waiting, the server rolls back
         finally:
-            await self._give_back()
+            await self._give_back(error)
 
     async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
         """See the port. Also raises `Unavailable`, `Overloaded` and `DeadlineExceeded`: nothing was written."""
         try:
             try:
                 return await self._lock(shards, keys)
-            except ConnectionLost:
+            except ConnectionLost as error:
                 # A pooled connection that died while it was idle; nothing was begun that could be lost.
+                await self._give_back(error)
                 await self._borrow(fresh=True)
                 return await self._lock(shards, keys)
         except ShardBlocked as error:
@@ -113,7 +114,7 @@ class MySqlTransaction:
     async def commit(self) -> None:
         """Raises what `apply` does for what is refused of the rows: nothing is committed then. `OutcomeUnknown` for
         nearly any other failure: whatever the server says in COMMIT, it may have logged before. `MasterReadOnly` is
-        said before anything is logged, and rolled back."""
+        said before anything is logged, and rolled back. `ConnectionLost`: before COMMIT was sent."""
         session = self._opened()
         unsent, self._unsent = self._unsent, StatementText()
         done: list[list[Row]] = []
@@ -167,21 +168,24 @@ class MySqlTransaction:
         return -1
 
     async def _borrow(self, *, fresh: bool) -> None:
-        await self._give_back()
         loan = self._pool.session(deadline=self._deadline, fresh=fresh)
         self._session = await loan.__aenter__()
         self._loan = loan
 
-    async def _give_back(self) -> None:
+    async def _give_back(self, error: BaseException | None) -> None:
+        """``error``: what its use has ended with. The pool hears of it where it has cost the connection: of any other
+        the server is known to be there, and the connection is good for the next."""
         loan, self._loan = self._loan, None
-        self._session = None
+        session, self._session = self._session, None
         self._is_open = False
-        if loan is not None:
-            await loan.__aexit__(None, None, None)
+        if loan is not None and session is not None:
+            await loan.__aexit__(None, None if session.is_open else error, None)
 
     def _opened(self) -> Session:
         if self._session is None or not self._is_open:
             raise InternalError("the transaction is not open: lock_and_read comes first, and once")
+        if not self._session.is_open:
+            raise ConnectionLost("the connection was lost before COMMIT: nothing was written")
         return self._session
 
     async def _roll_back(self) -> None:

@@ -1,0 +1,94 @@
+"""What a write transaction tells of a connection that it has lost: to its caller, and to the pool that has lent it."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError
+from tao.model.rows import RowChanges, WriteKeys
+from tao.storage.failures import ConnectionLost
+from tao.storage.pools import Pool
+from tao.storage.result_packets import Row
+from tao.storage.session import Session
+from tao.storage.writes import MySqlTransaction, WriteSettings
+from tests.unit.storage.test_session_faults import FailingConnection
+
+
+class NextSession(Session):
+    """Fails with what it is given, and is closed by it unless that is a refusal."""
+
+    def __init__(self, failure: TaoError | None) -> None:
+        super().__init__(FailingConnection(), "db-1", locking=True)
+        self.failure = failure
+        self.ran: list[str] = []
+
+    async def run(
+        self, sql: str, arguments: object = (), *, deadline: float, results: list[list[Row]] | None = None
+    ) -> list[list[Row]]:
+        self.ran.append(sql)
+        failure, self.failure = self.failure, None
+        if failure is not None:
+            if not isinstance(failure, ShardBlocked):
+                self.abort()
+            raise failure
+        return [[], []]
+
+
+class Lender:
+    """A pool: what its loans have ended with."""
+
+    def __init__(self, *failures: TaoError | None) -> None:
+        self.sessions = [NextSession(failure) for failure in failures]
+        self.lent = iter(self.sessions)
+        self.ended: list[BaseException | None] = []
+
+    def session(self, *, deadline: float, fresh: bool = False) -> Lender:
+        return self
+
+    async def __aenter__(self) -> Session:
+        return next(self.lent)
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.ended.append(error)
+
+    def transaction(self) -> MySqlTransaction:
+        return MySqlTransaction(cast("Pool", self), lambda _: "assocs", WriteSettings(), timeout_seconds=30)
+
+
+async def test_a_loan_without_an_answer_ends_with_what_was_found() -> None:
+    silence = DeadlineExceeded("no answer")
+    pool = Lender(silence)
+    with pytest.raises(DeadlineExceeded):
+        async with pool.transaction() as transaction:
+            await transaction.lock_and_read([1], WriteKeys())
+    assert pool.ended == [silence]
+
+
+async def test_a_connection_that_died_idle_is_no_answer_and_the_fresh_one_may_be() -> None:
+    lost = ConnectionLost("closed")
+    pool = Lender(lost, None)
+    async with pool.transaction() as transaction:
+        await transaction.lock_and_read([], WriteKeys())
+    assert pool.ended == [lost, None]
+
+
+async def test_a_refusal_leaves_the_connection_to_the_next() -> None:
+    pool = Lender(ShardBlocked("locked"))
+    with pytest.raises(ShardBlocked):
+        async with pool.transaction() as transaction:
+            await transaction.lock_and_read([1], WriteKeys())
+    assert pool.ended == [None]
+    assert pool.sessions[0].is_open
+
+
+async def test_a_connection_lost_before_commit_is_sent_leaves_nothing_unknown() -> None:
+    pool = Lender(None)
+    async with pool.transaction() as transaction:
+        await transaction.lock_and_read([], WriteKeys())
+        await transaction.apply(RowChanges())
+        pool.sessions[0].abort()
+        with pytest.raises(ConnectionLost, match="nothing was written"):
+            await transaction.commit()
+    assert not any("COMMIT" in sql for sql in pool.sessions[0].ran)
