@@ -34,7 +34,7 @@ from loadtest.redis_server import find_redis_server
 from loadtest.results import ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, check_bounds
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Shape
+from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
@@ -218,9 +218,12 @@ class _Turns:
                 _DATABASE
             ).binary.version_text
             rivals = self._rivals(cluster, peers.nodes)
-            pids = {process.name: process.pid for process in (await cluster.status()).processes}
+            processes = (await cluster.status()).processes
+            pids = {process.name: process.pid for process in processes}
             cache_pids = {TAO: (pids[_FOLLOWER], pids[_LEADER]), **self._cache_pids}
             server_pids = {name: (*cache_pids.get(name, ()), pids[_DATABASE]) for name in peers.contestants}
+            if TAO in server_pids:  # a tailer keeps nothing, and works for every write
+                server_pids[TAO] += tuple(process.pid for process in processes if process.role is Role.TAILER)
             admins = (cluster.admin(_FOLLOWER), cluster.admin(_LEADER))
             job = PeersJob(
                 rivals=rivals,

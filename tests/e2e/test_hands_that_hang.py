@@ -21,8 +21,7 @@ from tao.watcher.promotion import Promoter, Step
 from tao.watcher.promotion_plan import Wish
 from tao.watcher.replication_set import SetAccounts
 from tao.watcher.settings import PromotionSettings
-from tests.e2e.test_promotion_of_databases import assert_is_master
-from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, replication_rig
+from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 

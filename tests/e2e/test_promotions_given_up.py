@@ -17,8 +17,7 @@ from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tao.watcher.promotion import Step
 from tao.watcher.promotion_plan import MasterAnswers, Wish
-from tests.e2e.test_promotion_of_databases import assert_is_master
-from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, replication_rig, soon
+from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, soon
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
