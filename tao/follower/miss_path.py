@@ -152,8 +152,10 @@ class MissPath:
                 found = await fetched(
                     self._database, miss.query, miss.minimum, critical=False, timeout_seconds=local_seconds
                 )
-            except (StaleRead, Unavailable, DeadlineExceeded) as error:
-                failure = error
+            except (StaleRead, Unavailable, DeadlineExceeded, Overloaded) as error:
+                if isinstance(error, Overloaded) and not has_other:
+                    raise
+                failure = error  # also when its few connections are all held up, which is how one that hangs looks
             else:
                 keep = self._is_told(shard) and not self._leader_is_down(shard)
                 return found if keep else msgspec.structs.replace(found, keep=False)

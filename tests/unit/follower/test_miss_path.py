@@ -176,6 +176,16 @@ async def test_a_database_that_hangs_leaves_a_waiting_client_time_for_another_re
     assert rig.database.given_seconds == follower.database_seconds
 
 
+async def test_a_database_whose_connections_are_all_held_up_is_gone_past_where_another_region_has_a_copy() -> None:
+    rig = Rig(DeadlineExceeded("its database hangs"))
+    rig.database.fault = Overloaded("no connection came free in time")
+    fetched = await rig.fetch()
+    assert fetched.value == encode_object(2, USER, b"")
+    rig.databases.regions = 1
+    with pytest.raises(Overloaded):
+        await rig.fetch()
+
+
 async def test_a_database_is_waited_for_where_no_other_region_has_a_copy() -> None:
     rig = Rig(Unavailable("away"))
     rig.databases.regions = 1
