@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -43,9 +43,9 @@ async def run_stream(job: StreamJob, tell: Callable[[str, float], None]) -> list
         for name, transport in _TRANSPORTS:
             address = job.frames if transport == "frames" else job.grpc
             opened[name] = await open_sessions(address, transport, job.connections, stack)
-        session, version = opened[FRAMES][0], job.topology_version
+        ask, version = opened[FRAMES][0].ask, job.topology_version
         batches = {
-            shape: await _checked(session, _batches(queries, job.batch), job.atype, version)
+            shape: await checked(ask, _batches(queries, job.batch), job.atype, version)
             for shape, queries in _shapes(data).items()
         }
         comparisons = [_at_their_pace(job, opened, shape, of_shape) for shape, of_shape in batches.items()]
@@ -118,16 +118,26 @@ def _batches(queries: Sequence[Query], size: int) -> Iterator[list[Query]]:
         yield sorted(itertools.islice(endless, size), key=lambda query: _SLOTS.index(query.operation))
 
 
-async def _checked(session: Session, batches: Iterator[list[Query]], atype: int, topology_version: int) -> list[Batch]:
-    """The messages, and how many bytes their answers have, which must be right. Raises `WrongAnswer`."""
+async def checked(
+    ask: Callable[[pb.Request, float], Awaitable[pb.Answer]],
+    batches: Iterable[list[Query]],
+    atype: int,
+    topology_version: int,
+) -> list[Batch]:
+    """The messages of queries ordered by slot, and how many bytes their answers have, which must be right. Raises
+    `WrongAnswer`."""
     checked = []
     for queries in batches:
         message = read_batch(queries, atype)
-        answer = await session.ask(pb.Request(topology_version=topology_version, read=message), _TIMEOUT_SECONDS)
-        for query, value in zip(queries, answer.read.values, strict=True):
-            if _found(query, value) != query.expected:
-                raise WrongAnswer(f"{query} is answered with {_found(query, value)}")
-        checked.append(Batch(message, sum(map(len, answer.read.values))))
+        answer = await ask(pb.Request(topology_version=topology_version, read=message), _TIMEOUT_SECONDS)
+        values = answer.read.values
+        # By slot: what the follower had let go of meanwhile comes in a part of its own, after the others.
+        by_slot = dict(zip(answer.read.slots or range(len(values)), values, strict=True))
+        for slot, query in enumerate(queries):
+            found = _found(query, by_slot[slot]) if slot in by_slot else answer.read.errors
+            if found != query.expected:
+                raise WrongAnswer(f"{query} is answered with {found}")
+        checked.append(Batch(message, sum(map(len, values))))
     return checked
 
 
