@@ -43,5 +43,5 @@ async def test_what_is_not_stored_and_what_is_not_answered_end_the_measurement()
         await look_at(pb.ReadAnswer(values=[COUNT, EDGE, NONE]))
     failed = pb.ReadAnswer(slots=[0, 1], values=[COUNT, NONE], failed_slots=[2])
     failed.errors.append(error_to_pb(Overloaded("too much at once")))
-    with pytest.raises(WrongAnswer, match=r"id=3.*too much at once"):
+    with pytest.raises(WrongAnswer, match=r"(?s)id=3.*too much at once"):
         await look_at(failed)
