@@ -54,17 +54,15 @@ class Recorder:
 
     def answered(self, name: str, seconds: float, at: float) -> None:
         """A request took ``seconds`` and was answered ``at`` seconds after the run's start."""
-        histogram = self._histograms.get(name)
-        if histogram is None:
-            histogram = self._histograms[name] = _histogram()
-        histogram.record_value(min(_LONGEST_US, max(_SHORTEST_US, int(seconds * _MICRO))))
+        self.traced(name, seconds)
         self._per_second[int(at)] += 1
 
     def traced(self, name: str, seconds: float) -> None:
         """The same, apart from the run's throughput."""
-        self._histograms.setdefault(name, _histogram()).record_value(
-            min(_LONGEST_US, max(_SHORTEST_US, int(seconds * _MICRO)))
-        )
+        histogram = self._histograms.get(name)
+        if histogram is None:  # a new one is half a megabyte
+            histogram = self._histograms[name] = _histogram()
+        histogram.record_value(min(_LONGEST_US, max(_SHORTEST_US, int(seconds * _MICRO))))
 
     def failed(self, reason: str) -> None:
         """A request got no answer."""
