@@ -37,7 +37,7 @@ class FillSettings:
     """Bounds on misses."""
 
     timeout_seconds: float = 5.0
-    """A fill's own deadline: it outlives its first caller, and must end well before floors are forgotten."""
+    """For each attempt of a fill. It outlives whoever asked first, and must end well before floors are forgotten."""
 
     least_prefix_edges: int = 128
     """Edges asked for when fewer would do: most lists are shorter, so that one fill makes most lists complete."""
