@@ -228,7 +228,8 @@ class Publisher:
         speak of wait for the tailer or the spool, and are confirmed by a later one.
 
         A second subscription of the same subscriber replaces the first: its old connection is gone or going.
-        ``deliver`` must not block; a `TaoError` that it raises ends the subscription. Raises `Overloaded`."""
+        ``deliver`` must not block; a `TaoError` that it raises, and tells the subscriber, ends the subscription. Raises
+        `Overloaded`."""
         former = self._subscriptions.get(subscriber)
         if former is None and len(self._subscriptions) >= self._settings.max_subscribers:
             raise Overloaded(

@@ -49,8 +49,6 @@ class Subscription:
         self.continued = 0
         """Shards that went on warm by their position in the binlog."""
         self.unacknowledged_bytes = 0
-        self.failure: TaoError | None = None
-        """Why ``deliver`` ended the subscription, when it did."""
         self._publisher = publisher
         self._deliver = deliver
         self._settings = settings
@@ -325,6 +323,5 @@ class Subscription:
         self.unacknowledged_bytes += size
         try:
             self._deliver(delivery)
-        except TaoError as error:  # its connection is gone; a commit must not fail for that
-            self.failure = error
+        except TaoError:  # the subscriber has been told why; a commit must not fail for that
             self.close()

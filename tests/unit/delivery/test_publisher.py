@@ -10,7 +10,7 @@ from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import Message, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
-from tao.model.errors import InternalError, Overloaded, ProtocolError, Unavailable
+from tao.model.errors import InternalError, Overloaded, ProtocolError
 
 SETTINGS = DeliverySettings(log_messages_per_shard=8, max_delivery_messages=4)
 
@@ -223,12 +223,11 @@ def test_a_delivery_that_cannot_be_handed_over_ends_the_subscription_and_not_the
     publisher = leader(1)
 
     def broken(_: Delivery) -> None:
-        raise Unavailable("the connection is gone")
+        raise InternalError("it could not be encoded")
 
     subscription = publisher.subscribe("f", [Position(1)], broken)
     publisher.publish(batch(1, 1))
     assert subscription.closed
-    assert isinstance(subscription.failure, Unavailable)
     assert publisher.figures()["subscribers"] == 0
 
 
