@@ -55,7 +55,7 @@ class DeliverySettings:
     gather_seconds: float = 0.1
     """What the region's leader has told already, when it committed, waits this long for more of the kind: a relay costs
     three processes and a sync of the spool, whatever it holds. It delays what was committed past the leaders, versions
-    and all, or by one that died at that moment. Nothing else waits; 0: neither does this."""
+    and all, or by one that died or stood still before it could tell. Nothing else waits; 0: neither does this."""
 
     gather_parts: int = 64
     """So many do not wait: half a millisecond of a leader's time, which its writers should not notice."""
