@@ -72,18 +72,18 @@ class SegmentedLru:
             self._left += self.held.pop(gone)
 
 
-class Marks:
-    """The mark that a hit sets: one byte for each slot."""
+class Uses:
+    """What hits leave behind: one byte for each key, which is a mark, a count or a credit."""
 
     def __init__(self) -> None:
-        self.marks: Final = bytearray(1 << 21)
+        self.uses: Final = bytearray(1 << 21)
         self.held: dict[int, int] = {}
 
     def hit(self, key: int) -> None:
-        self.marks[key] = 1
+        self.uses[key] = 1
 
 
-class SecondChance(Marks):
+class SecondChance(Uses):
     """First in, first out; whoever was used since goes around once more."""
 
     def __init__(self, room: int) -> None:
@@ -93,19 +93,19 @@ class SecondChance(Marks):
 
     def add(self, key: int, size: int) -> None:
         self.held[key] = size
-        self.marks[key] = 0
+        self.uses[key] = 0
         self._queue.append(key)
         self._left -= size
         while self._left < 0:
             oldest = self._queue.popleft()
-            if self.marks[oldest]:
-                self.marks[oldest] = 0
+            if self.uses[oldest]:
+                self.uses[oldest] = 0
                 self._queue.append(oldest)
             else:
                 self._left += self.held.pop(oldest)
 
 
-class Sieve(Marks):
+class Sieve(Uses):
     """First in, first out, with a hand that stays where it is: used entries keep their place, new ones come behind it.
 
     A linked list by key, because the hand takes from the middle."""
@@ -119,15 +119,15 @@ class Sieve(Marks):
 
     def add(self, key: int, size: int) -> None:
         self.held[key] = size
-        self.marks[key] = 0
+        self.uses[key] = 0
         newest = self._older[-1]
         self._older[-1], self._newer[newest] = key, key
         self._older[key], self._newer[key] = newest, -1
         self._left -= size
         while self._left < 0:
             hand = self._hand if self._hand != -1 else self._newer[-1]
-            while self.marks[hand]:
-                self.marks[hand] = 0
+            while self.uses[hand]:
+                self.uses[hand] = 0
                 hand = self._newer[hand]
                 if hand == -1:
                     hand = self._newer[-1]
@@ -137,7 +137,7 @@ class Sieve(Marks):
             self._left += self.held.pop(hand)
 
 
-class SmallAndMain(Marks):
+class SmallAndMain(Uses):
     """S3-FIFO with one mark: a tenth of the room for newcomers, who go on to the main queue when they were used; a
     ghost of those who were not, which leads straight to the main queue; second chances there."""
 
@@ -152,7 +152,7 @@ class SmallAndMain(Marks):
 
     def add(self, key: int, size: int) -> None:
         self.held[key] = size
-        self.marks[key] = 0
+        self.uses[key] = 0
         self._left -= size
         if key in self._ghosts:
             del self._ghosts[key]
@@ -169,8 +169,8 @@ class SmallAndMain(Marks):
     def _leave_small(self) -> None:
         oldest = self._small.popleft()
         self._small_bytes -= self.held[oldest]
-        if self.marks[oldest]:
-            self.marks[oldest] = 0
+        if self.uses[oldest]:
+            self.uses[oldest] = 0
             self._main.append(oldest)
             return
         self._leave(oldest)
@@ -183,8 +183,8 @@ class SmallAndMain(Marks):
 
     def _leave_main(self) -> None:
         oldest = self._main.popleft()
-        if self.marks[oldest]:
-            self.marks[oldest] = 0
+        if self.uses[oldest]:
+            self.uses[oldest] = 0
             self._main.append(oldest)
         else:
             self._left += self.held.pop(oldest)
@@ -194,18 +194,18 @@ class CountedSmallAndMain(SmallAndMain):
     """S3-FIFO as published: counts up to three uses, and two of them lead out of the small queue."""
 
     def hit(self, key: int) -> None:
-        if self.marks[key] < 3:
-            self.marks[key] += 1
+        if self.uses[key] < 3:
+            self.uses[key] += 1
 
     def _leave_small(self) -> None:
-        if self.marks[self._small[0]] == 1:
-            self.marks[self._small[0]] = 0
+        if self.uses[self._small[0]] == 1:
+            self.uses[self._small[0]] = 0
         super()._leave_small()
 
     def _leave_main(self) -> None:
         oldest = self._main.popleft()
-        if self.marks[oldest]:
-            self.marks[oldest] -= 1
+        if self.uses[oldest]:
+            self.uses[oldest] -= 1
             self._main.append(oldest)
         else:
             self._left += self.held.pop(oldest)
@@ -220,8 +220,8 @@ class Priced(SmallAndMain):
         self._room = room
 
     def hit(self, key: int) -> None:
-        if self.marks[key] < MOST_CREDIT:
-            self.marks[key] += USE_CREDIT
+        if self.uses[key] < MOST_CREDIT:
+            self.uses[key] += USE_CREDIT
 
     def add(self, key: int, size: int) -> None:
         self.held[key] = size
@@ -237,8 +237,8 @@ class Priced(SmallAndMain):
             oldest = (self._small if from_small else self._main).popleft()
             size = self.held[oldest]
             price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * size * entries / (self._room - self._left))))
-            if self.marks[oldest] >= price:
-                self.marks[oldest] -= price
+            if self.uses[oldest] >= price:
+                self.uses[oldest] -= price
                 self._main.append(oldest)
                 continue
             self._leave(oldest)

@@ -13,13 +13,18 @@ class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Reads between two moments."""
 
     hits: int = 0
-    """Answered without the database."""
+    """Answered without the database, and without waiting for another's fetch."""
     joined: int = 0
-    """Waited for another's fetch; of tao's, in the follower, and whoever had it: those are among its hits or misses."""
+    """Waited for another's fetch; of tao's, in the follower."""
     misses: int = 0
     """For which the database was asked."""
     in_follower: int = 0
     """Of tao's hits, those out of the follower's own memory."""
+
+    @property
+    def reads(self) -> int:
+        """All of them."""
+        return self.hits + self.joined + self.misses
 
 
 def added(all_counts: Iterable[CacheCounts]) -> CacheCounts:
@@ -44,4 +49,7 @@ class TaoCounters:
         leader_misses = leader["misses"] - self._leader_misses
         self._hits, self._misses = follower["hits"], follower["misses"]
         self._joined, self._leader_misses = follower["fills"]["joined"], leader["misses"]
-        return CacheCounts(hits=hits + misses - leader_misses, joined=joined, misses=leader_misses, in_follower=hits)
+        # Of the follower's misses that never became one of the leader's, some had it there, others only joined a fetch.
+        spared = max(0, misses - leader_misses)
+        joined = min(joined, spared)
+        return CacheCounts(hits=hits + spared - joined, joined=joined, misses=leader_misses, in_follower=hits)

@@ -18,10 +18,11 @@ import msgspec
 
 from loadtest.client_process import run_job
 from loadtest.peers.aims import aims_listing, judged, peers_win
+from loadtest.peers.arena import Rivals
 from loadtest.peers.memory import ServerMemory, memory_listing, memory_of
 from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, PAIR, REDIS, SHAPES, TAO
 from loadtest.peers.outcome import of_contestants, shapes_of
-from loadtest.peers.peers_process import READY, PairJob, PairResult, PeersJob, PeersResult, Rivals
+from loadtest.peers.peers_process import READY, PairJob, PairResult, PeersJob, PeersResult
 from loadtest.peers.servers import SMALLEST_MB, find_memcached, several_memcached, several_redis
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
@@ -44,6 +45,8 @@ SUMMARY: Final = "a published workload beside Redis and memcached in front of My
 MOST_SECONDS: Final = 1_800.0
 """Of all of it: some five minutes on a machine that has nothing else to do."""
 _CACHE_SERVERS: Final = 2
+_WARM_WINDOW: Final = 10
+"""Requests a node. Of windows of one request a node, each brings less than half a point long before the last."""
 _PROCESSES: Final = 2
 """Of the shape with several load processes."""
 _FOLLOWER: Final = "follower-1a"
@@ -54,7 +57,8 @@ _STALE_NODES: Final = 2_000
 _NOTES: Final = [
     "Ratios above 1 are tao's: its rate divided by the peer's, the peer's latency or CPU divided by its own.",
     "Server µs: of all servers that a contestant keeps busy, the database among them; total: with the client.",
-    "Hit rate: reads answered without the database, from any cache server; joined: waited for another's fetch.",
+    "p50, p99: the median of the rounds; worst: the p99 of the worst round.",
+    "Hit rate: reads that a cache server answered; joined: waited for another's fetch, which is neither hit nor miss.",
     "First reads: of what asked the database, reads of what a contestant had never been asked for; no cache has those.",
     "Hits' and misses' p99 of tao: of a sample, a tenth of the time, in which the client's trace is open.",
     "A stale answer is a read that began after a write was acknowledged and did not see it.",
@@ -66,15 +70,15 @@ class PeersSettings:
     """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
 
     workload: str = "tao_atc13"
-    nodes: int = 100_000
+    nodes: int = 30_000
     cache_share: float = 0.2
     """Of each of the two cache servers of a contestant, as a share of the payloads; `SMALLEST_MB` at least."""
     awaiters: int = 64
     rate: float = 4_000.0
     """Requests a second of the open loop, the same for everybody: half of what the slower peers can do."""
-    warm_requests: int = 1_000_000
+    warm_requests: int = 2_000_000
     """Of every cache at most, before its first turn; warming is over when none gains from it any more."""
-    warm_seconds: float = 180.0
+    warm_seconds: float = 240.0
     """Of all of warming at most."""
     only: tuple[str, ...] = ()
     """These contestants; all when none is named."""
@@ -232,7 +236,9 @@ class _Turns:
                 shapes=peers.kinds,
                 awaiters=peers.awaiters,
                 warm=WarmBounds(
-                    window_requests=peers.nodes, most_requests=peers.warm_requests, most_seconds=peers.warm_seconds
+                    window_requests=_WARM_WINDOW * peers.nodes,
+                    most_requests=peers.warm_requests,
+                    most_seconds=peers.warm_seconds,
                 ),
                 rounds=settings.rounds,
                 round_seconds=settings.round_seconds,

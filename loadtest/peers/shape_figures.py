@@ -1,5 +1,5 @@
-"""What comes of the turns: histograms of all rounds, and of all load processes, add up; a rate is the median of the
-rounds'."""
+"""What comes of the turns: histograms of all load processes add up; rates and percentiles are the medians of the
+rounds', since a moment in which the machine had other things to do is in one round and not in all."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from loadtest.peers.counters import CacheCounts, added
+from loadtest.peers.counters import added
 from loadtest.peers.how import How
 from loadtest.peers.names import MYSQL, TAO
 from loadtest.peers.turns import Taken
@@ -19,8 +19,8 @@ _MICRO: Final = 1e6
 
 
 class ShapeFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """One contestant in one shape of load. Microseconds of an operation from histograms over all rounds, microseconds
-    of CPU a query; an operation is one request, of ``queries_per_operation`` queries."""
+    """One contestant in one shape of load. Microseconds of an operation, microseconds of CPU a query; an operation is
+    one request, of ``queries_per_operation`` queries."""
 
     shape: str
     kind: str
@@ -34,8 +34,9 @@ class ShapeFigure(msgspec.Struct, frozen=True, kw_only=True):
     """Of reads, those answered without the database; none where there is no ``hit_rate``."""
     p50_us: float
     p99_us: float
+    rounds_p99_us: list[float]
     quantiles_ms: dict[str, float]
-    """Percent of the operations → milliseconds within which so many were answered."""
+    """Percent of the operations of all rounds → milliseconds within which so many were answered."""
     server_cpu_us: float
     client_cpu_us: float
     total_cpu_us: float
@@ -65,33 +66,38 @@ def figure_of(
     kind: str, shape: str, contestant: str, taken: Sequence[Taken], queries_per_operation: int = 1
 ) -> ShapeFigure:
     """Of all load processes together. Raises `ValueError` when nothing was answered."""
-    merged = Merged()
-    for each in taken:
-        merged.add(each.recording)
     everything = [how.name for how in How]
-    whole = merged.summary(*everything)
-    if whole is None:
-        raise ValueError(f"{contestant} answered nothing in {shape}: give it more --seconds")
     rounds = list(zip(*(each.turns for each in taken), strict=True))
+    merged, latencies = Merged(), list[Summary]()
+    for turns in rounds:
+        of_round = Merged()
+        for turn in turns:
+            of_round.add(turn.recording)
+            merged.add(turn.recording)
+        if (latency := of_round.summary(*everything)) is None:
+            raise ValueError(f"{contestant} answered nothing in a round of {shape}: give it more --seconds")
+        latencies.append(latency)
+    operations = sum(each.count for each in latencies)
     rates = [queries_per_operation * sum(turn.answered / turn.elapsed for turn in turns) for turns in rounds]
-    queries = queries_per_operation * whole.count
+    queries = queries_per_operation * operations
     server = sum(turn.server_cpu for each in taken for turn in each.turns) / queries * _MICRO
     client = sum(turn.client_cpu for each in taken for turn in each.turns) / queries * _MICRO
     tells = contestant != MYSQL and queries_per_operation == 1
     counts = [added(turn.counts for turn in turns) for turns in rounds]
     all_counts, first_reads = added(counts), [turn.first_reads for each in taken for turn in each.turns]
-    reads = _reads(contestant, all_counts)
+    reads = max(1, all_counts.reads)
     return ShapeFigure(
         shape=shape,
         kind=kind,
         contestant=contestant,
         queries_per_operation=queries_per_operation,
-        operations=whole.count,
+        operations=operations,
         per_second=statistics.median(rates),
         rounds_per_second=rates,
-        rounds_hit_rate=[each.hits / _reads(contestant, each) for each in counts] if tells else [],
-        p50_us=whole.p50 * 1000,
-        p99_us=whole.p99 * 1000,
+        rounds_hit_rate=[each.hits / max(1, each.reads) for each in counts] if tells else [],
+        p50_us=statistics.median(each.p50 for each in latencies) * 1000,
+        p99_us=statistics.median(each.p99 for each in latencies) * 1000,
+        rounds_p99_us=[each.p99 * 1000 for each in latencies],
         quantiles_ms=merged.quantiles(*everything),
         server_cpu_us=server,
         client_cpu_us=client,
@@ -108,11 +114,6 @@ def figure_of(
         hit_ms=merged.summary(How.HIT.name),
         miss_ms=merged.summary(How.MISS.name, How.JOINED.name),
     )
-
-
-def _reads(contestant: str, counts: CacheCounts) -> int:
-    joined = 0 if contestant == TAO else counts.joined
-    return max(1, counts.hits + joined + counts.misses)
 
 
 def _share(first_reads: Sequence[int | None], misses: int) -> float | None:

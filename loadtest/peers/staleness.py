@@ -15,10 +15,10 @@ from typing import Final, Protocol
 
 import msgspec
 
+from loadtest.peers.arena import Arena, Rivals
 from loadtest.peers.how import Asked
 from loadtest.peers.lookaside import SqlContestant
 from loadtest.peers.names import CONTESTANTS, TAO
-from loadtest.peers.peers_process import Arena, Rivals
 from loadtest.published.contestant import LINK, NODE
 from tao.client import Graph
 

@@ -17,6 +17,7 @@ from loadtest.collector import settle_collector
 from loadtest.peers.asking import Peer
 from loadtest.peers.counters import CacheCounts, TaoCounters
 from loadtest.peers.how import How
+from loadtest.peers.prepared import Prepared
 from loadtest.published.first_reads import FirstReads
 from loadtest.published.recording import Recorder, Recording
 from loadtest.published.requests import Request
@@ -29,6 +30,7 @@ FAILURES: Final = (
 """What a request may end with; anything else is a fault of the measurement."""
 _MAX_UNDER_WAY: Final = 20_000
 _LEAD_SECONDS: Final = 0.05
+_DRAWN_FOR_SURE: Final = 1.5
 
 
 class Samples:
@@ -49,6 +51,17 @@ class Samples:
             hits=len(self.by_how[How.HIT]), joined=len(self.by_how[How.JOINED]), misses=len(self.by_how[How.MISS])
         )
 
+    def recording(self) -> Recording:
+        """All of it, to be sent."""
+        recorder = Recorder()
+        for how, all_seconds in zip(How, self.by_how, strict=True):
+            for seconds in all_seconds:
+                recorder.traced(how.name, seconds)
+        for reason, times in self.failed.items():
+            for _ in range(times):
+                recorder.failed(reason)
+        return recorder.recording()
+
 
 Drive = Callable[[float, Samples], Awaitable[None]]
 """``drive(until, samples)``: as `loadtest.rounds.Drive`."""
@@ -65,13 +78,13 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     """Of the requests that were answered; of tao in all its clients, as its servers count."""
     first_reads: int | None
     """Of what this contestant had not been asked for before; None: by a process that does not know."""
+    recording: Recording
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
     """All turns of one contestant in one shape, of one load process."""
 
     turns: list[Turn]
-    recording: Recording
     touched: int
 
 
@@ -82,57 +95,62 @@ class Contender:
         self,
         name: str,
         peer: Peer,
+        requests: Prepared,
         drive: Drive,
         server_pids: Sequence[int],
         counters: TaoCounters | None = None,
         first_reads: FirstReads | None = None,
     ) -> None:
-        """``counters``: of a contestant whose clients cannot tell; ``first_reads``: kept by who draws the requests."""
+        """``drive``: asks ``requests``. ``counters``: of a contestant whose clients cannot tell; ``first_reads``: kept
+        by who draws the requests."""
         self.name: Final = name
         self._peer: Final = peer
+        self._requests: Final = requests
         self._drive: Final = drive
         self._pids: Final = server_pids
         self._counters: Final = counters
         self._first_reads: Final = first_reads
         self._turns: Final[list[Turn]] = []
-        self._recorder: Final = Recorder()
         self._touched = 0
+        self._most_per_second = 0.0
+
+    def prepare(self, seconds: float) -> None:
+        """For a turn of so many seconds: draw its requests, as many as its best turn would have asked and some more."""
+        self._requests.prepare(int(self._most_per_second * seconds * _DRAWN_FOR_SURE))
+        settle_collector()
 
     async def take(self, until: float, *, counts: bool = True) -> None:
         """One turn. Raises what is no failure of a request."""
         if self._counters is not None:
             await self._counters.since_last()
-        settle_collector()
         samples, touched, first_reads = Samples(), self._peer.touched, self._asked_first()
         server_before, client_before, started = self._server_cpu(), process_time(), perf_counter()
         with self._peer.sampled():
             await self._drive(until, samples)
         elapsed = perf_counter() - started
         client_cpu, server_cpu = process_time() - client_before, self._server_cpu() - server_before
+        self._most_per_second = max(self._most_per_second, samples.answered / elapsed)
         if not counts:
             return
+        of_caches = samples.counts() if self._counters is None else await self._counters.since_last()
         turn = Turn(
             answered=samples.answered,
             elapsed=elapsed,
             server_cpu=server_cpu,
             client_cpu=client_cpu,
-            counts=samples.counts() if self._counters is None else await self._counters.since_last(),
+            counts=of_caches,
             first_reads=None if first_reads is None else (self._asked_first() or 0) - first_reads,
+            recording=samples.recording(),
         )
         self._turns.append(turn)
         self._touched += self._peer.touched - touched
-        for how, all_seconds in zip(How, samples.by_how, strict=True):
-            for seconds in all_seconds:
-                self._recorder.traced(how.name, seconds)
-        for reason, times in samples.failed.items():
-            for _ in range(times):
-                self._recorder.failed(reason)
 
     def taken(self) -> Taken:
         """Everything, to be sent."""
-        return Taken(turns=self._turns, recording=self._recorder.recording(), touched=self._touched)
+        return Taken(turns=self._turns, touched=self._touched)
 
     def _asked_first(self) -> int | None:
+        self._requests.settle()
         return None if self._first_reads is None else self._first_reads.first_time
 
     def _server_cpu(self) -> float:

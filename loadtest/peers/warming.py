@@ -1,9 +1,9 @@
 """Warming until no cache gains from more of it, with the same requests for everybody.
 
-A window of requests after the other, as many as the graph has nodes, is asked of every cache in turn. What a cache had
-of a window is its hit rate there; once none of them is more than `RISE` above the best it had before, all stop, having
-been asked the same number of equal requests. Windows are asked as fast as they can be: of tao by many awaiters, whose
-queries share messages, of the peers by multi-gets, which leave in a cache what single queries would.
+A window of requests after the other, several for each node of the graph, is asked of every cache in turn. What a cache
+had of a window is its hit rate there; once none of them is more than `RISE` above the best it had before, all stop,
+having been asked the same number of equal requests. Windows are asked as fast as they can be: of tao by many awaiters,
+whose queries share messages, of the peers by multi-gets, which leave in a cache what single queries would.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from loadtest.peers.lookaside import LookasideContestant
 from loadtest.published.requests import Request
 
 RISE: Final = 0.005
-"""Half a point of hit rate a window; one of 100,000 reads is a tenth of a point of chance."""
+"""Half a point of hit rate a window; of chance, one of 100,000 reads has a tenth of a point."""
 _AWAITERS: Final = 256
 _BATCH: Final = 100
 _BATCHES_AT_ONCE: Final = 8
@@ -49,7 +49,7 @@ class Warming(msgspec.Struct, frozen=True, kw_only=True):
     steady: bool
     """False: it ended at one of its bounds, or there was no cache to be warmed."""
     hit_rates: dict[str, list[float]]
-    """Of each window, by cache; of tao's reads those answered without the database, as for the others."""
+    """Of each window, by cache."""
 
 
 Window = Callable[[int], Awaitable[float | None]]

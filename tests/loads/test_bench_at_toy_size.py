@@ -132,7 +132,7 @@ def test_a_published_workload_is_measured_beside_what_a_user_would_pick_instead(
     assert len(found["aims"]) == 2 + 2 * 3 + 2
     caches = {"tao", "redis_lookaside", "memcached_lookaside"}
     assert set(found["warming"]["hit_rates"]) == caches
-    assert {len(rates) for rates in found["warming"]["hit_rates"].values()} == {found["warming"]["requests"] // 400}
+    assert {len(rates) for rates in found["warming"]["hit_rates"].values()} == {1}
     assert all(0 <= found[name]["first_read_share"] <= 1 for name in caches)
     assert all(figure["quantiles_ms"]["50"] > 0 for figure in found["figures"])
     # What tao's follower had is told in a closed loop as well.

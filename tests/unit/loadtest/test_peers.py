@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from itertools import repeat
+from itertools import count, islice, repeat
 from typing import Any
 
 import pytest
 
 from loadtest.driving import WrongAnswer
+from loadtest.peers import counters
 from loadtest.peers.aims import judged, peers_win
 from loadtest.peers.asking import Answer
 from loadtest.peers.checking import check
+from loadtest.peers.counters import CacheCounts, TaoCounters
 from loadtest.peers.how import How
 from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, REDIS, TAO
 from loadtest.peers.outcome import of_contestants
+from loadtest.peers.prepared import Prepared
 from loadtest.peers.scenario import PeersSettings
 from loadtest.peers.shape_figures import ShapeFigure, figure_of
 from loadtest.peers.staleness import StaleReads
@@ -59,6 +63,10 @@ class OfThePlan:
         return found
 
 
+def prepared(requests: Iterator[Request]) -> Prepared:
+    return Prepared(requests, lambda _: None)
+
+
 PLAN = GraphPlan(workload_named("linkbench"), 100, 1)
 IDS = range(1000, 1100)
 LONG = max(range(100), key=PLAN.degree)
@@ -95,10 +103,80 @@ async def test_one_wrong_answer_ends_the_measurement(edit: Any) -> None:
 
 def test_every_round_is_begun_by_another_contestant() -> None:
     peer = OfThePlan(PLAN)
-    contenders = [Contender(name, peer, closed(peer, repeat(REQUESTS[0]), 1), ()) for name in CONTESTANTS]
+    asked = prepared(repeat(REQUESTS[0]))
+    contenders = [Contender(name, peer, asked, closed(peer, asked, 1), ()) for name in CONTESTANTS]
     orders = [[each.name for each in rotated(contenders, number)] for number in range(4)]
     assert [order[0] for order in orders] == list(CONTESTANTS)
     assert all(sorted(order) == sorted(CONTESTANTS) for order in orders)
+
+
+async def test_percentiles_are_the_medians_of_the_rounds_each_of_all_load_processes() -> None:
+    peer, turns = OfThePlan(PLAN), iter([0.001, 0.5, 0.003] * 2)
+
+    async def drive(until: float, samples: Samples) -> None:
+        samples.by_how[How.UNKNOWN] += [next(turns)] * 9
+
+    contenders = [Contender(TAO, peer, prepared(repeat(REQUESTS[0])), drive, ()) for _ in range(2)]
+    for contender in contenders:
+        for _ in range(3):
+            await contender.take(0.0)
+    figure = figure_of("many", "shape", TAO, [each.taken() for each in contenders])
+    assert figure.operations == 54
+    assert figure.rounds_p99_us == pytest.approx([1000, 500_000, 3000], rel=0.01)
+    assert (figure.p50_us, figure.p99_us) == pytest.approx((3000, 3000), rel=0.01)
+    assert figure.quantiles_ms["99"] == pytest.approx(500, rel=0.01)
+
+
+async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_and_noted_when_asked() -> None:
+    drawn, noted = list[int](), list[int]()
+
+    def numbered() -> Iterator[Request]:
+        for number in count():
+            drawn.append(number)
+            yield Request(Kind.OBJ_GET, number)
+
+    requests = Prepared(numbered(), lambda request: noted.append(request.node))
+    peer = OfThePlan(PLAN)
+
+    async def drive(until: float, samples: Samples) -> None:
+        samples.by_how[How.UNKNOWN] += [0.001 for _ in islice(requests, 5)]
+        await asyncio.sleep(0.01)
+
+    contender = Contender(TAO, peer, requests, drive, ())
+    await contender.take(0.0, counts=False)
+    before = len(drawn)
+    contender.prepare(1_000.0)
+    assert len(drawn) > before
+    assert noted == [0, 1, 2, 3, 4]
+    assert [request.node for request in islice(requests, 3)] == [5, 6, 7]
+
+
+def test_who_asks_more_than_was_drawn_is_given_the_next() -> None:
+    noted = list[int]()
+    requests = Prepared((Request(Kind.OBJ_GET, number) for number in count()), lambda asked: noted.append(asked.node))
+    requests.prepare(2)
+    assert [request.node for request in islice(requests, 2_500)] == list(range(2_500))
+    requests.settle()
+    requests.settle()
+    assert noted == list(range(2_500))
+    assert next(requests).node == 2_500
+
+
+async def test_of_tao_too_who_joins_a_fetch_has_not_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats: dict[str, Any] = {
+        "follower": {"hits": 90, "misses": 20, "fills": {"joined": 3}},
+        "leader": {"misses": 12},
+    }
+
+    async def server_stats(admin: str) -> Any:
+        return stats[admin]
+
+    monkeypatch.setattr(counters, "server_stats", server_stats)
+    found = await TaoCounters("follower", "leader").since_last()
+    assert found == CacheCounts(hits=95, joined=3, misses=12, in_follower=90)
+    assert found.reads == 110
+    stats["follower"]["fills"]["joined"] = 50  # more than the leader spared: those joined what went to the database
+    assert (await TaoCounters("follower", "leader").since_last()).reads == 110
 
 
 async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked_at() -> None:
@@ -111,7 +189,7 @@ async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked
         peer.touched += 80
         first_reads.first_time += 1
 
-    contender = Contender(REDIS, peer, drive, (), first_reads=first_reads)
+    contender = Contender(REDIS, peer, prepared(repeat(REQUESTS[0])), drive, (), first_reads=first_reads)
     await contender.take(0.0, counts=False)
     await contender.take(0.0)
     await contender.take(0.0)
@@ -149,8 +227,9 @@ async def test_at_a_constant_rate_a_request_that_fails_has_no_latency_and_is_cou
 def figure(kind: str, name: str, per_second: float, p99_us: float, **more: Any) -> ShapeFigure:
     return ShapeFigure(
         shape=kind, kind=kind, contestant=name, queries_per_operation=1, operations=10, per_second=per_second,
-        rounds_per_second=[per_second], rounds_hit_rate=[0.9], p50_us=100.0, p99_us=p99_us, quantiles_ms={},
-        server_cpu_us=1.0, client_cpu_us=1.0, total_cpu_us=2.0, failed=more.get("failed", {}), touched_bytes=1.0,
+        rounds_per_second=[per_second], rounds_hit_rate=[0.9], p50_us=100.0, p99_us=p99_us,
+        rounds_p99_us=[p99_us], quantiles_ms={}, server_cpu_us=1.0, client_cpu_us=1.0, total_cpu_us=2.0,
+        failed=more.get("failed", {}), touched_bytes=1.0,
         hits=9, joined=0, misses=1,
         hit_rate=0.9, joined_share=0.0, follower_hit_rate=None, first_read_share=None, hit_ms=None, miss_ms=None,
     )  # fmt: skip
