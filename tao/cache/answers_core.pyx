@@ -236,11 +236,11 @@ cdef class Hits:
     """See `tao.cache.answers_twin.Hits`."""
 
     cdef dict shards
-    cdef bytearray marks
+    cdef bytearray credit
 
-    def __cinit__(self, dict shards not None, bytearray marks not None):
+    def __cinit__(self, dict shards not None, bytearray credit not None):
         self.shards = shards
-        self.marks = marks
+        self.credit = credit
 
     cdef object shard_of(self, uint64_t key):
         return self.shards.get(key >> SHARD_SHIFT)
@@ -253,10 +253,10 @@ cdef class Hits:
         return value
 
     cpdef void use(self, uint64_t key) noexcept:
-        cdef unsigned char *credit = <unsigned char *>PyByteArray_AS_STRING(self.marks)
-        credit += key % <uint64_t>PyByteArray_GET_SIZE(self.marks)
-        if credit[0] < MOST_CREDIT:
-            credit[0] += USE_CREDIT
+        cdef unsigned char *slot = <unsigned char *>PyByteArray_AS_STRING(self.credit)
+        slot += key % <uint64_t>PyByteArray_GET_SIZE(self.credit)
+        if slot[0] < MOST_CREDIT:
+            slot[0] += USE_CREDIT
 
     def object(self, id, uint64_t minimum=0):
         shard = self.shard_of(id)

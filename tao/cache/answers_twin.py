@@ -87,18 +87,18 @@ class Hits:
     """Answers from what open shards hold, and credits it with the use. None: the cache cannot tell. Values below
     ``minimum``, a version, are none. Numbers are 0 … 2^64-1."""
 
-    __slots__ = ("_marks", "_shards")
+    __slots__ = ("_credit", "_shards")
 
-    def __init__(self, shards: dict[int, CachedShard], marks: bytearray) -> None:
-        """By number, as they are at each look; ``marks``: at (id + type) modulo their number."""
+    def __init__(self, shards: dict[int, CachedShard], credit: bytearray) -> None:
+        """``shards`` by number, as they are at each look; ``credit``: a byte at (id + type) modulo their number."""
         self._shards: Final = shards
-        self._marks: Final = marks
+        self._credit: Final = credit
 
     def use(self, key: int) -> None:
         """Of the entry of ``key``, id and type together; see `tao.cache.eviction`."""
-        place = key % len(self._marks)
-        if self._marks[place] < MOST_CREDIT:
-            self._marks[place] += USE_CREDIT
+        place = key % len(self._credit)
+        if self._credit[place] < MOST_CREDIT:
+            self._credit[place] += USE_CREDIT
 
     def object(self, id: int, minimum: int = 0) -> bytes | None:  # noqa: A002
         """The object value."""

@@ -1,11 +1,11 @@
 """Which entry leaves when an arena is full (DESIGN.md §4 "eviction"): S3-FIFO, where staying has a price by size.
 
-Newcomers stand in a small queue, a tenth of the entries; the hand takes the oldest of it or of the main queue. Each use
-is a credit, and an entry that can pay its price goes to the end of the main queue, whichever it was in; who cannot
-leaves. The price is the entry's size by the mean of all: a hit on a small entry is worth as much as one on a large one,
-and keeping it costs a fraction of the room. A client that walks once through everything passes through a tenth of the
-arena, and the rest stays. A ghost of who left lately leads straight to the main queue when it comes back, and counts
-what a larger arena would have held.
+Newcomers stand in a small queue, a tenth of the entries; the hand takes the oldest of it or of the main queue. A use
+adds to an entry's credit, and one that can pay its price goes to the end of the main queue, whichever it was in; who
+cannot leaves. The price is the entry's size by the mean of all: a hit on a small entry is worth as much as one on a
+large one, and keeping it costs a fraction of the room. A client that walks once through everything passes through a
+tenth of the arena, and the rest stays. A ghost of who left lately leads straight to the main queue when it comes back,
+and counts what a larger arena would have held.
 
 A use adds to one byte, in the compiled module that answers hits, and no Python object is held for an entry. Hit rates
 by policy and size of the cache are in docs/eviction.md.
@@ -69,10 +69,10 @@ class Arena:
     """A byte budget, the tables that share it, and the order in which their entries leave."""
 
     __slots__ = (
+        "_credit",
         "_dead_records",
         "_main",
-        "_marks",
-        "_max_second_chances",
+        "_max_reinsertions",
         "_moment",
         "_next_number",
         "_retired",
@@ -95,8 +95,8 @@ class Arena:
         name: str,
         budget_bytes: int,
         largest_entry_bytes: int,
-        marks: bytearray,
-        max_second_chances: int,
+        credit: bytearray,
+        max_reinsertions: int,
         packed: PackedStore,
         moment: Moment,
     ) -> None:
@@ -106,14 +106,14 @@ class Arena:
         self.bytes = 0
         self.evictions = 0
         self.kept = 0
-        """Entries that the hand found used, and left in."""
+        """Entries that could pay, and went to the end of the main queue."""
         self.eviction_age_seconds: float | None = None
         """How long the entry evicted last out of the main queue had not been used, at most; None: none was."""
         self.ghosts = Ghosts(budget_bytes)
         self.packed = packed
         self.count_tables: dict[int, CountTable] = {}
-        self._marks = marks
-        self._max_second_chances = max_second_chances
+        self._credit = credit
+        self._max_reinsertions = max_reinsertions
         self._moment = moment
         self._small = RecordQueue()
         self._main = RecordQueue()
@@ -166,7 +166,7 @@ class Arena:
         return unswept or bool(self._retired) or 4 * self._dead_records > self.records
 
     def _evict_one(self) -> bool:
-        marks, chances, main = self._marks, self._max_second_chances, self._main
+        credit, reinsertions_left, main = self._credit, self._max_reinsertions, self._main
         taken_bytes = max(1, self.bytes - self.packed.size_bytes)
         while records := self.records:
             from_small = self._small.length * _SMALL_PART > records or not main.length
@@ -177,12 +177,12 @@ class Arena:
                 self._dead_records -= 1
                 continue
             size_bytes = table.size_of(key)
-            if size_bytes and chances:
-                place = (key + table.atype) % len(marks)
+            if size_bytes and reinsertions_left:
+                place = (key + table.atype) % len(credit)
                 price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * size_bytes * records / taken_bytes)))
-                if marks[place] >= price:
-                    marks[place] -= price
-                    chances -= 1
+                if credit[place] >= price:
+                    credit[place] -= price
+                    reinsertions_left -= 1
                     self.kept += 1
                     main.append(number, key, self._moment.now)
                     continue

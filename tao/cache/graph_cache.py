@@ -50,7 +50,7 @@ class GraphCache:
         self.witness: Witness = NoWitness() if witness is None else witness
         self._arenas = Arenas(settings, types, self.witness)
         self._shards: dict[int, CachedShard] = {}
-        self._hits = Hits(self._shards, self._arenas.marks)
+        self._hits = Hits(self._shards, self._arenas.credit)
         self._generation = 0
         self._old_overflows = 0
         self.denials = 0  # queries for edges that a membership filter answered, wholly or in the end

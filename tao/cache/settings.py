@@ -27,11 +27,12 @@ class CacheSettings:
     departed_slots: int = 65_521
     """Keys whose version is remembered when their entry is evicted (24 bytes each, a prime spreads them). Best effort:
     it keeps a lagging replica from answering with less than was answered a moment ago."""
-    mark_slots: int = 4_194_301
-    """One byte each counts the uses of an entry. A prime near 4 M: few entries share a byte, and the array is a small
-    part of any production budget."""
-    max_second_chances: int = 32
-    """Used entries passed over for one eviction. Keeps an eviction in the microseconds when everything is in use."""
+    credit_slots: int = 4_194_301
+    """Bytes that hold the credit which entries have for their uses. A prime near 4 M: few entries share a byte, and the
+    array is a small part of any production budget."""
+    max_reinsertions: int = 32
+    """Used entries that go to the end of the main queue in one eviction; the next leaves whatever its credit. Keeps an
+    eviction in the microseconds when everything is in use."""
     largest_entry_fraction: float = 0.125
     """An entry above this share of its arena is answered but not kept: it would evict too much that is wanted."""
     packed_counts_fraction: float = 0.2
@@ -49,12 +50,12 @@ class CacheSettings:
         for name, budget_bytes in self.arena_bytes.items():
             if budget_bytes <= 0:
                 raise SettingsError(f"arena {name!r} has a budget of {budget_bytes} bytes; it must be above 0")
-        for name in ("max_floors_per_shard", "departed_slots", "mark_slots", "reclaim_entries_per_step"):
+        for name in ("max_floors_per_shard", "departed_slots", "credit_slots", "reclaim_entries_per_step"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"{name} must be at least 1")
-        if self.floor_seconds <= 0 or self.max_second_chances < 0 or self.keep_count_of_list_bytes < 0:
+        if self.floor_seconds <= 0 or self.max_reinsertions < 0 or self.keep_count_of_list_bytes < 0:
             raise SettingsError(
-                "floor_seconds must be above 0; max_second_chances and keep_count_of_list_bytes not below"
+                "floor_seconds must be above 0; max_reinsertions and keep_count_of_list_bytes not below"
             )
         if not 0 <= self.packed_counts_fraction <= 0.5:  # the rest is what lists and objects have for themselves
             raise SettingsError("packed_counts_fraction must be at least 0 and at most 0.5")

@@ -37,13 +37,13 @@ def value_bytes(value: bytes) -> int:
 
 
 class Arenas:
-    """The arenas of one server, the marks that they share, and the schema's choice among them."""
+    """The arenas of one server, the credit that they share, and the schema's choice among them."""
 
     __slots__ = (
         "_arenas",
+        "credit",
         "departed",
         "keep_count_of_list_bytes",
-        "marks",
         "moment",
         "tell_shrunk",
         "too_large",
@@ -59,14 +59,14 @@ class Arenas:
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
         self.moment = Moment()
         self.too_large = 0
-        self.marks = bytearray(settings.mark_slots)
+        self.credit = bytearray(settings.credit_slots)
         self._arenas = {
             name: Arena(
                 name,
                 budget,
                 int(budget * settings.largest_entry_fraction),
-                self.marks,
-                settings.max_second_chances,
+                self.credit,
+                settings.max_reinsertions,
                 packed_store(int(budget * settings.packed_counts_fraction)),
                 self.moment,
             )

@@ -69,8 +69,8 @@ class CacheMachine(RuleBasedStateMachine):
     answers_never_go_back: ClassVar[bool] = True
     tickets: Bundle[Ticket] = Bundle("tickets")
 
-    @initialize(budget=st.sampled_from([350, 500, 1 << 20, 1 << 20]), chances=st.integers(0, 2))
-    def start(self, budget: int, chances: int) -> None:
+    @initialize(budget=st.sampled_from([350, 500, 1 << 20, 1 << 20]), reinsertions=st.integers(0, 2))
+    def start(self, budget: int, reinsertions: int) -> None:
         self.now = 1000.0
         self.truth = Truth()
         self.cache = GraphCache(
@@ -79,8 +79,8 @@ class CacheMachine(RuleBasedStateMachine):
                 floor_seconds=FLOOR_SECONDS,
                 max_floors_per_shard=self.max_floors,
                 departed_slots=509,
-                mark_slots=101,
-                max_second_chances=chances,
+                credit_slots=101,
+                max_reinsertions=reinsertions,
                 largest_entry_fraction=1.0,
                 keep_count_of_list_bytes=200,
                 reclaim_entries_per_step=2,

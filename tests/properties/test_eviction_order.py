@@ -18,7 +18,7 @@ from tao.model.graph import OBJECT_HEADER_BYTES, encode_object
 from tests.unit.cache.graphs import ID1, SHARD, Types, v
 
 BUDGET = 4_000
-CHANCES = 5
+REINSERTIONS = 5
 KEY_BYTES = 42 + 17 + 32
 KEYS = 30
 
@@ -30,7 +30,7 @@ class Model:
     small: list[int] = field(default_factory=list)
     main: list[int] = field(default_factory=list)
     sizes: dict[int, int] = field(default_factory=dict)  # 0: dropped, its key is still there
-    credits: dict[int, int] = field(default_factory=dict)
+    credit: dict[int, int] = field(default_factory=dict)
     ghosts: Ghosts = field(default_factory=lambda: Ghosts(BUDGET))
 
     @property
@@ -38,8 +38,8 @@ class Model:
         return sum(KEY_BYTES + size for size in self.sizes.values())
 
     def use(self, key: int) -> None:
-        if self.sizes.get(key) and self.credits.get(key, 0) < MOST_CREDIT:
-            self.credits[key] = self.credits.get(key, 0) + USE_CREDIT
+        if self.sizes.get(key) and self.credit.get(key, 0) < MOST_CREDIT:
+            self.credit[key] = self.credit.get(key, 0) + USE_CREDIT
 
     def store(self, key: int, size: int) -> None:
         if key not in self.sizes:
@@ -53,17 +53,17 @@ class Model:
             self.sizes[key] = 0
 
     def _evict(self) -> None:
-        taken, chances, entries = self.taken, CHANCES, len(self.small) + len(self.main)
+        taken, left, entries = self.taken, REINSERTIONS, len(self.small) + len(self.main)
         while True:
             queue = self.small if len(self.small) * 10 > entries or not self.main else self.main
             key = queue.pop(0)
             size = KEY_BYTES + self.sizes[key]
             price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * size * entries / taken)))
-            if not self.sizes[key] or not chances or self.credits.get(key, 0) < price:
+            if not self.sizes[key] or not left or self.credit.get(key, 0) < price:
                 break
-            self.credits[key] -= price
+            self.credit[key] -= price
             self.main.append(key)
-            chances -= 1
+            left -= 1
         if self.sizes.pop(key):
             self.ghosts.leaves(key, 0, size)
 
@@ -80,7 +80,7 @@ def steps(chance: Random) -> Iterator[tuple[str, int, int]]:
 @settings(max_examples=20)
 def test_an_arena_holds_what_the_model_holds(seed: int) -> None:
     sizes = CacheSettings(
-        arena_bytes={"default": BUDGET}, max_second_chances=CHANCES, mark_slots=1009, packed_counts_fraction=0
+        arena_bytes={"default": BUDGET}, max_reinsertions=REINSERTIONS, credit_slots=1009, packed_counts_fraction=0
     )
     cache, model = GraphCache(sizes, Types()), Model()
     cache.open_shard(SHARD, 1)

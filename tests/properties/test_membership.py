@@ -36,7 +36,7 @@ class FilterMachine(RuleBasedStateMachine):
     def start(self, budget: int, first: list[int]) -> None:
         self.now = 100.0
         self.truth = Truth()
-        self.cache = GraphCache(CacheSettings(arena_bytes={"default": budget}, mark_slots=101), Types())
+        self.cache = GraphCache(CacheSettings(arena_bytes={"default": budget}, credit_slots=101), Types())
         self.cache.open_shard(SHARD, 1)
         self.waiting: list[ListChange | ListInvalidation] = []
         self.told: list[ListChange | ListInvalidation] = []

@@ -145,7 +145,7 @@ class LeaderRig:
         self.others = others or OtherRigs()
         self.configuration = Configuration(topology or make_topology(), SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
-        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), arenas)
+        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
         self.publisher = Publisher(DeliverySettings(), f"{name}-{id(self)}")
         settings = ownership or OwnershipSettings(check_seconds=0.001, retry_seconds=0.001)
         log = logger("test")

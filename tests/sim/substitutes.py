@@ -355,7 +355,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         # Small tables that evict, and few marks, which every server allocates.
         arenas = {"default": world.arena_bytes, "pages": world.arena_bytes}
         return CacheSettings(
-            arena_bytes=arenas, mark_slots=1009, departed_slots=4093, max_floors_per_shard=roles.MAX_FLOORS
+            arena_bytes=arenas, credit_slots=1009, departed_slots=4093, max_floors_per_shard=roles.MAX_FLOORS
         )
 
     return [

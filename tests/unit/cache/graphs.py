@@ -37,7 +37,7 @@ def v(counter: int, epoch: int = 1) -> int:
 
 def open_cache(**options: object) -> GraphCache:
     arena_bytes = options.pop("arena_bytes", {"default": 1 << 20, "special": 1 << 20})
-    cache = GraphCache(CacheSettings(arena_bytes=arena_bytes, mark_slots=1009, **options), Types())  # type: ignore[arg-type]
+    cache = GraphCache(CacheSettings(arena_bytes=arena_bytes, credit_slots=1009, **options), Types())  # type: ignore[arg-type]
     cache.open_shard(SHARD, 1)
     return cache
 

@@ -1,4 +1,4 @@
-"""Budgets, second chances and dropped tables (DESIGN.md §4 "eviction", "no stalls")."""
+"""Budgets, who stays for its uses, and dropped tables (DESIGN.md §4 "eviction", "no stalls")."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_budget_is_kept_and_the_oldest_leave_first() -> None:
     assert cache.peek_object(ID1) is None
 
 
-def test_what_was_read_gets_a_second_chance() -> None:
+def test_what_was_read_stays() -> None:
     cache = open_cache(arena_bytes={"default": 20_000})
     store_object(cache, v(1))
     for place in range(1, 500):
@@ -59,7 +59,7 @@ def test_what_was_read_gets_a_second_chance() -> None:
 
 
 def test_an_eviction_is_bounded_when_everything_is_in_use() -> None:
-    cache = open_cache(arena_bytes={"default": 20_000}, max_second_chances=4)
+    cache = open_cache(arena_bytes={"default": 20_000}, max_reinsertions=4)
     for place in range(500):
         store_object(cache, v(1), id_=ID1 + place)
         assert cache.object(ID1 + place) is not None
@@ -153,7 +153,7 @@ def test_settings_that_cannot_work_are_refused_with_their_name() -> None:
     for wrong, name in (
         ({"arena_bytes": {"other": 5}}, "arena_bytes"),
         ({"arena_bytes": {"default": 0}}, "default"),
-        ({"mark_slots": 0}, "mark_slots"),
+        ({"credit_slots": 0}, "credit_slots"),
         ({"floor_seconds": 0.0}, "floor_seconds"),
         ({"largest_entry_fraction": 2.0}, "largest_entry_fraction"),
     ):

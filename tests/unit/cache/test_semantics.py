@@ -60,9 +60,9 @@ def test_objects_asked_for_together_are_used_as_often_as_they_are_named() -> Non
     cache = open_cache()
     store_object(cache, v(1), b"hello")
     cache.objects([ID1, ID1 + 1, ID1])
-    assert cache._arenas.marks[ID1 % 1009] == 2 * USE_CREDIT
+    assert cache._arenas.credit[ID1 % 1009] == 2 * USE_CREDIT
     cache.objects([ID1] * 100)
-    assert cache._arenas.marks[ID1 % 1009] == MOST_CREDIT
+    assert cache._arenas.credit[ID1 % 1009] == MOST_CREDIT
 
 
 def test_an_object_known_to_be_absent_is_an_answer() -> None:

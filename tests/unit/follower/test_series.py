@@ -42,7 +42,7 @@ async def test_a_refused_shard_is_asked_for_again_within_the_one_series_and_the_
     await leader.take(0, 1, 2)
     server = FrameServer(leader.service, ServingSettings(), name="leader-1", topology_version=lambda: 1)
     topology = one_leader(await server.start("127.0.0.1:0"))
-    cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), SchemaArenas(SCHEMA, ARENAS))
+    cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
     configuration = Configuration(topology, SCHEMA, logger("test"))
     links, tasks = Links(LinkSettings(), Credentials("near-1", "follower", "")), Tasks()
     subscriptions = Subscriptions(

@@ -40,7 +40,7 @@ class Cache:
     """A cache that can be looked into, unless it is away."""
 
     def __init__(self) -> None:
-        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), SchemaArenas(SCHEMA, ARENAS))
+        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
         self.cache.open_shard(0, 1)
         self.away = False
         self.asked = 0

@@ -34,7 +34,7 @@ class Rig:
     def __init__(self, settings: StorySettings | None = None) -> None:
         self.unix_ms = 1_000
         self.story = Story(settings or StorySettings(), lambda: self.unix_ms)
-        self.cache = GraphCache(CacheSettings(arena_bytes={"default": 1 << 16}, mark_slots=1009), Types(), self.story)
+        self.cache = GraphCache(CacheSettings(arena_bytes={"default": 1 << 16}, credit_slots=1009), Types(), self.story)
         self.shard = A >> SHARD_SHIFT
         self.cache.open_shard(self.shard, 1)
 

@@ -106,7 +106,7 @@ class Rig:
 
 @pytest.fixture
 async def rig() -> Rig:
-    cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types())
+    cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types())
     cache.open_shard(0, 1)
     source = ManualSource()
     return Rig(cache, source, Fills(cache, source, ManualClock(), lambda _: LIMIT, SETTINGS))

@@ -74,7 +74,7 @@ async def test_an_asker_who_breaks_costs_the_others_of_his_flight_nothing(
 
 @pytest.mark.parametrize("critical", [False, True])
 async def test_more_queries_than_may_wait_are_refused_though_they_would_join_a_flight(*, critical: bool) -> None:
-    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types()), ManualSource()
     cache.open_shard(0, 1)
     source.manual = True
     fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=3))
@@ -103,7 +103,7 @@ async def test_nothing_further_is_begun_for_an_asker_who_is_gone(rig: Rig, query
 
 
 async def test_what_is_known_and_nobody_has_is_not_read_critically_for_an_asker_who_is_gone() -> None:
-    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types()), ManualSource()
     cache.open_shard(0, 1)
     source.manual = True
     fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(), past_floors=True)
@@ -115,7 +115,7 @@ async def test_what_is_known_and_nobody_has_is_not_read_critically_for_an_asker_
 
 
 async def test_those_who_have_gone_take_no_place_of_those_who_wait_and_their_flight_is_joined_and_lands() -> None:
-    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types()), ManualSource()
     cache.open_shard(0, 1)
     source.manual = True
     fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=3))
@@ -134,7 +134,7 @@ async def test_those_who_have_gone_take_no_place_of_those_who_wait_and_their_fli
 
 
 async def test_a_flight_whose_askers_have_all_gone_lands_once() -> None:
-    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types()), ManualSource()
+    cache, source = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types()), ManualSource()
     cache.open_shard(0, 1)
     source.manual = True
     fills = Fills(cache, source, ManualClock(), lambda _: LIMIT, FillSettings(max_waiting=1))

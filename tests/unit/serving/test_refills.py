@@ -30,7 +30,7 @@ class Rig:
     """A cache with a list of 1,000 edges, of which the source gives what is asked for."""
 
     def __init__(self, settings: RefillSettings = SETTINGS) -> None:
-        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, mark_slots=1009), Types())
+        self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), Types())
         self.cache.open_shard(0, 1)
         self.source, self.tasks = ManualSource(1_000), Tasks()
         fill_settings = FillSettings(least_prefix_edges=4, refetch_pause_seconds=0.001)
