@@ -38,8 +38,8 @@ def ratios(found: Found) -> list[str]:
         (
             "Above 1 is in tao's favour, in every column; with one application process, which for a peer is more of a "
             "limit than for tao. A hit is a read answered without the database; whoever waits for another's fetch has "
-            "*joined*, which is none; *first* is the part of what asked the database that nobody had asked this contestant for "
-            f"before, which no cache has. {_warming(peers['warming'])}"
+            "*joined*, which is none; *first* is the part of what asked the database that nobody had asked this "
+            f"contestant for before, which no cache has. {_warming(peers['warming'])}"
         ),
         "",
     ]
