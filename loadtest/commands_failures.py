@@ -33,6 +33,9 @@ _json_option = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the figures here, too."
 )
 _toy_option = click.option("--toy", is_flag=True, help="Few servers, few faults: does everything still work?")
+_logs_option = click.option(
+    "--logs", type=click.Path(file_okay=False, path_type=Path), help="Leave the servers' logs there."
+)
 
 
 def failure_commands(run_alone: RunAlone) -> list[click.Command]:
@@ -45,7 +48,7 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--overlapping", is_flag=True, help="Two faults at a time.")
     @click.option("--reads", type=float, default=DEFAULT_CHAOS.rates.reads, show_default=True, help="A second.")
     @click.option("--writes", type=float, default=DEFAULT_CHAOS.rates.writes, show_default=True, help="A second.")
-    @click.option("--logs", type=click.Path(file_okay=False, path_type=Path), help="Leave the servers' logs there.")
+    @_logs_option
     @_toy_option
     @_json_option
     def chaos_command(
@@ -75,15 +78,22 @@ def failure_commands(run_alone: RunAlone) -> list[click.Command]:
     @click.option("--reads", type=float, default=DEFAULT_CHAOS.rates.reads, show_default=True, help="A second.")
     @click.option("--writes", type=float, default=DEFAULT_CHAOS.rates.writes, show_default=True, help="A second.")
     @click.option("--role", "roles", type=click.Choice(rolling.ROLES), multiple=True, help="Only these servers.")
+    @_logs_option
     @_toy_option
     @_json_option
     def rolling_command(
-        seed: int, reads: float, writes: float, roles: tuple[str, ...], toy: bool, json_file: Path | None
+        seed: int,
+        reads: float,
+        writes: float,
+        roles: tuple[str, ...],
+        logs: Path | None,
+        toy: bool,
+        json_file: Path | None,
     ) -> None:
         """Every server of two regions is drained, restarted and put back in turn, under load.
 
         The exit status is 1 when any request fails, or anything is lost or stale."""
-        wanted = RollingSettings(seed, Rates(reads, writes), roles)
+        wanted = RollingSettings(seed, Rates(reads, writes), roles, logs)
         job = partial(rolling.run, wanted=wanted)
         run_alone(Scenario("rolling", rolling.SUMMARY, job, _ROLLING_SECONDS), toy, json_file)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Final
 
@@ -43,6 +44,8 @@ class RollingSettings:
     rates: Rates = field(default_factory=Rates)
     roles: tuple[str, ...] = ()
     """Whose servers are restarted; empty for all."""
+    logs: Path | None = None
+    """Where the servers' logs are left."""
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RollingSettings | None = None) -> ScenarioResult:
@@ -52,7 +55,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RollingSettin
     cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="info")
     record = Record()
     async with (
-        two_regions(cluster_settings, progress.step) as regions,
+        two_regions(cluster_settings, progress.step, logs=rolling.logs) as regions,
         load_on(regions, record, Random(rolling.seed)) as load,
     ):
         load.start(_TOY_RATES if settings.toy else rolling.rates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -214,15 +215,30 @@ class TwoRegions:
 
 
 @asynccontextmanager
-async def two_regions(settings: ClusterSettings, on_progress: Callable[[str], None]) -> AsyncIterator[TwoRegions]:
-    """Started, with tailers that have begun; stopped at the end, however that comes about. Raises `OperatorError`."""
+async def two_regions(
+    settings: ClusterSettings, on_progress: Callable[[str], None], *, logs: Path | None = None
+) -> AsyncIterator[TwoRegions]:
+    """Started, with tailers that have begun; stopped at the end, however that comes about. ``logs``: a folder to leave
+    the servers' logs in. Raises `OperatorError`."""
     async with DevCluster(settings, on_progress) as cluster:
         topology = parse_topology(cluster.topology_path.read_bytes(), str(cluster.topology_path))
         schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
         regions = TwoRegions(cluster, topology, Routes(topology), schema)
         on_progress("waiting for the tailers to begin")
         await within(_BEGIN_SECONDS, regions.tailers_have_begun, _LOOK_SECONDS, "the tailers have not begun")
-        yield regions
+        try:
+            yield regions
+        finally:
+            if logs is not None:
+                await asyncio.to_thread(_keep_logs, settings.state_dir, logs)
+
+
+def _keep_logs(state_dir: Path, target: Path) -> None:
+    """Copies of them, and of the topology."""
+    target.mkdir(parents=True, exist_ok=True)
+    for path in (*state_dir.glob("servers/*.log*"), *state_dir.glob("*/server.log*"), state_dir / "topology.json"):
+        where = path.name if path.parent.name in ("servers", state_dir.name) else f"{path.parent.name}.log"
+        shutil.copyfile(path, target / where)
 
 
 def _parts(position: str) -> set[str]:

@@ -7,7 +7,6 @@ and no read fail that another server could have answered (DESIGN.md §9, §15).
 from __future__ import annotations
 
 import asyncio
-import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
@@ -83,15 +82,11 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosSettings
         )
     shape = _TOY_SHAPE if settings.toy else _SHAPE
     cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="info")
-    async with two_regions(cluster_settings, progress.step) as regions:
+    async with two_regions(cluster_settings, progress.step, logs=chaos.logs) as regions:
         database = regions.cluster.database(next(iter(regions.cluster.processes)))
         settings.versions[database.binary.flavour] = database.binary.version_text
         run_of = _Run(regions, chaos, progress, toy=settings.toy)
-        try:
-            await run_of.go()
-        finally:
-            if chaos.logs is not None:
-                await asyncio.to_thread(_keep_logs, cluster_settings.state_dir, chaos.logs)
+        await run_of.go()
         measured = run_of.measured
     return ScenarioResult(
         summary=SUMMARY,
@@ -228,14 +223,6 @@ class _Run:
             wrong.append(f"failed reads that no fault explains: {self.record.unexplained:,}")
             wrong += [f"{each.seconds} s: {each}" for each in self.record.failed if not each.explained][:5]
         return wrong + (self.record.examples if wrong else [])
-
-
-def _keep_logs(state_dir: Path, target: Path) -> None:
-    """Copies of them, and of the topology."""
-    target.mkdir(parents=True, exist_ok=True)
-    for path in (*state_dir.glob("servers/*.log*"), *state_dir.glob("*/server.log*"), state_dir / "topology.json"):
-        where = path.name if path.parent.name in ("servers", state_dir.name) else f"{path.parent.name}.log"
-        shutil.copyfile(path, target / where)
 
 
 def _rounded(fault: Fault) -> dict[str, object]:
