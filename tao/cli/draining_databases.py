@@ -14,6 +14,7 @@ from tao.cli.draining import Drained, Quiet, Show, check_seen, figures, load, ma
 from tao.model.errors import TopologyError
 from tao.model.topology import Database, Topology
 from tao.storage.accounts import SERVICES
+from tao.storage.processes import server_processes
 from tao.storage.session import Session
 from tao.watcher.locks import FileLocks, held_alone, mastership_lock
 from tao.watcher.promotion import Promoter
@@ -81,8 +82,8 @@ async def undrain_replica(file: Path, promoter: Promoter, name: str) -> Drained:
 
 async def _statements(session: Session, deadline: float) -> int:
     """Statements of leaders and followers under way."""
-    processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
-    return sum(str(row["User"]).startswith(SERVICES) and str(row["Command"]) == "Query" for row in processes)
+    processes = await server_processes(session, deadline=deadline)
+    return sum(each.user.startswith(SERVICES) and each.command == "Query" for each in processes)
 
 
 def _database_of(topology: Topology, name: str) -> Database:

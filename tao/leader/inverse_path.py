@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tao.leader.other_leaders import Deposed, OtherLeaders
+from tao.leader.other_leaders import Deposed, OtherLeaders, may_be_under_way
 from tao.leader.ownership import Ownership
 from tao.leader.pair_queue import Hold, PairQueue
 from tao.leader.transaction_ends import second_half
@@ -248,7 +248,7 @@ class InversePath:
         except TaoError as error:
             self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
-            if not isinstance(error, RetryableError):
+            if may_be_under_way(error):
                 self._linger(hold)
             return False
         written.messages.extend(told)
@@ -303,7 +303,7 @@ class InversePath:
             except (Deposed, DatabaseDown):
                 raise
             except (RetryableError, OutcomeUnknown) as error:
-                if isinstance(error, OutcomeUnknown):
+                if may_be_under_way(error):
                     # Once more does no harm while the pair is held: it is the same copy. The next write's would be
                     # another, which this one must not overtake.
                     self._linger(hold)

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from tao.leader.elsewhere import Elsewhere
 from tao.leader.inverse_path import InversePath
-from tao.leader.other_leaders import Deposed
+from tao.leader.other_leaders import Deposed, Undecided
 from tao.leader.ownership import Ownership
 from tao.model.changes import ShardMessages
 from tao.model.errors import DatabaseDown, Fenced, NotMine, OutcomeUnknown, Unauthorized, Unavailable
@@ -31,12 +31,6 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 """Before a copy that was refused is sent again; it doubles. A takeover takes a few hundred milliseconds."""
 
 _Result = TypeVar("_Result")
-
-
-class Undecided(OutcomeUnknown):
-    """The other leader says that it does not know what became of its commit. It writes nothing more of the shard before
-    it has taken it anew, when that commit has happened or never will: the copy can be sent again, and once it is
-    acknowledged, none is under way."""
 
 
 class SettlingLeaders:
@@ -120,7 +114,10 @@ class SettlingLeaders:
             deadline = self._clock.monotonic() + timeout_seconds
             told: list[ShardMessages] = []
             for settle in settles:
-                written, _ = await self.here.write(settle, deadline, sub_write=True)
+                try:
+                    written, _ = await self.here.write(settle, deadline, sub_write=True)
+                except OutcomeUnknown as unknown:
+                    raise Undecided(unknown.message) from unknown
                 told.extend(written.messages)
             return told
         routes = self._configuration.routes

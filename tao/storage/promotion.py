@@ -19,6 +19,7 @@ from tao.model.errors import InternalError
 from tao.storage.dialect import Dialect
 from tao.storage.gtid import GtidSet
 from tao.storage.names import schema_name
+from tao.storage.processes import server_processes
 from tao.storage.replication import ReplicationStatus, replication_status, set_read_only, wait_for_position
 from tao.storage.seeding import UNDER_WAY
 from tao.storage.semi_sync import SEMI_SYNC_FIGURES, semi_sync_state, set_semi_sync
@@ -103,8 +104,8 @@ async def _close(session: Session, deadline: float) -> None:
 async def _end_waiting(session: Session, deadline: float) -> set[int]:
     """Cut the clients of commits that wait for a replica off; returns the threads. While the server is being closed no
     further commit can begin to wait."""
-    processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
-    waiting = {int(row["Id"]): str(row["Command"]) for row in processes if "semi-sync ACK" in str(row["State"] or "")}
+    processes = await server_processes(session, deadline=deadline)
+    waiting = {each.thread: each.command for each in processes if "semi-sync ACK" in each.state}
     for thread in waiting:
         with suppress(InternalError):  # which is what "no such thread" becomes: it has ended by itself
             await session.run("KILL CONNECTION %s", (thread,), deadline=deadline)

@@ -20,6 +20,7 @@ from tao.storage.accounts import SERVICES
 from tao.storage.dialect import Dialect
 from tao.storage.gtid import binlog_state_at
 from tao.storage.names import schema_name, shard_of_schema
+from tao.storage.processes import server_processes
 from tao.storage.replication import detach, set_read_only
 from tao.storage.session import Session
 
@@ -135,8 +136,7 @@ async def _cut_off(session: Session, users: Sequence[str], deadline: float) -> N
 
 
 async def _connections(session: Session, users: Sequence[str], deadline: float) -> set[int]:
-    processes = await session.named("SHOW FULL PROCESSLIST", deadline=deadline)
-    found = {int(row["Id"]) for row in processes if str(row["User"]) in users}
+    found = {each.thread for each in await server_processes(session, deadline=deadline) if each.user in users}
     return found - {session.thread_id}
 
 

@@ -14,6 +14,7 @@ from tao.devcluster.database import DatabaseInstance
 from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
 from tao.storage.dialect import Dialect
 from tao.storage.failures import ConnectionLost
+from tao.storage.processes import ServerProcess, server_processes
 from tao.storage.result_packets import Row
 from tao.storage.session import ServerAccount, Session, open_session
 from tao.storage.writes import WRITE_SETUP
@@ -55,6 +56,9 @@ _ANSWERS = [
     "SHOW VARIABLES LIKE 'sql_mode'",
     "DROP TEMPORARY TABLE tao_sessions.kinds",
 ]
+
+
+_IDLE = ServerProcess(0, "", "", "")
 
 
 def _root(server: DatabaseInstance) -> ServerAccount:
@@ -118,6 +122,21 @@ async def test_a_session_reads_what_the_driver_reads(database_server: DatabaseIn
             assert [set(row) for row in by_name] == [{"Variable_name", "Value"}]
         finally:
             await session.run("DROP DATABASE tao_sessions", deadline=_soon())
+
+
+async def test_connections_are_listed_whatever_their_statements_hold(database_server: DatabaseInstance) -> None:
+    root = _root(database_server)
+    async with opened(root) as session, opened(root) as busy:
+        working = asyncio.create_task(busy.run("SELECT SLEEP(60), %s", (b"\x82\xfe",), deadline=_soon()))
+        processes: dict[int, ServerProcess] = {}
+        while processes.get(busy.thread_id, _IDLE).command != "Query":
+            processes = {each.thread: each for each in await server_processes(session, deadline=_soon())}
+        assert processes[busy.thread_id].user == "root"
+        assert processes[busy.thread_id].state
+        assert session.thread_id in processes
+        await session.run("KILL %s", (busy.thread_id,), deadline=_soon())
+        with pytest.raises(ConnectionLost):
+            await working
 
 
 async def test_values_are_bound_as_the_driver_binds_them(database_server: DatabaseInstance) -> None:

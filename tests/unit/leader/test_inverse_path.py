@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tao.leader.inverse_path import InverseSettings
+from tao.leader.other_leaders import Undecided
 from tao.model.changes import ShardMessages
 from tao.model.errors import (
     DatabaseDown,
@@ -162,6 +163,22 @@ async def test_a_copy_that_nobody_answered_holds_the_pair_also_when_the_next_one
     with pytest.raises(DeadlineExceeded, match="were being written"):
         await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 8, b""), within=0.001)
     assert two.times(LIKES, LIKED_BY) == ([7], [7])
+
+
+@pytest.mark.parametrize("insists", [False, True])
+async def test_a_copy_of_which_the_other_leader_cannot_tell_what_became_holds_nobody_up(
+    two: TwoLeaders, insists: bool
+) -> None:
+    """A promotion cuts commits off that wait for a replica. Whoever has the shard next knows what became of them before
+    it writes anything, so that no later copy is overtaken, however long that takes."""
+    first = AssocAdd(HIGH, LIKED_BY, LOW, 7, b"") if insists else AssocAdd(LOW, LIKES, HIGH, 7, b"")
+    two.others.faults += [Undecided("in COMMIT"), Undecided("in COMMIT")]
+    _, pending = await two.coordinator.write(first)
+    assert pending is not insists
+    assert two.coordinator.inverses.pairs_held == 0
+    _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 8, b""), within=1.0)
+    assert not pending
+    assert two.times(LIKES, LIKED_BY) == ([8], [8])
 
 
 async def test_the_other_leader_gets_no_more_time_than_the_writer_waits(two: TwoLeaders) -> None:

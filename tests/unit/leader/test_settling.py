@@ -9,13 +9,15 @@ from typing import cast
 import pytest
 
 from tao.leader import settling
+from tao.leader.inverse_path import InversePath
 from tao.leader.other_leaders import Deposed
 from tao.leader.ownership import Ownership
 from tao.leader.settling import SettlingLeaders
+from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import DatabaseDown, Fenced, NotMine, OutcomeUnknown, TaoError, Unavailable
 from tao.model.rows import IntentRow, ShardRow
-from tao.model.writes import Coordinator, SettleEdge
+from tao.model.writes import Coordinator, SettleEdge, WriteOutcome
 from tao.peers.links import Links
 from tao.routing.retry_budget import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
@@ -100,6 +102,21 @@ async def test_a_leader_that_cannot_tell_what_became_of_its_commit_is_asked_agai
     fakes.undecided = 2
     await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
     assert fakes.asked == 3
+
+
+async def test_a_shard_of_ones_own_is_settled_once_more_too_after_a_commit_of_unknown_outcome() -> None:
+    fakes = FakeLeaders([])
+    fakes.owned[1] = ShardRow(1, "db-2", 1, "leader-1", 1)
+    leaders, faults = leaders_of(fakes), [OutcomeUnknown("in COMMIT")]
+
+    async def write(settle: SettleEdge, deadline: float, *, sub_write: bool) -> tuple[Written, bool]:
+        if faults:
+            raise faults.pop()
+        return Written(WriteOutcome(found=True), [CHANGES]), False
+
+    leaders.here = cast(InversePath, SimpleNamespace(write=write))
+    assert await leaders.settle(1, (SETTLE,), Coordinator(0, 1), 5.0) == [CHANGES]
+    assert (fakes.asked, faults) == (0, [])
 
 
 async def test_what_is_asked_again_is_paid_for_and_a_shard_that_changes_hands_is_not() -> None:
