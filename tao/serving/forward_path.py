@@ -22,6 +22,7 @@ from tao.model.errors import (
     InternalError,
     InvalidArgument,
     NotMine,
+    ShardBlocked,
     TaoError,
     Unavailable,
 )
@@ -47,8 +48,8 @@ class ForwardSettings:
     """How writes are forwarded."""
 
     max_attempts: int = 6
-    """Tries of one write while its leader says, before writing anything, that the shard is not its own, or cannot be
-    reached at all."""
+    """Tries of one write while its leader says, before writing anything, that the shard is not its own or is locked, or
+    cannot be reached at all."""
 
     first_pause_seconds: float = 0.05
     """Pause before the second try; it doubles. A takeover takes a few hundred milliseconds."""
@@ -197,8 +198,11 @@ class ForwardPath:
             unanswered.clear()
 
     def _failed(self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, again: list[int]) -> None:
-        # Nothing was written, and the right leader may be found or come up meanwhile.
-        again_helps = isinstance(error, NotMine | Fenced | Unavailable) and not isinstance(error, DatabaseDown)
+        # Nothing was written, and the right leader may be found or come up meanwhile. Locks are waited for a moment at
+        # a time, so as not to hold up whoever shares the transaction: a commit that waits for a replica keeps them
+        # longer, and whoever has time left has not had his turn yet.
+        again_helps = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
+        again_helps = again_helps and not isinstance(error, DatabaseDown)
         if again_helps and attempt < self._settings.max_attempts:
             again.append(slot)
         else:

@@ -40,7 +40,7 @@ def asked(region: RegionRig, leader: str) -> int:
     return sum(sent.HasField("write") for sent in region.near.links[leader].sent)
 
 
-@pytest.mark.parametrize("error", [NotMine("no", 1), Fenced("no"), Unavailable("no")])
+@pytest.mark.parametrize("error", [NotMine("no", 1), Fenced("no"), Unavailable("no"), ShardBlocked("locked", 1)])
 async def test_what_is_known_not_to_be_written_is_tried_again(region: RegionRig, error: TaoError) -> None:
     region.near.links["leader-1"].faults["write"] = [error] * 3
     await region.near.write(add())
@@ -55,9 +55,7 @@ async def test_only_so_often(region: RegionRig) -> None:
     assert asked(region, "leader-1") == often
 
 
-@pytest.mark.parametrize(
-    "error", [OutcomeUnknown("?"), Overloaded("full"), ShardBlocked("locked"), InvalidArgument("")]
-)
+@pytest.mark.parametrize("error", [OutcomeUnknown("?"), Overloaded("full"), InvalidArgument("")])
 async def test_anything_else_is_the_client_s_to_decide_on(region: RegionRig, error: TaoError) -> None:
     region.near.links["leader-1"].faults["write"] = [error]
     with pytest.raises(type(error)):

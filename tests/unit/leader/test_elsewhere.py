@@ -13,7 +13,7 @@ from tao.delivery.settings import DeliverySettings
 from tao.leader.elsewhere import Elsewhere
 from tao.model.changes import ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
-from tao.model.errors import Overloaded, ShardBlocked, TaoError
+from tao.model.errors import Overloaded, TaoError
 from tao.model.graph import ABSENT, encode_object
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, Write
@@ -232,10 +232,10 @@ async def test_a_copy_of_another_leader_and_a_write_that_makes_no_sense_are_answ
 
 
 async def test_an_error_of_the_master_region_reaches_the_writer(rig: Rig) -> None:
-    rig.west.fault = ShardBlocked("locked")
+    rig.west.fault = Overloaded("its queue is full")
     assert rig.take(new_object(ELSEWHERE)) == []
     (result,) = (await rig.results()).values()
-    assert isinstance(error_from_pb(result.error), ShardBlocked)
+    assert isinstance(error_from_pb(result.error), Overloaded)
     assert rig.cache.object(ELSEWHERE) is None
 
 
