@@ -47,7 +47,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
     cluster = SimpleNamespace(processes={"east-db-1": "db"}, database=lambda name: SimpleNamespace(binary=binary))
 
     @asynccontextmanager
-    async def two_regions(*_: object) -> AsyncIterator[object]:
+    async def two_regions(*_: object, **__: object) -> AsyncIterator[object]:
         yield SimpleNamespace(cluster=cluster)
 
     @asynccontextmanager
