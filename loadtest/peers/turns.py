@@ -21,7 +21,7 @@ from loadtest.peers.prepared import Prepared
 from loadtest.published.first_reads import FirstReads
 from loadtest.published.recording import Recorder, Recording
 from loadtest.published.requests import Request
-from loadtest.rounds import cpu_seconds
+from loadtest.rounds import cpu_seconds, drive_until_answered
 from tao.model.errors import TaoError
 
 FAILURES: Final = (
@@ -126,7 +126,7 @@ class Contender:
         samples, touched, first_reads = Samples(), self._peer.touched, self._asked_first()
         server_before, client_before, started = self._server_cpu(), process_time(), perf_counter()
         with self._peer.sampled():
-            await self._drive(until, samples)
+            await drive_until_answered(self._drive, until, samples, lambda taken: taken.answered)
         elapsed = perf_counter() - started
         client_cpu, server_cpu = process_time() - client_before, self._server_cpu() - server_before
         self._most_per_second = max(self._most_per_second, samples.answered / elapsed)

@@ -151,6 +151,16 @@ async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_an
     assert [request.node for request in islice(requests, 3)] == [5, 6, 7]
 
 
+async def test_a_turn_that_was_slept_through_lasts_until_something_was_answered() -> None:
+    peer, requests = OfThePlan(PLAN), prepared(repeat(REQUESTS[0]))
+    contender = Contender(REDIS, peer, requests, closed(peer, requests, 8), ())
+    await contender.take(0.0)
+    (turn,) = contender.taken().turns
+    figure = figure_of("many", "shape", REDIS, [contender.taken()])
+    assert figure.operations == turn.answered > 0
+    assert figure.rounds_per_second == [turn.answered / turn.elapsed]
+
+
 def test_who_asks_more_than_was_drawn_is_given_the_next() -> None:
     noted = list[int]()
     requests = Prepared((Request(Kind.OBJ_GET, number) for number in count()), lambda asked: noted.append(asked.node))

@@ -57,6 +57,19 @@ async def test_a_round_without_a_single_answer_says_what_to_do() -> None:
         await compare(Comparison("shape", (Trial("a", silent, (os.getpid(),)),)), 1, 0.01, lambda _: None)
 
 
+async def test_a_round_that_was_slept_through_goes_on_until_something_was_answered() -> None:
+    turns: list[float] = []
+
+    async def drive(until: float, latencies: list[float]) -> None:
+        turns.append(until)
+        # Every round, and the warming, is found to be over when it begins.
+        latencies.extend([0.001] * (len(turns) % 3 == 0))
+
+    (figure,) = await compare(Comparison("shape", (Trial("a", drive, (os.getpid(),)),)), 2, 1000.0, lambda _: None)
+    assert (figure.operations, len(turns)) == (2, 9)
+    assert sorted(turns) != turns, "what comes after a round is short"
+
+
 async def test_an_answer_of_another_size_ends_the_measurement() -> None:
     async def echo(text: str) -> str:
         return text
