@@ -335,8 +335,9 @@ class Promoter:
 
     async def _bring_in_line(self, replicas: ReplicationSet, member: Member, master: Member) -> None:
         """Have a server that answers follow the master. Raises `ServerDiverged` when it must not."""
-        if replicas.follows(member, master.region) and member.receives and not replicas.database.semi_sync:
-            return
+        arrives = member.acknowledges if replicas.database.semi_sync else member.receives
+        if replicas.follows(member, master.region) and arrives:
+            return  # and its connection stays: a master that is open would hold up all commits until it has a new one
         check_seeded(member)
         if member.state is not None and member.state.following is None:
             # Perhaps an old master, open still: closed first, so that what is compared is all it will ever have had.

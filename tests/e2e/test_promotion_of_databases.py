@@ -25,6 +25,7 @@ from tao.storage.lease import (
     revoke_lease,
     server_unix_ms,
 )
+from tao.storage.processes import server_processes
 from tao.storage.promotion import fence, stop_receiving
 from tao.storage.replication import detach
 from tao.storage.semi_sync import acknowledging_replicas
@@ -313,6 +314,24 @@ async def test_a_server_that_rejoins_holds_up_no_commit_before_it_has_what_it_la
         await rig.promoter().rejoin("db", WEST)
         assert await waits_for_replica(rig, EAST)
         await assert_is_master(rig, EAST, WEST)
+
+
+async def test_a_restored_master_keeps_the_replica_that_acknowledges_already(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+
+        async def sends_by() -> list[int]:
+            async with rig.session(EAST) as session:
+                processes = await server_processes(session, deadline=soon())
+            return [each.thread for each in processes if each.command.startswith("Binlog Dump")]
+
+        await rig.promoter().restore("db")
+        before = await sends_by()
+        assert len(before) == 1
+        assert (await rig.promoter().restore("db")).following == [WEST]
+        assert await sends_by() == before
+        assert await waits_for_replica(rig, EAST)
 
 
 async def test_a_master_that_is_opened_waits_for_no_replica_that_is_marked(
