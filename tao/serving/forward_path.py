@@ -161,7 +161,7 @@ class ForwardPath:
 
     def _take(self, forwarded: _Forwarded, unanswered: dict[int, int], answer: pb.Answer, attempt: int) -> None:
         """An answer of a leader: ``unanswered`` maps its slots to the client's."""
-        again: list[int] = []
+        again: dict[int, TaoError] = {}
         if answer.HasField("error"):
             error = error_from_pb(answer.error)
             for slot in unanswered.values():
@@ -197,40 +197,46 @@ class ForwardPath:
                 self._fail(forwarded, slot, InternalError("the leader's answer is over and lacks a write"))
             unanswered.clear()
 
-    def _failed(self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, again: list[int]) -> None:
+    def _failed(
+        self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, again: dict[int, TaoError]
+    ) -> None:
         # Nothing was written, and the right leader may be found or come up meanwhile. Locks are waited for a moment at
         # a time, so as not to hold up whoever shares the transaction: a commit that waits for a replica keeps them
         # longer, and whoever has time left has not had his turn yet.
         again_helps = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
         again_helps = again_helps and not isinstance(error, DatabaseDown)
         if again_helps and attempt < self._settings.max_attempts:
-            again.append(slot)
+            again[slot] = error
         else:
             self._fail(forwarded, slot, error)
 
-    def _try_again(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
-        if not slots:
+    def _try_again(self, forwarded: _Forwarded, again: dict[int, TaoError], attempt: int) -> None:
+        if not again:
             return
         if not self._budget.spend(self._clock.monotonic()):
             exhausted = Unavailable("no leader took the write, and too much is being asked again already")
-            for slot in slots:
-                self._fail(forwarded, slot, exhausted)
+            self._give_up(forwarded, again, exhausted)
             return
         try:
-            self._spawn(self._send_later(forwarded, slots, attempt))
+            self._spawn(self._send_later(forwarded, again, attempt))
         except TaoError as error:
-            for slot in slots:
+            for slot in again:
                 self._fail(forwarded, slot, error)
 
-    async def _send_later(self, forwarded: _Forwarded, slots: list[int], attempt: int) -> None:
+    async def _send_later(self, forwarded: _Forwarded, again: dict[int, TaoError], attempt: int) -> None:
         pause = self._settings.first_pause_seconds * 2 ** (attempt - 1)
         if self._clock.monotonic() + pause >= forwarded.deadline:
-            for slot in slots:
-                self._fail(forwarded, slot, DeadlineExceeded("no leader took the write before its deadline"))
+            self._give_up(forwarded, again, DeadlineExceeded("no leader took the write before its deadline"))
             return
         await asyncio.sleep(pause)
         await self._configuration.refresh()
-        self._send(forwarded, slots, attempt + 1)
+        self._send(forwarded, again, attempt + 1)
+
+    def _give_up(self, forwarded: _Forwarded, again: dict[int, TaoError], error: TaoError) -> None:
+        for slot, last in again.items():
+            # Its leader took a write that met a lock; who holds that is to be looked for at the database, and nobody
+            # else would do it sooner.
+            self._fail(forwarded, slot, last if isinstance(last, ShardBlocked) else error)
 
     def _apply_own(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply what concerns this server; returns who else of the tier has to be told what."""

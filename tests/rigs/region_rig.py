@@ -50,7 +50,7 @@ class FollowerRig:
         self.configuration = Configuration(topology, SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
-        budget = RetryBudget(RetrySettings(), 0.0)
+        budget = self.budget = RetryBudget(RetrySettings(), 0.0)
         settings = RemoteSettings(first_pause_seconds=0.001)
         self.source = RemoteSource(self.configuration, self._leader, links, self.tasks, settings, budget)
         self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, FillSettings(), past_floors=True)

@@ -93,6 +93,20 @@ async def test_a_write_ends_with_its_deadline_while_no_leader_takes_it(region: R
     assert answer.write.results[0].error.reason in (DeadlineExceeded.reason, NotMine.reason)
 
 
+@pytest.mark.parametrize("is_late", [True, False])
+async def test_who_gives_up_at_a_locked_shard_is_told_of_the_lock(region: RegionRig, is_late: bool) -> None:
+    """Not that no leader took the write: an operator would look for one, and a client ask in another tier."""
+    near = region.near
+    near.links["leader-1"].faults["write"] = [ShardBlocked("locked", 1)] * 9
+    if not is_late:
+        while near.budget.spend(1e9):  # a time to come, so that none until then pays for a repeat
+            pass
+    batch = pb.WriteBatch(writes=[write_to_pb(add())])
+    answer = await near.ask(pb.Request(deadline_ms=20 if is_late else 5_000, write=batch))
+    assert answer.write.results[0].error.reason == ShardBlocked.reason
+    assert asked(region, "leader-1") < ForwardSettings().max_attempts
+
+
 async def test_the_leader_gets_less_time_than_the_follower_so_that_its_answer_comes_in_time(region: RegionRig) -> None:
     near = region.near
     batch = pb.WriteBatch(writes=[write_to_pb(add())])
