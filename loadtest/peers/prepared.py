@@ -17,7 +17,8 @@ class Prepared(Iterator[Request]):
     """An endless stream, some of it drawn ahead."""
 
     def __init__(self, source: Iterator[Request], note: Callable[[Request], None]) -> None:
-        """``note``: told of every request that was asked, at a moment when nobody is measured."""
+        """``note``: told of every request that was asked, when the next are prepared: while nobody is measured, unless
+        a turn asks for more than was drawn for it."""
         self._source: Final = source
         self._note: Final = note
         self._drawn: list[Request] = []

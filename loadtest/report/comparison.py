@@ -66,7 +66,11 @@ def ratios(found: Found) -> list[str]:
 
 
 def _warming(found: Mapping[str, Any]) -> str:
-    until = "no cache gained from more" if found["steady"] else "the bound of it was reached"
+    until = (
+        "the last window brought no cache half a point of hit rate"
+        if found["steady"]
+        else "the bound of it was reached"
+    )
     return (
         f"Every cache was warmed with the same {number(found['requests'])} requests, "
         f"{number(found['requests_per_node'])} a node, until {until}."
