@@ -14,10 +14,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tao.leader.other_leaders import Deposed, OtherLeaders, may_be_under_way
+from tao.leader.other_leaders import Deposed, OtherLeaders, may_be_under_way, unknown_of
 from tao.leader.ownership import Ownership
 from tao.leader.pair_queue import Hold, PairQueue
-from tao.leader.transaction_ends import second_half
+from tao.leader.transaction_ends import first_half, second_half
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
@@ -170,10 +170,11 @@ class InversePath:
             written, pending = await self._commit_and_settle(added, deadline, hold)
             rest = SettleEdge(key.id1, key.atype, key.id2, present=False)
             with second_half():
-                told = await self._settle_far(rest, coordinator, hold)
+                told = await self._settle_there(key.id1 >> SHARD_SHIFT, (rest,), coordinator, hold)
         else:
             far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
-            told = await self._settle_far(far, coordinator, hold)
+            with first_half(hold):
+                told = await self._settle_there(key.id1 >> SHARD_SHIFT, (far,), coordinator, hold)
             deletion = AssocDelete(write.id1, old.number, write.id2)
             with second_half():
                 written, pending = await self._commit_and_settle(deletion, deadline, hold)
@@ -185,9 +186,6 @@ class InversePath:
         """Under which ownership this leader coordinates the pair. Raises `NotMine`."""
         row = self._ownership.row(pair.low_id >> SHARD_SHIFT)
         return Coordinator(row.shard, row.generation)
-
-    async def _settle_far(self, settle: SettleEdge, coordinator: Coordinator, hold: Hold) -> list[ShardMessages]:
-        return await self._settle_there(settle.id1 >> SHARD_SHIFT, (settle,), coordinator, hold)
 
     def _far_side_seconds(self, hold: Hold) -> float:
         """What is committed here is to be acknowledged in time, with its mirror or without."""
@@ -303,6 +301,7 @@ class InversePath:
             except (Deposed, DatabaseDown):
                 raise
             except (RetryableError, OutcomeUnknown) as error:
+                hold.unknown = unknown_of(error) or hold.unknown
                 if may_be_under_way(error):
                     # Once more does no harm while the pair is held: it is the same copy. The next write's would be
                     # another, which this one must not overtake.

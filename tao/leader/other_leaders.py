@@ -26,6 +26,11 @@ def may_be_under_way(error: TaoError) -> bool:
     return not isinstance(error, (RetryableError, Undecided))
 
 
+def unknown_of(error: TaoError) -> OutcomeUnknown | None:
+    """What says that a copy may have been written: the error, or that of an earlier try, which is its cause then."""
+    return next((each for each in (error, error.__cause__) if isinstance(each, OutcomeUnknown)), None)
+
+
 class OtherLeaders(Protocol):
     """Calls to the leaders of other shards."""
 
@@ -34,7 +39,7 @@ class OtherLeaders(Protocol):
     ) -> list[ShardMessages]:
         """Have the shard's leader make these edges so, on behalf of ``coordinator``. Returns what its caches were told.
         Raises `Deposed` when the coordinator has been deposed, and other `TaoError`: `OutcomeUnknown` that is not
-        `Undecided` when a copy may still be under way."""
+        `Undecided` when a copy may still be under way; of earlier tries `unknown_of` tells."""
 
     async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
         """Have the leader that has taken the coordinating shard over settle the pair. Returns what its caches were

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from tao.model.errors import DeadlineExceeded, Overloaded
+from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
 from tao.model.rows import IntentKey
 
 
@@ -94,11 +94,12 @@ class PairQueue:
 class Hold:
     """A pair being written. ``deadline``: whoever writes it waits no longer. ``insists``: it has named the far side,
     and cannot be told that the write is done before that has it. ``until``: keep it held till then, because a copy may
-    still be under way."""
+    still be under way. ``unknown``: of a copy that may have been written, whatever became of those sent after it."""
 
-    __slots__ = ("deadline", "insists", "until")
+    __slots__ = ("deadline", "insists", "unknown", "until")
 
     def __init__(self, deadline: float, *, insists: bool = False) -> None:
         self.deadline = deadline
         self.insists = insists
         self.until: float | None = None
+        self.unknown: OutcomeUnknown | None = None

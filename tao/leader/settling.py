@@ -90,6 +90,7 @@ class SettlingLeaders:
         is no overload, and the pauses bound it. Whatever else is asked again is paid for."""
         until = self._clock.monotonic() + timeout_seconds
         pause = _FIRST_PAUSE_SECONDS
+        undecided: Undecided | None = None
         while True:
             try:
                 done = await attempt(until - self._clock.monotonic())
@@ -98,11 +99,12 @@ class SettlingLeaders:
             except Deposed:
                 raise
             except (NotMine, Fenced, Unavailable, Undecided) as error:
+                if isinstance(error, Undecided):
+                    undecided = error
                 now = self._clock.monotonic()
-                if isinstance(error, DatabaseDown) or now + pause >= until:
-                    raise
-                if not isinstance(error, (NotMine, Fenced)) and not self._budget.spend(now):
-                    raise
+                is_over = isinstance(error, DatabaseDown) or now + pause >= until
+                if is_over or (not isinstance(error, (NotMine, Fenced)) and not self._budget.spend(now)):
+                    raise error from (None if error is undecided else undecided)
             await asyncio.sleep(pause)
             pause *= 2
             await self._configuration.refresh()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tao.model.errors import OutcomeUnknown, Overloaded, TaoError
+from tao.leader.other_leaders import Deposed, unknown_of
+from tao.leader.pair_queue import Hold
+from tao.model.errors import OutcomeUnknown, Overloaded, RetryableError, TaoError
 from tao.model.ports import Transaction
 
 
@@ -26,6 +28,21 @@ async def commit_or_unknown(transaction: Transaction) -> None:
         raise
     except Exception as error:
         raise OutcomeUnknown(f"{type(error).__name__} in COMMIT: {error}") from error
+
+
+@contextmanager
+def first_half(hold: Hold) -> Iterator[None]:
+    """A copy that nothing is committed before: that its last try was refused is no "nothing was written" where it is
+    not known of an earlier one. Whoever has been deposed says so; his successor ends it."""
+    try:
+        yield
+    except Deposed:
+        raise
+    except RetryableError as error:
+        unknown = unknown_of(error) or hold.unknown
+        if unknown is None:
+            raise
+        raise unknown from error
 
 
 @contextmanager

@@ -339,6 +339,34 @@ async def test_a_change_of_type_that_is_interrupted_leaves_the_edge_and_can_be_r
     assert two.store.edges(HIGH, LIKED_BY) == two.store.edges(LOW, LIKES) == []
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_change_of_type_whose_copy_may_have_been_made_is_not_said_to_have_written_nothing(
+    two: TwoLeaders, is_told: bool
+) -> None:
+    """Its last try was refused, which says nothing of the first."""
+    await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
+    clock, settle = two.coordinator.clock, two.others.settle
+    assert isinstance(clock, ManualClock)
+    faults: list[TaoError] = [OutcomeUnknown("silence"), Unavailable("marked down")]
+    if is_told:
+        faults = [Unavailable("its last try")]
+        faults[0].__cause__ = Undecided("in COMMIT")
+
+    async def settle_slowly(
+        shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
+    ) -> list[ShardMessages]:
+        clock.now += 6.0 / len(faults)
+        return await settle(shard, settles, coordinator, timeout_seconds)
+
+    two.others.settle = settle_slowly  # type: ignore[method-assign]
+    two.others.after_writing = True
+    two.others.faults += faults
+    with pytest.raises(OutcomeUnknown):
+        await two.coordinator.write(AssocChangeType(HIGH, LIKED_BY, LOW, COMMENT), within=5.0)
+    assert [edge.time for edge in two.store.edges(HIGH, COMMENT)] == [7]
+    assert two.others.faults == []
+
+
 async def test_changing_the_type_of_no_edge_says_so(two: TwoLeaders) -> None:
     written, _ = await two.coordinator.write(AssocChangeType(HIGH, LIKED_BY, LOW, COMMENT))
     assert not written.outcome.found

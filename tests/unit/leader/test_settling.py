@@ -10,7 +10,7 @@ import pytest
 
 from tao.leader import settling
 from tao.leader.inverse_path import InversePath
-from tao.leader.other_leaders import Deposed
+from tao.leader.other_leaders import Deposed, Undecided, unknown_of
 from tao.leader.ownership import Ownership
 from tao.leader.settling import SettlingLeaders
 from tao.leader.write_path import Written
@@ -31,7 +31,7 @@ CHANGES = ShardMessages(1, 1, ())
 
 
 class FakeLeaders:
-    """The configuration and the links of a leader whose neighbour fails so often, and is ``undecided`` so often."""
+    """The configuration and the links of a leader whose neighbour is ``undecided`` so often, and then fails so."""
 
     def __init__(self, faults: Sequence[TaoError]) -> None:
         self.faults = list(faults)
@@ -56,14 +56,14 @@ class FakeLeaders:
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
         assert timeout_seconds > 0
         self.asked += 1
-        if self.faults:
-            raise self.faults.pop(0)
-        if request.HasField("settle_pairs"):
-            return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=[shard_messages_to_pb(CHANGES)]))
         if self.undecided:
             self.undecided -= 1
             error = error_to_pb(OutcomeUnknown("in COMMIT"))
             return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(error=error)]))
+        if self.faults:
+            raise self.faults.pop(0)
+        if request.HasField("settle_pairs"):
+            return pb.Answer(settled_pairs=pb.SettledPairs(settled=1, changes=[shard_messages_to_pb(CHANGES)]))
         return pb.Answer(write=pb.WriteAnswer(results=[pb.WriteResult(found=True)]))
 
 
@@ -102,6 +102,14 @@ async def test_a_leader_that_cannot_tell_what_became_of_its_commit_is_asked_agai
     fakes.undecided = 2
     await leaders_of(fakes).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
     assert fakes.asked == 3
+
+
+async def test_what_ends_the_asking_does_not_hide_that_an_earlier_copy_may_have_been_written() -> None:
+    fakes = FakeLeaders([Unavailable("away")])
+    fakes.undecided = 1
+    with pytest.raises(Unavailable) as caught:
+        await leaders_of(fakes, RetrySettings(burst=1, per_second=0)).settle(1, (SETTLE,), Coordinator(0, 1), 5.0)
+    assert isinstance(unknown_of(caught.value), Undecided)
 
 
 async def test_a_shard_of_ones_own_is_settled_once_more_too_after_a_commit_of_unknown_outcome() -> None:
