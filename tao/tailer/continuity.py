@@ -21,7 +21,8 @@ from tao.storage.gtid import history_of
 
 
 class _Shard(msgspec.Struct, gc=False):
-    """``source`` has been its history since ``since``; ``queued`` and ``acknowledged`` are the newest transactions."""
+    """``source`` is its history after ``since``, before which nothing can be read again; ``queued`` and
+    ``acknowledged`` are the newest transactions."""
 
     source: str
     since: int
@@ -84,9 +85,12 @@ class Continuity:
 
     def _shard(self, shard: int, source: str, number: int) -> _Shard:
         known = self._shards.get(shard)
-        if known is None or known.source != source or known.queued >= number:
-            since = min(self._begun[source], number - 1) if known is None else number - 1
-            known = self._shards[shard] = _Shard(source, since, since, since)
+        if known is None:
+            # What the process before this one told is in the binlog, too.
+            begun = min(self._begun[source], number - 1)
+            known = self._shards[shard] = _Shard(source, 0, begun, begun)
+        elif known.source != source or known.queued >= number:
+            known = self._shards[shard] = _Shard(source, number - 1, number - 1, number - 1)
         return known
 
     def _broken(self, shard: int) -> Span:
@@ -108,6 +112,8 @@ class Continuity:
             # Nothing has been told of it since reading began.
             source = wanted.source if wanted.source in self._begun else self._latest[0]
             begun = self._begun.get(source)
+            if begun is not None and source == wanted.source and wanted.number < begun:
+                return None, Span(shard, source, wanted.number, begun)
             return (None if begun is None else Span(shard, source, begun, begun)), None
         told = known.acknowledged
         if known.source == wanted.source and known.since <= wanted.number < told:
@@ -116,8 +122,10 @@ class Continuity:
             return None, None
         return Span(shard, known.source, told, told), None
 
-    def unreadable(self, shard: int) -> None:
-        """What was told of it cannot be read again."""
-        known = self._shards.get(shard)
-        if known is not None:
+    def unreadable(self, span: Span) -> None:
+        """What was told of the shard cannot be read again."""
+        known = self._shards.get(span.shard)
+        if known is None:
+            self._shards[span.shard] = _Shard(span.source, span.number, span.number, span.number)
+        else:
             known.since = known.acknowledged

@@ -97,8 +97,8 @@ class Rewind:
             self.refused += len(spans)
             reason = error.message if isinstance(error, TaoError) else f"not done in {self._settings.seconds} s"
             self._log.warning("not_told_again", source=source, after=after, shards=len(spans), reason=reason)
-            for shard in spans:
-                self._continuity.unreadable(shard)
+            for span in spans.values():
+                self._continuity.unreadable(span)
             return
         self.shards += len(spans)
         self._log.info("told_again", source=source, after=after, until=until, shards=len(spans), parts=len(told))

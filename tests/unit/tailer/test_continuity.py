@@ -60,10 +60,26 @@ def test_what_somebody_else_was_told_is_read_again_as_far_back_as_it_can_be() ->
         (span,) = continuity.spans_of(f"0-1-{number}", [1])
         continuity.acknowledged(span)
     assert continuity.answer(Span(1, H, 101, 101)) == (None, Span(1, H, 101, 105))
-    assert continuity.answer(Span(1, H, 99, 99)) == (Span(1, H, 105, 105), None), "reading began later"
     assert continuity.answer(Span(1, "db@0:0-1", 101, 101)) == (Span(1, H, 105, 105), None), "of another history"
-    continuity.unreadable(1)
+    continuity.unreadable(Span(1, H, 101, 105))
     assert continuity.answer(Span(1, H, 101, 101)) == (Span(1, H, 105, 105), None)
+
+
+def test_what_the_tailer_told_before_it_was_restarted_is_read_again_too() -> None:
+    continuity = begun("0-1-100")
+    assert continuity.answer(Span(1, H, 98, 98)) == (None, Span(1, H, 98, 100))
+    (span,) = continuity.spans_of("0-1-103", [1])
+    continuity.acknowledged(span)
+    assert continuity.answer(Span(1, H, 98, 98)) == (None, Span(1, H, 98, 103))
+
+
+def test_what_was_told_before_a_restart_and_cannot_be_read_is_asked_for_once() -> None:
+    continuity = begun("0-1-100")
+    _, again = continuity.answer(Span(1, H, 98, 98))
+    assert again is not None
+    continuity.unreadable(again)
+    assert continuity.answer(Span(1, H, 98, 98)) == (Span(1, H, 100, 100), None)
+    assert continuity.spans_of("0-1-103", [1]) == [Span(1, H, 100, 103)]
 
 
 def test_a_shard_that_never_changed_is_in_the_history_of_the_newest_heartbeat() -> None:

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings as PublishingSettings
 from tao.model.changes import ObjectChange, ShardMessages
-from tao.model.delivery import Span
+from tao.model.delivery import Delivery, Position, Span
 from tao.observability.logs import logger
 from tao.planning.row_events import Translated
 from tao.tailer.binlog import BinlogLost, BinlogTransaction
@@ -37,7 +39,7 @@ class Source:
         self.asked.append(position)
         if self.lost:
             raise BinlogLost("purged")
-        for number in range(int(position.rpartition("-")[2]) + 1, 21):
+        for number in range(int(position.rpartition("-")[2]) + 1, 22):
             yield [BinlogTransaction(gtid=f"0-1-{number}")]
 
 
@@ -87,6 +89,33 @@ async def test_what_followed_a_position_is_told_again_to_the_leader_of_now_and_n
     spans = [span for _, relay in rig.leaders.told for span in relay.spans]
     assert spans[0].after == 15
     assert spans[-1].number == 19, "that is the newest of the shard"
+    task.cancel()
+
+
+async def test_a_tailer_that_was_restarted_tells_again_what_a_leader_has_not_heard_of_yet() -> None:
+    """Its position on disk was ahead of the last proof, up to which a leader knows that a shard has nothing new."""
+    rig, source, rewind, task = await rewinding()
+    rig.continuity.begin("0-1-20")
+    leader = Publisher(PublishingSettings(), "run-1", None, lambda seconds, do: None)
+    leader.open_shard(1, 1, 1)
+    leader.relayed((), [Span(1, H, 17, 17)])
+    deliveries: list[Delivery] = []
+    subscription = leader.subscribe("f", [Position(1, "", 0)], deliveries.append)
+    news = meaning_of(BinlogTransaction(gtid="0-1-21")).messages
+    (span,) = rig.continuity.spans_of("0-1-21", [1])
+    leader.relayed(news, [span])
+    rig.continuity.acknowledged(span)
+    assert subscription.waiting == 1, "18 to 20 may have been told to somebody else"
+    rewind.wanted(leader.wants())
+    await until(lambda: rewind.shards or rig.leaders.told)
+    await rig.path.drained()
+    assert source.asked == ["0-1-17"], "where the leader is, which is before the place where reading began"
+    for _, relay in rig.leaders.told:
+        leader.relayed(relay.changes, relay.spans)
+    assert (subscription.waiting, subscription.continued) == (0, 1)
+    runs = [part.messages for each in deliveries for part in each.shards if part.messages is not None]
+    told = {each.after for run in runs for each in run.messages if isinstance(each, ObjectChange)}
+    assert told == {19, 21}
     task.cancel()
 
 
