@@ -244,7 +244,7 @@ async def test_under_semi_sync_what_no_replica_has_is_acknowledged_to_nobody(
         writing = asyncio.create_task(rig.write(WEST, 2))
         async with rig.session(WEST) as session:
             async with asyncio.timeout(30):
-                while await waiting_for_replica(rig) == 0:  # noqa: ASYNC110 - the server does it
+                while await waiting_for_replica(rig, WEST) == 0:  # noqa: ASYNC110 - the server does it
                     await asyncio.sleep(0.01)
             assert not writing.done()
             # The fence ends it, and its client hears of no success.
@@ -260,8 +260,8 @@ async def test_under_semi_sync_what_no_replica_has_is_acknowledged_to_nobody(
         await assert_is_master(rig, WEST, EAST)
 
 
-async def waiting_for_replica(rig: ReplicationRig) -> int:
-    rows = await rig.rows(WEST, "SHOW FULL PROCESSLIST")
+async def waiting_for_replica(rig: ReplicationRig, region: str) -> int:
+    rows = await rig.rows(region, "SHOW FULL PROCESSLIST")
     return sum("semi-sync ACK" in str(row[6]) for row in rows)
 
 
@@ -320,18 +320,43 @@ async def test_a_restored_master_keeps_the_replica_that_acknowledges_already(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
-
-        async def sends_by() -> list[int]:
-            async with rig.session(EAST) as session:
-                processes = await server_processes(session, deadline=soon())
-            return [each.thread for each in processes if each.command.startswith("Binlog Dump")]
-
         await rig.promoter().restore("db")
-        before = await sends_by()
+        before = await sends_by(rig, EAST)
         assert len(before) == 1
         assert (await rig.promoter().restore("db")).following == [WEST]
-        assert await sends_by() == before
+        assert await sends_by(rig, EAST) == before
         assert await waits_for_replica(rig, EAST)
+
+
+async def test_a_replica_that_stood_still_acknowledges_again_at_a_master_that_was_fenced_and_is_restored(
+    tmp_path: Path, database_accounts: ServiceAccounts
+) -> None:
+    """By the connection that it had, though the fence ended a commit that waited for it."""
+    async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
+        await rig.promoter().restore("db")
+        before = await sends_by(rig, EAST)
+        pid = rig.servers[WEST].process.pid
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            writing = asyncio.create_task(rig.write(EAST, 1))
+            async with asyncio.timeout(30):
+                while await waiting_for_replica(rig, EAST) == 0:  # noqa: ASYNC110 - the server does it
+                    await asyncio.sleep(0.01)
+            await rig.close(EAST)
+            with pytest.raises(TaoError):
+                await writing
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert (await rig.promoter().restore("db")).waits_for_replica
+        assert await sends_by(rig, EAST) == before
+        await assert_is_master(rig, EAST, WEST)
+
+
+async def sends_by(rig: ReplicationRig, region: str) -> list[int]:
+    """The connections by which a server sends its binlog."""
+    async with rig.session(region) as session:
+        processes = await server_processes(session, deadline=soon())
+    return [each.thread for each in processes if each.command.startswith("Binlog Dump")]
 
 
 async def test_a_master_that_is_opened_waits_for_no_replica_that_is_marked(
