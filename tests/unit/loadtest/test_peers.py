@@ -127,7 +127,10 @@ async def test_percentiles_are_the_medians_of_the_rounds_each_of_all_load_proces
     assert figure.quantiles_ms["99"] == pytest.approx(500, rel=0.01)
 
 
-async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_and_noted_when_asked() -> None:
+async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_and_noted_when_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loadtest.peers.prepared._AT_A_TIME", 5)
     drawn, noted = list[int](), list[int]()
 
     def numbered() -> Iterator[Request]:
@@ -144,9 +147,9 @@ async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_an
 
     contender = Contender(TAO, peer, requests, drive, ())
     await contender.take(0.0, counts=False)
-    before = len(drawn)
-    contender.prepare(1_000.0)
-    assert len(drawn) > before
+    assert len(drawn) == 5
+    contender.prepare(10.0)
+    assert len(drawn) - 5 == int(contender._most_per_second * 10.0 * 1.5) >= 5
     assert noted == [0, 1, 2, 3, 4]
     assert [request.node for request in islice(requests, 3)] == [5, 6, 7]
 
