@@ -53,7 +53,7 @@ def ratios(found: Found) -> list[str]:
             number(each["client_cpu_us_per_query"]),
             number(each["total_cpu_us_per_query"]),
             " / ".join(percent(each[share]) for share in ("hit_rate", "joined_share", "first_read_share")),
-            " + ".join(number(server["cached"] / 1e6) for server in each["memory"]) or "–",
+            _memory(each["memory"]),
             ", ".join(f"{stale['stale']} of {stale['reads']:,} ({stale['within']})" for stale in each["stale"]) or "–",
         )
         for name, each in peers.items()
@@ -63,6 +63,12 @@ def ratios(found: Found) -> list[str]:
     wins = [f"- {each}." for each in peers["peers_win"]] or ["- nowhere in this run."]
     lines += ["![latencies, throughput by round, hit rates](benchmarks/peers.png)", ""]
     return [*lines, "Where a peer is better than tao, in every shape of load:", "", *wins, ""]
+
+
+def _memory(servers: Sequence[Mapping[str, Any]]) -> str:
+    """What each has taken, of what it was given: classes of sizes and tables may take several times that."""
+    taken = " + ".join(number(server["cached"] / 1e6) for server in servers)
+    return f"{taken} of {number(servers[0]['budget'] / 1e6)} each" if servers else "–"
 
 
 def _warming(found: Mapping[str, Any]) -> str:

@@ -28,7 +28,7 @@ def peer(throughput: float, *ratios: float, hit_rate: float | None = 0.9) -> dic
         "client_cpu_us_per_query": 60.0, "total_cpu_us_per_query": 110.0, "hit_rate": hit_rate, "joined_share": 0.01,
         "first_read_share": 0.6,
         "stale_reads": 0, "stale": [{"reads": 100, "stale": 0, "within": "one tier"}],
-        "memory": [{"budget": 19, "cached": 19_000_000, "resident": 40_000_000}],
+        "memory": [{"budget": 5_000_000, "cached": 19_000_000, "resident": 40_000_000}],
         "ratio": dict(zip(compared, ratios or (1.0,) * 6, strict=True)),
     }  # fmt: skip
 
@@ -164,7 +164,7 @@ def test_every_scenario_has_its_place_and_its_plot(tmp_path: Path) -> None:
     assert "| `visible_ms.p50` 44.0 ms at most | `geo`, 58.1 ms apart | 51.0 ms | not met |" in text
     assert text.index("## Aims") < text.index("| Redis look-aside | 2.50 ×")
     assert "500,000 requests, 5.0 a node, until the last window brought no cache half a point of hit rate." in text
-    assert "| 90.0 % / 1.0 % / 60.0 % |" in text
+    assert "| 90.0 % / 1.0 % / 60.0 % | 19.0 of 5.0 each |" in text
     assert "warmed with 12.3 requests a node" in text
     assert "- many awaiters: redis_lookaside is better in p99 (0.80 ×)." in text
     assert "| one awaiter: queries/s | 100 | 100 | 100 | 100 |" in text
