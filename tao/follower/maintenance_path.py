@@ -116,7 +116,8 @@ class Subscriptions:
         if self._hosted:  # not at a start
             for shard in hosted - self._hosted:
                 self._changes.begin_anew(shard)
-        self._behind |= hosted - self._hosted
+        # Every series ends with the topology that it was begun under, and whoever leads a shard now confirms it anew.
+        self._behind |= hosted
         self._hosted = hosted
         leaders = routes.leaders(self._region)
         self.freshness.follow(lambda shard: leaders.home(shard).name, hosted)
@@ -154,8 +155,10 @@ class Subscriptions:
                 self._following[leader.name] = began
 
     def _shards_led_by(self, leader: str) -> list[int]:
-        leaders = self._configuration.routes.leaders(self._region)
-        return [shard for shard in sorted(self._hosted) if leaders.home(shard).name == leader]
+        return [shard for shard in sorted(self._hosted) if self._is_led_by(leader, shard)]
+
+    def _is_led_by(self, leader: str, shard: int) -> bool:
+        return shard in self._hosted and self._configuration.routes.leaders(self._region).home(shard).name == leader
 
     def _leader(self, name: str) -> CacheServer | None:
         servers = self._configuration.routes.leaders(self._region).servers
@@ -169,7 +172,8 @@ class Subscriptions:
                 shards = self._shards_led_by(name)
                 if shards:
                     await self._hear(leader, shards, changed)
-                    self._behind.update(shard for shard in shards if shard in self._hosted)
+                    # One that moved may be confirmed by its new leader already.
+                    self._behind.update(shard for shard in shards if self._is_led_by(name, shard))
                     await _set_within(changed, self._settings.retry_seconds)
                 else:
                     await changed.wait()
@@ -202,12 +206,14 @@ class Subscriptions:
             moved.cancel()
             series.close()
             if series.failed:
-                self._void(shards)
+                self._void(leader.name, shards)
 
-    def _void(self, shards: list[int]) -> None:
-        """Drop these shards' entries and positions: the next subscription begins with their reset."""
+    def _void(self, leader: str, shards: list[int]) -> None:
+        """Drop these shards' entries, and their positions: the next subscription begins with their reset. One that
+        another leader tells by now has been subscribed already, and goes on empty."""
         for shard in shards:
-            self._inbox.forget(shard)
+            if self._is_led_by(leader, shard):
+                self._inbox.forget(shard)
             self._begin_anew(shard)
 
     def _begin_anew(self, shard: int) -> None:
@@ -223,7 +229,7 @@ class Subscriptions:
         received = self._inbox.receive(msgspec.structs.replace(delivery, shards=current))
         with self._cache.witness.because(f"delivery {delivery.number} of {leader}"):
             self._take(received)
-        missing = {shard for shard in (*received.refused, *received.gaps) if shard in self._hosted}
+        missing = {shard for shard in (*received.refused, *received.gaps) if self._is_led_by(leader, shard)}
         self._behind |= missing
         if not self._behind:
             self._caught_up.set()

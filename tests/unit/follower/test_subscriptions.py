@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 
 from tao.cache import GraphCache
+from tao.model.changes import ShardMessages
+from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.errors import Unavailable
 from tao.model.writes import AssocAdd
+from tao.wire.convert import delivery_to_pb
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, make_id, make_topology
 from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import FollowerRig, RegionRig, subscribed
@@ -102,6 +107,37 @@ async def test_a_shard_that_leaves_this_server_is_dropped_and_one_that_comes_is_
     assert near.cache.is_open(1)
     await region.leaders["leader-2"].write(AssocAdd(FAR, COMMENT, B, 1, b""))
     await until(lambda: near.cache.floor_of_list(FAR, COMMENT))
+
+
+class PromptLeader:
+    """Confirms shard 2 to whoever asks, within the call."""
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        if request.HasField("subscribe"):
+            confirmed = ShardDelivery(Position(2, "run/1"), True, ShardMessages(2, 0, ()))
+            reply.send(pb.Answer(delivery=delivery_to_pb(Delivery(1, (confirmed,))), more=True))
+
+
+@pytest.mark.parametrize("turns", range(1, 6))
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_a_shard_that_its_new_leader_confirms_while_the_old_one_is_left_stays_confirmed(
+    region: RegionRig, turns: int, is_refused: bool
+) -> None:
+    """Request and answer may both come between two turns of a loop that has little of its processor."""
+    near, former, successor = region.near, region.near.links["leader-1"], region.near.links["leader-2"]
+    successor.handler = PromptLeader()
+    successor.hold_requests.add("subscribe")
+    successor.hold_answers.add("subscribe")
+    (series,) = [reply for reply in former.replies.values() if not reply.closed]
+    near.configuration.use_topology(make_topology(2, near={1: ("near-2",)}, leaders={2: ("leader-2",)}))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    while successor.held:
+        successor.held.pop(0)()
+    if is_refused:
+        series.send(pb.Answer(delivery=delivery_to_pb(Delivery(9, (), (2,))), more=True))
+    await quiet()
+    assert near.subscriptions.unsubscribed == 0
 
 
 async def test_a_leader_that_the_topology_names_no_more_is_followed_no_more(region: RegionRig) -> None:
