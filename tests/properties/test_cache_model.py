@@ -378,9 +378,9 @@ class OverflowingCacheMachine(CacheMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
-    max_examples=150, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=80, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestOverflowingCache = OverflowingCacheMachine.TestCase
 TestOverflowingCache.settings = settings(
-    max_examples=60, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=30, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )

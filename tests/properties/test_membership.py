@@ -176,5 +176,5 @@ class FilterMachine(RuleBasedStateMachine):
 
 TestFilters = FilterMachine.TestCase
 TestFilters.settings = settings(
-    max_examples=200, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )

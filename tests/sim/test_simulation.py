@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -39,8 +40,8 @@ from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
 from tests.sim.variants import VARIANTS, find
 
-SWEEP_SEEDS = 120
-"""Of two acts each in a test run, some 2,500 simulated minutes in all; `python -m tests.sim` goes on for longer."""
+SWEEP_SEEDS = 60
+"""Of two acts each in a test run, some 1,250 simulated minutes in all; `python -m tests.sim` goes on for longer."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
     "from tests.sim.plans import make_plan\n"
@@ -80,7 +81,7 @@ def test_the_same_seed_gives_the_same_trace_whatever_hashes_are_salted_with() ->
             text=True,
             check=True,
         ).stdout
-        for salt in ("0", "1", "77")
+        for salt in ("1", "77")
     }
     assert len(found) == 1
 
@@ -96,28 +97,30 @@ def test_different_seeds_give_different_traces() -> None:
     assert run(make_plan(1, 1)).digest != run(make_plan(2, 1)).digest
 
 
-@pytest.mark.parametrize("rule", ["position gap ignored", "leader alone asked for misses"])
-def test_a_failing_plan_is_made_small_and_fails_in_the_same_way(rule: str) -> None:
-    variant = next(each for each in VARIANTS if each.name == rule)
-    failed, _ = find(variant)
+# Of what it breaks, this is found soonest.
+_BROKEN = next(each for each in VARIANTS if each.name == "leader alone asked for misses")
+
+
+def test_a_failing_plan_is_made_small_and_fails_in_the_same_way() -> None:
+    failed, _ = find(_BROKEN)
     assert failed is not None
     assert failed.violation is not None
-    small = shrink(failed, lambda plan: run(plan, variant.broken), most_runs=80)
+    small = shrink(failed, lambda plan: run(plan, _BROKEN.broken), most_runs=40)
     assert small.violation is not None
     assert small.violation.invariant == failed.violation.invariant
     assert len(small.plan.ops) < len(failed.plan.ops) / 4
-    again = run(small.plan, variant.broken)
+    again = run(small.plan, _BROKEN.broken)
     assert (str(again.violation), again.digest) == (str(small.violation), small.digest)
 
 
 def test_a_failing_seed_is_printed_kept_and_played_again_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    variant = next(each for each in VARIANTS if each.name == "checkpoint before acknowledgement")
-    failed, seeds = find(variant)
+    failed, seeds = find(_BROKEN)
     assert failed is not None
     monkeypatch.setattr(command, "make_plan", lambda *_, **__: failed.plan)
-    with variant.broken():
+    monkeypatch.setattr(command, "shrink", partial(shrink, most_runs=10))
+    with _BROKEN.broken():
         assert command.main(["--start", str(seeds - 1), "--seeds", "1", "--keep", str(tmp_path)]) == 1
         printed = capsys.readouterr().out
         (kept,) = tmp_path.iterdir()
@@ -163,7 +166,7 @@ def test_an_operator_clones_and_restarts_to_the_end() -> None:
 
 
 def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--seeds", "5", "--start", "3", "--minutes", "1", "--keep", str(tmp_path)]
+    arguments = ["--seeds", "3", "--start", "3", "--minutes", "1", "--keep", str(tmp_path)]
     assert command.main(arguments) == 0
     first, *alone = capsys.readouterr().out.splitlines()
     assert command.main([*arguments, "--jobs", "2"]) == 0

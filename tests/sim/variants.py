@@ -57,7 +57,8 @@ class Variant:
     """``broken`` breaks the product for the time of a block; ``faults`` and ``shape`` bring out what that does, which
     is one of the ``violates``, invariants of DESIGN.md §15 or words of `Violation`, and nothing else;
     within ``seeds`` runs of ``acts``, from ``first`` on, it must be found: far more than it takes, since every change
-    of the product changes what a seed brings about. ``single_share``: see `make_plan`."""
+    of the product changes what a seed brings about. ``first`` has brought it about before. ``single_share``: see
+    `make_plan`."""
 
     name: str
     broken: Callable[[], AbstractContextManager[None]]
@@ -301,16 +302,22 @@ def _own_writes_never_make_room() -> Iterator[None]:
 
 VARIANTS: Final[Sequence[Variant]] = (
     Variant("version check removed", _version_check_removed, frozenset({"4"}), {"lag": 1, "slow": 1, "break": 1}),
-    Variant("floor ignored", _floor_ignored, frozenset({"2", "3", "4"}), {"lag": 2, "slow": 2, "replication stops": 1}),
+    Variant(
+        "floor ignored",
+        _floor_ignored,
+        frozenset({"2", "3", "4"}),
+        {"lag": 2, "slow": 2, "replication stops": 1},
+        first=39,
+    ),
     Variant("ticket's epoch ignored", _ticket_epoch_ignored, frozenset({"2", "staleness"}), {"binlog lost": 1}),
     Variant(
         "version epoch not raised",
         _version_epoch_not_raised,
         frozenset({"2", "5", "lost"}),
         {"master lost": 1},
-        first=20,
+        first=27,
     ),
-    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}),
+    Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=10),
     Variant(
         "follower told before its leader", _follower_told_before_leader, frozenset({"2"}), {"restart between writes": 1}
     ),
@@ -319,8 +326,9 @@ VARIANTS: Final[Sequence[Variant]] = (
         _checkpoint_before_acknowledgement,
         frozenset({"2"}),
         {"tailer cut off": 1},
+        first=16,
     ),
-    Variant("generation not checked", _generation_not_checked, frozenset({"6", "critical"}), {"depose": 1}),
+    Variant("generation not checked", _generation_not_checked, frozenset({"6", "critical"}), {"depose": 1}, first=35),
     Variant(
         "inverse replayed instead of copied",
         _inverse_replayed,
@@ -354,8 +362,8 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("spool makes no room", _spool_makes_no_room, frozenset({"8"}), {"rush": 1}),
     Variant("tailer reads on", _tailer_reads_on, frozenset({"8"}), {"rush": 1}),
-    Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}),
-    Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}),
+    Variant("story never ends", _story_never_ends, frozenset({"8"}), {"lag": 1}, first=9),
+    Variant("own writes never make room", _own_writes_never_make_room, frozenset({"8"}), {"rush": 1}, first=6),
 )
 
 
