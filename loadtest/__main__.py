@@ -43,7 +43,7 @@ from loadtest.whale import DEFAULT_EDGES, WhaleSettings
 from tao.devcluster.layout import DEFAULT_RTT_MS
 from tao.model.errors import OperatorError, TaoError
 
-_TOY_SECONDS: Final = 0.3
+_TOY_SECONDS: Final = 0.1
 DEFAULT_RUN: Final = RunSettings()
 DEFAULT_PEERS: Final = PeersSettings()
 _TOY_ROUNDS: Final = 3

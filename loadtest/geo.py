@@ -39,6 +39,7 @@ from tao.model.errors import OperatorError
 
 SUMMARY: Final = "two regions: latency of writes in either, visibility in the other, reads with and without round trip"
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=8)
+_TOY_SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, databases=1, shards=8)
 DEFAULT_PHASE_SECONDS: Final = 20.0
 _OBJECTS: Final = 2_000
 _TOY_OBJECTS: Final = 50
@@ -109,7 +110,7 @@ async def run(settings: BenchSettings, progress: Progress, geo: GeoSettings | No
     seconds = min(wanted.phase_seconds, _TOY_PHASE_SECONDS) if settings.toy else wanted.phase_seconds
     own = ClusterSettings(
         state_dir=settings.work_dir / "geo",
-        shape=_SHAPE,
+        shape=_TOY_SHAPE if settings.toy else _SHAPE,
         schema_file=SCHEMA,
         rtt_ms=wanted.rtt_ms,
         durability=Durability.FULL,

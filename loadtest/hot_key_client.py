@@ -18,7 +18,6 @@ from loadtest.jobs import HotKeyJob
 from loadtest.rounds import cpu_seconds
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.readiness import server_stats
-from tao.model.errors import OperatorError
 
 _TIMEOUT_SECONDS: Final = 30.0
 _WARM_SECONDS: Final = 1.0
@@ -78,8 +77,6 @@ async def _turn(name: str, graphs: list[Graph], job: HotKeyJob) -> HotKeyTurn:
     seconds, client_cpu = perf_counter() - began, process_time() - client_cpu
     queries_after, cpu_after = await _queries(job), _cpu(job)
     latencies.sort()
-    if not latencies:
-        raise OperatorError("not one read was answered")
     return HotKeyTurn(
         contestant=name,
         seconds=seconds,
@@ -102,12 +99,14 @@ async def _drive(graphs: list[Graph], job: HotKeyJob, seconds: float) -> tuple[l
     async def ask(graph: Graph, keys: list[int]) -> None:
         for key in cycle(keys):
             began = perf_counter()
-            if began >= until:
-                return
             found = await graph.obj_get(key)
-            latencies.append(perf_counter() - began)
+            ended = perf_counter()
+            latencies.append(ended - began)
             if found is None or found.id != key:
                 faults.append(f"object {key} is not found")
+                return
+            # Afterwards: of a turn that the machine slept through there is one answer each.
+            if ended >= until:
                 return
 
     askers = []

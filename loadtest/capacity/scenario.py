@@ -107,7 +107,7 @@ async def run(
             residents=100,
             mix_nodes=400,
             awaiters=8,
-            seconds=0.3,
+            seconds=0.1,
         )
     measured = await _Run(settings, progress, capacity).measured()
     if plot_file is not None:

@@ -30,9 +30,7 @@ SUMMARY: Final = "two regions under load while servers, databases, the line and 
 _SHAPE: Final = Shape(
     regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16, watchers=1
 )
-_TOY_SHAPE: Final = Shape(
-    regions=2, tiers=2, followers=1, leaders=2, databases=2, mixed_mastership=True, shards=4, watchers=1
-)
+_TOY_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
 _TOY_SECONDS: Final = 6.0
 _TOY_RATES: Final = Rates(200.0, 20.0)
