@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import Any, Final
 
 from loadtest.chaos.health import until_well
@@ -126,9 +127,7 @@ class _Crashes:
         await self._cluster.kill(home)
         reading = await _until("follower, reading", lambda: graph.obj_get(user))
         writing = await _until("follower, writing", lambda: self._write(graph, user))
-        began = time.monotonic()
-        await self._cluster.restart(home)
-        return {"reads": reading, "writes": writing, "start": time.monotonic() - began}
+        return {"reads": reading, "writes": writing, "start": await self._start(home)}
 
     async def leader(self) -> dict[str, float]:
         """Of a shard in its master region."""
@@ -154,11 +153,9 @@ class _Crashes:
         missing = await _until(
             "replica, missing", lambda: graph.assoc_count(self._unread(user >> SHARD_SHIFT), "follows")
         )
-        began = time.monotonic()
-        starting = asyncio.create_task(self._cluster.restart(name))
+        starting = asyncio.create_task(self._start(name))
         writing = await _until("replica, writing", lambda: self._write(graph, user))
-        await starting
-        return {"misses": missing, "writes, since its start": writing, "start": time.monotonic() - began}
+        return {"misses": missing, "writes, since its start": writing, "start": await starting}
 
     async def tailer(self) -> dict[str, float]:
         """Of the region that is not the master's: what is written in the other comes through it alone."""
@@ -176,11 +173,10 @@ class _Crashes:
             if found is None or found.fields["home"] != wanted:
                 raise OperatorError("not yet")
 
-        starting = asyncio.create_task(self._cluster.restart(tailer))
+        starting = asyncio.create_task(self._start(tailer))
         await _until("tailer, fresh", seen)
         fresh = time.monotonic() - began
-        await starting
-        return {"fresh again": fresh}
+        return {"fresh again": fresh, "start": await starting}
 
     async def master(self) -> dict[str, float]:
         """Found to be lost and replaced by a watcher."""
@@ -199,6 +195,12 @@ class _Crashes:
             "detection": promotion["detected_after_seconds"],
             "promotion": promotion["promoted_within_seconds"],
         }
+
+    async def _start(self, name: str) -> float:
+        """Seconds until it is ready."""
+        began = time.monotonic()
+        await self._cluster.restart(name)
+        return time.monotonic() - began
 
     async def _promotion(self) -> dict[str, Any]:  # Any: names and seconds
         """The latest, of whichever watcher made it."""
@@ -247,5 +249,4 @@ async def _until(what: str, ask: Callable[[], Awaitable[object]]) -> float:
 
 
 def _figures(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {"p50": round(ordered[len(ordered) // 2], 3), "max": round(ordered[-1], 3), "count": len(ordered)}
+    return {"p50": round(median(seconds), 3), "max": round(max(seconds), 3), "count": len(seconds)}
