@@ -9,7 +9,7 @@ in its settings, makes it one. The first reader goes on meanwhile.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -91,21 +91,24 @@ class Rewind:
         after = min(span.after for span in spans.values())
         until = max(span.number for span in spans.values())
         try:
-            async with asyncio.timeout(self._settings.seconds):
-                told = await self._collect(source, spans, after, until)
+            async with aclosing(self._source.batches(self._rewound(source, after))) as batches:
+                async with asyncio.timeout(self._settings.seconds):
+                    told = await self._collect(batches, source, spans, until)
+                # Before the reader ends, which takes until the server says its next word.
+                self.shards += len(spans)
+                self._log.info(
+                    "told_again", source=source, after=after, until=until, shards=len(spans), parts=len(told)
+                )
+                self._delivery.tell_again(told)
         except (TaoError, TimeoutError) as error:
             self.refused += len(spans)
             reason = error.message if isinstance(error, TaoError) else f"not done in {self._settings.seconds} s"
             self._log.warning("not_told_again", source=source, after=after, shards=len(spans), reason=reason)
             for span in spans.values():
                 self._continuity.unreadable(span)
-            return
-        self.shards += len(spans)
-        self._log.info("told_again", source=source, after=after, until=until, shards=len(spans), parts=len(told))
-        self._delivery.tell_again(told)
 
     async def _collect(
-        self, source: str, spans: dict[int, Span], after: int, until: int
+        self, batches: AsyncIterable[Sequence[BinlogTransaction]], source: str, spans: dict[int, Span], until: int
     ) -> list[tuple[Content, int, Span]]:
         """Everything, or an error: half of it is of no use."""
         reached = {shard: span.after for shard, span in spans.items()}
@@ -113,31 +116,28 @@ class Rewind:
         room_bytes = self._settings.max_bytes
         transactions = 0
         await self._source.current_position()
-        async with aclosing(self._source.batches(self._rewound(source, after))) as batches:
-            async for batch in batches:
-                for transaction in batch:
-                    place = self._continuity.place_of(transaction.gtid)
-                    if place is None or place[0] != source:
-                        raise NotReadAgain(
-                            f"{transaction.gtid or 'a transaction without a GTID'} is of another history"
-                        )
-                    transactions += 1
-                    self.transactions += 1
-                    number = place[1]
-                    for shard, content, size in contents_of(self._meaning_of(transaction), self._parts):
-                        if shard in spans and reached[shard] < number <= spans[shard].number:
-                            room_bytes -= size
-                            # The last one of a shard reaches to the end of what was asked for.
-                            told.append((_told_again(content), size, Span(shard, source, reached[shard], number - 1)))
-                            reached[shard] = number - 1
-                    if room_bytes < 0 or transactions > self._settings.max_transactions:
-                        raise NotReadAgain(f"it is more than {self._settings.max_transactions} transactions or "
-                                           f"{self._settings.max_bytes} bytes")  # fmt: skip
-                    if number >= until:
-                        return told + [
-                            (ShardMessages(shard, 0, ()), 0, Span(shard, source, reached[shard], span.number))
-                            for shard, span in spans.items()
-                        ]
+        async for batch in batches:
+            for transaction in batch:
+                place = self._continuity.place_of(transaction.gtid)
+                if place is None or place[0] != source:
+                    raise NotReadAgain(f"{transaction.gtid or 'a transaction without a GTID'} is of another history")
+                transactions += 1
+                self.transactions += 1
+                number = place[1]
+                for shard, content, size in contents_of(self._meaning_of(transaction), self._parts):
+                    if shard in spans and reached[shard] < number <= spans[shard].number:
+                        room_bytes -= size
+                        # The last one of a shard reaches to the end of what was asked for.
+                        told.append((_told_again(content), size, Span(shard, source, reached[shard], number - 1)))
+                        reached[shard] = number - 1
+                if room_bytes < 0 or transactions > self._settings.max_transactions:
+                    raise NotReadAgain(f"it is more than {self._settings.max_transactions} transactions or "
+                                       f"{self._settings.max_bytes} bytes")  # fmt: skip
+                if number >= until:
+                    return told + [
+                        (ShardMessages(shard, 0, ()), 0, Span(shard, source, reached[shard], span.number))
+                        for shard, span in spans.items()
+                    ]
         raise NotReadAgain("the binlog ended")
 
 

@@ -28,6 +28,8 @@ class Source:
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.lost = False
+        self.may_end = asyncio.Event()
+        self.may_end.set()
 
     async def current_position(self) -> str:
         return "0-1-20"
@@ -39,8 +41,11 @@ class Source:
         self.asked.append(position)
         if self.lost:
             raise BinlogLost("purged")
-        for number in range(int(position.rpartition("-")[2]) + 1, 22):
-            yield [BinlogTransaction(gtid=f"0-1-{number}")]
+        try:
+            for number in range(int(position.rpartition("-")[2]) + 1, 22):
+                yield [BinlogTransaction(gtid=f"0-1-{number}")]
+        finally:
+            await self.may_end.wait()
 
 
 def meaning_of(transaction: BinlogTransaction) -> Translated:
@@ -116,6 +121,15 @@ async def test_a_tailer_that_was_restarted_tells_again_what_a_leader_has_not_hea
     runs = [part.messages for each in deliveries for part in each.shards if part.messages is not None]
     told = {each.after for run in runs for each in run.messages if isinstance(each, ObjectChange)}
     assert told == {19, 21}
+    task.cancel()
+
+
+async def test_what_is_read_is_told_before_the_reader_which_waits_for_the_server_has_ended() -> None:
+    rig, source, rewind, task = await rewinding()
+    source.may_end.clear()
+    rewind.wanted([Span(1, H, 15, 15)])
+    await until(lambda: rig.leaders.versions(1, "leader-2") == [17, 19])
+    source.may_end.set()
     task.cancel()
 
 
