@@ -258,7 +258,8 @@ def recovery(measured: Mapping[str, Any]) -> list[str]:
     return [
         (
             "Seconds from a process' crash until clients had again what it gave them; of a master also until its "
-            "watcher was sure, and how long the promotion took:"
+            "watcher was sure, and how long the promotion took. `start`: what the process itself took until it was "
+            "ready, which of a tailer is part of its figure, since nobody stands in for it:"
         ),
         "",
         *table(("crash of a", "until", "p50 s", "max s", "times"), rows),
