@@ -73,7 +73,8 @@ class Bystander:
             except (TaoError, AssertionError) as error:
                 self.errors.append(error)
             self.rounds += 1
-            await asyncio.sleep(0.005)
+            # Somebody with more to do would have the servers do nothing else.
+            await asyncio.sleep(0.02)
 
     async def _round(self, me: int) -> None:
         home = f"round {self.rounds}"

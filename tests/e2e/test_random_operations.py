@@ -16,20 +16,21 @@ from tao.cli.checking.access import Access, access_of
 from tao.cli.checking.caches import verify_caches
 from tao.cli.checking.inverses import find_broken_pairs
 from tao.cli.export_scan import ReaderLogin
-from tao.client import Assoc, Graph, connect
+from tao.client import Assoc, ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import parse_topology
+from tests.e2e.cluster_access import PATIENT_SECONDS
 from tests.e2e.graph_model import GraphModel, inverse_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database]
 
 SHAPE = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=16)
 ATYPES = ("friend", "likes", "liked_by", "follows", "comment", "note")
-STEPS = 500
+STEPS = 250
 SEED = 20131
 
 
@@ -138,9 +139,10 @@ class Worker:
 
 
 async def graphs_of(cluster: DevCluster, stack: AsyncExitStack) -> list[Graph]:
-    target = str(cluster.topology_path)
+    target, settings = str(cluster.topology_path), ClientSettings(timeout_seconds=PATIENT_SECONDS)
     return [
-        await stack.enter_async_context(connect(target, tier=tier)) for tier in ("tier-1", "tier-2", "tier-1", "tier-2")
+        await stack.enter_async_context(connect(target, tier=tier, settings=settings))
+        for tier in ("tier-1", "tier-2", "tier-1", "tier-2")
     ]
 
 

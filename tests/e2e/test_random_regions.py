@@ -27,7 +27,7 @@ SHAPE = Shape(regions=2, tiers=1, followers=2, leaders=2, databases=2, mixed_mas
 ATYPES = ("friend", "likes", "liked_by", "follows", "followed_by")
 HOT_OBJECTS = 12
 WRITERS_PER_REGION = 8
-WRITES_PER_WRITER = 250
+WRITES_PER_WRITER = 120
 SEED = 582013
 
 

@@ -82,7 +82,7 @@ class Writers:
                 self.acknowledged[object_id] = number
             except TaoError as error:
                 self.errors.append(error)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.02)
 
     async def go_on(self) -> None:
         """Wait until each has had some more acknowledged."""

@@ -1,4 +1,4 @@
-"""One cluster per file of hostile requests; after each test every process is still the same and ready."""
+"""One cluster for all hostile requests; after each test every process is still the same and ready."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.e2e.cluster_access import (
 from tests.e2e.hostile_rig import SHARDS, Rig
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
+@pytest_asyncio.fixture(scope="package", loop_scope="package")
 async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
     shape = Shape(tiers=2, followers=2, leaders=2, databases=2, shards=SHARDS)
     async with AsyncExitStack() as stack:
@@ -32,16 +32,18 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         await assert_caches_equal_the_database(cluster)
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def rig(whole: Rig) -> AsyncIterator[Rig]:
     """The cluster; after each test every process is the one that it was and ready, and the bystander went on."""
+    # Those that an earlier test has caused have failed that one.
+    whole.bystander.errors.clear()
     yield whole
     await whole.bystander.more_rounds(3)
     assert whole.bystander.errors == []
     assert (await whole.cluster.status()).processes == whole.before
 
 
-@pytest_asyncio.fixture(loop_scope="module")
+@pytest_asyncio.fixture(loop_scope="package")
 async def graph(rig: Rig) -> AsyncIterator[Graph]:
     async with connect(str(rig.cluster.topology_path)) as graph:
         yield graph

@@ -55,7 +55,7 @@ pytestmark = [
     pytest.mark.e2e,
     pytest.mark.database,
     pytest.mark.timeout(120),
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="package"),
 ]
 
 
