@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-_AT_ONCE: Final = 3
+_AT_ONCE: Final = 2
 _SECONDS: Final = 240.0
 """Of one scenario, from its own start."""
 
