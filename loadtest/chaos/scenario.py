@@ -134,11 +134,11 @@ class _Run:
         self._measure(seconds, stale, {"differences": differences, "compared": compared})
 
     async def _strike_all(self) -> None:
-        """Every kind once, in an order by chance, then again."""
+        """Every kind once, in an order by chance, then again; one at least, if a machine slept through the run."""
         chance, record = self.harm.chance, self.record
         kinds = list(self.wanted.kinds or all_faults())
         deck: list[str] = []
-        while record.now() < self.wanted.seconds:
+        while not record.faults or record.now() < self.wanted.seconds:
             deck = deck or chance.sample(kinds, len(kinds))
             together = [deck.pop()]
             # Without the document nobody knows whom else to strike, or whom to have rejoin.

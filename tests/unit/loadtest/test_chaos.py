@@ -20,13 +20,15 @@ NOT_WELL = "not well 240 s after it was mended: east-db-1 has no replica"
 
 
 class Load:
-    """Some writes and reads, until the work fails."""
+    """Some writes and reads, until the work fails; the machine sleeps for ``slept`` seconds before it begins."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, slept: float) -> None:
         self.record = record
+        self.slept = slept
 
     def start(self, rates: Rates) -> None:
         self.record.acknowledged = int(rates.writes)
+        self.record._began -= self.slept
 
     async def while_running(self, work: Awaitable[None]) -> None:
         try:
@@ -40,8 +42,9 @@ class Silent:
         pass
 
 
+@pytest.mark.parametrize("slept", [0.0, 3600.0])
 async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_its_figures_and_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    slept: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     binary = SimpleNamespace(flavour="mariadb", version_text="10.11")
     cluster = SimpleNamespace(processes={"east-db-1": "db"}, database=lambda name: SimpleNamespace(binary=binary))
@@ -52,7 +55,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
 
     @asynccontextmanager
     async def load_on(regions: object, record: Record, chance: object) -> AsyncIterator[Load]:
-        yield Load(record)
+        yield Load(record, slept)
 
     @asynccontextmanager
     async def kill(harm: object) -> AsyncIterator[str]:
