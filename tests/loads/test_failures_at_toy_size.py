@@ -42,7 +42,7 @@ def test_it_is_told_how_long_clients_go_without_each_server_that_was_killed(ran:
         "follower": {"reads", "writes", "start"},
         "leader": {"misses", "writes", "critical reads"},
         "replica": {"misses", "writes, since its start", "start"},
-        "tailer": {"fresh again"},
+        "tailer": {"fresh again", "start"},
         "master": {"misses", "writes", "detection", "promotion"},
     }
     assert 0 < found["master"]["detection"]["p50"] < found["master"]["writes"]["p50"]
