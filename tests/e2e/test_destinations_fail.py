@@ -16,11 +16,18 @@ import pytest_asyncio
 
 from tao.client import ClientSettings, Graph, OutcomeUnknown, RetryableError, TaoError, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import Shape
+from tao.devcluster.layout import ONLY_REGION, Shape
 from tao.devcluster.readiness import server_stats
 from tao.peers.links import LinkSettings
 from tao.routing.failure_detector import DetectorSettings
-from tests.e2e.cluster_access import PATIENT_SECONDS, running_cluster
+from tao.routing.routes import Routes
+from tao.topology.document import parse_topology
+from tao.wire.frames_client import connect_frames
+from tao.wire.identity import Credentials
+from tao.wire.session import Session
+from tao.wire.settings import SessionSettings
+from tao.wire.v1 import session_pb2 as pb
+from tests.e2e.cluster_access import PATIENT_SECONDS, assert_caches_equal_the_database, running_cluster
 from tests.e2e.slow_way import SlowWay
 
 pytestmark = [
@@ -31,6 +38,8 @@ pytestmark = [
 ]
 
 NEAR, FAR = "follower-1a", "follower-2a"
+STAND_STILL_SECONDS = 1.6
+"""Not a wait for anything: what makes a pause count as one."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -150,6 +159,57 @@ async def test_a_follower_that_hangs_costs_no_read(cluster: DevCluster) -> None:
         os.kill(pid, number)
 
     await survives(cluster, lambda: send(signal.SIGSTOP), lambda: send(signal.SIGCONT))
+
+
+@asynccontextmanager
+async def connected(cluster: DevCluster, name: str) -> AsyncIterator[Session]:
+    """To that very server: the SDK would turn to another one."""
+    routes = Routes(parse_topology(cluster.topology_path.read_bytes(), "topology"))
+    servers = [server for tier in routes.follower_tiers(ONLY_REGION) for server in tier.servers]
+    (address,) = [server.frames for server in servers if server.name == name]
+    session = await connect_frames(address, SessionSettings(), Credentials("witness", "client"))
+    try:
+        yield session
+    finally:
+        await session.close()
+
+
+async def told_of(session: Session, user: int, atype: int) -> dict[int, bytes]:
+    """The object and its newest edges, as they are on the wire."""
+    read = pb.ReadBatch(obj_ids=[user], range_id1s=[user], range_atypes=[atype], range_positions=[0], range_limits=[5])
+    answer = (await session.ask(pb.Request(read=read), PATIENT_SECONDS)).read
+    assert not answer.errors
+    return dict(zip(answer.slots or range(2), answer.values, strict=True))
+
+
+async def test_a_follower_that_stood_still_while_others_wrote_answers_nothing_older_when_it_wakes(
+    cluster: DevCluster,
+) -> None:
+    pid = await pid_of(cluster, NEAR)
+    async with (
+        connect(str(cluster.topology_path), tier="tier-2", settings=ClientSettings(timeout_seconds=10)) as graph,
+        connected(cluster, NEAR) as near,
+        connected(cluster, FAR) as far,
+    ):
+        user, friend = [await graph.obj_add("user", {"name": "n", "home": "old"}) for _ in range(2)]
+        follows = graph.schema.atype("follows").number
+        before = await told_of(near, user, follows)
+        assert await told_of(far, user, follows) == before
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # What waits on this connection is found before anything that its leader tells from now on.
+            first = asyncio.create_task(told_of(near, user, follows))
+            await asyncio.sleep(STAND_STILL_SECONDS)
+            await graph.obj_update(user, {"home": "new"})
+            await graph.assoc_add(user, "follows", friend, 1)
+            asked = [asyncio.create_task(told_of(near, user, follows)) for _ in range(20)]
+            truth = await told_of(far, user, follows)  # and those before it have left, too
+            assert all(truth[slot] != before[slot] for slot in range(2))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert [await each for each in asked] == [truth] * len(asked)
+        assert await first in (before, truth)
+    await assert_caches_equal_the_database(cluster)
 
 
 def advertise(cluster: DevCluster, name: str, frames: str) -> str:

@@ -1,10 +1,13 @@
 """How far behind its masters a region is: known while nothing happens, growing while replication stands still, heeded
-by reads that ask, and said by `tao status`."""
+by reads that ask, and said by `tao status`. Also while a tailer stands still; and what a critical read is told without
+leaders (DESIGN §9)."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -226,3 +229,75 @@ async def test_a_region_that_is_cut_off_serves_what_it_has_and_refuses_who_asks_
         await regions.heal()
     await until(lambda: is_fresh(regions, "west"), "west never catches up")
     assert await name_of(west, user, max_staleness_ms=600_000) == "known"
+
+
+async def test_a_region_whose_tailer_stands_still_says_how_old_it_is_and_shows_everything_when_it_wakes(
+    regions: Regions, east: Graph, west: Graph
+) -> None:
+    (name,) = regions.tailers("west")
+    (pid,) = [process.pid for process in (await regions.cluster.status()).processes if process.name == name]
+    assert pid is not None
+    async with connect(regions.target, region="west", tier="tier-2") as far:
+        users = [await east.obj_add("user", {"name": "old"}) for _ in range(6)]
+        first, *_, witness = users
+
+        async def show(wanted: str, edges: int) -> bool:
+            """In both tiers; ``edges`` of the first user to the second."""
+            for graph in (west, far):
+                found = await graph.obj_get_many(users)
+                if {user and user.fields["name"] for user in found} != {wanted}:
+                    return False
+                if await graph.assoc_count(first, "follows") != edges:
+                    return False
+            return True
+
+        await until(lambda: show("old", 0), "the objects never came")
+        await until(lambda: is_fresh(regions, "west"), "west is never fresh")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            for user in users:
+                for number in range(10):
+                    await east.obj_update(user, {"name": f"name {number}"})
+            await east.assoc_add(first, "follows", users[1], 1)
+            await until(lambda: is_older(regions, "west", 2.0), "west does not grow older")
+            assert await show("old", 0), "told by somebody else: then this is about nothing"
+            assert await is_fresh(regions, "east")
+            assert await name_of(west, witness, max_staleness_ms=1_500) == "name 9"
+            await east.assoc_add(first, "follows", users[2], 2)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        await until(lambda: show("name 9", 2), "what was written meanwhile is never told")
+        await until(lambda: is_fresh(regions, "west"), "west never catches up")
+    await regions.assert_converges()
+
+
+@pytest.mark.asyncio(loop_scope="module")  # of the cluster, whose processes are killed and started
+@pytest.mark.parametrize("region", ["east", "west"])
+async def test_a_critical_read_without_the_leader_of_a_region_is_answered_with_what_the_master_has(
+    regions: Regions, region: str
+) -> None:
+    settings = ClientSettings(timeout_seconds=10.0)
+    async with (
+        connect(regions.target, region="east", settings=settings) as east,
+        connect(regions.target, region="west", settings=settings) as west,
+    ):
+        user = await east.obj_add("user", {"name": "old"})
+        await until(lambda: is_known(west, user), "the object never came")
+        assert await name_of(east, user) == "old"
+        leader = f"{region}-leader-1"
+        await regions.cluster.kill(leader)
+        try:
+            async with regions.replication_held():
+                # No cache without a leader in its region or the master's can know it, nor the west's database.
+                await regions.sql(
+                    "east-db-1",
+                    f"UPDATE objects SET data = x'8101a36e6577', version = version + 1 WHERE id = {user}",  # {1: "new"}
+                    shard=user >> SHARD_SHIFT,
+                )
+                # Whose leader is there is told by the binlog.
+                for graph in (east, west) if region == "east" else (west,):
+                    assert await name_of(graph, user) == "old"
+                    assert await name_of(graph, user, critical=True) == "new"
+        finally:
+            await regions.cluster.restart(leader)
+    await regions.assert_converges()
