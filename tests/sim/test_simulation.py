@@ -40,8 +40,8 @@ from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
 from tests.sim.variants import VARIANTS, find
 
-SWEEP_SEEDS = 60
-"""Of two acts each in a test run, some 1,250 simulated minutes in all; `python -m tests.sim` goes on for longer."""
+SWEEP_SEEDS = 100
+"""Of two acts each in a test run, some 2,100 simulated minutes in all; `python -m tests.sim` goes on for longer."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
     "from tests.sim.plans import make_plan\n"
