@@ -88,14 +88,19 @@ def start(cluster: DevCluster, *arguments: str, **options: Any) -> subprocess.Po
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
 
 
-def tao(cluster: DevCluster, *arguments: str, given: bytes | None = None) -> tuple[int, bytes, str]:
+async def communicated(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
+    """What it said. A client of this process stands still with the loop, and would find that its server did."""
+    return await asyncio.to_thread(process.communicate)
+
+
+async def tao(cluster: DevCluster, *arguments: str) -> tuple[int, bytes, str]:
     process = start(cluster, *arguments, stdin=subprocess.PIPE)
-    out, err = process.communicate(given)
+    out, err = await communicated(process)
     return process.returncode, out, err.decode()
 
 
-def tao_json(cluster: DevCluster, *arguments: str, status: int = 0) -> dict[str, Any]:
-    code, out, err = tao(cluster, *arguments)
+async def tao_json(cluster: DevCluster, *arguments: str, status: int = 0) -> dict[str, Any]:
+    code, out, err = await tao(cluster, *arguments)
     assert code == status, err
     found = json.loads(out)
     assert isinstance(found, dict)
@@ -141,9 +146,9 @@ async def test_what_was_loaded_twice_is_there_once_and_equals_the_file(
 ) -> None:
     pages, likes = files
     for _ in range(2):
-        loaded = tao_json(cluster, *objects_command(pages))
+        loaded = await tao_json(cluster, *objects_command(pages))
         assert (loaded["loaded"], loaded["rejected"], loaded["rejects"]) == (PAGES, 0, None)
-        loaded = tao_json(cluster, *edges_command(likes, pages))
+        loaded = await tao_json(cluster, *edges_command(likes, pages))
         assert (loaded["loaded"], loaded["rejected"]) == (EDGES, 0)
     await assert_graph_equals_file(graph, pages, pairs)
 
@@ -158,7 +163,7 @@ async def test_a_load_that_was_cut_off_goes_on_where_it_was(
     tmp_path: Path,
 ) -> None:
     pages, likes = files
-    tao_json(cluster, *objects_command(pages))
+    await tao_json(cluster, *objects_command(pages))
     # The first half comes through a pipe that stays open, so that the load is under way whenever it is cut.
     half = EDGES // 2
     ids = ids_of(pages)
@@ -171,9 +176,9 @@ async def test_a_load_that_was_cut_off_goes_on_where_it_was(
     while not await graph.assoc_get(ids[str(first[0])], "page_likes", [ids[str(first[1])]]):
         assert process.poll() is None
     process.send_signal(number)
-    process.communicate()
+    await communicated(process)
     assert process.returncode == (-signal.SIGKILL if number is signal.SIGKILL else 130)
-    loaded = tao_json(cluster, *edges_command(likes, pages, "--time", "5"))
+    loaded = await tao_json(cluster, *edges_command(likes, pages, "--time", "5"))
     assert loaded["loaded"] == EDGES
     await assert_graph_equals_file(graph, pages, pairs)
 
@@ -182,7 +187,7 @@ async def test_a_file_is_resumed_behind_what_was_acknowledged(
     cluster: DevCluster, graph: Graph, files: tuple[Path, Path], pairs: list[tuple[int, int]]
 ) -> None:
     pages, likes = files
-    tao_json(cluster, *objects_command(pages))
+    await tao_json(cluster, *objects_command(pages))
     small = edges_command(likes, pages, "--batch", "20", "--in-flight", "1")
     process = start(cluster, *small)
     ids = ids_of(pages)
@@ -190,10 +195,10 @@ async def test_a_file_is_resumed_behind_what_was_acknowledged(
     while not await graph.assoc_get(ids[str(third[0])], "page_likes", [ids[str(third[1])]]):
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    _, err = await communicated(process)
     assert process.returncode == 130
     assert err == b"tao: interrupted: the same command goes on from here\n"
-    loaded = tao_json(cluster, *small)
+    loaded = await tao_json(cluster, *small)
     assert loaded["resumed_after_line"] > EDGES // 3 - 20
     assert loaded["loaded"] == EDGES
     await assert_graph_equals_file(graph, pages, pairs)
@@ -207,7 +212,7 @@ async def test_bad_lines_are_set_aside_with_reasons_and_the_others_are_loaded(
         b"id,name,external_id\n1,one,1\n2,two,x\n3\n4,\xff,4\n5,five,5\n,none,6\n5,other five,5\n7,'; DROP TABLE,7\n"
     )
     command = ["load", "objects", str(pages), "--otype", "page", "--key", "id", "--json"]
-    loaded = tao_json(cluster, *command, status=1)
+    loaded = await tao_json(cluster, *command, status=1)
     assert (loaded["loaded"], loaded["rejected"]) == (3, 5)
     reasons = rejected_lines(pages)
     assert set(reasons) == {b"3", b"4", b"5", b"7", b"8"}
@@ -222,7 +227,7 @@ async def test_bad_lines_are_set_aside_with_reasons_and_the_others_are_loaded(
     edges = tmp_path / "edges.csv"
     edges.write_text("a,b,at\n1,5,100\n1,99,100\n5,7,-1\n7,1,9223372036854775807\n")
     more = ["--from", "a", "--to", "b", "--time", "at", "--keys", f"{pages}.keys.sqlite", "--json"]
-    loaded = tao_json(cluster, "load", "edges", str(edges), "--atype", "page_likes", *more, status=1)
+    loaded = await tao_json(cluster, "load", "edges", str(edges), "--atype", "page_likes", *more, status=1)
     assert (loaded["loaded"], loaded["rejected"]) == (2, 2)
     found = await graph.assoc_range(ids["1"], "page_likes", 0, 10)
     assert [(edge.id2, edge.time) for edge in found] == [(ids["7"], (1 << 63) - 1), (ids["5"], 100)]
@@ -230,17 +235,18 @@ async def test_bad_lines_are_set_aside_with_reasons_and_the_others_are_loaded(
 
 async def test_an_export_is_what_was_loaded(cluster: DevCluster, files: tuple[Path, Path], tmp_path: Path) -> None:
     pages, likes = files
-    tao_json(cluster, *objects_command(pages))
-    tao_json(cluster, *edges_command(likes, pages, "--time", "77"))
+    await tao_json(cluster, *objects_command(pages))
+    await tao_json(cluster, *edges_command(likes, pages, "--time", "77"))
     out = tmp_path / "out.csv"
     # All pages of the shared cluster come out, under their ids, so the ones loaded here are picked.
-    assert tao(cluster, "export", "objects", "--otype", "page", "--out", str(out))[0] == 0
+    code, _, err = await tao(cluster, "export", "objects", "--otype", "page", "--out", str(out))
+    assert code == 0, err
     by_id = {int(row["id"]): row for row in csv.DictReader(out.read_text().splitlines(keepends=True))}
     for key, page_id in ids_of(pages).items():
         row = by_id[page_id]
         assert row["name"] == f'Page "{key}", 中国\n'
         assert int(row["external_id"]) == 10**14 + int(key)
-    code, content, err = tao(cluster, "export", "edges", "--atype", "page_likes")
+    code, content, err = await tao(cluster, "export", "edges", "--atype", "page_likes")
     assert code == 0, err
     numbers = {page_id: int(key) for key, page_id in ids_of(pages).items()}
     found = {
@@ -260,10 +266,10 @@ async def test_wrong_columns_fields_and_types_are_told_before_anything_is_writte
         (["load", "objects", str(pages), "--otype", "page", "--key", "id", "--map", "kind=nope"], "no field 'nope'"),
         (edges_command(likes, Path("other.csv")), "load the objects first"),
     ):
-        code, _, err = tao(cluster, *command)
+        code, _, err = await tao(cluster, *command)
         assert code == 2
         assert named in err
         assert err.count("\n") == 1
-    code, _, err = tao(cluster, "load", "objects", str(pages), "--otype", "pgae", "--key", "id")
+    code, _, err = await tao(cluster, "load", "objects", str(pages), "--otype", "pgae", "--key", "id")
     assert code == 2
     assert "did you mean 'page'" in err
