@@ -48,7 +48,7 @@ _PLOTS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
     "whale": plots.draw_whale,
     "recovery": plots.draw_recovery,
 }
-PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "whale")
+PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "recovery", "whale")
 """Scenarios whose largest costs the note tells, by hand-written notes named after them."""
 _PROFILES: Final = Path(__file__).parent.parent / "profiles"
 NOT_REPRODUCED: Final = (

@@ -230,4 +230,4 @@ def test_what_nobody_has_profiled_is_named(tmp_path: Path, monkeypatch: pytest.M
     lines = note(read_folder(tmp_path))
     assert lines.index("**Largest costs.** Sending.") > lines.index("## Everybody misses one key")
     unknown = [line for line in lines if "nobody has profiled it" in line]
-    assert [line.split("`")[1] for line in unknown] == ["run", "peers", "geo", "storm", "capacity", "whale"]
+    assert [line.split("`")[1] for line in unknown] == ["run", "peers", "geo", "storm", "capacity", "recovery", "whale"]
