@@ -136,7 +136,7 @@ async def _measure(instance: DatabaseInstance, schema: Schema, writes: int, batc
     async def refresh() -> None:
         return
 
-    continuity = Continuity("db", lambda: 1)
+    continuity = Continuity("db", lambda: 1, lambda _: True)
     continuity.begin(start)
     delivery = DeliveryPath(
         "east", "db", lambda: routes, refresh, _Acknowledging(), continuity, position.advance,

@@ -13,7 +13,6 @@ binlog, it is spooled, and a subscriber that knows how far it has been told goes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 
 from tao.delivery.coverage import Coverage
 from tao.delivery.message_log import MessageLog, Stream
@@ -175,16 +174,18 @@ class Publisher:
         self._streams[shard] = Stream(shard, name, stream.generation, stream.version_epoch, coverage)
         self._wake(shard)
 
-    def wants(self) -> list[Span]:
-        """For the tailer: of these shards it shall say where it goes on, and tell again what came after ``number``
-        (``after`` is the same). Each is said once until time is proved again."""
+    def wants(self, reads: Callable[[int], bool]) -> list[Span]:
+        """For the tailer that ``reads`` the binlog of these shards, and no other: where each goes on is for it to say,
+        and to tell again what came after ``number`` (``after`` is the same). Each is said once until time is proved
+        again."""
         asked: dict[tuple[int, str], int] = {}
-        for shard in islice([shard for shard in self._unlinked if shard not in self._asked], _MAX_WANTS):
+        unlinked = [shard for shard in self._unlinked if shard not in self._asked and reads(shard)]
+        for shard in unlinked[:_MAX_WANTS]:
             self._asked.add(shard)
             if shard not in self._wanted:  # the answer to a subscriber's want says it, too
                 coverage = self._coverages[shard]
                 asked[shard, coverage.source] = coverage.head
-        for shard in tuple(islice(self._wanted, _MAX_WANTS)):
+        for shard in [shard for shard in self._wanted if reads(shard)][:_MAX_WANTS]:
             for source, number in self._wanted.pop(shard).items():
                 asked[shard, source] = number
         return [Span(shard, source, number, number) for (shard, source), number in asked.items()]

@@ -62,13 +62,14 @@ class RelayPath:
         touches: TouchPath,
         publisher: Publisher,
         version_epoch: Callable[[int], int],
+        database_of: Callable[[int], str],
         topology_version: Callable[[], int],
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: RelaySettings,
     ) -> None:
         """``serves``: whether the shard is this leader's, owned or hosted; ``hosts``: whether its owner is in another
-        region. ``apply`` to its cache, ``because`` of its witness."""
+        region; ``database_of``: by name. ``apply`` to its cache, ``because`` of its witness."""
         self._serves: Final = serves
         self._hosts: Final = hosts
         self._apply: Final = apply
@@ -76,6 +77,7 @@ class RelayPath:
         self.touches: Final = touches
         self._publisher: Final = publisher
         self._version_epoch: Final = version_epoch
+        self._database_of: Final = database_of
         self._topology_version: Final = topology_version
         self._clock: Final = clock
         self._spawn: Final = spawn
@@ -123,7 +125,8 @@ class RelayPath:
         # Of another topology the tailer may have told another leader what it says here that all have been told.
         if relay.source_unix_ms and request.topology_version == self._topology_version():
             self._publisher.prove(relay.source, relay.source_unix_ms, *relay.reached)
-        wanted = map(span_to_pb, self._publisher.wants())
+        wants = self._publisher.wants(lambda shard: self._database_of(shard) == relay.source)
+        wanted = map(span_to_pb, wants)
         reply.send(pb.Answer(relayed=pb.Relayed(wanted=wanted)))
 
     async def _finish(

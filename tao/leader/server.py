@@ -198,6 +198,7 @@ class LeaderServer:
             self._touches,
             self._publisher,
             cache.version_epoch,
+            lambda shard: configuration.routes.database_of(shard).name,
             lambda: configuration.routes.version,
             clock,
             self._spawn("touch"),

@@ -33,8 +33,10 @@ class _Shard(msgspec.Struct, gc=False):
 class Continuity:
     """Of all shards of one database. Memory: an entry for each that has changed."""
 
-    def __init__(self, database: str, version_epoch: Callable[[], int]) -> None:
+    def __init__(self, database: str, version_epoch: Callable[[], int], holds: Callable[[int], bool]) -> None:
+        """``holds``: whether the shard is the database's."""
         self._database: Final = database
+        self._holds: Final = holds
         self._version_epoch: Final = version_epoch
         self._begun: dict[str, int] = {}
         self._latest = ("", 0)
@@ -107,6 +109,8 @@ class Continuity:
         """What to say at once, and what has to be read again before anything can be said. Neither: what is queued says
         it, or nothing is known yet."""
         shard = wanted.shard
+        if not self._holds(shard):
+            return None, None  # another tailer knows; what this one does not read may have been told by that
         known = self._shards.get(shard)
         if known is None:
             # Nothing has been told of it since reading began.

@@ -78,7 +78,7 @@ class TailerServer:
             settings.tail,
             self._log,
         )
-        continuity = Continuity(database.name, lambda: self._database().version_epoch)
+        continuity = Continuity(database.name, lambda: self._database().version_epoch, self._holds)
         delivery = self._delivery = DeliveryPath(
             settings.region,
             database.name,
@@ -168,6 +168,9 @@ class TailerServer:
     def _shards(self) -> Iterable[int]:
         for first, last in self._database().shards:
             yield from range(first, last + 1)
+
+    def _holds(self, shard: int) -> bool:
+        return any(first <= shard <= last for first, last in self._database().shards)
 
     def _not_ready(self) -> str:
         return self._tail.trouble or ("" if self._reader.connected else "the binlog is not connected")

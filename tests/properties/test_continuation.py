@@ -1,9 +1,9 @@
 """Whoever leads a shard, and whatever of leaders, disks and connections is lost: a subscriber has every commit of the
 shard up to the position that it claims, or has dropped the shard since (DESIGN §7). And it does not drop without need.
 
-The model: a binlog of numbered transactions, a tailer that tells them to the shard's leader of the moment (with the
-real `Continuity`), two leaders with real publishers and a spool that loses what was not synced, and subscribers with
-real inboxes."""
+The model: two databases, each with a binlog of numbered transactions and a tailer that tells them to the shard's leader
+of the moment (with the real `Continuity`), two leaders with real publishers and a spool that loses what was not synced,
+and subscribers with real inboxes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tao.model.delivery import Delivery, Span
 from tao.tailer.continuity import Continuity
 from tests.rigs.memory_spool import MemorySpool, SpoolDisk
 
-SHARDS = (0, 1)
+DATABASES = {"db1": (0, 1), "db2": (2,)}
+SHARDS = tuple(shard for shards in DATABASES.values() for shard in shards)
 LEADERS = ("a", "b")
 SETTINGS = DeliverySettings(
     log_messages_per_shard=4,
@@ -85,18 +86,43 @@ class Follower:
         return [*received.gaps, *received.refused]
 
 
+class Tailer:
+    """One database's, with its binlog."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+        self.shards = DATABASES[database]
+        self.binlog: list[tuple[int, ...]] = []  # by number - 1: shards that the transaction changed
+        self.continuity = Continuity(database, lambda: 1, self.shards.__contains__)
+        self.continuity.begin("0-1-0")
+        self.read = 0
+        self.queued: dict[int, deque[tuple[int, Span]]] = {shard: deque() for shard in self.shards}
+
+    def read_on(self) -> None:
+        while self.read < len(self.binlog):
+            self.read += 1
+            shards = self.binlog[self.read - 1]
+            for shard, span in zip(shards, self.continuity.spans_of(f"0-1-{self.read}", shards), strict=True):
+                self.queued[shard].append((self.read, span))
+
+    def restart(self) -> None:
+        """From what is acknowledged of all shards."""
+        first = min([queue[0][0] for queue in self.queued.values() if queue], default=self.read + 1)
+        self.read = first - 1
+        for queue in self.queued.values():
+            queue.clear()
+        self.continuity.begin(f"0-1-{self.read}")
+
+
 class ContinuationMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.binlog: list[tuple[int, ...]] = []  # by number - 1: shards that the transaction changed
+        self.tailers = {name: Tailer(name) for name in DATABASES}
+        self.tailer_of = {shard: tailer for tailer in self.tailers.values() for shard in tailer.shards}
         self.disks = {"a": SpoolDisk(), "b": SpoolDisk()}
         self.home = dict.fromkeys(SHARDS, "a")
         self.leaders: dict[str, Leader] = {}
         self.followers = [Follower(), Follower()]
-        self.continuity = Continuity("db", lambda: 1)
-        self.continuity.begin("0-1-0")
-        self.read = 0
-        self.queued: dict[int, deque[tuple[int, Span]]] = {shard: deque() for shard in SHARDS}
         for name in LEADERS:
             self.start(name)
         for follower in self.followers:
@@ -119,53 +145,47 @@ class ContinuationMachine(RuleBasedStateMachine):
 
     def tell(self, shard: int, most: int) -> None:
         """One relay of a shard."""
-        queue = self.queued[shard]
+        tailer = self.tailer_of[shard]
+        queue = tailer.queued[shard]
         parts = [queue[at] for at in range(min(most, len(queue)))]
-        self.relay(shard, [(ShardMessages(shard, 1, _messages(shard, number)), span) for number, span in parts])
+        self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span) for number, span in parts])
         for _ in parts:
-            self.continuity.acknowledged(queue.popleft()[1])
+            tailer.continuity.acknowledged(queue.popleft()[1])
 
-    def relay(self, shard: int, parts: Sequence[tuple[ShardMessages, Span]]) -> None:
+    def relay(self, tailer: Tailer, shard: int, parts: Sequence[tuple[ShardMessages, Span]]) -> None:
         if not parts:
             return
         publisher = self.leaders[self.home[shard]].publisher
         publisher.relayed([messages for messages, _ in parts], [span for _, span in parts], _nothing)
-        self.answer(publisher.wants())
+        self.answer(tailer, publisher.wants(tailer.shards.__contains__))
 
-    def answer(self, wanted: Sequence[Span]) -> None:
+    def answer(self, tailer: Tailer, wanted: Sequence[Span]) -> None:
         for want in wanted:
-            link, again = self.continuity.answer(want)
+            link, again = tailer.continuity.answer(want)
             if link is not None:
-                self.relay(link.shard, [(ShardMessages(link.shard, 1, ()), link)])
+                self.relay(tailer, link.shard, [(ShardMessages(link.shard, 1, ()), link)])
             if again is not None:
-                numbers = [n for n in range(again.after + 1, again.number + 1) if again.shard in self.binlog[n - 1]]
-                reached = again.after
+                shard, source, reached = again.shard, again.source, again.after
+                numbers = [n for n in range(again.after + 1, again.number + 1) if shard in tailer.binlog[n - 1]]
                 for number in numbers:
-                    span = Span(again.shard, again.source, reached, number)
-                    self.relay(again.shard, [(ShardMessages(again.shard, 1, _messages(again.shard, number)), span)])
+                    span = Span(shard, source, reached, number)
+                    self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span)])
                     reached = number
-                last = Span(again.shard, again.source, reached, again.number)
-                self.relay(again.shard, [(ShardMessages(again.shard, 1, ()), last)])
+                last = Span(shard, source, reached, again.number)
+                self.relay(tailer, shard, [(ShardMessages(shard, 1, ()), last)])
 
-    def prove(self) -> None:
+    def prove(self, tailer: Tailer) -> None:
         """A heartbeat, when everything has been told."""
-        self.read_on()
-        for shard in SHARDS:
+        tailer.read_on()
+        for shard in tailer.shards:
             self.tell(shard, 100)
-        self.binlog.append(())
-        self.read += 1
-        source, number = self.continuity.proven(f"0-1-{self.read}")
+        tailer.binlog.append(())
+        tailer.read += 1
+        source, number = tailer.continuity.proven(f"0-1-{tailer.read}")
         for name in LEADERS:
             publisher = self.leaders[name].publisher
-            publisher.prove("db", number, source, number)
-            self.answer(publisher.wants())
-
-    def read_on(self) -> None:
-        while self.read < len(self.binlog):
-            self.read += 1
-            shards = self.binlog[self.read - 1]
-            for shard, span in zip(shards, self.continuity.spans_of(f"0-1-{self.read}", shards), strict=True):
-                self.queued[shard].append((self.read, span))
+            publisher.prove(tailer.database, number, source, number)
+            self.answer(tailer, publisher.wants(tailer.shards.__contains__))
 
     def take(self, follower: Follower, name: str) -> None:
         again = follower.take(name, self.committed)
@@ -173,7 +193,7 @@ class ContinuationMachine(RuleBasedStateMachine):
             follower.subscriptions[name].add(follower.inbox.positions_for(again))
 
     def committed(self, shard: int) -> set[int]:
-        return {number for number, shards in enumerate(self.binlog, 1) if shard in shards}
+        return {number for number, shards in enumerate(self.tailer_of[shard].binlog, 1) if shard in shards}
 
     # ---- what happens -----------------------------------------------------------------------------------------------
 
@@ -184,19 +204,21 @@ class ContinuationMachine(RuleBasedStateMachine):
     )
     def commit(self, shards: list[int], quick: bool, times: int) -> None:
         for _ in range(times):
-            self.binlog.append(tuple(sorted(shards)))
-            for shard in shards if quick else ():
-                messages = ShardMessages(shard, 1, _messages(shard, len(self.binlog)))
-                self.leaders[self.home[shard]].publisher.publish(messages)
+            for tailer in self.tailers.values():
+                changed = sorted(set(shards) & set(tailer.shards))
+                tailer.binlog.append(tuple(changed))
+                for shard in changed if quick else ():
+                    messages = ShardMessages(shard, 1, _messages(shard, len(tailer.binlog)))
+                    self.leaders[self.home[shard]].publisher.publish(messages)
 
     @rule(shard=st.sampled_from(SHARDS), most=st.integers(1, 9))
     def tailer_tells(self, shard: int, most: int) -> None:
-        self.read_on()
+        self.tailer_of[shard].read_on()
         self.tell(shard, most)
 
-    @rule()
-    def heartbeat(self) -> None:
-        self.prove()
+    @rule(database=st.sampled_from(list(DATABASES)))
+    def heartbeat(self, database: str) -> None:
+        self.prove(self.tailers[database])
 
     @rule(follower=st.integers(0, 1), name=st.sampled_from(LEADERS), most=st.integers(1, 4))
     def follower_takes(self, follower: int, name: str, most: int) -> None:
@@ -249,7 +271,7 @@ class ContinuationMachine(RuleBasedStateMachine):
             leader.publisher.forget_proofs()
         if unnoticed:
             self.leaders[other].open([shard])
-            self.read_on()
+            self.tailer_of[shard].read_on()
             self.tell(shard, tell)
             self.leaders[other].publisher.close_shard(shard)
             self.home[shard] = former
@@ -261,14 +283,9 @@ class ContinuationMachine(RuleBasedStateMachine):
             for follower in self.followers:
                 self.connect(follower)
 
-    @rule()
-    def tailer_restarts(self) -> None:
-        """From what is acknowledged of all shards."""
-        first = min([queue[0][0] for queue in self.queued.values() if queue], default=self.read + 1)
-        self.read = first - 1
-        for queue in self.queued.values():
-            queue.clear()
-        self.continuity.begin(f"0-1-{self.read}")
+    @rule(database=st.sampled_from(list(DATABASES)))
+    def tailer_restarts(self, database: str) -> None:
+        self.tailers[database].restart()
 
     @rule(name=st.sampled_from(LEADERS))
     def time_is_up(self, name: str) -> None:
@@ -291,16 +308,19 @@ class ContinuationMachine(RuleBasedStateMachine):
     def all_is_told(self) -> None:
         """Connected, told and waited for, everyone knows everything."""
         for _ in range(3):
-            self.prove()
-            self.take_everything()
+            self.prove_everything()
         for leader in self.leaders.values():
             leader.fire_timers()
-        self.prove()
-        self.take_everything()
+        self.prove_everything()
         for follower in self.followers:
             for shard in SHARDS:
                 assert follower.confirmed.get(shard) == self.home[shard]
                 assert self.committed(shard) <= follower.known[shard]
+
+    def prove_everything(self) -> None:
+        for tailer in self.tailers.values():
+            self.prove(tailer)
+        self.take_everything()
 
     def take_everything(self) -> None:
         for follower in self.followers:
@@ -327,7 +347,7 @@ def test_whoever_leaves_the_spool_makes_room_for_the_next() -> None:
     machine.commit(shards=[0, 1], quick=True, times=5)
     machine.follower_connects_anew(follower=0)
     machine.all_is_told()
-    assert machine.followers[0].known == {0: machine.committed(0), 1: machine.committed(1)}
+    assert machine.followers[0].known == {shard: machine.committed(shard) for shard in SHARDS}
 
 
 def test_who_followed_a_leader_before_it_was_linked_starts_cold_when_the_shard_was_away_unnoticed() -> None:

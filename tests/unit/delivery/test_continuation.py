@@ -41,6 +41,10 @@ class Leader:
         return deliveries
 
 
+def of_all(_: int) -> bool:
+    return True
+
+
 def told(deliveries: list[Delivery]) -> list[int]:
     runs = [part.messages.messages for each in deliveries for part in each.shards if part.messages is not None]
     return [message.version for run in runs for message in run if isinstance(message, ObjectInvalidation)]
@@ -63,8 +67,8 @@ def test_a_leader_that_has_taken_the_shard_over_waits_for_the_tailer_and_goes_on
     leader = Leader()
     deliveries = leader.subscribe(AT_11)
     assert outcomes(deliveries) == []
-    assert leader.publisher.wants() == [Span(1, H, 11, 11)]
-    assert leader.publisher.wants() == [], "it is asked once"
+    assert leader.publisher.wants(of_all) == [Span(1, H, 11, 11)]
+    assert leader.publisher.wants(of_all) == [], "it is asked once"
     leader.tell(11, 13)
     assert outcomes(deliveries) == ["continued"]
     assert told(deliveries) == [13]
@@ -109,7 +113,7 @@ def test_what_a_leader_without_a_spool_acknowledged_and_took_with_it_is_told_aga
     assert lost, "which its subscriber never got"
     after = Leader(run="run-2")
     deliveries = after.subscribe(Position(1, "run-1/1", 1, H, 11))
-    assert after.publisher.wants() == [Span(1, H, 11, 11)], "read again, what the tailer had told already"
+    assert after.publisher.wants(of_all) == [Span(1, H, 11, 11)], "read again, what the tailer had told already"
     after.tell(12, 13)
     assert outcomes(deliveries) == [], "12 is missing"
     if is_told_again:
@@ -131,7 +135,7 @@ def test_a_leader_that_restarts_goes_on_from_its_spool_once_the_tailer_joins_it(
     after = Leader(disk, "run-2")
     deliveries = after.subscribe(Position(1, "run-1/1", 3, H, 13))
     assert outcomes(deliveries) == []
-    assert after.publisher.wants() == [Span(1, H, 21, 21)]
+    assert after.publisher.wants(of_all) == [Span(1, H, 21, 21)]
     after.tell(21)
     assert outcomes(deliveries)[0] == "continued"
     assert "reset" not in outcomes(deliveries)

@@ -58,6 +58,7 @@ class Rig:
             TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch), 2),
             self.publisher,
             self.cache.version_epoch,
+            ["db1", "db2"].__getitem__,
             lambda: 7,
             self.clock,
             self.tasks,
@@ -291,3 +292,16 @@ async def test_keys_that_could_not_be_touched_are_told_again_and_hold_up_their_s
     await until(lambda: bool(again))
     assert again[0].HasField("relayed")
     assert [write.shard for write in rig.touched] == [0, 1]
+
+
+async def test_a_tailer_is_asked_of_the_shards_of_its_own_database_alone(make_rig: Callable[[], Rig]) -> None:
+    """Of another's it would say that there is nothing new, which nobody has told it."""
+    rig = make_rig()
+    for source, shard in (("db1", 0), ("db2", 1)):
+        (answer,) = rig.relay(Relay(source=source))
+        assert [want.shard for want in answer.relayed.wanted] == [shard]
+    rig.publisher.want(1, "db2@1:0-1", 20)
+    (answer,) = rig.relay(Relay(source="db1"))
+    assert not answer.relayed.wanted
+    (answer,) = rig.relay(Relay(source="db2"))
+    assert [(want.shard, want.number) for want in answer.relayed.wanted] == [(1, 20)]

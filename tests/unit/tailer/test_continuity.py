@@ -9,7 +9,7 @@ H = "db@1:0-1"
 
 
 def begun(position: str = "0-1-100") -> Continuity:
-    continuity = Continuity("db", lambda: 1)
+    continuity = Continuity("db", lambda: 1, (1, 2).__contains__)
     continuity.begin(position)
     return continuity
 
@@ -29,7 +29,7 @@ def test_of_several_parts_of_one_transaction_only_the_last_reaches_it() -> None:
 
 def test_another_server_s_numbers_are_another_history_and_so_are_those_of_another_epoch() -> None:
     epochs = [1]
-    continuity = Continuity("db", lambda: epochs[0])
+    continuity = Continuity("db", lambda: epochs[0], lambda _: True)
     continuity.begin("0-1-100")
     continuity.spans_of("0-1-101", [1])
     assert continuity.spans_of("0-2-102", [1]) == [Span(1, "db@1:0-2", 101, 102)]
@@ -87,6 +87,14 @@ def test_a_shard_that_never_changed_is_in_the_history_of_the_newest_heartbeat() 
     assert continuity.answer(Span(1, "", 0, 0)) == (None, None), "nothing is known yet"
     assert continuity.proven("0-1-50") == (H, 50)
     assert continuity.answer(Span(1, "", 0, 0)) == (Span(1, H, 49, 49), None)
+
+
+def test_of_another_database_s_shard_nothing_is_said() -> None:
+    """Its tailer may have told of it what this one never reads."""
+    continuity = begun()
+    continuity.proven("0-1-110")
+    for source, number in (("", 0), (H, 90), ("db2@1:0-1", 90)):
+        assert continuity.answer(Span(3, source, number, number)) == (None, None)
 
 
 def test_mysql_s_positions_are_understood() -> None:

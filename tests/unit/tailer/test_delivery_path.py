@@ -68,7 +68,7 @@ class Rig:
         self.next_routes: Routes | None = None
         self.acknowledged: list[str] = []
         self.tasks: set[asyncio.Task[None]] = set()
-        self.continuity = Continuity("db", lambda: 1)
+        self.continuity = Continuity("db", lambda: 1, lambda _: True)
         self.path = DeliveryPath(
             "east",
             "db",

@@ -111,7 +111,7 @@ async def test_a_tailer_that_was_restarted_tells_again_what_a_leader_has_not_hea
     leader.relayed(news, [span])
     rig.continuity.acknowledged(span)
     assert subscription.waiting == 1, "18 to 20 may have been told to somebody else"
-    rewind.wanted(leader.wants())
+    rewind.wanted(leader.wants(lambda _: True))
     await until(lambda: rewind.shards or rig.leaders.told)
     await rig.path.drained()
     assert source.asked == ["0-1-17"], "where the leader is, which is before the place where reading began"

@@ -120,7 +120,7 @@ class Tailer:
             lambda: routes,
             refresh,
             self.leaders,
-            Continuity("db", lambda: 1),
+            Continuity("db", lambda: 1, lambda _: True),
             self.tail.acknowledged,
             lambda job: self.tasks.add(asyncio.create_task(job)),
             QUICK,
