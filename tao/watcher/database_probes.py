@@ -27,9 +27,9 @@ class DatabaseProbes:
         clock: Clock,
         settings: ProbeSettings,
         tasks: BackgroundTasks,
-        looked: Callable[[ReplicationSet, list[Member]], None],
+        looked: Callable[[ReplicationSet, list[Member], float], None],
     ) -> None:
-        """``looked`` is called after each look at a database, in the loop; it must be quick."""
+        """``looked`` is called after each look at a database, with when that began, in the loop; it must be quick."""
         self._topology: Final = topology
         self._accounts: Final = accounts
         self._region: Final = region
@@ -87,7 +87,7 @@ class DatabaseProbes:
             )
             if member.is_master:
                 self._note_waiting(database, member)
-        self._looked(replicas, members)
+        self._looked(replicas, members, began)
 
     def _note_waiting(self, database: Database, master: Member) -> None:
         if database.semi_sync and master.state is not None and not master.state.read_only:

@@ -104,6 +104,7 @@ class Mastership:
         self._began: Final = clock.monotonic()
         self._prepared: Final[set[str]] = set()
         self._doing: Final = set[str]()
+        self._done_at: Final[dict[str, float]] = {}
         self._renewing: Final = set[str]()
         self._refusals: Final[dict[str, str]] = {}
         self.activity: Hold | None = None
@@ -121,9 +122,12 @@ class Mastership:
         """Looked up each time: this process may have stood still, and another one acts since."""
         return self.activity is not None and self.activity.is_mine()
 
-    def looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
-        """After each look at a database."""
+    def looked(self, replicas: ReplicationSet, members: list[Member], began: float) -> None:
+        """After each look at a database. ``began``: when it did; what was seen before a deed was done is no reason for
+        another one."""
         name = replicas.database.name
+        if began < self._done_at.get(name, began):
+            return
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
         closed = master.state is not None and master.state.read_only
@@ -192,6 +196,7 @@ class Mastership:
             raise  # and is logged by whoever holds the task
         finally:
             self._doing.discard(name)
+            self._done_at[name] = self._clock.monotonic()
         self._refusals.pop(name, None)
         self._closed_looks[name] = 0
         self._renewed_at[name] = self._clock.monotonic()  # or the new master's lease was granted

@@ -141,8 +141,8 @@ class WatcherServer:
             dry_run=settings.dry_run,
         )
 
-    def _looked(self, replicas: ReplicationSet, members: list[Member]) -> None:
-        self._mastership.looked(replicas, members)
+    def _looked(self, replicas: ReplicationSet, members: list[Member], began: float) -> None:
+        self._mastership.looked(replicas, members, began)
 
     async def _tell_step(self, step: Step) -> None:
         self._log.info("promotion_step", step=step.name.lower())

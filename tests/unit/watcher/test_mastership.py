@@ -8,6 +8,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
+from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
 from tao.runtime.clock import LoopClock
@@ -20,6 +21,7 @@ from tao.watcher.promotion import Promoted, Promoter
 from tao.watcher.promotion_plan import Member
 from tao.watcher.replication_set import ReplicationSet, SetAccounts
 from tao.watcher.settings import WatcherSettings
+from tests.rigs.pacing import ManualClock
 from tests.unit.watcher.members import master, replica
 
 
@@ -107,33 +109,72 @@ class Mine:
     def beat(self) -> None: ...
 
 
-async def test_a_deed_that_fails_unforeseen_is_told_counted_and_tried_again(tmp_path: Path) -> None:
+def mastership_of(folder: Path, promoter: Promoter, tasks: BackgroundTasks, clock: Clock) -> Mastership:
     settings = WatcherSettings(
-        name="watcher", region="east", topology_file=tmp_path / "t", administrator_password="a", replicator_password="b"
+        name="watcher", region="east", topology_file=folder / "t", administrator_password="a", replicator_password="b"
     )
-    log = logger("watcher")
-    tasks = BackgroundTasks("watcher", log)
     mastership = Mastership(
         settings,
-        Broken(),
+        promoter,
         FileLocks(settings.topology_file),
         PeerViews({}, settings.probes),
         lambda server: 0.0,
         tasks,
-        LoopClock(),
-        log,
+        clock,
+        logger("watcher"),
     )
     mastership.activity = Mine()
-    servers = {region: DatabaseServer(name=f"{region}-db") for region in ("east", "west")}
-    database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),))
+    return mastership
+
+
+def east_and_west(*, semi_sync: bool = False) -> ReplicationSet:
+    servers = {region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=1) for region in ("east", "west")}
+    database = Database(name="db", master_region="east", servers=servers, shards=((0, 1),), semi_sync=semi_sync)
     account = Account("tao_admin", "secret")
-    replicas = ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
+    return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
+
+
+async def test_a_deed_that_fails_unforeseen_is_told_counted_and_tried_again(tmp_path: Path) -> None:
+    tasks = BackgroundTasks("watcher", logger("watcher"))
+    clock = LoopClock()
+    mastership = mastership_of(tmp_path, Broken(), tasks, clock)
     closed = [master("1-1-1", closed=True), replica("west", "1-1-1")]
     with capture_logs() as logs:
         for failed in (1, 2):
             while mastership.failed_deeds < failed:
-                mastership.looked(replicas, closed)
+                mastership.looked(east_and_west(), closed, clock.monotonic())
                 await asyncio.sleep(0)
         await tasks.close()
     assert len([each for each in logs if each["event"] == "background task failed"]) >= 2
     assert tasks.failed == mastership.failed_deeds
+
+
+async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp_path: Path) -> None:
+    done = asyncio.Event()
+
+    class Slow(Broken):
+        async def wait_for_replicas(self, database: str) -> None:
+            await done.wait()
+
+    tasks, clock = BackgroundTasks("watcher", logger("watcher")), ManualClock()
+    mastership = mastership_of(tmp_path, Slow(), tasks, clock)
+    unsafe = [master("1-1-1"), replica("west", "1-1-1", receiving=True, acknowledges=True)]
+    replicas = east_and_west(semi_sync=True)
+    mastership.looked(replicas, unsafe, clock.monotonic())
+    clock.now += 1
+    before = clock.monotonic()
+    clock.now += 1
+    done.set()
+    await turns()
+    assert mastership.deeds["wait"] == 1
+    for began, deeds in ((before, 1), (clock.monotonic(), 2)):
+        mastership.looked(replicas, unsafe, began)
+        await turns()
+        assert mastership.deeds["wait"] == deeds
+    await tasks.close()
+
+
+async def turns() -> None:
+    """Of the loop, more than a deed takes here."""
+    for _ in range(10):
+        await asyncio.sleep(0)
