@@ -15,7 +15,7 @@ class Coverage:
     """One shard's. All messages after `memory_after` up to `head` are in the memory log, all after `spool_after` up to
     `head` in the spool (None: nothing is)."""
 
-    __slots__ = ("_aside", "head", "linked", "memory_after", "source", "spool_after")
+    __slots__ = ("_aside", "head", "linked", "memory_after", "owing", "source", "spool_after")
 
     def __init__(self, source: str = "", head: int = 0, spool_after: int | None = None) -> None:
         self.source = source
@@ -23,7 +23,9 @@ class Coverage:
         self.memory_after = head
         self.spool_after = spool_after
         self.linked = False
-        """The tailer goes on from `head` with this leader: nobody else has been told anything after it."""
+        """The tailer goes on from `head` with this leader."""
+        self.owing = False
+        """Others have been told something after `head`, which is told again and has not all come yet."""
         self._aside: tuple[int, int] | None = None  # read again from further back, and not joined with the rest yet
 
     def take(self, span: Span) -> bool:
@@ -34,9 +36,12 @@ class Coverage:
             self.memory_after = span.after
             self.spool_after = None
             self.linked = bool(span.source)
+            self.owing = span.more
             self._aside = None
             return False
         self.linked = True
+        if span.number >= self.head:
+            self.owing = span.more
         first, last = span.after, span.number
         if self._aside is not None and self._aside[0] <= first <= self._aside[1]:
             first, last = self._aside[0], max(last, self._aside[1])
@@ -48,13 +53,18 @@ class Coverage:
         self.head = max(self.head, span.number)
         return True
 
+    @property
+    def whole(self) -> bool:
+        """Nobody else has been told anything after `head`."""
+        return self.linked and not self.owing
+
     def has_after(self, number: int) -> bool:
         """Whether everything after it that has been told is at hand."""
         return self.memory_after <= number or (self.spool_after is not None and self.spool_after <= number)
 
     def prove(self, source: str, number: int) -> bool:
         """There is nothing more up to this position. Returns whether that is said of this shard, too."""
-        if not self.linked or source != self.source:
+        if not self.whole or source != self.source:
             return False
         self.head = max(self.head, number)
         return True
@@ -78,6 +88,7 @@ class Coverage:
     def unlink(self) -> None:
         """Somebody else may be told, or have been told, what comes after `head`."""
         self.linked = False
+        self.owing = False
         self._aside = None
 
     def forget_memory(self) -> None:

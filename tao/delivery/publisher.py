@@ -12,7 +12,9 @@ binlog, it is spooled, and a subscriber that knows how far it has been told goes
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from tao.delivery.coverage import Coverage
 from tao.delivery.message_log import MessageLog, Stream
@@ -30,25 +32,42 @@ _MAX_WANTS = 4_096
 """Shards in one answer to a tailer; the next one has the others."""
 
 
+class _Unknown:
+    """What a database's tailer is to say of its shards: where those go on that are ``unlinked``, of which it has been
+    ``asked`` of some since it proved time last; and what is ``wanted`` again, from where, by shard and source."""
+
+    __slots__ = ("asked", "unlinked", "wanted")
+
+    def __init__(self) -> None:
+        self.unlinked: dict[int, None] = {}
+        self.asked: set[int] = set()
+        self.wanted: dict[int, dict[str, int]] = {}
+
+
 class Publisher:
     """All streams and subscriptions of one leader. Synchronous; a subscriber's ``deliver`` only hands over."""
 
     def __init__(
-        self, settings: DeliverySettings, incarnation: str, spool: Spool | None = None, later: Later | None = None
+        self,
+        settings: DeliverySettings,
+        incarnation: str,
+        database_of: Callable[[int], str],
+        spool: Spool | None = None,
+        later: Later | None = None,
     ) -> None:
         """``incarnation`` names this run of this leader and no other, so that no stream's name ever comes back.
-        Without ``spool`` nothing is kept but in memory; without ``later`` no subscriber waits for a tailer."""
+        ``database_of``: by name, for each has a tailer of its own, which knows nothing of the others' shards. Without
+        ``spool`` nothing is kept but in memory; without ``later`` no subscriber waits for a tailer."""
         self._settings = settings
         self._incarnation = incarnation
+        self._database_of = database_of
         self._spool = spool
         self._later = later
         self._log = MessageLog(settings)
         self._streams: dict[int, Stream] = {}
         self._coverages: dict[int, Coverage] = {}
         self._spooled: set[int] = set()  # shards of which the spool has what follows some position
-        self._unlinked: dict[int, None] = {}  # of the open ones
-        self._asked: set[int] = set()  # of those, since time was proved last
-        self._wanted: dict[int, dict[str, int]] = {}  # by shard and source: what has to come again, from where
+        self._unknown: defaultdict[str, _Unknown] = defaultdict(_Unknown)  # by database, of the open ones
         self._reached: dict[str, tuple[str, int]] = {}  # by database
         self._restarts = 0
         self._subscriptions: dict[str, Subscription] = {}
@@ -78,7 +97,7 @@ class Publisher:
         coverage = self._coverages.setdefault(shard, Coverage())
         name = f"{self._incarnation}/{generation}"
         self._streams[shard] = Stream(shard, name, generation, version_epoch, coverage)
-        self._unlinked[shard] = None
+        self._unknown_with(shard).unlinked[shard] = None
         self._wake(shard)
 
     def close_shard(self, shard: int) -> None:
@@ -92,10 +111,14 @@ class Publisher:
         shard = stream.shard
         del self._streams[shard]
         self._log.drop(stream)
-        self._unlinked.pop(shard, None)
-        self._asked.discard(shard)
-        self._wanted.pop(shard, None)
+        unknown = self._unknown_with(shard)
+        unknown.unlinked.pop(shard, None)
+        unknown.asked.discard(shard)
+        unknown.wanted.pop(shard, None)
         self._unlink(shard)
+
+    def _unknown_with(self, shard: int) -> _Unknown:
+        return self._unknown[self._database_of(shard)]
 
     def _unlink(self, shard: int) -> None:
         coverage = self._coverages[shard]
@@ -107,7 +130,7 @@ class Publisher:
     def _mark(self, shard: int) -> SpoolMark:
         coverage = self._coverages[shard]
         after = coverage.head if coverage.spool_after is None else coverage.spool_after
-        return SpoolMark(shard, coverage.source, after, coverage.head, coverage.linked)
+        return SpoolMark(shard, coverage.source, after, coverage.head, coverage.whole)
 
     def relayed(
         self, batches: Sequence[ShardMessages], spans: Sequence[Span], stored: Callable[[], None] | None = None
@@ -116,7 +139,8 @@ class Publisher:
         or cannot be. Raises as `publish_all`, with nothing published."""
         for shard in (*(batch.shard for batch in batches), *(span.shard for span in spans)):
             self._require(shard)
-        woken = [span.shard for span in spans if span.shard in self._unlinked]
+        woken = [span.shard for span in spans if span.shard in self._unknown_with(span.shard).unlinked]
+        streams = {span.shard: self._streams[span.shard] for span in spans}
         marks = [span.shard for span in spans if self._take(span)]
         # Spooled first: whoever is woken may be sent through the spool at once, for these as well.
         if self._spool is not None and stored is not None:
@@ -131,7 +155,9 @@ class Publisher:
         elif stored is not None:
             stored()
         self.publish_all(batches)
-        # Those that were not linked before: also who has nothing to hear learns the position.
+        woken.extend(shard for shard, stream in streams.items() if self._streams[shard] is not stream)
+        # Not linked before, or begun anew: also who has nothing to hear learns the position. Not before the messages
+        # are there: who is told how far it reaches before what is in it misses that when the connection breaks.
         heard = {batch.shard for batch in batches}
         for shard in (*woken, *(shard for shard in marks if self._anyone_waits_for(shard))):
             if shard not in heard:
@@ -154,10 +180,10 @@ class Publisher:
             else:
                 stream.counted_after = stream.last
         if not coverage.linked:
-            self._unlinked[shard] = None
+            self._unknown_with(shard).unlinked[shard] = None
             return False
         self._streams[shard].relied = True
-        self._unlinked.pop(shard, None)
+        self._unknown_with(shard).unlinked.pop(shard, None)
         if self._spool is not None and coverage.spool_after is None:
             coverage.spool_after = kept_after
             self._spooled.add(shard)
@@ -172,21 +198,19 @@ class Publisher:
         self._restarts += 1
         name = f"{self._incarnation}/{stream.generation}.{self._restarts}"
         self._streams[shard] = Stream(shard, name, stream.generation, stream.version_epoch, coverage)
-        self._wake(shard)
 
-    def wants(self, reads: Callable[[int], bool]) -> list[Span]:
-        """For the tailer that ``reads`` the binlog of these shards, and no other: where each goes on is for it to say,
-        and to tell again what came after ``number`` (``after`` is the same). Each is said once until time is proved
-        again."""
+    def wants(self, database: str) -> list[Span]:
+        """For the tailer of the database: of these shards it shall say where it goes on, and tell again what came after
+        ``number`` (``after`` is the same). Each is said once until it proves time again."""
+        unknown = self._unknown[database]
         asked: dict[tuple[int, str], int] = {}
-        unlinked = [shard for shard in self._unlinked if shard not in self._asked and reads(shard)]
-        for shard in unlinked[:_MAX_WANTS]:
-            self._asked.add(shard)
-            if shard not in self._wanted:  # the answer to a subscriber's want says it, too
+        for shard in islice([shard for shard in unknown.unlinked if shard not in unknown.asked], _MAX_WANTS):
+            unknown.asked.add(shard)
+            if shard not in unknown.wanted:  # the answer to a subscriber's want says it, too
                 coverage = self._coverages[shard]
                 asked[shard, coverage.source] = coverage.head
-        for shard in [shard for shard in self._wanted if reads(shard)][:_MAX_WANTS]:
-            for source, number in self._wanted.pop(shard).items():
+        for shard in tuple(islice(unknown.wanted, _MAX_WANTS)):
+            for source, number in unknown.wanted.pop(shard).items():
                 asked[shard, source] = number
         return [Span(shard, source, number, number) for (shard, source), number in asked.items()]
 
@@ -194,7 +218,7 @@ class Publisher:
         """A subscriber that was told up to there waits for what follows."""
         coverage = self._coverages[shard]
         number = max(reached, coverage.head) if coverage.source == source and coverage.has_after(reached) else reached
-        wanted = self._wanted.setdefault(shard, {})
+        wanted = self._unknown_with(shard).wanted.setdefault(shard, {})
         wanted[source] = min(number, wanted.get(source, number))
 
     def publish(self, messages: ShardMessages) -> None:
@@ -247,7 +271,7 @@ class Publisher:
         """Every commit to the database up to then, and up to that transaction of ``source``, has been published, as far
         as this leader's shards go: subscribers learn it behind what they are owed. A time that is older than one proved
         before says nothing."""
-        self._asked.clear()
+        self._unknown[database].asked.clear()
         if source and (source, number) != self._reached.get(database):
             self._reached[database] = source, number
             for coverage in [stream.coverage for stream in self._streams.values()]:
@@ -267,9 +291,10 @@ class Publisher:
         self._proven.clear()
         self._reached.clear()
         self._proofs += 1
-        self._asked.clear()
+        for unknown in self._unknown.values():
+            unknown.asked.clear()
         for shard, stream in self._streams.items():
-            self._unlinked[shard] = None
+            self._unknown_with(shard).unlinked[shard] = None
             self._unlink(shard)
             # Also one that was never linked: who follows it may miss what another leader was told since it was opened.
             stream.relied = stream.relied or shard in self._followed
@@ -292,7 +317,7 @@ class Publisher:
             "owed_shards": sum(subscription.owed for subscription in live),
             "unacknowledged_bytes": sum(subscription.unacknowledged_bytes for subscription in live),
             "waiting_shards": sum(subscription.waiting for subscription in live),
-            "unlinked_shards": len(self._unlinked),
+            "unlinked_shards": sum(len(unknown.unlinked) for unknown in self._unknown.values()),
             "restarted_streams_total": self._restarts,
             "resets_total": self._before["resets"] + sum(subscription.resets for subscription in live),
             "continued_total": self._before["continued"] + sum(subscription.continued for subscription in live),
@@ -311,8 +336,8 @@ class Publisher:
 
     @property
     def reached(self) -> tuple[tuple[str, int], ...]:
-        """``(source, transaction)``, as `prove` was told; nothing while there is a shard of which that is not known."""
-        return () if self._unlinked else tuple(self._reached.values())
+        """``(source, transaction)``, as `prove` was told; not of a database with a shard of which that is not known."""
+        return tuple([place for database, place in self._reached.items() if not self._unknown[database].unlinked])
 
     @property
     def spool(self) -> Spool | None:

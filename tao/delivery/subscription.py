@@ -34,7 +34,7 @@ class _Wait:
     """For the tailer."""
 
     asked: bool = False
-    asked_when_linked: bool = False
+    asked_when_whole: bool = False
     over: bool = False
 
 
@@ -253,7 +253,7 @@ class Subscription:
         if not cursor.source or (wait is not None and wait.over) or shard in self._joining:
             self._joining.discard(shard)
             return "reset"
-        if coverage.linked:
+        if coverage.whole:
             if coverage.source != cursor.source:
                 return "reset"
             if coverage.memory_after <= cursor.reached:
@@ -269,8 +269,8 @@ class Subscription:
         if wait is None:
             wait = self._waiting[shard] = _Wait()
             self._publisher.later(self._settings.continue_seconds, partial(self._waited, shard, wait))
-        if not wait.asked or (coverage.linked and not wait.asked_when_linked):
-            wait.asked, wait.asked_when_linked = True, coverage.linked
+        if not wait.asked or (coverage.whole and not wait.asked_when_whole):
+            wait.asked, wait.asked_when_whole = True, coverage.whole
             self._publisher.want(shard, cursor.source, cursor.reached)
         return "wait"
 

@@ -77,7 +77,9 @@ class Publishing:
         return self.publisher.figures()[name]
 
 
-async def open_publishing(settings: LeaderSettings, clock: Clock, log: Logger) -> Publishing:
+async def open_publishing(
+    settings: LeaderSettings, database_of: Callable[[int], str], clock: Clock, log: Logger
+) -> Publishing:
     """Open the spool, if there is to be one, and a publisher that goes on from it."""
     spool = None
     if settings.spool.folder is not None:
@@ -85,7 +87,7 @@ async def open_publishing(settings: LeaderSettings, clock: Clock, log: Logger) -
         await spool.open()
     # The process id and time make a stream's name unique to this run of this leader.
     incarnation = f"{settings.name}-{os.getpid()}-{clock.unix_ms()}"
-    return Publishing(Publisher(settings.delivery, incarnation, spool, _later), spool)
+    return Publishing(Publisher(settings.delivery, incarnation, database_of, spool, _later), spool)
 
 
 def _later(seconds: float, do: Callable[[], None]) -> object:

@@ -117,16 +117,20 @@ class RelayPath:
             self._done(relay, request, reply)
 
     def _spans(self, relay: Relay, chosen: Callable[[int], bool]) -> list[Span]:
-        # What only says where a shard goes on is nothing to a leader that has given it up.
-        return [span for span in relay.spans if chosen(span.shard) and self._serves(span.shard)]
+        # What only says where a shard goes on is nothing to a leader that has given it up, and nothing at all from a
+        # tailer that reads another database: it would be taken at its word that it has told everything.
+        return [
+            span
+            for span in relay.spans
+            if chosen(span.shard) and self._serves(span.shard) and self._database_of(span.shard) == relay.source
+        ]
 
     def _done(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
         """Everything in the relay has been told, and is kept."""
         # Of another topology the tailer may have told another leader what it says here that all have been told.
         if relay.source_unix_ms and request.topology_version == self._topology_version():
             self._publisher.prove(relay.source, relay.source_unix_ms, *relay.reached)
-        wants = self._publisher.wants(lambda shard: self._database_of(shard) == relay.source)
-        wanted = map(span_to_pb, wants)
+        wanted = map(span_to_pb, self._publisher.wants(relay.source))
         reply.send(pb.Answer(relayed=pb.Relayed(wanted=wanted)))
 
     async def _finish(

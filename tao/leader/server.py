@@ -113,7 +113,7 @@ class LeaderServer:
         read_store = MySqlReadStore(databases.local, databases.master, self._read_pools, tables)
         write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._copy_fence = CopyFence(write_store, timeout_seconds=settings.inverses.settle_timeout_seconds)
-        self._publishing = await open_publishing(settings, clock, self._log)
+        self._publishing = await open_publishing(settings, self._database_of, clock, self._log)
         self._publisher = self._publishing.publisher
         ownership = self._ownership = Ownership(
             name,
@@ -142,7 +142,7 @@ class LeaderServer:
             name,
             write_store,
             lambda: ownership.owned,
-            lambda shard: configuration.routes.database_of(shard).name,
+            self._database_of,
             clock,
             settings.heartbeats,
             self._log,
@@ -384,6 +384,9 @@ class LeaderServer:
 
     def _list_limit(self, atype: int) -> int:
         return self._types.list_limit(atype)
+
+    def _database_of(self, shard: int) -> str:
+        return self._configuration.routes.database_of(shard).name
 
     def _spawn(self, name: str) -> partial[object]:
         return partial(self._start_task, name)

@@ -28,12 +28,14 @@ class Position(msgspec.Struct, frozen=True):
 
 class Span(msgspec.Struct, frozen=True):
     """What a tailer tells of a shard: everything committed to it in ``source`` after transaction ``after``, up to
-    ``number``. ``source=""``: no position counts it, and nothing that was told before is continued."""
+    ``number``. ``source=""``: no position counts it, and nothing that was told before is continued. ``more``: others
+    have been told what follows, and it is on its way; until it has come, no proof says anything of the shard."""
 
     shard: int
     source: str
     after: int
     number: int
+    more: bool = False
 
 
 class ShardDelivery(msgspec.Struct, frozen=True):

@@ -14,6 +14,8 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import Final
 
+import msgspec
+
 from tao.tailer.relay_parts import Part, is_proof
 from tao.tailer.settings import DeliverySettings
 
@@ -146,6 +148,7 @@ class Lane:
             if not is_proof(part):
                 void.add(part.shard)
                 part.content = part.shard
+                part.span = msgspec.structs.replace(part.span, more=False)  # what follows is dropped, and void, too
             # There is at most one of each shard: they count for nothing, or they could fill the room they make.
             freed_bytes += part.size_bytes
             part.size_bytes = 0

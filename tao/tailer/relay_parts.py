@@ -172,7 +172,8 @@ def _add_span(spans: list[Span], span: Span) -> None:
     """Spans that follow each other are one."""
     if spans and spans[-1].source == span.source and spans[-1].after <= span.after <= spans[-1].number:
         before = spans[-1]
-        spans[-1] = Span(span.shard, span.source, before.after, max(before.number, span.number))
+        last = span if span.number >= before.number else before
+        spans[-1] = Span(span.shard, span.source, before.after, last.number, last.more)
     else:
         spans.append(span)
 

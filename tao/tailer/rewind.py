@@ -128,7 +128,8 @@ class Rewind:
                     if shard in spans and reached[shard] < number <= spans[shard].number:
                         room_bytes -= size
                         # The last one of a shard reaches to the end of what was asked for.
-                        told.append((_told_again(content), size, Span(shard, source, reached[shard], number - 1)))
+                        span = Span(shard, source, reached[shard], number - 1, more=True)
+                        told.append((_told_again(content), size, span))
                         reached[shard] = number - 1
                 if room_bytes < 0 or transactions > self._settings.max_transactions:
                     raise NotReadAgain(f"it is more than {self._settings.max_transactions} transactions or "

@@ -126,13 +126,13 @@ class Mastership:
         """After each look at a database. ``began``: when it did; what was seen before a deed was done is no reason for
         another one."""
         name = replicas.database.name
+        self._prepared.difference_update(member.name for member in members if member.state is None)
         if began < self._done_at.get(name, began):
             return
         self._sets[name] = replicas
         master = next(member for member in members if member.is_master)
         closed = master.state is not None and master.state.read_only
         self._closed_looks[name] = self._closed_looks.get(name, 0) + 1 if closed else 0
-        self._prepared.difference_update(member.name for member in members if member.state is None)
         if not self.is_active or name in self._doing:
             return
         settings = self._settings

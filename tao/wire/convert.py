@@ -174,12 +174,12 @@ def position_from_pb(position: pb.Position) -> Position:
 
 def span_to_pb(span: Span) -> pb.Span:
     """A piece of a shard's history."""
-    return pb.Span(shard=span.shard, source=span.source, after=span.after, number=span.number)
+    return pb.Span(shard=span.shard, source=span.source, after=span.after, number=span.number, more=span.more)
 
 
 def span_from_pb(span: pb.Span) -> Span:
     """A piece of a shard's history."""
-    return Span(span.shard, span.source, span.after, span.number)
+    return Span(span.shard, span.source, span.after, span.number, span.more)
 
 
 def delivery_to_pb(delivery: Delivery) -> pb.Delivery:

@@ -25,7 +25,8 @@ from tao.tailer.continuity import Continuity
 from tests.rigs.memory_spool import MemorySpool, SpoolDisk
 
 DATABASES = {"db1": (0, 1), "db2": (2,)}
-SHARDS = tuple(shard for shards in DATABASES.values() for shard in shards)
+DATABASE_OF = {shard: database for database, shards in DATABASES.items() for shard in shards}
+SHARDS = tuple(DATABASE_OF)
 LEADERS = ("a", "b")
 SETTINGS = DeliverySettings(
     log_messages_per_shard=4,
@@ -44,7 +45,9 @@ class Leader:
     def __init__(self, disk: SpoolDisk | None) -> None:
         self.timers: list[Callable[[], None]] = []
         self.spool = None if disk is None else MemorySpool(disk)
-        self.publisher = Publisher(SETTINGS, f"run-{next(RUNS)}", self.spool, lambda _, do: self.timers.append(do))
+        self.publisher = Publisher(
+            SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, lambda _, do: self.timers.append(do)
+        )
         self.generations = count(1)
 
     def open(self, shards: Sequence[int]) -> None:
@@ -157,7 +160,7 @@ class ContinuationMachine(RuleBasedStateMachine):
             return
         publisher = self.leaders[self.home[shard]].publisher
         publisher.relayed([messages for messages, _ in parts], [span for _, span in parts], _nothing)
-        self.answer(tailer, publisher.wants(tailer.shards.__contains__))
+        self.answer(tailer, publisher.wants(tailer.database))
 
     def answer(self, tailer: Tailer, wanted: Sequence[Span]) -> None:
         for want in wanted:
@@ -168,7 +171,7 @@ class ContinuationMachine(RuleBasedStateMachine):
                 shard, source, reached = again.shard, again.source, again.after
                 numbers = [n for n in range(again.after + 1, again.number + 1) if shard in tailer.binlog[n - 1]]
                 for number in numbers:
-                    span = Span(shard, source, reached, number)
+                    span = Span(shard, source, reached, number, more=True)
                     self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span)])
                     reached = number
                 last = Span(shard, source, reached, again.number)
@@ -185,7 +188,7 @@ class ContinuationMachine(RuleBasedStateMachine):
         for name in LEADERS:
             publisher = self.leaders[name].publisher
             publisher.prove(tailer.database, number, source, number)
-            self.answer(tailer, publisher.wants(tailer.shards.__contains__))
+            self.answer(tailer, publisher.wants(tailer.database))
 
     def take(self, follower: Follower, name: str) -> None:
         again = follower.take(name, self.committed)

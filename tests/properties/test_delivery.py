@@ -102,7 +102,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def start_leader(self) -> None:
         self.runs += 1
-        self.publisher = Publisher(SETTINGS, f"run-{self.runs}")
+        self.publisher = Publisher(SETTINGS, f"run-{self.runs}", lambda _: "db")
         for shard in range(3):
             self.open(shard)
 

@@ -47,7 +47,7 @@ class SlaveLeader:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
-        publisher = Publisher(DeliverySettings(), "leader-1/1")
+        publisher = Publisher(DeliverySettings(), "leader-1/1", lambda _: "db")
         changes = WriteThrough(self.cache, self.clock, SETTINGS.write_answer_seconds)
         self.hosting = Hosting(self.cache, changes, publisher, SETTINGS, logger("test"))
         configuration = Configuration(make_topology(), SCHEMA, logger("test"))

@@ -146,7 +146,7 @@ class LeaderRig:
         self.configuration = Configuration(topology or make_topology(), SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
-        self.publisher = Publisher(DeliverySettings(), f"{name}-{id(self)}")
+        self.publisher = Publisher(DeliverySettings(), f"{name}-{id(self)}", lambda _: "db")
         settings = ownership or OwnershipSettings(check_seconds=0.001, retry_seconds=0.001)
         log = logger("test")
         self.ownership = Ownership(

@@ -1858,10 +1858,13 @@ class Span(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     shard: _builtins.int
     source: _builtins.str
     after: _builtins.int
     number: _builtins.int
+    more: _builtins.bool
+    """others have been told what follows, and it is on its way"""
     def __init__(
         self,
         *,
@@ -1869,10 +1872,11 @@ class Span(_message.Message):
         source: _builtins.str = ...,
         after: _builtins.int = ...,
         number: _builtins.int = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "number", b"number", "shard", b"shard", "source", b"source"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "more", b"more", "number", b"number", "shard", b"shard", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

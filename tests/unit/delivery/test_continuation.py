@@ -21,7 +21,7 @@ class Leader:
     def __init__(self, disk: SpoolDisk | None = None, run: str = "run-1") -> None:
         self.timers: list[Callable[[], None]] = []
         spool = None if disk is None else MemorySpool(disk)
-        self.publisher = Publisher(SETTINGS, run, spool, lambda _, do: self.timers.append(do))
+        self.publisher = Publisher(SETTINGS, run, lambda _: "db", spool, lambda _, do: self.timers.append(do))
         self.publisher.open_shard(1, 1, 1)
         self.stored = 0
 
@@ -39,10 +39,6 @@ class Leader:
         subscription = self.publisher.subscribe("f", [position], deliveries.append)
         assert not subscription.closed
         return deliveries
-
-
-def of_all(_: int) -> bool:
-    return True
 
 
 def told(deliveries: list[Delivery]) -> list[int]:
@@ -67,8 +63,8 @@ def test_a_leader_that_has_taken_the_shard_over_waits_for_the_tailer_and_goes_on
     leader = Leader()
     deliveries = leader.subscribe(AT_11)
     assert outcomes(deliveries) == []
-    assert leader.publisher.wants(of_all) == [Span(1, H, 11, 11)]
-    assert leader.publisher.wants(of_all) == [], "it is asked once"
+    assert leader.publisher.wants("db") == [Span(1, H, 11, 11)]
+    assert leader.publisher.wants("db") == [], "it is asked once"
     leader.tell(11, 13)
     assert outcomes(deliveries) == ["continued"]
     assert told(deliveries) == [13]
@@ -113,7 +109,7 @@ def test_what_a_leader_without_a_spool_acknowledged_and_took_with_it_is_told_aga
     assert lost, "which its subscriber never got"
     after = Leader(run="run-2")
     deliveries = after.subscribe(Position(1, "run-1/1", 1, H, 11))
-    assert after.publisher.wants(of_all) == [Span(1, H, 11, 11)], "read again, what the tailer had told already"
+    assert after.publisher.wants("db") == [Span(1, H, 11, 11)], "read again, what the tailer had told already"
     after.tell(12, 13)
     assert outcomes(deliveries) == [], "12 is missing"
     if is_told_again:
@@ -135,7 +131,7 @@ def test_a_leader_that_restarts_goes_on_from_its_spool_once_the_tailer_joins_it(
     after = Leader(disk, "run-2")
     deliveries = after.subscribe(Position(1, "run-1/1", 3, H, 13))
     assert outcomes(deliveries) == []
-    assert after.publisher.wants(of_all) == [Span(1, H, 21, 21)]
+    assert after.publisher.wants("db") == [Span(1, H, 21, 21)]
     after.tell(21)
     assert outcomes(deliveries)[0] == "continued"
     assert "reset" not in outcomes(deliveries)

@@ -24,7 +24,7 @@ def batch(shard: int, *versions: int, epoch: int = 1) -> ShardMessages:
 
 
 def leader(*shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1") -> Publisher:
-    publisher = Publisher(settings, incarnation)
+    publisher = Publisher(settings, incarnation, lambda _: "db")
     for shard in shards:
         publisher.open_shard(shard, generation=1, version_epoch=1)
     return publisher

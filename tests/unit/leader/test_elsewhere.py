@@ -95,7 +95,7 @@ class Rig:
         self.configuration = Configuration(topology(shard_1_in=shard_1_in), SCHEMA, logger("test"))
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
         self.changes = WriteThrough(self.cache, self.clock, LATE_ANSWER_SECONDS)
-        self.publisher = Publisher(DeliverySettings(), "leader-east/1")
+        self.publisher = Publisher(DeliverySettings(), "leader-east/1", lambda _: "db")
         self.hosted = {1}
         self.cache.open_shard(1, 1)
         self.publisher.open_shard(1, 1, 1)

@@ -27,7 +27,7 @@ class Rig:
     cache: GraphCache = field(
         default_factory=lambda: GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
     )
-    publisher: Publisher = field(default_factory=lambda: Publisher(DeliverySettings(), "leader-1/1"))
+    publisher: Publisher = field(default_factory=lambda: Publisher(DeliverySettings(), "leader-1/1", lambda _: "db"))
     clock: ManualClock = field(default_factory=ManualClock)
     told: list[Delivery] = field(default_factory=list)
     version: int = 0

@@ -19,7 +19,7 @@ def invalidation(version: int) -> ShardMessages:
 
 
 async def test_a_delivery_that_cannot_be_encoded_ends_the_series_before_a_proof_covers_it() -> None:
-    publisher = Publisher(DeliverySettings(), "run-1")
+    publisher = Publisher(DeliverySettings(), "run-1", lambda _: "db")
     publisher.open_shard(3, generation=1, version_epoch=1)
     answers: list[pb.Answer] = []
     Subscribers(publisher).subscribe(SUBSCRIBE, MemoryReply(answers.append, peer="follower-1"))

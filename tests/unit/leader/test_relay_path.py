@@ -12,7 +12,7 @@ from tao.delivery.settings import DeliverySettings
 from tao.leader.relay_path import RelayPath, RelaySettings
 from tao.leader.touch_path import TouchPath, touched_floor
 from tao.model.changes import ListInvalidation, ObjectChange, ObjectInvalidation, ShardInvalidation, ShardMessages
-from tao.model.delivery import Delivery, Position
+from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import DeadlineExceeded, NotMine, ShardBlocked, TaoError
 from tao.model.graph import encode_object
 from tao.model.relay import Relay, Touch
@@ -27,6 +27,7 @@ from tests.rigs.pacing import ManualClock, Tasks, until
 from tests.rigs.versions import make_version
 
 V1, V2 = make_version(1, 1), make_version(1, 2)
+DATABASES = ["db1", "db2"]
 A, B = make_id(64, 0), make_id(64, 1)
 MESSAGES = ShardMessages(0, 1, (ObjectChange(A, V1, V2, USER, b"new"),))
 
@@ -37,7 +38,7 @@ class Rig:
     def __init__(self, settings: RelaySettings) -> None:
         self.clock = ManualClock()
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
-        self.publisher = Publisher(DeliverySettings(), "leader-1/1")
+        self.publisher = Publisher(DeliverySettings(), "leader-1/1", DATABASES.__getitem__)
         self.story: list[str] = []
         self.told: list[Delivery] = []
         for shard in (0, 1):
@@ -58,7 +59,7 @@ class Rig:
             TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch), 2),
             self.publisher,
             self.cache.version_epoch,
-            ["db1", "db2"].__getitem__,
+            DATABASES.__getitem__,
             lambda: 7,
             self.clock,
             self.tasks,
@@ -300,6 +301,9 @@ async def test_a_tailer_is_asked_of_the_shards_of_its_own_database_alone(make_ri
     for source, shard in (("db1", 0), ("db2", 1)):
         (answer,) = rig.relay(Relay(source=source))
         assert [want.shard for want in answer.relayed.wanted] == [shard]
+    # And what another's says all the same is not believed.
+    rig.relay(Relay(source="db1", spans=(Span(1, "db1@1:0-1", 9, 9),)))
+    assert rig.publisher.figures()["unlinked_shards"] == 2
     rig.publisher.want(1, "db2@1:0-1", 20)
     (answer,) = rig.relay(Relay(source="db1"))
     assert not answer.relayed.wanted

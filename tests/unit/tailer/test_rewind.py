@@ -101,7 +101,7 @@ async def test_a_tailer_that_was_restarted_tells_again_what_a_leader_has_not_hea
     """Its position on disk was ahead of the last proof, up to which a leader knows that a shard has nothing new."""
     rig, source, rewind, task = await rewinding()
     rig.continuity.begin("0-1-20")
-    leader = Publisher(PublishingSettings(), "run-1", None, lambda seconds, do: None)
+    leader = Publisher(PublishingSettings(), "run-1", lambda _: "db", None, lambda seconds, do: None)
     leader.open_shard(1, 1, 1)
     leader.relayed((), [Span(1, H, 17, 17)])
     deliveries: list[Delivery] = []
@@ -111,7 +111,7 @@ async def test_a_tailer_that_was_restarted_tells_again_what_a_leader_has_not_hea
     leader.relayed(news, [span])
     rig.continuity.acknowledged(span)
     assert subscription.waiting == 1, "18 to 20 may have been told to somebody else"
-    rewind.wanted(leader.wants(lambda _: True))
+    rewind.wanted(leader.wants("db"))
     await until(lambda: rewind.shards or rig.leaders.told)
     await rig.path.drained()
     assert source.asked == ["0-1-17"], "where the leader is, which is before the place where reading began"
