@@ -338,7 +338,7 @@ class ContinuationMachine(RuleBasedStateMachine):
 
 
 TestContinuation = ContinuationMachine.TestCase
-TestContinuation.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestContinuation.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
 
 
 def test_whoever_leaves_the_spool_makes_room_for_the_next() -> None:
@@ -368,3 +368,37 @@ def _messages(shard: int, number: int) -> tuple[ObjectInvalidation, ...]:
 
 def _nothing() -> None:
     return
+
+
+def test_how_far_a_message_reaches_is_not_told_before_the_message() -> None:
+    """A leader restarts its stream, because something was told to the other one, and then the message comes. Whoever
+    had the position alone, and lost the connection, would not be told the message again."""
+    machine = ContinuationMachine()
+    machine.all_is_told()
+    machine.shard_moves(shard=0, unnoticed=False, tell=0)
+    machine.commit(shards=[0], quick=False, times=5)
+    machine.shard_moves(shard=0, unnoticed=True, tell=9)
+    machine.leader_crashes_and_restarts(name="a", disk="gone")
+    machine.shard_moves(shard=0, unnoticed=False, tell=0)
+    machine.shard_moves(shard=1, unnoticed=False, tell=0)
+    machine.commit(shards=[1], quick=False, times=1)
+    machine.shard_moves(shard=1, unnoticed=True, tell=4)
+    for _ in range(4):
+        machine.follower_takes(follower=0, name="a", most=1)
+        machine.nobody_claims_what_it_does_not_know()
+    machine.teardown()
+
+
+def test_what_is_proved_while_something_is_told_again_is_not_proved_of_it() -> None:
+    """What the lost leader was told comes again in several relays, after a proof that was for those who had it."""
+    machine = ContinuationMachine()
+    machine.all_is_told()
+    machine.shard_moves(shard=0, unnoticed=False, tell=0)
+    machine.commit(shards=[0], quick=False, times=2)
+    machine.heartbeat(database="db1")
+    machine.leader_crashes_and_restarts(name="b", disk="torn")
+    machine.heartbeat(database="db1")
+    for _ in range(4):
+        machine.follower_takes(follower=0, name="b", most=1)
+        machine.nobody_claims_what_it_does_not_know()
+    machine.teardown()

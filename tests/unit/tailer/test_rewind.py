@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings as PublishingSettings
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.delivery import Delivery, Position, Span
+from tao.model.errors import Unavailable
 from tao.observability.logs import logger
 from tao.planning.row_events import Translated
 from tao.tailer.binlog import BinlogLost, BinlogTransaction
@@ -17,7 +19,7 @@ from tao.tailer.rewind import Rewind
 from tao.tailer.settings import DeliverySettings, RewindSettings
 from tests.rigs.leader_rig import make_id
 from tests.rigs.pacing import until
-from tests.unit.tailer.test_delivery_path import Rig
+from tests.unit.tailer.test_delivery_path import QUICK, Rig
 
 H = "db@1:0-1"
 
@@ -58,9 +60,11 @@ def meaning_of(transaction: BinlogTransaction) -> Translated:
 USUAL = RewindSettings()
 
 
-async def rewinding(settings: RewindSettings = USUAL) -> tuple[Rig, Source, Rewind, asyncio.Task[None]]:
+async def rewinding(
+    settings: RewindSettings = USUAL, telling: DeliverySettings = QUICK
+) -> tuple[Rig, Source, Rewind, asyncio.Task[None]]:
     """Everything up to 20 was told and acknowledged."""
-    rig, source = Rig(), Source()
+    rig, source = Rig(telling), Source()
     rig.continuity.begin("0-1-0")
     for number in range(1, 21):
         await rig.path.submit(f"0-1-{number}", meaning_of(BinlogTransaction(gtid=f"0-1-{number}")))
@@ -94,6 +98,29 @@ async def test_what_followed_a_position_is_told_again_to_the_leader_of_now_and_n
     spans = [span for _, relay in rig.leaders.told for span in relay.spans]
     assert spans[0].after == 15
     assert spans[-1].number == 19, "that is the newest of the shard"
+    assert not spans[-1].more
+    task.cancel()
+
+
+async def test_of_several_relays_with_what_is_told_again_all_but_the_last_say_that_there_is_more() -> None:
+    rig, _, rewind, task = await rewinding(telling=dataclasses.replace(QUICK, relay_parts=1))
+    rewind.wanted([Span(1, H, 15, 15)])
+    await until(lambda: rewind.shards)
+    await rig.path.drained()
+    spans = [span for _, relay in rig.leaders.told for span in relay.spans]
+    assert spans == [Span(1, H, 15, 16, more=True), Span(1, H, 16, 18, more=True), Span(1, H, 18, 19)]
+    task.cancel()
+
+
+async def test_what_is_told_again_and_becomes_void_for_room_leaves_nothing_to_be_waited_for() -> None:
+    rig, _, rewind, task = await rewinding()
+    rig.leaders.failures["leader-2"] = lambda _: Unavailable("away")
+    rewind.wanted([Span(1, H, 15, 15)])
+    await until(lambda: rewind.shards and rig.path.repeated)
+    lane = rig.path._lanes["leader-2"]
+    assert any(part.span.more for part in lane.parts)
+    lane.collapse()
+    assert [(part.content, part.span.more) for part in lane.parts] == [(1, False)]
     task.cancel()
 
 
