@@ -34,12 +34,14 @@ _MAX_WANTS = 4_096
 
 class _Unknown:
     """What a database's tailer is to say of its shards: where those go on that are ``unlinked``, of which it has been
-    ``asked`` of some since it proved time last; and what is ``wanted`` again, from where, by shard and source."""
+    ``asked`` of some since it proved time last; and what is ``wanted`` again, from where, by shard and source. Of those
+    that are ``unheard`` something may have been told to others, and has not come yet."""
 
-    __slots__ = ("asked", "unlinked", "wanted")
+    __slots__ = ("asked", "unheard", "unlinked", "wanted")
 
     def __init__(self) -> None:
         self.unlinked: dict[int, None] = {}
+        self.unheard: set[int] = set()
         self.asked: set[int] = set()
         self.wanted: dict[int, dict[str, int]] = {}
 
@@ -75,6 +77,7 @@ class Publisher:
         self._followed: dict[int, dict[Subscription, None]] = {}
         self._before: dict[str, int] = {"resets": 0, "continued": 0}  # by subscriptions that are closed
         self._proven: dict[str, int] = {}
+        self._told_proofs: tuple[tuple[str, int], ...] = ()
         self._proofs = 0
         self.on_published: Callable[[ShardMessages], None] = lambda _: None
         """Told of all that is published, cheaply."""
@@ -97,7 +100,7 @@ class Publisher:
         coverage = self._coverages.setdefault(shard, Coverage())
         name = f"{self._incarnation}/{generation}"
         self._streams[shard] = Stream(shard, name, generation, version_epoch, coverage)
-        self._unknown_with(shard).unlinked[shard] = None
+        self._lose_sight(shard)
         self._wake(shard)
 
     def close_shard(self, shard: int) -> None:
@@ -113,12 +116,18 @@ class Publisher:
         self._log.drop(stream)
         unknown = self._unknown_with(shard)
         unknown.unlinked.pop(shard, None)
+        unknown.unheard.discard(shard)
         unknown.asked.discard(shard)
         unknown.wanted.pop(shard, None)
         self._unlink(shard)
 
     def _unknown_with(self, shard: int) -> _Unknown:
         return self._unknown[self._database_of(shard)]
+
+    def _lose_sight(self, shard: int) -> None:
+        unknown = self._unknown_with(shard)
+        unknown.unlinked[shard] = None
+        unknown.unheard.add(shard)
 
     def _unlink(self, shard: int) -> None:
         coverage = self._coverages[shard]
@@ -162,6 +171,17 @@ class Publisher:
         for shard in (*woken, *(shard for shard in marks if self._anyone_waits_for(shard))):
             if shard not in heard:
                 self._wake(shard)
+        if spans:
+            self._tell_proofs()
+
+    def _tell_proofs(self) -> None:
+        """To all, once what was proved is known to be true of every shard."""
+        told = tuple(self.proven.items())
+        if told != self._told_proofs:
+            self._told_proofs = told
+            self._proofs += 1
+            for subscription in tuple(self._subscriptions.values()):
+                subscription.pump()
 
     def _anyone_waits_for(self, shard: int) -> bool:
         return any(subscription.waits_for(shard) for subscription in self._followed.get(shard, ()))
@@ -169,7 +189,7 @@ class Publisher:
     def _take(self, span: Span) -> bool:
         """Returns whether the shard's coverage counts."""
         shard = span.shard
-        stream, coverage = self._streams[shard], self._coverages[shard]
+        stream, coverage, unknown = self._streams[shard], self._coverages[shard], self._unknown_with(shard)
         before = coverage.head
         if coverage.take(span):
             kept_after = before
@@ -179,11 +199,15 @@ class Publisher:
                 self._restart(stream)
             else:
                 stream.counted_after = stream.last
+        if coverage.owing:
+            unknown.unheard.add(shard)
+        else:
+            unknown.unheard.discard(shard)
         if not coverage.linked:
-            self._unknown_with(shard).unlinked[shard] = None
+            unknown.unlinked[shard] = None
             return False
         self._streams[shard].relied = True
-        self._unknown_with(shard).unlinked.pop(shard, None)
+        unknown.unlinked.pop(shard, None)
         if self._spool is not None and coverage.spool_after is None:
             coverage.spool_after = kept_after
             self._spooled.add(shard)
@@ -280,9 +304,7 @@ class Publisher:
                 self._spool.prove(source, number)
         if unix_ms > self._proven.get(database, 0):
             self._proven[database] = unix_ms
-            self._proofs += 1
-            for subscription in tuple(self._subscriptions.values()):
-                subscription.pump()
+            self._tell_proofs()
 
     def forget_proofs(self) -> None:
         """The topology has changed. What was proved of the shards so far says nothing of those that come: wait for
@@ -294,15 +316,16 @@ class Publisher:
         for unknown in self._unknown.values():
             unknown.asked.clear()
         for shard, stream in self._streams.items():
-            self._unknown_with(shard).unlinked[shard] = None
+            self._lose_sight(shard)
             self._unlink(shard)
             # Also one that was never linked: who follows it may miss what another leader was told since it was opened.
             stream.relied = stream.relied or shard in self._followed
 
     @property
     def proven(self) -> Mapping[str, int]:
-        """Database → Unix milliseconds, as `prove` was told."""
-        return self._proven
+        """Database → Unix milliseconds, as `prove` was told; not of a database with a shard of which something may have
+        been told to others meanwhile."""
+        return {name: unix_ms for name, unix_ms in self._proven.items() if not self._unknown[name].unheard}
 
     def figures(self) -> dict[str, float]:
         """Depths for metrics, named with their units."""
@@ -337,7 +360,8 @@ class Publisher:
     @property
     def reached(self) -> tuple[tuple[str, int], ...]:
         """``(source, transaction)``, as `prove` was told; not of a database with a shard of which that is not known."""
-        return tuple([place for database, place in self._reached.items() if not self._unknown[database].unlinked])
+        known = [database for database, unknown in self._unknown.items() if not (unknown.unlinked or unknown.unheard)]
+        return tuple([self._reached[database] for database in known if database in self._reached])
 
     @property
     def spool(self) -> Spool | None:

@@ -40,12 +40,14 @@ class Continuity:
         self._version_epoch: Final = version_epoch
         self._begun: dict[str, int] = {}
         self._latest = ("", 0)
+        self._broken_after: dict[int, tuple[str, int]] = {}
         self._shards: Final[dict[int, _Shard]] = {}
 
     def begin(self, position: str) -> None:
         """Reading begins there, all before it is acknowledged, and all after it is told from now on."""
         self._begun = dict(filter(None, map(self.place_of, position.split(","))))
         self._shards.clear()
+        self._broken_after.clear()
 
     def place_of(self, gtid: str) -> tuple[str, int] | None:
         """``(source, number)``, or None for what no history counts."""
@@ -97,6 +99,7 @@ class Continuity:
 
     def _broken(self, shard: int) -> Span:
         self._shards[shard] = _Shard("", 0, 0, 0)
+        self._broken_after[shard] = self._latest
         return Span(shard, "", 0, 0)
 
     def acknowledged(self, span: Span) -> None:
@@ -119,10 +122,16 @@ class Continuity:
             if begun is not None and source == wanted.source and wanted.number < begun:
                 return None, Span(shard, source, wanted.number, begun)
             return (None if begun is None else Span(shard, source, begun, begun)), None
+        if not known.source:
+            source, number = self._latest
+            if not source or self._latest == self._broken_after[shard]:
+                return None, None
+            # What no position counts lies before the newest heartbeat, and its part is told before what is said here.
+            known = self._shards[shard] = _Shard(source, number, number, number)
         told = known.acknowledged
         if known.source == wanted.source and known.since <= wanted.number < told:
             return None, Span(shard, wanted.source, wanted.number, told)
-        if not known.source or known.queued > told:
+        if known.queued > told:
             return None, None
         return Span(shard, known.source, told, told), None
 

@@ -84,6 +84,10 @@ class Follower:
             for message in messages.messages:
                 assert isinstance(message, ObjectInvalidation)
                 self.known[messages.shard].add(message.version)
+        for database, until in delivery.proven:  # times are numbers of transactions here
+            for shard in DATABASES[database]:
+                if self.confirmed.get(shard) == leader:
+                    assert {number for number in committed(shard) if number <= until} <= self.known[shard]
         self.inbox.prove(delivery.reached, [shard for shard, teller in self.confirmed.items() if teller == leader])
         self.subscriptions[leader].acknowledge(delivery.number)
         return [*received.gaps, *received.refused]

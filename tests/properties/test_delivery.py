@@ -14,7 +14,7 @@ from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.delivery.subscription import Subscription
 from tao.model.changes import ObjectInvalidation, ShardMessages
-from tao.model.delivery import Delivery
+from tao.model.delivery import Delivery, Span
 
 SHARDS = st.integers(0, 2)
 FOLLOWERS = st.sampled_from(["a", "b"])
@@ -109,6 +109,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def open(self, shard: int) -> None:
         self.bases[shard, f"run-{self.runs}/{self.generation}"] = len(self.published[shard])
         self.publisher.open_shard(shard, self.generation, 1)
+        self.publisher.relayed((), [Span(shard, "", 0, 0)])
 
     @rule(shards=st.lists(SHARDS, min_size=1, max_size=6))
     def publish(self, shards: list[int]) -> None:

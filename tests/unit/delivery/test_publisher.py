@@ -9,7 +9,7 @@ import pytest
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import Message, ObjectInvalidation, ShardMessages
-from tao.model.delivery import Delivery, Position
+from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import InternalError, Overloaded, ProtocolError
 
 SETTINGS = DeliverySettings(log_messages_per_shard=8, max_delivery_messages=4)
@@ -24,7 +24,7 @@ def batch(shard: int, *versions: int, epoch: int = 1) -> ShardMessages:
 
 
 def leader(*shards: int, settings: DeliverySettings = SETTINGS, incarnation: str = "run-1") -> Publisher:
-    publisher = Publisher(settings, incarnation, lambda _: "db")
+    publisher = Publisher(settings, incarnation, lambda _: "db-1")
     for shard in shards:
         publisher.open_shard(shard, generation=1, version_epoch=1)
     return publisher
@@ -249,8 +249,14 @@ def test_subscribers_are_bounded() -> None:
         publisher.subscribe("g", [], lambda _: None)
 
 
+def linked(publisher: Publisher) -> Publisher:
+    """The tailer has said where shard 1 goes on."""
+    publisher.relayed((), [Span(1, "db-1@1:0-1", 1, 1)])
+    return publisher
+
+
 def test_a_proven_time_is_told_once_and_to_those_who_subscribe_later() -> None:
-    publisher = leader(1)
+    publisher = linked(leader(1))
     early: list[Delivery] = []
     publisher.subscribe("f", [Position(1)], early.append)
     publisher.prove("db-1", 5_000)
@@ -263,7 +269,7 @@ def test_a_proven_time_is_told_once_and_to_those_who_subscribe_later() -> None:
 
 
 def test_a_proven_time_waits_for_every_message_that_is_owed() -> None:
-    publisher = leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=200))
+    publisher = linked(leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=200)))
     deliveries: list[Delivery] = []
     subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
     publisher.publish(batch(1, 1))
@@ -276,11 +282,13 @@ def test_a_proven_time_waits_for_every_message_that_is_owed() -> None:
 
 
 def test_what_was_proved_before_the_shards_changed_is_not_told_of_those_that_came() -> None:
-    publisher = leader(1)
+    publisher = linked(leader(1))
     publisher.prove("db-1", 5_000)
     publisher.forget_proofs()
     deliveries: list[Delivery] = []
     publisher.subscribe("f", [Position(1)], deliveries.append)
     assert [delivery.proven for delivery in deliveries] == [()]
     publisher.prove("db-1", 4_500)
+    assert not deliveries[-1].proven, "another leader may have been told something in between"
+    linked(publisher)
     assert deliveries[-1].proven == (("db-1", 4_500),)

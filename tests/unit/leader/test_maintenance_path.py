@@ -6,6 +6,7 @@ from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
 from tao.leader.maintenance_path import Subscribers
 from tao.model.changes import ObjectInvalidation, ShardMessages
+from tao.model.delivery import Span
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import make_id
 from tests.rigs.links_rig import MemoryReply
@@ -21,6 +22,7 @@ def invalidation(version: int) -> ShardMessages:
 async def test_a_delivery_that_cannot_be_encoded_ends_the_series_before_a_proof_covers_it() -> None:
     publisher = Publisher(DeliverySettings(), "run-1", lambda _: "db")
     publisher.open_shard(3, generation=1, version_epoch=1)
+    publisher.relayed((), [Span(3, "db@1:0-1", 1, 1)])
     answers: list[pb.Answer] = []
     Subscribers(publisher).subscribe(SUBSCRIBE, MemoryReply(answers.append, peer="follower-1"))
     publisher.publish(invalidation(7))

@@ -44,6 +44,16 @@ def test_what_no_position_counts_continues_nothing_and_is_continued_by_nothing()
     assert continuity.spans_of("0-1-105", [1]) == [Span(1, H, 104, 105)]
 
 
+def test_where_a_shard_goes_on_that_no_position_counts_is_known_from_the_next_heartbeat_on() -> None:
+    continuity = begun()
+    continuity.proven("0-1-101")
+    continuity.spans_of("", [1])
+    assert continuity.answer(Span(1, H, 100, 100)) == (None, None)
+    continuity.proven("0-1-104")
+    assert continuity.answer(Span(1, H, 100, 100)) == (Span(1, H, 104, 104), None)
+    assert continuity.spans_of("0-1-105", [1]) == [Span(1, H, 104, 105)]
+
+
 def test_a_shard_of_which_nobody_was_told_since_goes_on_without_reading() -> None:
     continuity = begun()
     assert continuity.answer(Span(1, H, 100, 100)) == (Span(1, H, 100, 100), None)
