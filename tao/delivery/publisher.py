@@ -12,14 +12,13 @@ binlog, it is spooled, and a subscriber that knows how far it has been told goes
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 
 from tao.delivery.coverage import Coverage
 from tao.delivery.message_log import MessageLog, Stream
 from tao.delivery.settings import DeliverySettings
 from tao.delivery.subscription import Subscription
+from tao.delivery.unknowns import Unknowns
 from tao.model.changes import ShardMessages
 from tao.model.delivery import Delivery, Position, Span, SpoolMark, SpoolRow
 from tao.model.errors import InternalError, Overloaded
@@ -27,23 +26,6 @@ from tao.model.ports import Spool
 
 Later = Callable[[float, Callable[[], None]], object]
 """Does something after so many seconds."""
-
-_MAX_WANTS = 4_096
-"""Shards in one answer to a tailer; the next one has the others."""
-
-
-class _Unknown:
-    """What a database's tailer is to say of its shards: where those go on that are ``unlinked``, of which it has been
-    ``asked`` of some since it proved time last; and what is ``wanted`` again, from where, by shard and source. Of those
-    that are ``unheard`` something may have been told to others, and has not come yet."""
-
-    __slots__ = ("asked", "unheard", "unlinked", "wanted")
-
-    def __init__(self) -> None:
-        self.unlinked: dict[int, None] = {}
-        self.unheard: set[int] = set()
-        self.asked: set[int] = set()
-        self.wanted: dict[int, dict[str, int]] = {}
 
 
 class Publisher:
@@ -62,14 +44,14 @@ class Publisher:
         ``spool`` nothing is kept but in memory; without ``later`` no subscriber waits for a tailer."""
         self._settings = settings
         self._incarnation = incarnation
-        self._database_of = database_of
+        self.database_of = database_of
         self._spool = spool
         self._later = later
         self._log = MessageLog(settings)
         self._streams: dict[int, Stream] = {}
         self._coverages: dict[int, Coverage] = {}
         self._spooled: set[int] = set()  # shards of which the spool has what follows some position
-        self._unknown: defaultdict[str, _Unknown] = defaultdict(_Unknown)  # by database, of the open ones
+        self._unknowns = Unknowns(database_of)
         self._reached: dict[str, tuple[str, int]] = {}  # by database
         self._restarts = 0
         self._subscriptions: dict[str, Subscription] = {}
@@ -100,7 +82,7 @@ class Publisher:
         coverage = self._coverages.setdefault(shard, Coverage())
         name = f"{self._incarnation}/{generation}"
         self._streams[shard] = Stream(shard, name, generation, version_epoch, coverage)
-        self._lose_sight(shard)
+        self._unknowns.lose_sight(shard)
         self._wake(shard)
 
     def close_shard(self, shard: int) -> None:
@@ -114,20 +96,8 @@ class Publisher:
         shard = stream.shard
         del self._streams[shard]
         self._log.drop(stream)
-        unknown = self._unknown_with(shard)
-        unknown.unlinked.pop(shard, None)
-        unknown.unheard.discard(shard)
-        unknown.asked.discard(shard)
-        unknown.wanted.pop(shard, None)
+        self._unknowns.forget(shard)
         self._unlink(shard)
-
-    def _unknown_with(self, shard: int) -> _Unknown:
-        return self._unknown[self._database_of(shard)]
-
-    def _lose_sight(self, shard: int) -> None:
-        unknown = self._unknown_with(shard)
-        unknown.unlinked[shard] = None
-        unknown.unheard.add(shard)
 
     def _unlink(self, shard: int) -> None:
         coverage = self._coverages[shard]
@@ -148,7 +118,7 @@ class Publisher:
         or cannot be. Raises as `publish_all`, with nothing published."""
         for shard in (*(batch.shard for batch in batches), *(span.shard for span in spans)):
             self._require(shard)
-        woken = [span.shard for span in spans if span.shard in self._unknown_with(span.shard).unlinked]
+        woken = [span.shard for span in spans if self._unknowns.is_unlinked(span.shard)]
         streams = {span.shard: self._streams[span.shard] for span in spans}
         marks = [span.shard for span in spans if self._take(span)]
         # Spooled first: whoever is woken may be sent through the spool at once, for these as well.
@@ -189,7 +159,7 @@ class Publisher:
     def _take(self, span: Span) -> bool:
         """Returns whether the shard's coverage counts."""
         shard = span.shard
-        stream, coverage, unknown = self._streams[shard], self._coverages[shard], self._unknown_with(shard)
+        stream, coverage = self._streams[shard], self._coverages[shard]
         before = coverage.head
         if coverage.take(span):
             kept_after = before
@@ -199,15 +169,10 @@ class Publisher:
                 self._restart(stream)
             else:
                 stream.counted_after = stream.last
-        if coverage.owing:
-            unknown.unheard.add(shard)
-        else:
-            unknown.unheard.discard(shard)
+        self._unknowns.heard(shard, coverage)
         if not coverage.linked:
-            unknown.unlinked[shard] = None
             return False
         self._streams[shard].relied = True
-        unknown.unlinked.pop(shard, None)
         if self._spool is not None and coverage.spool_after is None:
             coverage.spool_after = kept_after
             self._spooled.add(shard)
@@ -226,24 +191,13 @@ class Publisher:
     def wants(self, database: str) -> list[Span]:
         """For the tailer of the database: of these shards it shall say where it goes on, and tell again what came after
         ``number`` (``after`` is the same). Each is said once until it proves time again."""
-        unknown = self._unknown[database]
-        asked: dict[tuple[int, str], int] = {}
-        for shard in islice([shard for shard in unknown.unlinked if shard not in unknown.asked], _MAX_WANTS):
-            unknown.asked.add(shard)
-            if shard not in unknown.wanted:  # the answer to a subscriber's want says it, too
-                coverage = self._coverages[shard]
-                asked[shard, coverage.source] = coverage.head
-        for shard in tuple(islice(unknown.wanted, _MAX_WANTS)):
-            for source, number in unknown.wanted.pop(shard).items():
-                asked[shard, source] = number
-        return [Span(shard, source, number, number) for (shard, source), number in asked.items()]
+        return self._unknowns.wants(database, self._coverages)
 
     def want(self, shard: int, source: str, reached: int) -> None:
         """A subscriber that was told up to there waits for what follows."""
         coverage = self._coverages[shard]
         number = max(reached, coverage.head) if coverage.source == source and coverage.has_after(reached) else reached
-        wanted = self._unknown_with(shard).wanted.setdefault(shard, {})
-        wanted[source] = min(number, wanted.get(source, number))
+        self._unknowns.want(shard, source, number)
 
     def publish(self, messages: ShardMessages) -> None:
         """Number the messages and wake the shard's subscribers. Raises as `publish_all`."""
@@ -295,7 +249,7 @@ class Publisher:
         """Every commit to the database up to then, and up to that transaction of ``source``, has been published, as far
         as this leader's shards go: subscribers learn it behind what they are owed. A time that is older than one proved
         before says nothing."""
-        self._unknown[database].asked.clear()
+        self._unknowns.ask_again(database)
         if source and (source, number) != self._reached.get(database):
             self._reached[database] = source, number
             for coverage in [stream.coverage for stream in self._streams.values()]:
@@ -313,10 +267,9 @@ class Publisher:
         self._proven.clear()
         self._reached.clear()
         self._proofs += 1
-        for unknown in self._unknown.values():
-            unknown.asked.clear()
+        self._unknowns.ask_all_again()
         for shard, stream in self._streams.items():
-            self._lose_sight(shard)
+            self._unknowns.lose_sight(shard)
             self._unlink(shard)
             # Also one that was never linked: who follows it may miss what another leader was told since it was opened.
             stream.relied = stream.relied or shard in self._followed
@@ -325,7 +278,7 @@ class Publisher:
     def proven(self) -> Mapping[str, int]:
         """Database → Unix milliseconds, as `prove` was told; not of a database with a shard of which something may have
         been told to others meanwhile."""
-        return {name: unix_ms for name, unix_ms in self._proven.items() if not self._unknown[name].unheard}
+        return {name: unix_ms for name, unix_ms in self._proven.items() if self._unknowns.has_times(name)}
 
     def figures(self) -> dict[str, float]:
         """Depths for metrics, named with their units."""
@@ -340,7 +293,7 @@ class Publisher:
             "owed_shards": sum(subscription.owed for subscription in live),
             "unacknowledged_bytes": sum(subscription.unacknowledged_bytes for subscription in live),
             "waiting_shards": sum(subscription.waiting for subscription in live),
-            "unlinked_shards": sum(len(unknown.unlinked) for unknown in self._unknown.values()),
+            "unlinked_shards": self._unknowns.unlinked,
             "restarted_streams_total": self._restarts,
             "resets_total": self._before["resets"] + sum(subscription.resets for subscription in live),
             "continued_total": self._before["continued"] + sum(subscription.continued for subscription in live),
@@ -360,8 +313,7 @@ class Publisher:
     @property
     def reached(self) -> tuple[tuple[str, int], ...]:
         """``(source, transaction)``, as `prove` was told; not of a database with a shard of which that is not known."""
-        known = [database for database, unknown in self._unknown.items() if not (unknown.unlinked or unknown.unheard)]
-        return tuple([self._reached[database] for database in known if database in self._reached])
+        return tuple([place for name, place in self._reached.items() if self._unknowns.has_positions(name)])
 
     @property
     def spool(self) -> Spool | None:

@@ -62,14 +62,13 @@ class RelayPath:
         touches: TouchPath,
         publisher: Publisher,
         version_epoch: Callable[[int], int],
-        database_of: Callable[[int], str],
         topology_version: Callable[[], int],
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: RelaySettings,
     ) -> None:
         """``serves``: whether the shard is this leader's, owned or hosted; ``hosts``: whether its owner is in another
-        region; ``database_of``: by name. ``apply`` to its cache, ``because`` of its witness."""
+        region. ``apply`` to its cache, ``because`` of its witness."""
         self._serves: Final = serves
         self._hosts: Final = hosts
         self._apply: Final = apply
@@ -77,7 +76,6 @@ class RelayPath:
         self.touches: Final = touches
         self._publisher: Final = publisher
         self._version_epoch: Final = version_epoch
-        self._database_of: Final = database_of
         self._topology_version: Final = topology_version
         self._clock: Final = clock
         self._spawn: Final = spawn
@@ -122,7 +120,9 @@ class RelayPath:
         return [
             span
             for span in relay.spans
-            if chosen(span.shard) and self._serves(span.shard) and self._database_of(span.shard) == relay.source
+            if chosen(span.shard)
+            and self._serves(span.shard)
+            and self._publisher.database_of(span.shard) == relay.source
         ]
 
     def _done(self, relay: Relay, request: pb.Request, reply: Reply) -> None:

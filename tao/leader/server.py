@@ -113,7 +113,9 @@ class LeaderServer:
         read_store = MySqlReadStore(databases.local, databases.master, self._read_pools, tables)
         write_store = MySqlWriteStore(databases.master, self._write_pools, tables)
         self._copy_fence = CopyFence(write_store, timeout_seconds=settings.inverses.settle_timeout_seconds)
-        self._publishing = await open_publishing(settings, self._database_of, clock, self._log)
+        self._publishing = await open_publishing(
+            settings, lambda shard: configuration.routes.database_of(shard).name, clock, self._log
+        )
         self._publisher = self._publishing.publisher
         ownership = self._ownership = Ownership(
             name,
@@ -142,7 +144,7 @@ class LeaderServer:
             name,
             write_store,
             lambda: ownership.owned,
-            self._database_of,
+            self._publisher.database_of,
             clock,
             settings.heartbeats,
             self._log,
@@ -198,7 +200,6 @@ class LeaderServer:
             self._touches,
             self._publisher,
             cache.version_epoch,
-            lambda shard: configuration.routes.database_of(shard).name,
             lambda: configuration.routes.version,
             clock,
             self._spawn("touch"),
@@ -384,9 +385,6 @@ class LeaderServer:
 
     def _list_limit(self, atype: int) -> int:
         return self._types.list_limit(atype)
-
-    def _database_of(self, shard: int) -> str:
-        return self._configuration.routes.database_of(shard).name
 
     def _spawn(self, name: str) -> partial[object]:
         return partial(self._start_task, name)

@@ -219,7 +219,6 @@ class LeaderRig:
             self.touches,
             self.publisher,
             self.cache.version_epoch,
-            lambda _: "db",
             lambda: 1,
             self.clock,
             self.tasks,

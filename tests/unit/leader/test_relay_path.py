@@ -59,7 +59,6 @@ class Rig:
             TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch), 2),
             self.publisher,
             self.cache.version_epoch,
-            DATABASES.__getitem__,
             lambda: 7,
             self.clock,
             self.tasks,

@@ -1,0 +1,345 @@
+"""A model of delivery, for `tests.properties.test_continuation`: two databases, each with a binlog of numbered commits
+and a tailer that tells them to the shard's leader of the moment (with the real `Continuity`), two leaders with real
+publishers and a spool that loses what was not synced, and subscribers with real inboxes."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tao.delivery.inbox import Inbox
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
+from tao.delivery.subscription import Subscription
+from tao.model.changes import ObjectInvalidation, ShardMessages
+from tao.model.delivery import Delivery, Span
+from tao.tailer.continuity import Continuity
+from tests.rigs.memory_spool import MemorySpool, SpoolDisk
+
+DATABASES = {"db1": (0, 1), "db2": (2,)}
+DATABASE_OF = {shard: database for database, shards in DATABASES.items() for shard in shards}
+SHARDS = tuple(DATABASE_OF)
+LEADERS = ("a", "b")
+SETTINGS = DeliverySettings(
+    log_messages_per_shard=4,
+    log_bytes_total=240 * 8,
+    window_unacknowledged_bytes=2_500,
+    max_delivery_messages=3,
+    max_delivery_bytes=700,
+    catching_up_shards=1,
+)
+RUNS = count(1)
+
+
+class Leader:
+    """One run of a leader."""
+
+    def __init__(self, disk: SpoolDisk | None) -> None:
+        self.timers: list[Callable[[], None]] = []
+        self.spool = None if disk is None else MemorySpool(disk)
+        self.publisher = Publisher(
+            SETTINGS, f"run-{next(RUNS)}", DATABASE_OF.__getitem__, self.spool, lambda _, do: self.timers.append(do)
+        )
+        self.generations = count(1)
+
+    def open(self, shards: Sequence[int]) -> None:
+        for shard in shards:
+            self.publisher.open_shard(shard, next(self.generations), 1)
+
+    def fire_timers(self) -> None:
+        timers, self.timers = self.timers, []
+        for do in timers:
+            do()
+
+
+class Follower:
+    """``known``: by shard, the transactions that it was told, and those that it saw when it began anew."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.wires: dict[str, deque[Delivery]] = {name: deque() for name in LEADERS}
+        self.subscriptions: dict[str, Subscription] = {}
+        self.confirmed: dict[int, str] = {}
+        self.known: dict[int, set[int]] = {shard: set() for shard in SHARDS}
+
+    def take(self, leader: str, committed: Callable[[int], set[int]]) -> list[int]:
+        """Returns what has to be asked for again. ``committed``: what a shard that is filled anew knows."""
+        delivery = self.wires[leader].popleft()
+        received = self.inbox.receive(delivery)
+        for shard in received.resets:
+            self.known[shard] = committed(shard)
+        for shard in received.confirmed:
+            self.confirmed[shard] = leader
+        for shard in (*received.gaps, *received.refused):
+            self.confirmed.pop(shard, None)
+        for messages in received.messages:
+            for message in messages.messages:
+                assert isinstance(message, ObjectInvalidation)
+                self.known[messages.shard].add(message.version)
+        for database, until in delivery.proven:  # times are numbers of transactions here
+            for shard in DATABASES[database]:
+                if self.confirmed.get(shard) == leader:
+                    assert {number for number in committed(shard) if number <= until} <= self.known[shard]
+        self.inbox.prove(delivery.reached, [shard for shard, teller in self.confirmed.items() if teller == leader])
+        self.subscriptions[leader].acknowledge(delivery.number)
+        return [*received.gaps, *received.refused]
+
+
+class Tailer:
+    """One database's, with its binlog."""
+
+    def __init__(self, database: str) -> None:
+        self.database = database
+        self.shards = DATABASES[database]
+        self.binlog: list[tuple[int, ...]] = []  # by number - 1: shards that the transaction changed
+        self.continuity = Continuity(database, lambda: 1, self.shards.__contains__)
+        self.continuity.begin("0-1-0")
+        self.read = 0
+        self.queued: dict[int, deque[tuple[int, Span]]] = {shard: deque() for shard in self.shards}
+
+    def read_on(self) -> None:
+        while self.read < len(self.binlog):
+            self.read += 1
+            shards = self.binlog[self.read - 1]
+            for shard, span in zip(shards, self.continuity.spans_of(f"0-1-{self.read}", shards), strict=True):
+                self.queued[shard].append((self.read, span))
+
+    def restart(self) -> None:
+        """From what is acknowledged of all shards."""
+        first = min([queue[0][0] for queue in self.queued.values() if queue], default=self.read + 1)
+        self.read = first - 1
+        for queue in self.queued.values():
+            queue.clear()
+        self.continuity.begin(f"0-1-{self.read}")
+
+
+class ContinuationMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tailers = {name: Tailer(name) for name in DATABASES}
+        self.tailer_of = {shard: tailer for tailer in self.tailers.values() for shard in tailer.shards}
+        self.disks = {"a": SpoolDisk(), "b": SpoolDisk()}
+        self.home = dict.fromkeys(SHARDS, "a")
+        self.leaders: dict[str, Leader] = {}
+        self.followers = [Follower(), Follower()]
+        for name in LEADERS:
+            self.start(name)
+        for follower in self.followers:
+            self.connect(follower)
+
+    # ---- the world --------------------------------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        self.leaders[name] = Leader(self.disks[name])
+        self.leaders[name].open([shard for shard in SHARDS if self.home[shard] == name])
+
+    def connect(self, follower: Follower) -> None:
+        follower.confirmed.clear()
+        for name in LEADERS:
+            wire = follower.wires[name] = deque()
+            shards = [shard for shard in SHARDS if self.home[shard] == name]
+            positions = follower.inbox.positions_for(shards)
+            subscriber = str(self.followers.index(follower))
+            follower.subscriptions[name] = self.leaders[name].publisher.subscribe(subscriber, positions, wire.append)
+
+    def tell(self, shard: int, most: int) -> None:
+        """One relay of a shard."""
+        tailer = self.tailer_of[shard]
+        queue = tailer.queued[shard]
+        parts = [queue[at] for at in range(min(most, len(queue)))]
+        self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span) for number, span in parts])
+        for _ in parts:
+            tailer.continuity.acknowledged(queue.popleft()[1])
+
+    def relay(self, tailer: Tailer, shard: int, parts: Sequence[tuple[ShardMessages, Span]]) -> None:
+        if not parts:
+            return
+        publisher = self.leaders[self.home[shard]].publisher
+        publisher.relayed([messages for messages, _ in parts], [span for _, span in parts], _nothing)
+        self.answer(tailer, publisher.wants(tailer.database))
+
+    def answer(self, tailer: Tailer, wanted: Sequence[Span]) -> None:
+        for want in wanted:
+            link, again = tailer.continuity.answer(want)
+            if link is not None:
+                self.relay(tailer, link.shard, [(ShardMessages(link.shard, 1, ()), link)])
+            if again is not None:
+                shard, source, reached = again.shard, again.source, again.after
+                numbers = [n for n in range(again.after + 1, again.number + 1) if shard in tailer.binlog[n - 1]]
+                for number in numbers:
+                    span = Span(shard, source, reached, number, more=True)
+                    self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span)])
+                    reached = number
+                last = Span(shard, source, reached, again.number)
+                self.relay(tailer, shard, [(ShardMessages(shard, 1, ()), last)])
+
+    def prove(self, tailer: Tailer) -> None:
+        """A heartbeat, when everything has been told."""
+        tailer.read_on()
+        for shard in tailer.shards:
+            self.tell(shard, 100)
+        tailer.binlog.append(())
+        tailer.read += 1
+        source, number = tailer.continuity.proven(f"0-1-{tailer.read}")
+        for name in LEADERS:
+            publisher = self.leaders[name].publisher
+            publisher.prove(tailer.database, number, source, number)
+            self.answer(tailer, publisher.wants(tailer.database))
+
+    def take(self, follower: Follower, name: str) -> None:
+        again = follower.take(name, self.committed)
+        if again and not follower.subscriptions[name].closed:
+            follower.subscriptions[name].add(follower.inbox.positions_for(again))
+
+    def committed(self, shard: int) -> set[int]:
+        return {number for number, shards in enumerate(self.tailer_of[shard].binlog, 1) if shard in shards}
+
+    # ---- what happens -----------------------------------------------------------------------------------------------
+
+    @rule(
+        shards=st.lists(st.sampled_from(SHARDS), min_size=1, max_size=2, unique=True),
+        quick=st.booleans(),
+        times=st.integers(1, 5),
+    )
+    def commit(self, shards: list[int], quick: bool, times: int) -> None:
+        for _ in range(times):
+            for tailer in self.tailers.values():
+                changed = sorted(set(shards) & set(tailer.shards))
+                tailer.binlog.append(tuple(changed))
+                for shard in changed if quick else ():
+                    messages = ShardMessages(shard, 1, _messages(shard, len(tailer.binlog)))
+                    self.leaders[self.home[shard]].publisher.publish(messages)
+
+    @rule(shard=st.sampled_from(SHARDS), most=st.integers(1, 9))
+    def tailer_tells(self, shard: int, most: int) -> None:
+        self.tailer_of[shard].read_on()
+        self.tell(shard, most)
+
+    @rule(database=st.sampled_from(list(DATABASES)))
+    def heartbeat(self, database: str) -> None:
+        self.prove(self.tailers[database])
+
+    @rule(follower=st.integers(0, 1), name=st.sampled_from(LEADERS), most=st.integers(1, 4))
+    def follower_takes(self, follower: int, name: str, most: int) -> None:
+        wire = self.followers[follower].wires[name]
+        for _ in range(min(most, len(wire))):
+            self.take(self.followers[follower], name)
+
+    @rule(follower=st.integers(0, 1))
+    def follower_connects_anew(self, follower: int) -> None:
+        self.connect(self.followers[follower])
+
+    @rule(name=st.sampled_from(LEADERS), disk=st.sampled_from(["kept", "torn", "gone"]))
+    def leader_crashes_and_restarts(self, name: str, disk: str) -> None:
+        spool = self.leaders[name].spool
+        assert spool is not None
+        if disk == "kept":
+            spool.sync()
+        elif disk == "gone":
+            self.disks[name] = SpoolDisk()
+        self.disks[name].crash()
+        self.start(name)
+        for follower in self.followers:
+            self.connect(follower)
+
+    @rule(name=st.sampled_from(LEADERS))
+    def spool_syncs(self, name: str) -> None:
+        spool = self.leaders[name].spool
+        assert spool is not None
+        spool.sync()
+
+    @rule(name=st.sampled_from(LEADERS))
+    def spool_fails(self, name: str) -> None:
+        spool = self.leaders[name].spool
+        assert spool is not None
+        spool.fail()
+
+    @rule(name=st.sampled_from(LEADERS), rows=st.integers(1, 4))
+    def spool_makes_room(self, name: str, rows: int) -> None:
+        spool = self.leaders[name].spool
+        assert spool is not None
+        spool.drop_oldest(rows)
+
+    @rule(shard=st.sampled_from(SHARDS), unnoticed=st.booleans(), tell=st.integers(0, 9))
+    def shard_moves(self, shard: int, unnoticed: bool, tell: int) -> None:
+        """``unnoticed``: there and back between two documents, of which the leader saw only the second."""
+        former = self.home[shard]
+        other = "b" if former == "a" else "a"
+        self.home[shard] = other
+        for leader in self.leaders.values():
+            leader.publisher.forget_proofs()
+        if unnoticed:
+            self.leaders[other].open([shard])
+            self.tailer_of[shard].read_on()
+            self.tell(shard, tell)
+            self.leaders[other].publisher.close_shard(shard)
+            self.home[shard] = former
+            for leader in self.leaders.values():
+                leader.publisher.forget_proofs()
+        else:
+            self.leaders[former].publisher.close_shard(shard)
+            self.leaders[other].open([shard])
+            for follower in self.followers:
+                self.connect(follower)
+
+    @rule(database=st.sampled_from(list(DATABASES)))
+    def tailer_restarts(self, database: str) -> None:
+        self.tailers[database].restart()
+
+    @rule(name=st.sampled_from(LEADERS))
+    def time_is_up(self, name: str) -> None:
+        self.leaders[name].fire_timers()
+
+    # ---- what must hold ---------------------------------------------------------------------------------------------
+
+    def claims(self, follower: Follower, shard: int) -> int:
+        (position,) = follower.inbox.positions_for([shard])
+        return position.reached if position.source else -1
+
+    @invariant()
+    def nobody_claims_what_it_does_not_know(self) -> None:
+        for follower in self.followers:
+            for shard in SHARDS:
+                claimed = self.claims(follower, shard)
+                assert {number for number in self.committed(shard) if number <= claimed} <= follower.known[shard]
+
+    @rule()
+    def all_is_told(self) -> None:
+        """Connected, told and waited for, everyone knows everything."""
+        for _ in range(3):
+            self.prove_everything()
+        for leader in self.leaders.values():
+            leader.fire_timers()
+        self.prove_everything()
+        for follower in self.followers:
+            for shard in SHARDS:
+                assert follower.confirmed.get(shard) == self.home[shard]
+                assert self.committed(shard) <= follower.known[shard]
+
+    def prove_everything(self) -> None:
+        for tailer in self.tailers.values():
+            self.prove(tailer)
+        self.take_everything()
+
+    def take_everything(self) -> None:
+        for follower in self.followers:
+            for name in LEADERS:
+                while follower.wires[name]:
+                    self.take(follower, name)
+
+    def teardown(self) -> None:
+        for follower in self.followers:
+            self.connect(follower)
+        self.all_is_told()
+
+
+def _messages(shard: int, number: int) -> tuple[ObjectInvalidation, ...]:
+    return (ObjectInvalidation(shard << 47 | 1, number),)
+
+
+def _nothing() -> None:
+    return
