@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
@@ -43,6 +44,10 @@ class TaoGroup(click.Group):
         **extra: Any,
     ) -> NoReturn:
         """As click's, with this system's errors. `Any` as click has it."""
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            fail("the folder that this was called in is gone; change to one that exists", OPERATOR_STATUS)
         try:
             status = super().main(
                 args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra

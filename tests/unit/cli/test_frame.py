@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -98,3 +99,13 @@ def test_ctrl_c_at_the_question_is_an_interruption(
     with pytest.raises(SystemExit) as exited:
         program.main(["change"], prog_name="program")
     assert (exited.value.code, "tao: interrupted" in capsys.readouterr().err) == (130, True)
+
+
+def test_a_folder_that_is_gone_is_a_callers_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    result = CliRunner().invoke(program, ["change", "--yes"], catch_exceptions=False)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+    assert "the folder that this was called in is gone" in result.stderr
