@@ -1,50 +1,41 @@
-"""All scenarios there are. A new one is a module with a summary and a `run`, and a line here."""
+"""All scenarios. A new one is a module with a `SCENARIO`, and a line here."""
 
 from __future__ import annotations
 
-from loadtest import (
-    cached_reads,
-    converge,
-    geo,
-    hot_key,
-    load,
-    locality,
-    master_lost,
-    memory,
-    spooling,
-    stream,
-    tailing,
-    whale,
-    writes,
-)
+from loadtest import cached_reads, geo, hot_key, load, memory, misses, spool, stream, tailer_throughput, whale, writes
 from loadtest.capacity import scenario as capacity
 from loadtest.cold import herd, storm
+from loadtest.faults import chaos, converge, master_lost, recovery, rolling_restart
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
-from loadtest.scenario import Registry, Scenario
+from loadtest.research import locality
+from loadtest.scenario import Registry
+
+_MODULES = (
+    *(
+        cached_reads,
+        stream,
+        misses,
+        hot_key,
+        memory,
+        writes,
+        spool,
+        tailer_throughput,
+        geo,
+        converge,
+        master_lost,
+        whale,
+        load,
+    ),
+    *(published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery),
+)
 
 
-def all_scenarios() -> Registry:
-    """In the order in which they run."""
-    return Registry(
-        [
-            Scenario("cached_reads", cached_reads.SUMMARY, cached_reads.run),
-            Scenario("stream", stream.SUMMARY, stream.run),
-            Scenario("hot_key", hot_key.SUMMARY, hot_key.run),
-            Scenario("memory", memory.SUMMARY, memory.run),
-            Scenario("writes", writes.SUMMARY, writes.run),
-            Scenario("spool", spooling.SUMMARY, spooling.run),
-            Scenario("tailing", tailing.SUMMARY, tailing.run),
-            Scenario("geo", geo.SUMMARY, geo.run),
-            Scenario("converge", converge.SUMMARY, converge.run),
-            Scenario("master_lost", master_lost.SUMMARY, master_lost.run),
-            Scenario("whale", whale.SUMMARY, whale.run),
-            Scenario("load", load.SUMMARY, load.run),
-            Scenario("run", published.SUMMARY, published.run),
-            Scenario("peers", peers.SUMMARY, peers.run, peers.MOST_SECONDS),
-            Scenario("herd", herd.SUMMARY, herd.run),
-            Scenario("storm", storm.SUMMARY, storm.run),
-            Scenario("capacity", capacity.SUMMARY, capacity.run),
-            Scenario("locality", locality.SUMMARY, locality.run),
-        ]
-    )
+def every_scenario() -> Registry:
+    """Return the scenarios in the order in which they run."""
+    return Registry([module.SCENARIO for module in _MODULES])
+
+
+def bench_scenarios() -> Registry:
+    """Return the scenarios that `bench` runs."""
+    return Registry([each for each in every_scenario().values() if each.in_bench])

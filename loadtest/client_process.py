@@ -1,52 +1,70 @@
 """The process that makes the load: one Python process with uvloop, as an application's would be.
 
-The runner starts it (`run_job`) with a job on standard input; it answers on standard output with lines of JSON: steps
-for the progress bar, then the result. It ends by itself when the job is done, and when the runner is gone.
+A scenario describes the work of its load process as a `Job` and starts it with `run_job`. The process reads the job
+from standard input and answers with lines of JSON on standard output: steps for the progress bar, then the result. It
+ends when the job is done, and when the runner is gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 import uvloop
 
-from loadtest.capacity.capacity_client import CapacityJob, GrowJob, MixJob, run_capacity, run_grow, run_mix
-from loadtest.cold.herd_client import HerdJob, run_herd
-from loadtest.collector import settle_collector
-from loadtest.jobs import GeoJob, HotKeyJob, Job, ReadsJob, StreamJob
-from loadtest.peers.peers_process import PairJob, PeersJob, run_pair, run_peers
-from loadtest.peers.staleness import StaleJob, run_stale
-from loadtest.published.load_process import AskJob, FillJob, ask, fill
+from loadtest.rounds import settle_collector
 from loadtest.scenario import Progress
 from tao.devcluster.processes import to_the_end
 from tao.model.errors import OperatorError
 
-_MAX_LINE_BYTES = 4 << 20
-_LOG_TAIL_BYTES = 2000
-_STOP_SECONDS = 5.0
-_ROOT = Path(__file__).resolve().parent.parent
-_NOTHING = msgspec.Raw(b"null")
+_MAX_LINE_BYTES: Final = 4 << 20
+_LOG_TAIL_BYTES: Final = 2000
+_STOP_SECONDS: Final = 5.0
+_ROOT: Final = Path(__file__).resolve().parent.parent
+_NOTHING: Final = msgspec.Raw(b"null")
 Result = TypeVar("Result")
+Result_co = TypeVar("Result_co", covariant=True)
+
+StepReport = Callable[[str, float], None]
+"""``report(step, done)``: show a step of the load process in the runner's progress; ``done`` is its part, 0 to 1."""
 
 
-class Line(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line of standard output: a step, or the result at the end, which the job's kind gives its form."""
+class Job(Protocol[Result_co]):
+    """The work of one load process: a `msgspec.Struct`, which travels to the process as JSON."""
+
+    async def work(self, report: StepReport) -> Result_co:
+        """Do the work in the load process. Raises what its clients raise, which fails the scenario."""
+
+
+class _Order(msgspec.Struct, frozen=True):
+    """A job on its way to the load process, with the module and name of its class."""
+
+    module: str
+    name: str
+    job: msgspec.Raw
+
+
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One line of the load process's standard output: a step, or the result at the end."""
 
     step: str = ""
     done: float = 0.0
     result: msgspec.Raw = _NOTHING
 
 
-async def run_job(job: Job, progress: Progress, log: Path, result: type[Result]) -> Result:
-    """Run the job in a process of its own; ended with it when this is cancelled. Raises `OperatorError` with the end
-    of its standard error when it fails."""
+async def run_job(job: Job[Result], progress: Progress, log: Path, result: type[Result]) -> Result:
+    """Run the job in a process of its own, which ends when this is cancelled.
+
+    ``log`` receives the process's standard error, ``result`` is the type to decode. Raises `OperatorError` with the end
+    of the log when the process gives no result.
+    """
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtest.client_process",
@@ -57,11 +75,12 @@ async def run_job(job: Job, progress: Progress, log: Path, result: type[Result])
     try:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdin.write(msgspec.json.encode(job) + b"\n")
+        order = _Order(type(job).__module__, type(job).__name__, msgspec.Raw(msgspec.json.encode(job)))
+        process.stdin.write(msgspec.json.encode(order) + b"\n")
         # Standard input stays open: its end tells the process that the runner is gone.
         await process.stdin.drain()
         async for text in process.stdout:
-            line = msgspec.json.decode(text, type=Line)
+            line = msgspec.json.decode(text, type=_Line)
             if bytes(line.result) != bytes(_NOTHING):
                 found = msgspec.json.decode(line.result, type=result)
             else:
@@ -89,59 +108,26 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _write(line: Line) -> None:
+def _write(line: _Line) -> None:
     sys.stdout.buffer.write(msgspec.json.encode(line) + b"\n")
     sys.stdout.buffer.flush()
 
 
-async def _work(job: Job, tell: Callable[[str, float], None]) -> object:
-    if isinstance(job, ReadsJob):
-        from loadtest.reads_client import run_reads
-
-        return await run_reads(job, tell)
-    if isinstance(job, StreamJob):
-        from loadtest.stream_client import run_stream
-
-        return await run_stream(job, tell)
-    if isinstance(job, GeoJob):
-        from loadtest.geo_client import run_geo
-
-        return await run_geo(job, tell)
-    if isinstance(job, FillJob):
-        return await fill(job, tell)
-    if isinstance(job, AskJob):
-        return await ask(job, tell)
-    if isinstance(job, HotKeyJob):
-        from loadtest.hot_key_client import run_hot_key
-
-        return await run_hot_key(job, tell)
-    if isinstance(job, HerdJob):
-        return await run_herd(job, tell)
-    if isinstance(job, GrowJob):
-        return await run_grow(job, tell)
-    if isinstance(job, CapacityJob):
-        return await run_capacity(job, tell)
-    if isinstance(job, MixJob):
-        return await run_mix(job, tell)
-    if isinstance(job, PeersJob):
-        return await run_peers(job, tell)
-    if isinstance(job, PairJob):
-        return await run_pair(job, tell)
-    if isinstance(job, StaleJob):
-        return await run_stale(job, tell)
-    from loadtest.writes_client import run_writes
-
-    return await run_writes(job, tell)
+def _ordered_job(text: bytes) -> Job[Any]:
+    # Any: the runner knows the type of the result and decodes it.
+    order = msgspec.json.decode(text, type=_Order)
+    job: Job[Any] = msgspec.json.decode(order.job, type=getattr(importlib.import_module(order.module), order.name))
+    return job
 
 
 async def _main() -> None:
     loop = asyncio.get_running_loop()
-    job = msgspec.json.decode(await loop.run_in_executor(None, sys.stdin.buffer.readline), type=Job)
-    work = asyncio.ensure_future(_work(job, lambda step, done: _write(Line(step, done))))
+    job = _ordered_job(await loop.run_in_executor(None, sys.stdin.buffer.readline))
+    work = asyncio.ensure_future(job.work(lambda step, done: _write(_Line(step, done))))
     loop.add_signal_handler(signal.SIGTERM, work.cancel)
     loop.add_reader(sys.stdin.fileno(), work.cancel)  # readable now means closed: the runner sends one line
     with suppress(asyncio.CancelledError):
-        _write(Line(result=msgspec.Raw(msgspec.json.encode(await work))))
+        _write(_Line(result=msgspec.Raw(msgspec.json.encode(await work))))
 
 
 if __name__ == "__main__":

@@ -1,19 +1,128 @@
-"""What the read benchmarks read: made from a seed, written through the SDK, and copied as it is into Redis.
+"""The data and the queries of the read benchmarks.
 
-An object's value is 100 bytes as the store holds it, and Redis holds the very same bytes. Edges carry no data (two
-fifths of the paper's did not): Redis has no place for it beside a member and its score.
+The data is made from a seed, written through the SDK, and copied as it is into Redis. An object's value is 100 bytes as
+the store holds it, and Redis holds the very same bytes. Edges carry no data (two fifths of the paper's did not): Redis
+has no place for it beside a member and its score.
+
+The queries are the paper's read mix, drawn over lists of the lengths that the paper saw. The figures are from "TAO:
+Facebook's Distributed Data Store for the Social Graph", USENIX ATC 2013, section 7: figure 3 (frequencies, and the
+shares of non-empty results beside it), figure 4 (counts), figure 5 (lengths and limits).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from random import Random
 from typing import Final
 
 import msgspec
 
-from loadtest.workloads import Query, StoredList, list_length, read_mix
 from tao.client import Graph
+from tao.model.graph import MAX_TIME
+
+
+class Operation(StrEnum):
+    """The reads of the API."""
+
+    OBJ_GET = "obj_get"
+    ASSOC_COUNT = "assoc_count"
+    ASSOC_RANGE = "assoc_range"
+    ASSOC_TIME_RANGE = "assoc_time_range"
+    ASSOC_GET = "assoc_get"
+
+
+READ_SHARES: Final = {
+    Operation.ASSOC_GET: 0.157,
+    Operation.ASSOC_RANGE: 0.409,
+    Operation.ASSOC_TIME_RANGE: 0.028,
+    Operation.ASSOC_COUNT: 0.117,
+    Operation.OBJ_GET: 0.289,
+}
+NON_EMPTY_SHARES: Final = {
+    Operation.ASSOC_GET: 0.196,
+    Operation.ASSOC_RANGE: 0.310,
+    Operation.ASSOC_TIME_RANGE: 0.019,
+    Operation.ASSOC_COUNT: 0.55,
+}
+LIMIT_ONE_SHARE: Final = 0.12
+LARGE_LIMIT_SHARE: Final = 0.95
+"""Share of the queries with a limit of 1,000 or more among those whose limit is not 1."""
+ONE_EDGE_SHARE: Final = 0.64
+"""Share of one edge among the non-empty results of assoc_range."""
+
+LARGE_LIMIT: Final = 1000
+SMALL_LIMIT: Final = 50
+"""Not in the paper: a page of a list."""
+LONGEST_LIST: Final = 500
+"""Not in the paper: lists of more than one edge are drawn log-uniformly up to this length, so that the longer answers
+count without becoming the whole of the work."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredList:
+    """The association list of ``id1``: edges ``(id2, time)``, newest first."""
+
+    id1: int
+    edges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One read and how many edges it finds (of an object: 1; of a count: the count). What an operation has no use for
+    is 0; ``high`` and ``low`` are inclusive."""
+
+    operation: Operation
+    id: int
+    id2: int = 0
+    limit: int = 0
+    high: int = 0
+    low: int = 0
+    expected: int = 1
+
+
+def list_length(chance: Random) -> int:
+    """The length of a non-empty list."""
+    if chance.random() < ONE_EDGE_SHARE:
+        return 1
+    return int(2 * math.pow(LONGEST_LIST / 2, chance.random()))
+
+
+def range_limit(chance: Random) -> int:
+    """The limit that a caller of assoc_range or assoc_time_range names."""
+    if chance.random() < LIMIT_ONE_SHARE:
+        return 1
+    return LARGE_LIMIT if chance.random() < LARGE_LIMIT_SHARE else SMALL_LIMIT
+
+
+def read_mix(
+    chance: Random, count: int, objects: Sequence[int], lists: Sequence[StoredList], empty: Sequence[int]
+) -> list[Query]:
+    """``count`` queries of the paper's mix over ``objects`` that exist, non-empty ``lists``, and ids without edges."""
+    operations = chance.choices(list(READ_SHARES), list(READ_SHARES.values()), k=count)
+    return [_draw(chance, operation, objects, lists, empty) for operation in operations]
+
+
+def _draw(
+    chance: Random, operation: Operation, objects: Sequence[int], lists: Sequence[StoredList], empty: Sequence[int]
+) -> Query:
+    if operation is Operation.OBJ_GET:
+        return Query(operation, chance.choice(objects))
+    finds_edges = chance.random() < NON_EMPTY_SHARES[operation]
+    chosen = chance.choice(lists) if finds_edges else StoredList(chance.choice(empty), ())
+    limit = range_limit(chance)
+    if operation is Operation.ASSOC_COUNT:
+        return Query(operation, chosen.id1, expected=len(chosen.edges))
+    if operation is Operation.ASSOC_RANGE:
+        return Query(operation, chosen.id1, limit=limit, expected=min(limit, len(chosen.edges)))
+    if operation is Operation.ASSOC_TIME_RANGE:
+        found = min(limit, len(chosen.edges))
+        return Query(operation, chosen.id1, limit=limit, high=MAX_TIME, low=0, expected=found)
+    id2 = chance.choice(chosen.edges)[0] if finds_edges else chance.choice(objects)
+    return Query(operation, chosen.id1, id2=id2, expected=int(finds_edges))
+
 
 ITEM: Final = "item"
 LINK: Final = "link"
@@ -26,13 +135,13 @@ _FIRST_TIME: Final = 1_700_000_000
 
 @dataclass(frozen=True, slots=True)
 class DatasetSize:
-    """How much there is; the defaults fit every cache and outgrow the processor's."""
+    """The size of the data; the defaults fit every cache and outgrow the processor's."""
 
     objects: int = 10_000
     lists: int = 500
     """Lists to page through."""
     list_edges: int = 40
-    """Of each such list: two pages of 20."""
+    """Edges of each such list: two pages of 20."""
     mixed_lists: int = 500
     """Non-empty lists for the paper's mix."""
     queries: int = 20_000
@@ -54,7 +163,7 @@ class Dataset:
 
 
 async def write_dataset(graph: Graph, size: DatasetSize, seed: int = 1) -> Dataset:
-    """Make it and write it. Raises `TaoError`."""
+    """Make the data and write it. Raises `TaoError`."""
     chance = Random(seed)
     values = [chance.randbytes(VALUE_BYTES - _FRAMING_BYTES) for _ in range(size.objects)]
     ids: list[int] = []

@@ -1,46 +1,63 @@
-"""Scenario `geo`: what two regions that lie a round trip apart make of writes, of their visibility, and of reads.
+"""Scenario `geo`: writes, their visibility, and reads of two regions that lie a round trip apart.
 
-One database whose master is in the first region, full local durability, asynchronous between the regions, a delay line
-that adds half of the round trip each way. Rates are constant and low: latencies are measured, not capacity. Reads take
-turns with and without the round trip on one cluster, so that nothing else differs between the two. A running cluster
-has the round trip that it has, which its operator tells.
+One database whose master is in the first region, full local durability, asynchronous replication between the regions, a
+delay line that adds half of the round trip each way. Rates are constant and low: latencies are measured, not capacity.
+Reads take turns with and without the round trip on one cluster, so that nothing else differs between the two. A running
+cluster has the round trip that it has, which its operator states.
+
+Visibility is sampled, since looking for a value is load, too: for every tenth write a follower in the other region that
+has the object cached is asked for the acknowledged value, first when it could have arrived at the earliest and then
+every two milliseconds. The answer's arrival counts, so a figure is late by a poll and a read at most, never early.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from secrets import randbelow
-from typing import Final
+from time import perf_counter
+from typing import Final, Literal
 
 import msgspec
 
-from loadtest.cached_reads import SCHEMA
-from loadtest.client_process import run_job
-from loadtest.geo_client import (
-    MISSES_PER_SECOND,
-    POLL_SECONDS,
-    READS_PER_SECOND,
-    VISIBLE_WRITES_PER_SECOND,
-    WRITES_PER_SECOND,
-)
-from loadtest.jobs import GeoJob, GeoPhase
-from loadtest.open_loop import Latencies, Samples
-from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, check_bounds
-from loadtest.target import running_topology
+from loadtest.client_process import StepReport, run_job
+from loadtest.conditions import within
+from loadtest.open_loop import Latencies, Samples, sample_at_rate
+from loadtest.options import RTT_MS, SECONDS, TOPOLOGY, Options
+from loadtest.results import Aim, Quantity, ScenarioResult
+from loadtest.rounds import settle_collector
+from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
+from loadtest.target import running_topology, versions_of
 from loadtest.two_regions import MASTER, REMOTE, two_regions
+from tao.client import ClientSettings, Graph, Object, connect
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Shape
 from tao.devcluster.line_control import SetRoundTrip, ask_line
-from tao.devcluster.server_options import Durability
-from tao.model.errors import OperatorError
+from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
+from tao.model.ids import SEQUENCE_PER_MS, make_id
 
-SUMMARY: Final = "two regions: latency of writes in either, visibility in the other, reads with and without round trip"
+WRITES_PER_SECOND: Final = 50
+"""In each region; half update an object, half add an edge with its inverse."""
+VISIBLE_WRITES_PER_SECOND: Final = 500
+READS_PER_SECOND: Final = 500
+MISSES_PER_SECOND: Final = 50
+POLL_SECONDS: Final = 0.002
+_SAMPLED_EVERY: Final = 10
+_EARLIEST: Final = 0.4
+"""Part of the round trip before which nothing can have arrived: it takes half of one."""
+_GIVE_UP_SECONDS: Final = 10.0
+_LOOK_SECONDS: Final = 0.05
+_TIMEOUT_SECONDS: Final = 10.0
+_WARM_UP_SECONDS: Final = 2.0
+_UNREAD_UNIX_MS: Final = 1_600_000_000_000
+_SAMPLES_KEPT: Final = 100_000
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=1, databases=1, shards=8)
 _TOY_SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, databases=1, shards=8)
-DEFAULT_PHASE_SECONDS: Final = 20.0
 _OBJECTS: Final = 2_000
 _TOY_OBJECTS: Final = 50
 _TURNS: Final = 3
@@ -50,6 +67,10 @@ _REMOTE_MS: Final = 6.0
 _VISIBLE_P50_MS: Final = 15.0
 _VISIBLE_P99_MS: Final = 100.0
 _SEEDS: Final = 1_000_000
+Operation = Callable[[], Awaitable[None]]
+Phase = Callable[[float], Awaitable[dict[str, Samples]]]
+"""Run for so many seconds."""
+GeoPhase = Literal["writes", "visible", "reads"]
 _OF_A_RUNNING_ONE: Final = (
     "What was written stays in the running cluster; its round trip is what its operator says (--rtt-ms), and cannot be "
     "taken away for a comparison."
@@ -63,31 +84,23 @@ _NOTES: Final = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class GeoSettings:
-    """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
+@dataclass(frozen=True, kw_only=True)
+class GeoOptions(Options):
+    """The options of `geo`."""
 
-    rtt_ms: float = DEFAULT_RTT_MS
-    phase_seconds: float = DEFAULT_PHASE_SECONDS
-    """At 50 writes a second ten samples lie above the 99th percentile."""
-    topology: Path | None = None
-    """Of a running cluster of two regions or more, whose round trip ``rtt_ms`` is; its schema has the types of
-    `SCHEMA`."""
-
-    def __post_init__(self) -> None:
-        check_bounds({"--rtt-ms": (self.rtt_ms, 0.001, 1_000), "--seconds": (self.phase_seconds, 0.001, 100)})
+    rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS)
+    seconds: float = SECONDS.default(20.0, help="Measured seconds of each phase.")
+    """At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
+    topology: Path | None = TOPOLOGY.default(None)
 
 
-class AimOfGeo(msgspec.Struct, frozen=True, kw_only=True):
-    """A bound on one of the figures, in milliseconds."""
+class GeoAim(Aim, frozen=True, kw_only=True):
+    """An aim on one of the figures, in milliseconds."""
 
     figure: str
-    bound: float
-    value: float
-    met: bool
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
+class GeoFigures(msgspec.Struct, frozen=True, kw_only=True):
     """What a run found, as the JSON has it; latencies in milliseconds."""
 
     rtt_ms: float
@@ -101,13 +114,12 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     """remote_region, of cached objects, and remote_region_misses, filled from the region's replica; of a cluster of its
     own the same with ``_no_round_trip``."""
     failed: dict[str, int]
-    aims: list[AimOfGeo]
+    aims: list[GeoAim]
 
 
-async def run(settings: BenchSettings, progress: Progress, geo: GeoSettings | None = None) -> ScenarioResult:
-    """See `SUMMARY`. Raises `OperatorError`."""
-    wanted = geo or GeoSettings()
-    seconds = min(wanted.phase_seconds, _TOY_PHASE_SECONDS) if settings.toy else wanted.phase_seconds
+async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -> ScenarioResult:
+    """Measure writes, visibility and reads. Raises `OperatorError`."""
+    seconds = min(wanted.seconds, _TOY_PHASE_SECONDS) if settings.toy else wanted.seconds
     own = ClusterSettings(
         state_dir=settings.work_dir / "geo",
         shape=_TOY_SHAPE if settings.toy else _SHAPE,
@@ -119,7 +131,7 @@ async def run(settings: BenchSettings, progress: Progress, geo: GeoSettings | No
     async with _regions_for(wanted.topology, own, settings, progress) as regions:
         measured = await _Phases(regions, settings, progress, seconds, wanted.rtt_ms).measure()
     return ScenarioResult(
-        summary=SUMMARY,
+        summary=SCENARIO.summary,
         conditions={
             "rtt_ms": wanted.rtt_ms,
             "writes_per_second_and_region": WRITES_PER_SECOND,
@@ -130,27 +142,43 @@ async def run(settings: BenchSettings, progress: Progress, geo: GeoSettings | No
             "durability": "full, asynchronous between regions" if wanted.topology is None else "the cluster's own",
         },
         quantities=_quantities(measured),
-        notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if wanted.topology else []), *map(_told, measured.aims)],
+        notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if wanted.topology else []), *map(_aim_text, measured.aims)],
+        aims=list[Aim](measured.aims),
         measured=msgspec.to_builtins(measured),
     )
 
 
+SCENARIO: Final = Scenario(
+    name="geo",
+    summary="two regions: latency of writes in either, visibility in the other, reads with and without round trip",
+    run=run,
+    options=GeoOptions,
+    help="""Measure latencies of two regions that lie a round trip apart.
+
+    With --topology, --rtt-ms states how far apart the running cluster's regions are. The JSON has what `measured` of
+    the scenario has in a report of `bench`, its aims, and the machine.""",
+    has_plot=True,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """Where is measured."""
+    """The regions that are measured."""
 
     topology_file: str
     shards: int
     master: str
-    """All databases have their masters there."""
+    """The region of all databases' masters."""
     remote: str
     line: Path | None = None
-    """The control of the delay line between them; None: of regions whose distance is what it is."""
+    """The control of the delay line between them; None where nobody can change the distance."""
 
 
 def running_regions(topology_file: Path) -> Regions:
-    """Of a cluster that runs: where its databases are mastered, and the first of its other regions. Raises
-    `OperatorError` for one that has no two regions, or masters in several, and what `running_topology` raises."""
+    """Return a running cluster's region of all masters, and the first of its other regions.
+
+    Raises `OperatorError` when there is no other region or masters are in several, and what `running_topology` raises.
+    """
     topology = running_topology(topology_file)
     masters = {database.master_region for database in topology.databases}
     others = [region.name for region in topology.regions if region.name not in masters]
@@ -172,7 +200,7 @@ async def _regions_for(
     async with two_regions(own, progress.step) as regions:
         cluster = regions.cluster
         database = cluster.database(_SHAPE.database_server(MASTER, _SHAPE.database_names[0]))
-        settings.versions[database.binary.flavour] = database.binary.version_text
+        settings.versions.update(versions_of(database))
         yield Regions(str(cluster.topology_path), _SHAPE.shards, MASTER, REMOTE, cluster.line_control)
 
 
@@ -186,10 +214,10 @@ class _Phases:
         self._seconds: Final = seconds
         self._rtt_ms: Final = rtt_ms
         self._jobs = 0
-        # What is asked for the first time in a running cluster is nothing that an earlier run has asked for.
+        # In a running cluster the first reads must not repeat those of an earlier run.
         self._seed: Final = 0 if regions.line else randbelow(_SEEDS)
 
-    async def measure(self) -> Measured:
+    async def measure(self) -> GeoFigures:
         writes = await self._job("writes", self._rtt_ms)
         visible = await self._job("visible", self._rtt_ms)
         reads: dict[str, Samples] = {}
@@ -202,11 +230,11 @@ class _Phases:
                     await ask_line(line, SetRoundTrip(rtt_ms))
                 found = await self._job("reads", rtt_ms, 1 / turns)
                 for name, part in (("remote_region", "reads"), ("remote_region_misses", "misses")):
-                    _add(reads.setdefault(f"{name}{suffix}", Samples()), found[part])
+                    reads.setdefault(f"{name}{suffix}", Samples()).add(found[part])
         failed = {name: samples.failed for name, samples in {**writes, **visible, **reads}.items() if samples.failed}
         write_ms = {name: samples.latencies() for name, samples in writes.items()}
         visible_ms = visible["visible"].latencies()
-        return Measured(
+        return GeoFigures(
             rtt_ms=self._rtt_ms,
             write_ms=write_ms,
             visible_ms=visible_ms,
@@ -239,22 +267,16 @@ class _Phases:
         return await run_job(job, self._progress, log, dict[str, Samples])
 
 
-def _add(all_of: Samples, more: Samples) -> None:
-    all_of.seconds += more.seconds
-    all_of.elapsed += more.elapsed
-    all_of.failed += more.failed
-    all_of.late_seconds += more.late_seconds
+def _aim(figure: str, bound: float, value: float) -> GeoAim:
+    text = f"`{figure}` {bound:,.1f} ms at most"
+    return GeoAim(aim=text, figure=figure, bound=round(bound, 3), value=value, met=value <= bound)
 
 
-def _aim(figure: str, bound: float, value: float) -> AimOfGeo:
-    return AimOfGeo(figure=figure, bound=round(bound, 3), value=value, met=value <= bound)
-
-
-def _told(aim: AimOfGeo) -> str:
+def _aim_text(aim: GeoAim) -> str:
     return f"{aim.figure}: {aim.value:,.1f} ms, aim ≤ {aim.bound:,.1f} ms: {'met' if aim.met else 'not met'}"
 
 
-def _quantities(measured: Measured) -> list[Quantity]:
+def _quantities(measured: GeoFigures) -> list[Quantity]:
     named = {
         "writes of the master region": measured.write_ms["same_region"],
         "writes of the other region": measured.write_ms["remote_region"],
@@ -288,3 +310,148 @@ def _quantities(measured: Measured) -> list[Quantity]:
         ),
         *(Quantity(name=f"{name}, failed", value=count, unit="times") for name, count in measured.failed.items()),
     ]
+
+
+class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
+    """One phase at constant rates: writes in both regions, visibility of the master region's writes in the other, or
+    reads in the other."""
+
+    topology_file: str
+    phase: GeoPhase
+    master_region: str
+    remote_region: str
+    shards: int
+    objects: int
+    seconds: float
+    rtt_ms: float
+    seed: int
+
+    async def work(self, report: StepReport) -> dict[str, Samples]:
+        """Return the phase's samples by name. Raises `TaoError`."""
+        async with AsyncExitStack() as stack:
+            near = await _graph(self, self.master_region, stack)
+            far = await _graph(self, self.remote_region, stack)
+            report(f"{self.phase}: preparing", 0.0)
+            ids = await _objects(near, far, self.objects)
+            phase = _PHASES[self.phase](self, near, far, ids)
+            report(f"{self.phase}: warming up", 0.0)
+            await phase(min(_WARM_UP_SECONDS, self.seconds))
+            report(f"{self.phase}: measuring", 0.1)
+            settle_collector()
+            return await phase(self.seconds)
+
+
+def _writes(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
+    async def phase(seconds: float) -> dict[str, Samples]:
+        here, there = Samples(), Samples()
+        # Half of the objects each: two regions that write one object wait for each other, which is another figure.
+        await asyncio.gather(
+            sample_at_rate(WRITES_PER_SECOND, seconds, _mixed_writes(near, ids[::2], job.seed), here),
+            sample_at_rate(WRITES_PER_SECOND, seconds, _mixed_writes(far, ids[1::2], job.seed + 1), there),
+        )
+        return {"same_region": here, "remote_region": there}
+
+    return phase
+
+
+def _mixed_writes(graph: Graph, ids: Sequence[int], seed: int) -> list[Operation]:
+    chance, numbers = Random(seed), itertools.count()
+
+    async def update() -> None:
+        await graph.obj_update(chance.choice(ids), {"value": b"%d" % next(numbers)}, "item")
+
+    async def add() -> None:
+        id1, id2 = chance.sample(ids, 2)
+        await graph.assoc_add(id1, "peer", id2, next(numbers))
+
+    return [update, add]
+
+
+def _visible(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
+    values, objects, turns = itertools.count(1), itertools.cycle(ids), itertools.count()
+
+    async def phase(seconds: float) -> dict[str, Samples]:
+        written, seen = Samples(), Samples()
+        looking = set[asyncio.Task[None]]()
+
+        async def look(object_id: int, number: int, acknowledged: float) -> None:
+            await asyncio.sleep(_EARLIEST * job.rtt_ms / 1000)
+            while True:
+                found = await far.obj_get(object_id)
+                now = perf_counter()
+                if found is not None and _number_in(found) >= number:
+                    seen.seconds.append(now - acknowledged)
+                    return
+                if now - acknowledged > _GIVE_UP_SECONDS:
+                    raise DeadlineExceeded(f"object {object_id} was not seen in {_GIVE_UP_SECONDS:g} s")
+                await asyncio.sleep(POLL_SECONDS)
+
+        async def write() -> None:
+            object_id, number = next(objects), next(values)
+            await near.obj_update(object_id, {"value": b"%d" % number}, "item")
+            if next(turns) % _SAMPLED_EVERY == 0:
+                looking.add(asyncio.create_task(look(object_id, number, perf_counter())))
+
+        await sample_at_rate(VISIBLE_WRITES_PER_SECOND, seconds, [write], written)
+        for outcome in await asyncio.gather(*looking, return_exceptions=True):
+            if isinstance(outcome, TaoError):
+                seen.failed += 1
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        seen.elapsed = written.elapsed
+        return {"visible": seen, "visible_writes": written}
+
+    return phase
+
+
+def _number_in(found: Object) -> int:
+    value = found.fields["value"]
+    assert isinstance(value, bytes)
+    return int(value)
+
+
+def _reads(job: GeoJob, _: Graph, far: Graph, ids: Sequence[int]) -> Phase:
+    chance = Random(job.seed)
+    unread = (
+        make_id(number % job.shards, _UNREAD_UNIX_MS + number // SEQUENCE_PER_MS, number % SEQUENCE_PER_MS)
+        for number in itertools.count(job.seed * _SAMPLES_KEPT)
+    )
+
+    async def hit() -> None:
+        await far.obj_get(chance.choice(ids))
+
+    async def miss() -> None:
+        await far.assoc_range(next(unread), "link", 0, 10)
+
+    async def phase(seconds: float) -> dict[str, Samples]:
+        hits, misses = Samples(), Samples()
+        await asyncio.gather(
+            sample_at_rate(READS_PER_SECOND, seconds, [hit], hits),
+            sample_at_rate(MISSES_PER_SECOND, seconds, [miss], misses),
+        )
+        return {"reads": hits, "misses": misses}
+
+    return phase
+
+
+_PHASES: Final[dict[GeoPhase, Callable[[GeoJob, Graph, Graph, Sequence[int]], Phase]]] = {
+    "writes": _writes,
+    "visible": _visible,
+    "reads": _reads,
+}
+
+
+async def _graph(job: GeoJob, region: str, stack: AsyncExitStack) -> Graph:
+    settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+    return await stack.enter_async_context(connect(job.topology_file, region=region, settings=settings))
+
+
+async def _objects(near: Graph, far: Graph, count: int) -> list[int]:
+    """Add objects, and read them into the caches of both regions."""
+    ids = await near.obj_add_many([("item", {"value": b"0"})] * count)
+
+    async def all_there() -> bool:
+        return None not in await far.obj_get_many(ids)
+
+    await within(_GIVE_UP_SECONDS, all_there, _LOOK_SECONDS, "the other region has not got the objects")
+    return ids

@@ -17,7 +17,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interruption:
-    """Whether a signal has come, and the task that it stops."""
+    """A signal that may come, and the task that it stops."""
 
     def __init__(self) -> None:
         self.happened = False
@@ -26,7 +26,7 @@ class Interruption:
 
     @contextmanager
     def stopping_this_task(self) -> Iterator[None]:
-        """Within it the first signal cancels the current task; at once when it has come already."""
+        """Let the first signal cancel the current task while this context lasts; at once when it has come already."""
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         try:
             if self.happened:
@@ -36,7 +36,7 @@ class Interruption:
             self._loop = self._task = None
 
     def hear(self, _number: int, _frame: FrameType | None) -> None:
-        """A signal has come."""
+        """Handle a signal."""
         if not self.happened:
             self.happened = True
             if self._loop is not None:

@@ -47,7 +47,7 @@ class MemoryJob(msgspec.Struct, frozen=True):
     core: str = "packed"
 
 
-class Types:
+class OneArena:
     """One arena; no list is cut."""
 
     def object_arena(self, otype: int) -> str:
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def resident_bytes() -> int:
-    """Of this process."""
+    """Return the resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * _PAGE_BYTES
 
 
@@ -90,7 +90,7 @@ class Filled:
 
         fraction = 0.0 if job.core == "dictionary" else COUNTS_FRACTION
         settings = CacheSettings(arena_bytes={"default": budget_bytes}, packed_counts_fraction=fraction)
-        self.cache = GraphCache(settings, Types())
+        self.cache = GraphCache(settings, OneArena())
         for shard in range(SHARDS):
             self.cache.open_shard(shard, 1)
 
@@ -108,7 +108,7 @@ class Filled:
 
 
 def memory_figures(job: MemoryJob) -> dict[str, float]:
-    """What the process grew by, what the arenas believe, and how many entries there are."""
+    """Fill a cache; returns the growth of the process, the arenas' own account, and the number of entries."""
     buckets = 8
     while buckets * 8 < job.entries:
         buckets *= 2
@@ -207,6 +207,7 @@ async def batch_microseconds(cache: Any, ids: list[int], counted: list[int]) -> 
     """Of one query; ``cache`` is a `GraphCache` (whose module is imported late). In a loop, whose timers a service has
     for misses; here all are hits, and it is never let run."""
     from tao.schema.registry import load_schema
+    from tao.serving.misses import ReadPolicy
     from tao.serving.read_service import ReadService
     from tao.serving.traffic import Traffic
     from tao.wire.v1 import session_pb2 as pb
@@ -221,7 +222,7 @@ async def batch_microseconds(cache: Any, ids: list[int], counted: list[int]) -> 
     file = Path(__file__).with_name("published") / "schema.yaml"
     no_fills: Any = None  # everything hits
     service = ReadService(
-        cache, no_fills, load_schema(file.read_text(), file.name), lambda _: None, cache.version_epoch, no_fills,
+        cache, no_fills, load_schema(file.read_text(), file.name), ReadPolicy(lambda _: None),
         traffic=Traffic(Clock()),
     )  # fmt: skip
     messages = []

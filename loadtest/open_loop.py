@@ -1,7 +1,8 @@
-"""Load at a constant rate that waits for nobody: an operation begins when its time has come, whatever became of those
-before, and its latency counts from then. So a server that stalls shows every operation it held up, not only one. The
-event loop's own lateness of up to a millisecond is part of the figure; where it was woken early, by a timer of whole
-milliseconds, the operation's beginning counts.
+"""Load at a constant rate, whatever becomes of the operations before.
+
+An operation begins when its time has come, and its latency counts from then, so that a server that stalls shows every
+operation that it held up. The event loop's own lateness of up to a millisecond is part of the figure. A timer of whole
+milliseconds may also wake the loop too early; then the operation's real beginning counts.
 """
 
 from __future__ import annotations
@@ -16,14 +17,42 @@ import msgspec
 
 from tao.model.errors import TaoError
 
-_LEAD_SECONDS: Final = 0.1
-_MAX_UNDER_WAY: Final = 10_000
+_LEAD_SECONDS: Final = 0.05
+_MOST_PENDING: Final = 20_000
 """Operations unanswered at once; a server that falls so far behind has failed the run."""
 
 
+async def begin_at_rate(
+    per_second: float, seconds: float, begin: Callable[[float], Awaitable[None]], skip: Callable[[], None]
+) -> None:
+    """Call ``begin(since)`` at a constant rate for so many seconds, and wait until all calls are over.
+
+    ``since`` is the moment (`perf_counter`) from which the operation's latency counts. ``skip`` is called in place of
+    ``begin`` while `_MOST_PENDING` operations are unanswered.
+    """
+    began = perf_counter() + _LEAD_SECONDS
+    pending = set[asyncio.Future[None]]()
+    try:
+        for number in range(max(1, round(per_second * seconds))):
+            intended = began + number / per_second
+            if (early := intended - perf_counter()) > 0:
+                await asyncio.sleep(early)
+            if len(pending) >= _MOST_PENDING:
+                skip()
+                continue
+            operation: asyncio.Future[None] = asyncio.ensure_future(begin(min(intended, perf_counter())))
+            pending.add(operation)
+            operation.add_done_callback(pending.discard)
+        if pending:
+            await asyncio.gather(*pending)
+    finally:
+        for left in pending:
+            left.cancel()
+
+
 class Latencies(msgspec.Struct, frozen=True, kw_only=True):
-    """In milliseconds, of ``count`` operations; ``per_second``: how many were begun a second. ``late``: the part of the
-    average that passed before the load process had begun the operation."""
+    """Latencies in milliseconds of ``count`` operations, of which ``per_second`` were begun each second. ``late`` is
+    the part of the average that passed before the load process had begun the operation."""
 
     avg: float
     p50: float
@@ -36,16 +65,23 @@ class Latencies(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Samples:
-    """Seconds each, over one run or several in turn."""
+    """Latencies in seconds, over one run or several in turn."""
 
     seconds: list[float] = field(default_factory=list)
     elapsed: float = 0.0
     failed: int = 0
     late_seconds: float = 0.0
-    """Of all operations together."""
+    """The lateness of all operations together."""
+
+    def add(self, more: Samples) -> None:
+        """Add the samples of another run."""
+        self.seconds += more.seconds
+        self.elapsed += more.elapsed
+        self.failed += more.failed
+        self.late_seconds += more.late_seconds
 
     def latencies(self) -> Latencies:
-        """Zeros when there is no sample."""
+        """Return the summary; all zeros when there is no sample."""
         ordered = sorted(self.seconds)
         if not ordered:
             return Latencies(avg=0, p50=0, p99=0, max=0, count=0, per_second=0)
@@ -64,17 +100,19 @@ class Samples:
         )
 
 
-async def at_rate(
+async def sample_at_rate(
     per_second: float, seconds: float, operations: Sequence[Callable[[], Awaitable[None]]], samples: Samples
 ) -> None:
-    """Begin ``per_second`` operations a second, the given ones in turn, and wait for the last answer. One that fails
-    is counted and has no latency. Raises `TaoError` when more are unanswered than a run can hold."""
-    began = perf_counter() + _LEAD_SECONDS
-    count = max(1, round(per_second * seconds))
-    under_way = set[asyncio.Task[None]]()
+    """Begin ``per_second`` operations a second, the given ones in turn, and record their latencies.
 
-    async def one(operation: Callable[[], Awaitable[None]], intended: float) -> None:
-        since = min(intended, perf_counter())
+    An operation that fails is counted and has no latency. Raises `TaoError` when more are unanswered than a run can
+    hold."""
+    taken = 0
+
+    async def one(since: float) -> None:
+        nonlocal taken
+        operation = operations[taken % len(operations)]
+        taken += 1
         samples.late_seconds += perf_counter() - since
         try:
             await operation()
@@ -83,19 +121,8 @@ async def at_rate(
         else:
             samples.seconds.append(perf_counter() - since)
 
-    try:
-        for number in range(count):
-            intended = began + number / per_second
-            if (early := intended - perf_counter()) > 0:
-                await asyncio.sleep(early)
-            if len(under_way) >= _MAX_UNDER_WAY:
-                raise TaoError(f"{_MAX_UNDER_WAY:,} operations are unanswered at {per_second:g} a second")
-            task = asyncio.ensure_future(one(operations[number % len(operations)], intended))
-            under_way.add(task)
-            task.add_done_callback(under_way.discard)
-        samples.elapsed += count / per_second
-        if under_way:
-            await asyncio.gather(*under_way)
-    finally:
-        for task in under_way:
-            task.cancel()
+    def fail() -> None:
+        raise TaoError(f"{_MOST_PENDING:,} operations are unanswered at {per_second:g} a second")
+
+    await begin_at_rate(per_second, seconds, one, fail)
+    samples.elapsed += max(1, round(per_second * seconds)) / per_second

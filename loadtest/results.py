@@ -1,4 +1,4 @@
-"""What a scenario reports: figures, their ratios to a yardstick, the aims they are held against; and the JSON of a run.
+"""The result of a scenario: figures, their ratios to a yardstick, the aims; and the JSON of a run.
 
 The JSON's form is stable, so that runs can be compared: fields are added, never renamed. A figure below its aim is
 reported and is no failure: how fast a machine is, is not the program's fault.
@@ -6,6 +6,7 @@ reported and is no failure: how fast a machine is, is not the program's fault.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from importlib import metadata
 from os import cpu_count, uname
@@ -28,7 +29,7 @@ class Measure(StrEnum):
     SERVER_CPU = "server_cpu_us"
 
 
-class Aim(msgspec.Struct, frozen=True, kw_only=True):
+class Goal(msgspec.Struct, frozen=True, kw_only=True):
     """A bound on a figure, absolute, or as a multiple of another contestant's figure of the same shape."""
 
     measure: Measure
@@ -37,20 +38,20 @@ class Aim(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_upper_bound(self) -> bool:
-        """Rates should be above theirs, all else below."""
+        """Whether values above the bound miss the goal, which holds for all but rates."""
         return self.measure is not Measure.RATE
 
     def describe(self) -> str:
-        """For the table: ``≥ 3 × redis``."""
+        """Return the text for the table: ``≥ 3 × redis``."""
         sign = "≤" if self.is_upper_bound else "≥"
         unit = "/s" if self.measure is Measure.RATE else " µs"
         return f"{sign} {self.bound:g} × {self.against}" if self.against else f"{sign} {self.bound:,g}{unit}"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """An aim, what was measured, and whether that meets it."""
+class GoalVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure's goal, the value that was measured, and whether it meets the goal."""
 
-    aim: Aim
+    aim: Goal
     value: float
     met: bool
 
@@ -67,7 +68,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """Queries; the median of the rounds."""
     rounds_per_second: list[float]
     p50_us: float
-    """Of an operation; the median of the rounds' values, as is ``p99_us``."""
+    """Latency of an operation; the median of the rounds' values, as is ``p99_us``."""
     p99_us: float
     server_cpu_us: float
     """Per query, of all server processes that the contestant keeps busy."""
@@ -75,7 +76,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     yardstick: str | None = None
     rate_ratio: float | None = None
     p50_ratio: float | None = None
-    verdicts: list[Verdict] = []
+    verdicts: list[GoalVerdict] = []
 
 
 class Quantity(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +87,30 @@ class Quantity(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
 
 
+class Aim(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that a scenario is to reach, and whether it did; every scenario's JSON has a list of them (`aims`)."""
+
+    aim: str
+    """The aim in words, with its bound."""
+    shape: str = ""
+    """The shape of load, or whatever else distinguishes aims of one name."""
+    value: float
+    bound: float
+    met: bool
+
+
+def at_most(aim: str, value: float, bound: float, shape: str = "") -> Aim:
+    """Return an aim whose value may not exceed the bound."""
+    return Aim(aim=aim, shape=shape, value=value, bound=bound, met=value <= bound)
+
+
+def at_least(aim: str, value: float, bound: float, shape: str = "") -> Aim:
+    """Return an aim whose value may not be below the bound."""
+    return Aim(aim=aim, shape=shape, value=value, bound=bound, met=value >= bound)
+
+
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of a scenario's own; every cell stands in ``measured``, too."""
+    """A table of one scenario; every cell is in ``measured``, too."""
 
     title: str
     columns: tuple[str, ...]
@@ -96,7 +119,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one scenario found."""
+    """The result of one scenario."""
 
     summary: str
     conditions: dict[str, str | int | float]
@@ -104,15 +127,16 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     quantities: list[Quantity] = []
     listings: list[Listing] = []
     notes: list[str] = []
+    aims: list[Aim] = []
     measured: dict[str, Any] = {}
     """The scenario's own figures, nested, for programs; `Any`: each scenario has its form. The quantities are drawn
     from it."""
     faults: list[str] = []
-    """What is wrong, however fast it was: the run's exit status is 1."""
+    """Errors that were found, whatever the speed: the run's exit status is 1."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What the figures were measured on."""
+    """The machine that the figures were measured on."""
 
     cpu: str
     cpus: int
@@ -133,17 +157,33 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
 
 
-def judge(aim: Aim, figures: dict[str, Figure], contestant: str) -> Verdict:
-    """Hold a contestant's figure against an aim; ``figures`` are those of one shape. `KeyError` when one is missing."""
+def judge(aim: Goal, figures: dict[str, Figure], contestant: str) -> GoalVerdict:
+    """Compare a contestant's figure with its goal; ``figures`` are those of one shape. Raises `KeyError` when one is
+    missing."""
     value: float = getattr(figures[contestant], aim.measure)
     if aim.against is not None:
         yardstick: float = getattr(figures[aim.against], aim.measure)
         value = value / yardstick if yardstick else float("inf")
-    return Verdict(aim=aim, value=value, met=value <= aim.bound if aim.is_upper_bound else value >= aim.bound)
+    return GoalVerdict(aim=aim, value=value, met=value <= aim.bound if aim.is_upper_bound else value >= aim.bound)
+
+
+def aims_of(figures: Sequence[Figure]) -> list[Aim]:
+    """Return the verdicts on all figures as aims."""
+    return [
+        Aim(
+            aim=f"{figure.contestant}: {verdict.aim.measure} {verdict.aim.describe()}",
+            shape=figure.shape,
+            value=verdict.value,
+            bound=verdict.aim.bound,
+            met=verdict.met,
+        )
+        for figure in figures
+        for verdict in figure.verdicts
+    ]
 
 
 def this_machine(servers: dict[str, str]) -> Machine:
-    """``servers``: versions of the servers measured, by name."""
+    """Describe this machine; ``servers`` are the versions of the servers measured, by name."""
     versions = {name: metadata.version(name) for name in _PACKAGES}
     system = uname()
     return Machine(

@@ -1,24 +1,27 @@
 """Comparisons: contestants take turns, and the medians of their rounds are set side by side.
 
 Turns, because a shared machine is faster in one minute than in the next; the median, because one disturbed round should
-not decide. The collector of the load process is settled before a round (`loadtest.collector`).
+not decide. Before each round the garbage collector of the load process is configured as that of the product's servers
+(`settle_collector`), for every contestant alike.
 """
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import statistics
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Final, TypeVar
 
 from msgspec.structs import replace
 
-from loadtest.collector import settle_collector
-from loadtest.results import Aim, Figure, judge
+from loadtest.results import Figure, Goal, judge
+from tao.runtime.process import ProcessSettings
 
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _MICRO = 1e6
@@ -30,6 +33,14 @@ _Taken = TypeVar("_Taken")
 Drive = Callable[[float, list[float]], Awaitable[None]]
 """``drive(until, latencies)``: put load on a server until the clock (`perf_counter`) says ``until``, append the seconds
 that each operation took, and return when the last is answered. Raises `WrongAnswer`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The rounds of a comparison: their number, and the seconds of each (see `loadtest.scenario.BenchSettings`)."""
+
+    rounds: int
+    round_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +56,18 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One shape of load, and who carries it. ``yardstick`` names the contestant that the others are compared with."""
+    """One shape of load and its contestants. ``yardstick`` names the one that the others are compared with."""
 
     shape: str
     trials: tuple[Trial, ...]
     yardstick: str | None = None
-    aims: Mapping[str, tuple[Aim, ...]] = field(default_factory=dict)
-    """By contestant."""
+    aims: Mapping[str, tuple[Goal, ...]] = field(default_factory=dict)
+    """The goals of each contestant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What one turn gave: seconds elapsed, of CPU, and of each operation."""
+    """The result of one turn: seconds elapsed, of CPU, and of each operation."""
 
     elapsed: float
     latencies: list[float]
@@ -65,7 +76,7 @@ class Round:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far, in ticks of ten milliseconds. Raises `FileNotFoundError`."""
+    """Return the user and system time of a process so far, in ticks of ten milliseconds. Raises `FileNotFoundError`."""
     stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     # The command name stands in parentheses and may hold anything: count after the last one.
     fields = stat[stat.rindex(")") + 2 :].split()
@@ -76,7 +87,7 @@ async def drive_until_answered(
     drive: Callable[[float, _Taken], Awaitable[None]], until: float, taken: _Taken, answered: Callable[[_Taken], int]
 ) -> None:
     """Drive until the clock says ``until``, and then on, within bounds, for as long as nothing was ``answered``: there
-    are no figures of a round that a machine has slept through. Whoever calls measures how long it was. Raises what the
+    are no figures of a round that a machine has slept through. The caller measures how long it was. Raises what the
     drive raises."""
     await drive(until, taken)
     for _ in range(_MOST_AGAIN):
@@ -86,7 +97,7 @@ async def drive_until_answered(
 
 
 async def run_round(trial: Trial, seconds: float) -> Round:
-    """One turn. Raises what the drive raises."""
+    """Run one turn. Raises what the drive raises."""
     settle_collector()
     latencies: list[float] = []
     server_before = sum(map(cpu_seconds, trial.server_pids))
@@ -113,6 +124,19 @@ async def compare(
             taken[trial.contestant].append(await run_round(trial, round_seconds))
     plain = {trial.contestant: _figure(comparison.shape, trial, taken[trial.contestant]) for trial in comparison.trials}
     return [_with_ratios(comparison, plain, contestant) for contestant in plain]
+
+
+async def compare_all(
+    comparisons: Sequence[Comparison], pace: Pace, on_round: Callable[[str, float], None]
+) -> list[Figure]:
+    """Run several comparisons in turn. ``on_round`` receives the text and the finished part before each turn."""
+    total = sum(len(comparison.trials) for comparison in comparisons) * (pace.rounds + 1)
+    taken, figures = count(), list[Figure]()
+    for comparison in comparisons:
+        figures += await compare(
+            comparison, pace.rounds, pace.round_seconds, lambda text: on_round(text, next(taken) / total)
+        )
+    return figures
 
 
 def _figure(shape: str, trial: Trial, rounds: Sequence[Round]) -> Figure:
@@ -149,8 +173,21 @@ def _with_ratios(comparison: Comparison, figures: dict[str, Figure], contestant:
 
 
 def percentile(values: Sequence[float], part: float) -> float:
-    """The smallest value that at least ``part`` (0 … 1) of the values do not exceed. Raises `ValueError` for none."""
+    """Return the smallest value that at least ``part`` (0 … 1) of the values do not exceed. Raises `ValueError` for
+    none."""
     if not values:
         raise ValueError("no operation was answered in a round: give it more --seconds")
     ordered = sorted(values)
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
+
+
+_SERVERS: Final = ProcessSettings()
+
+
+def settle_collector() -> None:
+    """Freeze what exists, and collect new garbage as rarely as a server does (`ProcessSettings.gc_allocations`).
+
+    Call it before a measurement, so that the garbage that the measurement finds is its own."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_SERVERS.gc_allocations, _SERVERS.gc_generation_ratio, _SERVERS.gc_generation_ratio)

@@ -1,4 +1,4 @@
-"""What a scenario is, what it is given, and the registry that a run chooses from.
+"""A scenario, what it is given, and the registry that a run chooses from.
 
 The registry is a value that is built and passed on (`loadtest.catalogue`): importing a module registers nothing.
 """
@@ -8,45 +8,53 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Final, Protocol
 
+from loadtest.options import SECONDS, Options
 from loadtest.results import ScenarioResult
 from tao.model.errors import OperatorError
 
+SCHEMA: Final = Path(__file__).with_name("schema.yaml")
+"""The types of the scenarios that do not ask a published workload."""
+
 
 class Progress(Protocol):
-    """Tells a person what goes on."""
+    """Shows a person what is being done."""
 
     def step(self, text: str, done: float = 0.0) -> None:
-        """``done``: the finished part of the scenario, 0 … 1."""
-
-
-def check_bounds(bounds: Mapping[str, tuple[float, float, float]]) -> None:
-    """Option → what was given, and the least and the most that may be. Raises `OperatorError` that names the option."""
-    for flag, (value, low, high) in bounds.items():
-        if not low <= value <= high:
-            raise OperatorError(f"{flag} {value:,}: give a number from {low:,} to {high:,}")
+        """Show a step; ``done`` is the finished part of the scenario, 0 to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartOfProgress:
-    """The progress of a part that begins at ``start`` of the whole (0 … 1) and is ``share`` of it."""
+    """The progress of a part that begins at ``start`` of the whole (0 to 1) and is ``share`` of it."""
 
     whole: Progress
     start: float
     share: float
 
     def step(self, text: str, done: float = 0.0) -> None:
-        """See `Progress`."""
         self.whole.step(text, self.start + self.share * done)
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressListener:
+    """A progress that also calls ``on_step`` with the text of each step."""
+
+    whole: Progress
+    on_step: Callable[[str], None]
+
+    def step(self, text: str, done: float = 0.0) -> None:
+        self.on_step(text)
+        self.whole.step(text, done)
+
+
+@dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """What every scenario of a run is given."""
+    """The settings that every scenario of a run is given."""
 
     work_dir: Path
-    """For the servers' data and logs; the runner makes it and removes it."""
+    """The folder of the servers' data and logs; the runner makes it and removes it."""
     seconds: float = 5.0
     """Measured time of one contestant in one shape, all rounds together. Rounds of a second outlast the scheduler's
     whims and the ten-millisecond ticks in which the kernel counts CPU time."""
@@ -55,37 +63,47 @@ class BenchSettings:
     toy: bool = False
     """Little data and short rounds: proves that a scenario works, measures nothing."""
     objects_file: Path | None = None
-    """For `load`: objects to load instead of generated ones."""
+    """Objects that `load` loads instead of generated ones."""
     edges_file: Path | None = None
-    """For `load`: edges between them."""
+    """Edges between them."""
     scenario_seconds: float = 900.0
     """Bound on one scenario, set-up included: a hung server must not hang the run."""
     versions: dict[str, str] = field(default_factory=dict)
     """Versions of the servers measured, which scenarios add."""
 
     def __post_init__(self) -> None:
-        check_bounds({"--seconds": (self.seconds, 0.001, 3_600)})
+        SECONDS.check(self.seconds)
         if (self.objects_file is None) != (self.edges_file is None):
             raise OperatorError("--objects and --edges belong together: edges name objects by their keys")
 
     @property
     def round_seconds(self) -> float:
-        """Length of one turn."""
+        """The length of one turn."""
         return round(self.seconds / self.rounds, 6)
 
 
-Run = Callable[[BenchSettings, Progress], Awaitable[ScenarioResult]]
+Run = Callable[[BenchSettings, Progress, Any], Awaitable[ScenarioResult]]
+"""Set up what is needed, measure, and leave nothing behind, however it ends. The third argument is an instance of the
+scenario's `Scenario.options` (`Any`: each scenario has its own)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """A named benchmark. ``run`` sets up what it needs, measures, and leaves nothing behind, however it ends."""
+    """A named benchmark or fault run."""
 
     name: str
     summary: str
     run: Run
-    most_seconds: float | None = None
-    """Bound on it, set-up included, where that is another than `BenchSettings.scenario_seconds`."""
+    options: type[Options] = Options
+    """The options of its own command."""
+    help: str = ""
+    """The help of its own command; a scenario without it has none."""
+    has_plot: bool = False
+    """Whether `loadtest.report.plots` can draw its figures."""
+    in_bench: bool = True
+    """Whether `bench` runs it; false for scenarios that break or restart servers for many minutes."""
+    seconds_bound: Callable[[Any], float] | None = None
+    """The bound on it by its options, set-up included, where that is another than `BenchSettings.scenario_seconds`."""
 
 
 class Registry(Mapping[str, Scenario]):
@@ -106,7 +124,9 @@ class Registry(Mapping[str, Scenario]):
         return len(self._by_name)
 
     def choose(self, names: Sequence[str]) -> list[Scenario]:
-        """Those named, in the registry's order; all when none is named. Raises `OperatorError` for an unknown name."""
+        """Return the scenarios named, in the registry's order, or all when none is named.
+
+        Raises `OperatorError` for an unknown name."""
         unknown = [name for name in names if name not in self._by_name]
         if unknown:
             raise OperatorError(f"there is no scenario {', '.join(unknown)}; there are {', '.join(self._by_name)}")

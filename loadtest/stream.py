@@ -1,71 +1,236 @@
 """Scenario `stream`: CPU of a follower for each cached query that comes in batches on the stream, by operation; and how
 long a batch takes at a constant rate of queries from one process.
 
-One follower process, one load process, as in `cached_reads`, and bare sessions: what is measured is the server.
+One follower process, one load process, as in `cached_reads`, and bare sessions, so that the server alone is measured.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Final
 
-from loadtest.client_process import run_job
-from loadtest.dataset import LINK, TOY, DatasetSize
-from loadtest.jobs import Pace, StreamJob
-from loadtest.results import Figure, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress
-from tao.cache.packed import CORE
-from tao.devcluster.cluster import DevCluster
-from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.server_options import Durability
-from tao.schema.registry import load_schema
+import msgspec
 
-SUMMARY: Final = "CPU of a follower per cached query on the stream, by operation; latency at 100,000 queries a second"
-SCHEMA: Final = Path(__file__).with_name("schema.yaml")
-SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=8)
-_FOLLOWER: Final = "follower-1a"
+from loadtest.client_process import StepReport, run_job
+from loadtest.dataset import LINK, TOY, Dataset, DatasetSize, Operation, Query, StoredList, write_dataset
+from loadtest.drivers import Batch, WrongAnswer, sessions, sessions_at_rate
+from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
+from loadtest.rounds import Comparison, Pace, Trial, compare_all
+from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.tao_reads import GraphReads, Transport, open_graph, open_sessions
+from loadtest.target import OneFollower, one_follower
+from tao.cache.packed import CORE
+from tao.model.edge_block import header
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count
+from tao.wire.session import Session
+from tao.wire.v1 import session_pb2 as pb
+
+FRAMES: Final = "frames"
+GRPC: Final = "gRPC stream"
+MIX: Final = "the paper's reads"
+_TRANSPORTS: Final[tuple[tuple[str, Transport], ...]] = ((FRAMES, "frames"), (GRPC, "grpc"))
 _BATCH: Final = 100
 _CONNECTIONS: Final = 4
 _RATE: Final = 100_000
 _TOY_RATE: Final = 2_000
+_PAGE_EDGES: Final = 20
+_PREPARED_BATCHES: Final = 100
+_TIMEOUT_SECONDS: Final = 30.0
+_SLOTS: Final = list(Operation)
+_CPU: Final = Goal(measure=Measure.SERVER_CPU, bound=3)
+_P99: Final = Goal(measure=Measure.P99, bound=1_000)
 _NOTES: Final = [
     "Operations are drawn from the paper's mix, whose lists are mostly empty; pages are of lists of 40 edges.",
     "At a constant rate latency counts from when a batch should have begun; the load process keeps its loop turning.",
 ]
 
 
-async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
-    """See `SUMMARY`. Raises `OperatorError`."""
-    cluster_settings = ClusterSettings(
-        state_dir=settings.work_dir / "stream", shape=SHAPE, schema_file=SCHEMA, durability=Durability.RELAXED
-    )
+async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
+    """Measure the mix and each operation over both transports. Raises `OperatorError`."""
     size, rate = (TOY, _TOY_RATE) if settings.toy else (DatasetSize(), _RATE)
-    async with AsyncExitStack() as stack:
-        cluster = await stack.enter_async_context(DevCluster(cluster_settings, progress.step))
-        pids = {process.name: process.pid for process in (await cluster.status()).processes}
+    async with one_follower(settings, "stream", progress) as cluster:
         job = StreamJob(
-            topology_file=str(cluster.topology_path),
-            grpc=cluster.client_address,
-            frames=f"{LOOPBACK}:{cluster.record.ports[_FOLLOWER].frames}",
-            topology_version=cluster.record.topology_version,
-            follower_pid=pids[_FOLLOWER],
+            cluster=cluster,
             size=size,
-            atype=load_schema(SCHEMA.read_text(), SCHEMA.name).atype(LINK).number,
             batch=_BATCH,
             connections=_CONNECTIONS,
             queries_per_second=rate,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
         figures = await run_job(job, progress, settings.work_dir / "stream.log", list[Figure])
-    conditions: dict[str, str | int | float] = {
-        "core": CORE,
-        "objects": size.objects,
-        "batch": _BATCH,
-        "connections": _CONNECTIONS,
-        "rate": rate,
-        "rounds": settings.rounds,
-        "round_seconds": settings.round_seconds,
-    }
-    return ScenarioResult(summary=SUMMARY, conditions=conditions, figures=figures, notes=_NOTES)
+    return ScenarioResult(
+        summary=SCENARIO.summary,
+        conditions={
+            "core": CORE,
+            "objects": size.objects,
+            "batch": _BATCH,
+            "connections": _CONNECTIONS,
+            "rate": rate,
+            "rounds": settings.rounds,
+            "round_seconds": settings.round_seconds,
+        },
+        figures=figures,
+        notes=_NOTES,
+        aims=aims_of(figures),
+    )
+
+
+SCENARIO: Final = Scenario(
+    name="stream",
+    summary="CPU of a follower per cached query on the stream, by operation; latency at 100,000 queries a second",
+    run=run,
+)
+
+
+class StreamJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask one follower for cached values in batches on the stream, by operation."""
+
+    cluster: OneFollower
+    size: DatasetSize
+    batch: int
+    """Queries in a message."""
+    connections: int
+    queries_per_second: float
+    """The rate of the comparison at a constant rate."""
+    pace: Pace
+
+    async def work(self, report: StepReport) -> list[Figure]:
+        """Return the figures in the order of the table. Raises `TaoError`."""
+        async with AsyncExitStack() as stack:
+            graph = await open_graph(self.cluster.topology_file, "frames", stack)
+            report("writing the graph", 0.0)
+            data = await write_dataset(graph, self.size)
+            report("checking every answer, which warms the cache", 0.0)
+            await GraphReads(graph).verify(data)
+            opened: dict[str, list[Session]] = {}
+            for name, transport in _TRANSPORTS:
+                address = self.cluster.frames if transport == "frames" else self.cluster.grpc
+                opened[name] = await open_sessions(address, transport, self.connections, stack)
+            ask, atype = opened[FRAMES][0].ask, graph.schema.atype(LINK).number
+            batches = {
+                shape: await checked(ask, _batches(queries, self.batch), atype, self.cluster.topology_version)
+                for shape, queries in _shapes(data).items()
+            }
+            comparisons = [_at_their_pace(self, opened, shape, of_shape) for shape, of_shape in batches.items()]
+            comparisons.append(_at_rate(self, opened, batches[MIX]))
+            return await compare_all(comparisons, self.pace, report)
+
+
+def _at_their_pace(
+    job: StreamJob, opened: dict[str, list[Session]], shape: str, batches: Sequence[Batch]
+) -> Comparison:
+    trials = tuple(
+        Trial(name, sessions(each, batches, job.cluster.topology_version), (job.cluster.follower_pid,), job.batch)
+        for name, each in opened.items()
+        if name == FRAMES or shape == MIX  # what an operation costs is the same over both
+    )
+    return Comparison(f"{shape}, batches of {job.batch}", trials, aims={FRAMES: (_CPU,)} if shape == MIX else {})
+
+
+def _at_rate(job: StreamJob, opened: dict[str, list[Session]], batches: Sequence[Batch]) -> Comparison:
+    trials = tuple(
+        Trial(
+            name,
+            sessions_at_rate(each, batches, job.cluster.topology_version, job.queries_per_second / job.batch),
+            (job.cluster.follower_pid,),
+            job.batch,
+        )
+        for name, each in opened.items()
+    )
+    return Comparison(f"{MIX}, {job.queries_per_second:,.0f} queries/s", trials, aims={FRAMES: (_P99,)})
+
+
+def _shapes(data: Dataset) -> dict[str, list[Query]]:
+    """Return the queries by shape: the mix, each operation of it, and queries of lists that have edges."""
+    shapes = {MIX: list(data.mix)}
+    for operation in Operation:
+        shapes[f"{operation} of the mix"] = [query for query in data.mix if query.operation is operation]
+    full = data.pages
+    shapes["assoc_range, a page"] = [_page(stored) for stored in full]
+    shapes["assoc_time_range, a page"] = [_window(stored) for stored in full]
+    shapes["assoc_get, an edge"] = [_edge(stored, place) for place, stored in enumerate(full)]
+    return {shape: queries for shape, queries in shapes.items() if queries}
+
+
+def _page(stored: StoredList) -> Query:
+    found = min(_PAGE_EDGES, len(stored.edges))
+    return Query(Operation.ASSOC_RANGE, stored.id1, limit=_PAGE_EDGES, expected=found)
+
+
+def _window(stored: StoredList) -> Query:
+    """Query a window that begins at the sixth edge."""
+    edges = stored.edges[5 : 5 + _PAGE_EDGES]
+    high, low = edges[0][1], edges[-1][1]
+    return Query(Operation.ASSOC_TIME_RANGE, stored.id1, limit=_PAGE_EDGES, high=high, low=low, expected=len(edges))
+
+
+def _edge(stored: StoredList, place: int) -> Query:
+    return Query(Operation.ASSOC_GET, stored.id1, id2=stored.edges[place % len(stored.edges)][0])
+
+
+def _batches(queries: Sequence[Query], size: int) -> Iterator[list[Query]]:
+    endless = itertools.cycle(queries)
+    for _ in range(_PREPARED_BATCHES):
+        yield sorted(itertools.islice(endless, size), key=lambda query: _SLOTS.index(query.operation))
+
+
+async def checked(
+    ask: Callable[[pb.Request, float], Awaitable[pb.Answer]],
+    batches: Iterable[list[Query]],
+    atype: int,
+    topology_version: int,
+) -> list[Batch]:
+    """Send each batch once and return it with the size of its answer. Queries are ordered by slot.
+
+    Raises `WrongAnswer` when an answer is wrong."""
+    checked = []
+    for queries in batches:
+        message = read_batch(queries, atype)
+        answer = await ask(pb.Request(topology_version=topology_version, read=message), _TIMEOUT_SECONDS)
+        values = answer.read.values
+        # By slot: what the follower has evicted meanwhile comes in a later part of the answer.
+        by_slot = dict(zip(answer.read.slots or range(len(values)), values, strict=True))
+        for slot, query in enumerate(queries):
+            found = _found(query, by_slot[slot]) if slot in by_slot else answer.read.errors
+            if found != query.expected:
+                raise WrongAnswer(f"{query} is answered with {found}")
+        checked.append(Batch(message, sum(map(len, values))))
+    return checked
+
+
+def _found(query: Query, value: bytes) -> int:
+    if query.operation is Operation.OBJ_GET:
+        return 1
+    return decode_count(value)[1] if len(value) == COUNT_VALUE_BYTES else header(value)[2]
+
+
+def read_batch(queries: Sequence[Query], atype: int) -> pb.ReadBatch:
+    """Return the message of queries that are ordered by slot."""
+    batch = pb.ReadBatch()
+    for query in queries:
+        if query.operation is Operation.OBJ_GET:
+            batch.obj_ids.append(query.id)
+        elif query.operation is Operation.ASSOC_COUNT:
+            batch.count_id1s.append(query.id)
+            batch.count_atypes.append(atype)
+        elif query.operation is Operation.ASSOC_RANGE:
+            batch.range_id1s.append(query.id)
+            batch.range_atypes.append(atype)
+            batch.range_positions.append(0)
+            batch.range_limits.append(query.limit)
+        elif query.operation is Operation.ASSOC_TIME_RANGE:
+            batch.time_range_id1s.append(query.id)
+            batch.time_range_atypes.append(atype)
+            batch.time_range_highs.append(query.high)
+            batch.time_range_lows.append(query.low)
+            batch.time_range_limits.append(query.limit)
+        else:
+            batch.get_id1s.append(query.id)
+            batch.get_atypes.append(atype)
+            batch.get_id2_counts.append(1)
+            batch.get_id2s.append(query.id2)
+            batch.get_highs.append(MAX_TIME)
+            batch.get_lows.append(0)
+    return batch

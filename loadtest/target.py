@@ -1,7 +1,7 @@
-"""The cluster that a scenario asks: one of its own, or one that runs already and is somebody else's.
+"""The cluster that a scenario asks: one of its own, or one that somebody else runs.
 
-Of a running one there is its topology document alone. Its servers' counters are read at their admin ports; CPU time of
-its processes, which may be on other machines, is not known, nor are its databases' passwords.
+A running cluster is known by its topology document alone. The counters of its servers are read at their admin ports;
+the CPU time of its processes, which may be on other machines, is unknown, and so are its databases' passwords.
 """
 
 from __future__ import annotations
@@ -10,43 +10,97 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Final
 
-from loadtest.scenario import Progress
+import msgspec
+
+from loadtest.scenario import SCHEMA, BenchSettings, Progress
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database import DatabaseInstance
-from tao.devcluster.layout import ClusterSettings, Role
+from tao.devcluster.database_program import Durability
+from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError
 from tao.model.topology import Topology
 from tao.topology.document import parse_topology
 
-OWN_TIER = "tier-1"
+OWN_TIER: Final = "tier-1"
+FOLLOWER: Final = "follower-1a"
+LEADER: Final = "leader-1"
+
+
+class OneFollower(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster of one follower, leader and database, as a load process needs to know it."""
+
+    topology_file: str
+    topology_version: int
+    grpc: str
+    frames: str
+    """The follower's addresses, ``host:port``."""
+    follower_pid: int
+
+
+@asynccontextmanager
+async def follower_cluster(settings: BenchSettings, name: str, progress: Progress) -> AsyncIterator[DevCluster]:
+    """Run a cluster of one follower with the types of `SCHEMA`. Raises `OperatorError`.
+
+    Its commits are not synced: nothing is written while it is measured, and syncing would only draw out the filling."""
+    shape = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=8)
+    cluster_settings = ClusterSettings(
+        state_dir=settings.work_dir / name, shape=shape, schema_file=SCHEMA, durability=Durability.RELAXED
+    )
+    async with DevCluster(cluster_settings, progress.step) as cluster:
+        yield cluster
+
+
+@asynccontextmanager
+async def one_follower(settings: BenchSettings, name: str, progress: Progress) -> AsyncIterator[OneFollower]:
+    """Run the same cluster, and describe it for a load process."""
+    async with follower_cluster(settings, name, progress) as cluster:
+        yield OneFollower(
+            topology_file=str(cluster.topology_path),
+            topology_version=cluster.record.topology_version,
+            grpc=cluster.client_address,
+            frames=f"{LOOPBACK}:{cluster.record.ports[FOLLOWER]['frames']}",
+            follower_pid=(await pids_of(cluster))[FOLLOWER],
+        )
+
+
+async def pids_of(cluster: DevCluster) -> dict[str, int]:
+    """Return the process ids of a cluster's servers by name."""
+    return {process.name: process.pid for process in (await cluster.status()).processes}
+
+
+def versions_of(database: DatabaseInstance) -> dict[str, str]:
+    """Return the flavour and version of a database server, as a report names them."""
+    return {database.binary.flavour: database.binary.version_text}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where to ask. Admin addresses by the name of a server."""
+    """The servers to ask. Admin addresses are by the name of the server."""
 
     topology_file: str
     region: str
-    """Which clients say that they are in: the topology's first."""
+    """The region of the clients: the topology's first."""
     tier: str
-    """Whose followers are asked."""
+    """The tier whose followers are asked."""
     shards: int
     tiers: tuple[str, ...]
-    """All of the region, the asked one first."""
+    """All tiers of the region, the asked one first."""
     followers: dict[str, str]
-    """Of the asked tier."""
+    """The followers of the asked tier."""
     all_followers: dict[str, str]
-    """Of the region."""
+    """The followers of the region."""
     leaders: dict[str, str]
     pids: dict[Role, list[int]] = field(default_factory=dict)
-    """By role; without those that nobody knows."""
+    """Process ids by role, where they are known."""
     cluster: DevCluster | None = None
-    """One's own; nobody here can restart the servers of another, or ask its databases."""
+    """The scenario's own cluster; a running one can be neither restarted here, nor its databases asked."""
 
     @property
     def database(self) -> DatabaseInstance | None:
-        """The first of a cluster of one's own."""
+        """The first database of the scenario's own cluster."""
         if self.cluster is None:
             return None
         return self.cluster.database(
@@ -55,13 +109,13 @@ class Target:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the database, where it is known."""
-        return {} if self.database is None else {self.database.binary.flavour: self.database.binary.version_text}
+        """The version of the database, where it is known."""
+        return {} if self.database is None else versions_of(self.database)
 
 
 def running_topology(topology_file: Path) -> Topology:
-    """Of a cluster that runs. Raises `OperatorError` for a file that cannot be read, `TopologyError` for one that is no
-    topology."""
+    """Read the topology of a running cluster. Raises `OperatorError` when the file cannot be read, and `TopologyError`
+    when it is no topology."""
     try:
         document = topology_file.read_bytes()
     except OSError as error:
@@ -70,8 +124,10 @@ def running_topology(topology_file: Path) -> Topology:
 
 
 def running_target(topology_file: Path, tier: str = "") -> Target:
-    """A cluster that runs. ``tier``: of its first region, or, when empty, that region's first. Raises `OperatorError`
-    when the file is no topology or has no such tier, and `TopologyError` for one that cannot be."""
+    """Return the running cluster of a topology file; ``tier`` is a tier of its first region, by default the first.
+
+    Raises `OperatorError` when the file cannot be read or has no such tier, and `TopologyError` when it is no topology.
+    """
     topology = running_topology(topology_file)
     region = topology.regions[0]
     asked = next((each for each in region.followers if each.name == (tier or region.followers[0].name)), None)
@@ -96,9 +152,9 @@ def running_target(topology_file: Path, tier: str = "") -> Target:
 
 
 async def target_of(cluster: DevCluster) -> Target:
-    """A cluster of one region that this process has started."""
+    """Return a cluster of one region that this process has started."""
     target = running_target(cluster.topology_path, OWN_TIER)
-    found = {process.name: process.pid for process in (await cluster.status()).processes}
+    found = await pids_of(cluster)
     pids: dict[Role, list[int]] = {}
     for name, role in cluster.processes.items():
         if role is not Role.FOLLOWER or name in target.followers:
@@ -108,8 +164,9 @@ async def target_of(cluster: DevCluster) -> Target:
 
 @asynccontextmanager
 async def target_for(topology_file: Path | None, own: ClusterSettings, progress: Progress) -> AsyncIterator[Target]:
-    """The running cluster of ``topology_file``, or, without one, a cluster that lasts as long as this context. Raises
-    `OperatorError`, and `TopologyError` for a document that cannot be."""
+    """Yield the running cluster of ``topology_file``, or without one a cluster that lasts as long as this context.
+
+    Raises `OperatorError`, and `TopologyError` when the document is no topology."""
     if topology_file is not None:
         yield running_target(topology_file)
         return

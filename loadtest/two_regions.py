@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from loadtest.waiting import until, within
-from tao.cli.checking.access import Access, access_of
-from tao.cli.checking.caches import verify_caches
-from tao.cli.checking.inverses import find_broken_pairs
-from tao.cli.checking.replicas import compare_replicas
-from tao.cli.export_scan import ReaderLogin
+from loadtest.conditions import until, within
+from tao.admin.access import Access, ReaderLogin, access_of
+from tao.admin.cache_verification import verify_caches
+from tao.admin.repair import find_broken_pairs
+from tao.admin.replica_verification import compare_replicas
+from tao.admin.replication import catch_up, replicas, replication_states
+from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
-from tao.devcluster.readiness import server_stats
-from tao.devcluster.replication_sets import catch_up, replicas, replication_states
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import OperatorError, Unavailable
 from tao.model.topology import Topology
@@ -40,12 +39,12 @@ SEMI_SYNC_RTT_MS: Final = 20.0
 _LOOK_SECONDS: Final = 0.1
 _BEGIN_SECONDS: Final = 60.0
 _ANY_TIME_MS: Final = 1 << 62
-_OWED: Final = ("owed_shards", "waiting_shards", "unacknowledged_bytes")
-"""Of a leader's deliveries, in its `/stats`: all 0 when its followers have everything."""
+_UNDELIVERED: Final = ("pending_shards", "waiting_shards", "unacknowledged_bytes")
+"""Figures of a leader's deliveries in its `/stats`: all 0 when its followers have everything."""
 
 
 def semi_sync_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
-    """Of a cluster that loses no write when one thing fails, a short way between its regions."""
+    """Return the settings of a cluster with near regions that loses no write when one thing fails."""
     return ClusterSettings(
         state_dir=folder / "two",
         shape=shape,
@@ -83,16 +82,19 @@ class TwoRegions:
     async def graph(
         self, region: str, tier: str, stack: AsyncExitStack, timeout_seconds: float, *, attaches: bool = True
     ) -> Graph:
-        """As of an application's process in that region; closed with the stack. ``attaches``: its own writes, to
-        what it reads."""
+        """Connect a client in that region and tier, which is closed with the stack.
+
+        With ``attaches`` its reads carry the versions of its own writes."""
         settings = ClientSettings(timeout_seconds=timeout_seconds, attach_own_writes=attaches)
         target = str(self.cluster.topology_path)
         return await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))
 
     async def quiet(self, timeout_seconds: float) -> None:
-        """Return when nobody writes and everything written has arrived: replicas have what their masters have, tailers
-        were acknowledged all that is in their binlogs, which leaders do as soon as it is spooled, followers have been
-        told all of it, and no half of a pair of edges waits for the other.
+        """Wait, after the last write, until all of it has arrived everywhere.
+
+        Then replicas have what their masters have, leaders have acknowledged to their tailers all that is in the
+        binlogs (which they do as soon as it is spooled), followers have received all of it, and no half of a pair of
+        edges waits for the other.
 
         Raises `OperatorError` with what is still missing."""
         accounts = service_accounts(self.cluster.record.passwords)
@@ -103,21 +105,21 @@ class TwoRegions:
                     shards = range(self.routes.shards)
                     return not await intents.old_intents(shards, before_unix_ms=_ANY_TIME_MS, limit=1)
 
-                async def told() -> bool:
-                    return not await self._behind() and not await self._owing()
+                async def delivered() -> bool:
+                    return not await self._behind() and not await self._undelivered()
 
                 await until(settled, _LOOK_SECONDS)
                 for replica in replicas(self.topology):
                     await catch_up(replica, accounts.administrator, timeout_seconds)
-                await until(told, _LOOK_SECONDS)
+                await until(delivered, _LOOK_SECONDS)
         except TimeoutError:
-            behind = [*await self._behind(), *await self._owing()]
+            behind = [*await self._behind(), *await self._undelivered()]
             raise OperatorError(
                 f"not quiet {timeout_seconds:g} s after the last write; {'; '.join(behind) or 'edges wait for repair'}"
             ) from None
 
     async def differences(self, on_progress: Callable[[str, int], None]) -> Differences:
-        """What `tao verify --all-regions` and `tao repair --dry-run` find."""
+        """Compare as `tao verify --all-regions` and `tao repair --dry-run` do."""
         async with self._access() as access:
             caches = await verify_caches(access.routes, access.links, access.store, on_progress=on_progress)
             databases = await compare_replicas(
@@ -145,16 +147,17 @@ class TwoRegions:
         )
 
     async def tailers_have_begun(self) -> bool:
-        """A tailer without a position makes its region void, and once more when all rows are visible."""
+        """Tell whether all tailers have begun: one without a position invalidates its region, and once more when all
+        rows are visible."""
         for region in self.topology.regions:
             stats = [await server_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]
-            if sum(each["voided_shards"] for each in stats) < 2 * self.topology.shards:
+            if sum(each["invalidated_shards"] for each in stats) < 2 * self.topology.shards:
                 return False
         return True
 
     async def _behind(self) -> list[str]:
-        """The tailers that have not told everything, and how far they are. An idle binlog moves with the heartbeats,
-        so what is compared is a moment between two of them."""
+        """List the tailers that have not delivered everything, and their positions. An idle binlog moves with the
+        heartbeats, so the comparison is true between two of them."""
         accounts = service_accounts(self.cluster.record.passwords)
         ends = await replication_states(self.topology, accounts.administrator)
         found: list[str] = []
@@ -166,12 +169,12 @@ class TwoRegions:
                 continue
             end = ends[stats["database_server"]].position
             if _parts(stats["position"]) != _parts(end) or stats["unacknowledged_bytes"] or stats["trouble"]:
-                told = f"{stats['position']} of {end}, {stats['unacknowledged_bytes']} bytes unacknowledged"
-                found.append(f"{name} has told {told} {stats['trouble']}".rstrip())
+                done = f"{stats['position']} of {end}, {stats['unacknowledged_bytes']} bytes unacknowledged"
+                found.append(f"{name} has delivered {done} {stats['trouble']}".rstrip())
         return found
 
-    async def _owing(self) -> list[str]:
-        """The leaders that have not delivered everything, and the followers that nobody tells of some shard."""
+    async def _undelivered(self) -> list[str]:
+        """List the leaders with undelivered messages, and the followers without a subscription of some shard."""
         found: list[str] = []
         for name, role in self.cluster.processes.items():
             if role not in (Role.LEADER, Role.FOLLOWER):
@@ -184,7 +187,7 @@ class TwoRegions:
             if role is Role.FOLLOWER:
                 owed = {"unsubscribed_shards": stats["unsubscribed_shards"]}
             else:
-                owed = {kind: stats["delivery"][kind] for kind in _OWED}
+                owed = {kind: stats["delivery"][kind] for kind in _UNDELIVERED}
             found += [f"{name}: {number} {kind}" for kind, number in owed.items() if number]
         return found
 
@@ -242,5 +245,5 @@ def _keep_logs(state_dir: Path, target: Path) -> None:
 
 
 def _parts(position: str) -> set[str]:
-    """Of a GTID position, in whatever order it was written."""
+    """Return the parts of a GTID position, in whatever order it was written."""
     return {part.strip().lower() for part in position.split(",") if part.strip()}

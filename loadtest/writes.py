@@ -1,24 +1,48 @@
 """Scenario `writes`: durable edges with their inverse, beside the same transactions issued one by one.
 
 Full durability (every commit synced, redo log and binlog), a buffer pool that holds everything, one leader, one
-follower. What is measured is group commit: the leader gathers what 64 writers want into few transactions.
+follower. The subject is group commit: the leader gathers the writes of 64 writers into few transactions.
+
+The yardstick is what an application would write by hand, in as few round trips as single statements allow: lock the
+shards' rows in share mode, read the rows to be touched with locks, upsert edge, inverse and the two lists' counts and
+versions, commit. The tables are the product's, on the same server; the ids are used by nobody else. Two writers that
+both find no list yet would both count 1: an application has to prevent that, this yardstick need not.
 """
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from random import Random
+from time import perf_counter
+from typing import Any, Final
 
-from loadtest.cached_reads import SCHEMA
-from loadtest.client_process import run_job
-from loadtest.jobs import Pace, WritesJob
-from loadtest.results import Figure, ScenarioResult
-from loadtest.scenario import BenchSettings, PartOfProgress, Progress
+import aiomysql
+import msgspec
+import pymysql.err
+
+from loadtest.client_process import StepReport, run_job
+from loadtest.drivers import WrongAnswer
+from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
+from loadtest.rounds import Comparison, Drive, Pace, Trial, compare_all
+from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario
+from loadtest.tao_reads import open_graph
+from loadtest.target import pids_of, versions_of
+from tao.client import Graph
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
+from tao.model.ids import SEQUENCE_PER_MS, make_id, shard_of
 
-SUMMARY: Final = "acknowledged assoc_add with inverse, fully durable, beside single transactions over aiomysql"
+TAO: Final = "tao"
+ONE_BY_ONE: Final = "one by one"
+PEER: Final = "peer"
+_PEER_NUMBER: Final = 2
+"""The number of that type in `schema.yaml`."""
 _SHARDS: Final = (8, 32)
 _WRITERS: Final = 64
 _IDS: Final = 32_000
@@ -28,23 +52,51 @@ _TOY_SHARDS: Final = (2,)
 _TOY_WRITERS: Final = 4
 _TOY_IDS: Final = 100
 _TOY_BUFFER_POOL_MB: Final = 64
+_GRAPH_IDS_MS: Final = 1_600_000_000_000
+_DIRECT_IDS_MS: Final = 1_650_000_000_000
+"""The two sides' ids lie in different milliseconds, so that they share no row."""
+_FIRST_TIME: Final = 1_700_000_000
+_SHARDS_OF_THE_GOALS: Final = 8
+_READ_BACK: Final = 2000
+"""Acknowledged edges looked for at the end, the latest ones."""
+_GOALS: Final = (
+    Goal(measure=Measure.RATE, bound=3_000),
+    Goal(measure=Measure.RATE, bound=1.5, against=ONE_BY_ONE),
+)
+_DEADLOCK: Final = 1213
+_ATTEMPTS: Final = 5
+
+Pair = tuple[int, int]
+EdgeWrite = Callable[[int, int, int], Awaitable[None]]
+"""``write(id1, id2, time)`` returns when the edge and its inverse are durable."""
 
 
-async def run(settings: BenchSettings, progress: Progress) -> ScenarioResult:
-    """See `SUMMARY`. Raises `OperatorError`."""
+async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
+    """Measure the writers with few and with many shards. Raises `OperatorError`."""
     figures: list[Figure] = []
     shapes = _TOY_SHARDS if settings.toy else _SHARDS
     for number, shards in enumerate(shapes):
         part = PartOfProgress(progress, number / len(shapes), 1 / len(shapes))
         figures += await _with_shards(shards, settings, part)
-    conditions: dict[str, str | int | float] = {
-        "writers": _TOY_WRITERS if settings.toy else _WRITERS,
-        "buffer_pool_mb": _TOY_BUFFER_POOL_MB if settings.toy else _BUFFER_POOL_MB,
-        "durability": "full",
-        "rounds": settings.rounds,
-        "round_seconds": settings.round_seconds,
-    }
-    return ScenarioResult(summary=SUMMARY, conditions=conditions, figures=figures)
+    return ScenarioResult(
+        summary=SCENARIO.summary,
+        conditions={
+            "writers": _TOY_WRITERS if settings.toy else _WRITERS,
+            "buffer_pool_mb": _TOY_BUFFER_POOL_MB if settings.toy else _BUFFER_POOL_MB,
+            "durability": "full",
+            "rounds": settings.rounds,
+            "round_seconds": settings.round_seconds,
+        },
+        figures=figures,
+        aims=aims_of(figures),
+    )
+
+
+SCENARIO: Final = Scenario(
+    name="writes",
+    summary="acknowledged assoc_add with inverse, fully durable, beside single transactions over aiomysql",
+    run=run,
+)
 
 
 async def _with_shards(shards: int, settings: BenchSettings, progress: Progress) -> list[Figure]:
@@ -56,22 +108,192 @@ async def _with_shards(shards: int, settings: BenchSettings, progress: Progress)
         durability=Durability.FULL,
     )
     async with DevCluster(cluster_settings, progress.step) as cluster:
-        pids = {process.name: process.pid for process in (await cluster.status()).processes}
+        pids = await pids_of(cluster)
         (database_name,) = cluster.record.shape.database_names
         database = cluster.database(database_name)
-        settings.versions[database.binary.flavour] = database.binary.version_text
+        settings.versions.update(versions_of(database))
         account = service_accounts(cluster.record.passwords).leader
         job = WritesJob(
             topology_file=str(cluster.topology_path),
             server_pids=tuple(pid for name, pid in pids.items() if name != database_name),
             database_pid=pids[database_name],
-            database_host=database.host,
-            database_port=database.port,
-            user=account.user,
-            password=account.password,
+            database=WriterAddress(database.host, database.port, account.user, account.password),
             shards=shards,
             writers=_TOY_WRITERS if settings.toy else _WRITERS,
             ids_per_shard=(_TOY_IDS if settings.toy else _IDS) // shards,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
         return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log", list[Figure])
+
+
+class WriterAddress(msgspec.Struct, frozen=True):
+    """A database server and the account to use there."""
+
+    host: str
+    port: int
+    user: str
+    password: str
+
+
+class WritesJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Write durably through a follower, in turns with the same transactions one by one."""
+
+    topology_file: str
+    server_pids: tuple[int, ...]
+    """The follower and the leader."""
+    database_pid: int
+    database: WriterAddress
+    shards: int
+    writers: int
+    ids_per_shard: int
+    pace: Pace
+
+    async def work(self, report: StepReport) -> list[Figure]:
+        """Return the figures; the edges are read back at the end. Raises `TaoError` or `pymysql.err.MySQLError`."""
+        async with AsyncExitStack() as stack:
+            graph = await open_graph(self.topology_file, "frames", stack)
+            direct = [await DirectWriter.open(self.database) for _ in range(self.writers)]
+            for writer in direct:
+                stack.push_async_callback(writer.close)
+            pairs = _pairs(Random(1), self._ids(_GRAPH_IDS_MS))
+            direct_pairs = _pairs(Random(1), self._ids(_DIRECT_IDS_MS))
+            written: deque[Pair] = deque(maxlen=_READ_BACK)
+            through_graph = _writers([_through(graph, written)] * self.writers, pairs)
+            comparison = Comparison(
+                f"assoc_add with inverse, {self.writers} writers, {self.shards} shards",
+                (
+                    Trial(TAO, through_graph, (*self.server_pids, self.database_pid)),
+                    Trial(ONE_BY_ONE, _writers([_at(writer) for writer in direct], direct_pairs), (self.database_pid,)),
+                ),
+                ONE_BY_ONE,
+                {TAO: _GOALS if self.shards == _SHARDS_OF_THE_GOALS else ()},
+            )
+            figures = await compare_all([comparison], self.pace, report)
+            report("reading the edges back", 1.0)
+            await _verify(graph, written)
+            return figures
+
+    def _ids(self, unix_ms: int) -> list[int]:
+        # Ids of no object: the ends of an edge are not looked up.
+        return [
+            make_id(shard, unix_ms + number // SEQUENCE_PER_MS, number % SEQUENCE_PER_MS)
+            for shard in range(self.shards)
+            for number in range(self.ids_per_shard)
+        ]
+
+
+async def _verify(graph: Graph, written: Iterable[Pair]) -> None:
+    """Raise `WrongAnswer` unless both edges of every pair exist."""
+    for pair in written:
+        for id1, id2 in (pair, pair[::-1]):
+            if not await graph.assoc_get(id1, PEER, (id2,)):
+                raise WrongAnswer(f"the edge {id1} → {id2} was acknowledged and is not there")
+
+
+def _pairs(chance: Random, ids: Sequence[int]) -> Iterator[Pair]:
+    while True:
+        id1, id2 = chance.choice(ids), chance.choice(ids)
+        if id1 != id2:
+            yield id1, id2
+
+
+def _through(graph: Graph, written: deque[Pair]) -> EdgeWrite:
+    async def write(id1: int, id2: int, time: int) -> None:
+        await graph.assoc_add(id1, PEER, id2, time)
+        written.append((id1, id2))
+
+    return write
+
+
+def _at(writer: DirectWriter) -> EdgeWrite:
+    async def write(id1: int, id2: int, time: int) -> None:
+        await writer.add_edge(id1, id2, time, _PEER_NUMBER, (shard_of(id1), shard_of(id2)))
+
+    return write
+
+
+def _writers(writes: Sequence[EdgeWrite], pairs: Iterator[Pair]) -> Drive:
+    """Return the load of one writer per function; all draw from the same pairs, and times grow."""
+    times = itertools.count(_FIRST_TIME)
+
+    async def one(write: EdgeWrite, until: float, latencies: list[float]) -> None:
+        started = perf_counter()
+        while started < until:
+            id1, id2 = next(pairs)
+            await write(id1, id2, next(times))
+            ended = perf_counter()
+            latencies.append(ended - started)
+            started = ended
+
+    async def drive(until: float, latencies: list[float]) -> None:
+        async with asyncio.TaskGroup() as group:
+            for write in writes:
+                group.create_task(one(write, until, latencies))
+
+    return drive
+
+
+class DirectWriter:
+    """Writes edges over one connection. `Any`: aiomysql has no types."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def open(cls, address: WriterAddress) -> DirectWriter:
+        """Connect. Raises `pymysql.err.MySQLError`."""
+        connection = await aiomysql.connect(
+            host=address.host, port=address.port, user=address.user, password=address.password, autocommit=False
+        )
+        async with connection.cursor() as cursor:
+            await cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        return cls(connection)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._connection.ensure_closed()
+
+    async def add_edge(self, id1: int, id2: int, time: int, atype: int, shards: tuple[int, int]) -> int:
+        """Add an edge and its inverse of the same type. Returns how many edges were added: 2. Raises
+        `pymysql.err.MySQLError`; a deadlock is tried again a few times."""
+        sides = sorted(((shards[0], id1, id2), (shards[1], id2, id1)))
+        attempts = 1
+        while True:
+            try:
+                return await self._transaction(sides, time, atype)
+            except pymysql.err.OperationalError as error:
+                await self._connection.rollback()
+                if error.args[0] != _DEADLOCK or attempts == _ATTEMPTS:
+                    raise
+                attempts += 1
+
+    async def _transaction(self, sides: list[tuple[int, int, int]], time: int, atype: int) -> int:
+        added = 0
+        async with self._connection.cursor() as cursor:
+            await cursor.execute("START TRANSACTION")
+            for shard in sorted({shard for shard, _, _ in sides}):
+                await cursor.execute(f"SELECT generation FROM tao_{shard:05d}.shard LOCK IN SHARE MODE")  # noqa: S608
+            for shard, id1, id2 in sides:
+                schema = f"tao_{shard:05d}"
+                await cursor.execute(
+                    f"SELECT l.version, l.count, a.time FROM {schema}.assoc_lists l "  # noqa: S608
+                    f"LEFT JOIN {schema}.assocs a ON a.id1 = l.id1 AND a.atype = l.atype AND a.id2 = %s "
+                    "WHERE l.id1 = %s AND l.atype = %s FOR UPDATE",
+                    (id2, id1, atype),
+                )
+                found = await cursor.fetchone()
+                version, count, present = found or (0, 0, None)
+                added += present is None
+                await cursor.execute(
+                    f"INSERT INTO {schema}.assocs (id1, atype, id2, time, version, data) "  # noqa: S608
+                    "VALUES (%s, %s, %s, %s, %s, '') "
+                    "ON DUPLICATE KEY UPDATE time = VALUES(time), version = VALUES(version)",
+                    (id1, atype, id2, time, version + 1),
+                )
+                await cursor.execute(
+                    f"INSERT INTO {schema}.assoc_lists (id1, atype, count, version) VALUES (%s, %s, %s, %s) "  # noqa: S608
+                    "ON DUPLICATE KEY UPDATE count = VALUES(count), version = VALUES(version)",
+                    (id1, atype, count + (present is None), version + 1),
+                )
+        await self._connection.commit()
+        return added

@@ -9,15 +9,16 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from tao.devcluster.database import DatabaseInstance, InstanceSettings
-from tao.devcluster.server_binary import find_server_binary
-from tao.devcluster.server_options import Durability, ServerOptions
-from tao.devcluster.template import default_cache_folder
+from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
+from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
 from tao.model.errors import OperatorError
-from tao.storage.accounts import Account, ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts
+from tests.rigs.effort import examples
 
-# How long an example takes is the machine's affair: no test asserts a time, and none of Hypothesis does it for us.
-hypothesis.settings.register_profile("tao", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+# The time of an example depends on the machine. No test asserts a time, so Hypothesis must not do it either.
+hypothesis.settings.register_profile(
+    "tao", deadline=None, max_examples=examples(100), suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("tao")
 
 

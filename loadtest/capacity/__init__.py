@@ -1,1 +1,1 @@
-"""What one server is good for, what more servers and more data change about it, and what that makes of a deployment."""
+"""The capacity of one server, of more servers and with more data, and the size of a deployment."""

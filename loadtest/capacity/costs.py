@@ -1,4 +1,4 @@
-"""What stretches of load have cost, as the JSON of `capacity` and its tables have it."""
+"""The costs of queries under a load, as the JSON of `capacity` and its tables have them."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Final
 
 import msgspec
 
-from loadtest.capacity.capacity_client import TurnResult
-from loadtest.capacity.model import Assumptions, Costs, Deployment, Point
+from loadtest.capacity.jobs import CapacityTurnResult
+from loadtest.capacity.model import Costs, Deployment, DeploymentAssumptions, Point, Servers
 from loadtest.results import Listing
 
 PUBLISHED_MIX: Final = "the published mix"
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of load; CPU in microseconds per query."""
+    """One period of load; CPU in microseconds per query."""
 
     batch: int
     asked_hit_rate: float | None = None
@@ -31,21 +31,21 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     leader_hits_per_query: float
     leader_misses_per_query: float
     bytes_per_query: float
-    """Of the followers, both ways."""
+    """Bytes of the followers, in both directions."""
     leader_bytes_per_query: float
     follower_limit_qps: float
-    """A million divided by the follower's CPU: of one follower whose core nobody else wants."""
+    """A million divided by the follower's CPU: the rate of one follower that has a core to itself."""
 
 
 class OfFollowers(msgspec.Struct, frozen=True, kw_only=True):
-    """So many followers, all reads hits."""
+    """The cost with so many followers when all reads are hits."""
 
     followers: int
     cost: Cost
 
 
 class OfGrowth(msgspec.Struct, frozen=True, kw_only=True):
-    """So much more data, read by popularity."""
+    """The cost with so much more data, read by popularity."""
 
     growth: int
     objects: int
@@ -54,8 +54,8 @@ class OfGrowth(msgspec.Struct, frozen=True, kw_only=True):
     cost: Cost
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found, as the JSON has it."""
+class CapacityFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run, as its JSON has it."""
 
     cpus: int
     object_bytes: int
@@ -63,17 +63,19 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     by_followers: list[OfFollowers]
     by_growth: list[OfGrowth]
     by_mix: list[Cost]
-    """The published mix, single queries, of which more and more is spread evenly over all keys."""
+    """The published mix in single queries, a growing part of which is spread evenly over all keys."""
     costs: dict[str, Costs]
-    """By what was asked: the `PUBLISHED_MIX`, or objects in batches of so many."""
-    assumptions: Assumptions
+    """Costs by kind of query: the `PUBLISHED_MIX`, or objects in batches of so many."""
+    assumptions: DeploymentAssumptions
     billion_reads: dict[str, Deployment]
-    """By the same."""
+    """Deployments by kind of query, as for the costs."""
 
 
-def cost_of(batch: int, asked_hit_rate: float | None, results: Sequence[TurnResult]) -> Cost:
-    """Of load processes that ran side by side. Each saw the servers' whole work while it ran: that is averaged, and
-    the rates of their own queries add up."""
+def cost_of(batch: int, asked_hit_rate: float | None, results: Sequence[CapacityTurnResult]) -> Cost:
+    """Combine the results of load processes that ran side by side.
+
+    Each process saw all the work of the servers while it ran, which is averaged; the rates of their own queries add up.
+    """
     rate = sum(each.queries / each.elapsed for each in results)
     hits, misses, leader_hits, leader_misses = (
         sum(counted.get(role, 0) for counted in counts)
@@ -82,7 +84,7 @@ def cost_of(batch: int, asked_hit_rate: float | None, results: Sequence[TurnResu
     )
 
     def a_query(values: Sequence[float]) -> float:
-        # Per second of the servers, by queries per second of all.
+        # The servers' work per second is divided by the queries per second of all processes.
         return sum(value / each.elapsed for value, each in zip(values, results, strict=True)) / len(results) / rate
 
     follower_us = 1e6 * a_query([each.cpu["follower"] for each in results])
@@ -107,7 +109,7 @@ def cost_of(batch: int, asked_hit_rate: float | None, results: Sequence[TurnResu
 
 
 def point_of(cost: Cost) -> Point:
-    """For the model."""
+    """Return the measurement for the model."""
     return Point(
         hit_rate=cost.hit_rate,
         follower_us=cost.follower_us,
@@ -133,30 +135,65 @@ def _cells(cost: Cost) -> tuple[str, ...]:
     )
 
 
-def costs_listing(measured: Measured) -> Listing:
-    """Objects."""
+def costs_listing(measured: CapacityFigures) -> Listing:
+    """Return the table of reads of objects."""
     rows: list[tuple[str, ...]] = [
         (f"batches of {each.batch}", *_cells(each), f"{each.follower_limit_qps:,.0f}") for each in measured.by_hit_rate
     ]
     return Listing(title="one follower by hit rate", columns=("", *_COLUMNS, "follower alone/s"), rows=rows)
 
 
-def mix_listing(measured: Measured) -> Listing:
-    """The published mix."""
+def mix_listing(measured: CapacityFigures) -> Listing:
+    """Return the table of the published mix."""
     rows: list[tuple[str, ...]] = [(f"{each.follower_limit_qps:,.0f}", *_cells(each)) for each in measured.by_mix]
     return Listing(title="the published mix, by hit rate", columns=("follower alone/s", *_COLUMNS), rows=rows)
 
 
-def followers_listing(measured: Measured) -> Listing:
-    """More of them."""
+def followers_listing(measured: CapacityFigures) -> Listing:
+    """Return the table by number of followers."""
     rows: list[tuple[str, ...]] = [(f"{each.followers}", *_cells(each.cost)) for each in measured.by_followers]
     return Listing(title="all hits, by followers", columns=("followers", *_COLUMNS), rows=rows)
 
 
-def growth_listing(measured: Measured) -> Listing:
-    """More data."""
+def growth_listing(measured: CapacityFigures) -> Listing:
+    """Return the table by size of the data."""
     rows: list[tuple[str, ...]] = [
         (f"× {each.growth}, {each.objects:,} objects, cache of {each.cache_mb} MB", *_cells(each.cost))
         for each in measured.by_growth
     ]
     return Listing(title="data that grows", columns=("read by popularity", *_COLUMNS), rows=rows)
+
+
+def fitted_listing(measured: CapacityFigures) -> Listing:
+    """Return the table of the fitted costs, by kind of query."""
+    cpu = ("hit_us", "miss_us", "leader_hit_us", "leader_miss_us", "database_us")
+    traffic = ("hit_bytes", "miss_bytes", "database_bytes")
+    rows: list[tuple[str, ...]] = [
+        (asked, *(f"{getattr(each, name):.1f}" for name in cpu), *(f"{getattr(each, name):,.0f}" for name in traffic))
+        for asked, each in measured.costs.items()
+    ]
+    columns = (
+        *("asked", "follower: hit, µs", "miss, µs", "leader: hit, µs", "miss, µs", "database, µs"),
+        *("follower: hit, bytes", "miss, bytes", "leader to database, bytes"),
+    )
+    return Listing(title="fitted costs", columns=columns, rows=rows)
+
+
+def billion_listing(measured: CapacityFigures) -> Listing:
+    """Return the table of the servers that a billion reads per second need, by kind of query."""
+    rows: list[tuple[str, ...]] = [
+        (
+            asked,
+            *(_servers(each) for each in (found.follower, found.leader, found.database)),
+            f"{found.reads_per_follower_server:,.0f}",
+        )
+        for asked, found in measured.billion_reads.items()
+    ]
+    rows.append(("TAO", *("not published",) * 4))
+    columns = ("asked", "followers", "leaders", "databases", "reads/s of a follower server")
+    title = "a billion reads a second: servers for the CPU / for the network (Gbit/s of all)"
+    return Listing(title=title, columns=columns, rows=rows)
+
+
+def _servers(found: Servers) -> str:
+    return f"{found.for_cpu:,} / {found.for_network:,} ({found.network_gbit:,.0f})"

@@ -1,9 +1,9 @@
-"""From measured costs to a deployment: what so many reads a second take, and under which assumptions. Pure.
+"""From measured costs to a deployment: the servers that so many reads per second need, under stated assumptions. Pure.
 
-A query's CPU time at each process is taken to be linear in how far down it goes: a hit costs the follower one amount, a
-miss another (as the paper's figure 7 has throughput), a leader works for misses of followers alone, of which its own
-hits cost one amount and its misses another, a database for misses of leaders alone. Bytes go the same ways. All are
-least-squares fits over measurements at several hit rates.
+A query's CPU time at each process is assumed to be linear in how far down it goes. A hit costs the follower one amount
+and a miss another (as the paper's figure 7 has throughput). A leader works for misses of followers alone, of which its
+own hits cost one amount and its misses another; a database works for misses of leaders alone. Bytes follow the same
+paths. All costs are least-squares fits over measurements at several hit rates.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import msgspec
 _MICRO: Final = 1e-6
 _BITS: Final = 8
 _TOGETHER: Final = 1e-3
-"""Of two measures that go together this closely, the parts in a sum are chance."""
+"""Closeness at which two measures count as growing together: their separate parts in a sum are then chance."""
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement; CPU in microseconds, and bytes, per query of the clients. ``leader_hits`` and ``leader_misses``:
-    of one query, the share that the leader answered, and that it had to fetch."""
+    """One measurement: CPU in microseconds, and bytes, per query of the clients. ``leader_hits`` and ``leader_misses``
+    are the shares of a query that the leader answered, and that it had to fetch."""
 
     hit_rate: float
     follower_us: float
@@ -32,9 +32,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     leader_hits: float
     leader_misses: float
     bytes_per_query: float
-    """Of the followers."""
+    """Bytes read and written by the followers."""
     leader_bytes: float
-    """Of the leaders."""
+    """Bytes read and written by the leaders."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,51 +42,51 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
 
     hit_us: float
     miss_us: float
-    """At the follower, the hit's part included."""
+    """CPU of the follower, including the part of a hit."""
     leader_hit_us: float
-    """Of one miss of a follower that the leader answers."""
+    """CPU of a follower's miss that the leader answers."""
     leader_miss_us: float
-    """Of one that it has to fetch."""
+    """CPU of a follower's miss that the leader has to fetch."""
     database_us: float
-    """Of one miss of a leader."""
+    """CPU of a leader's miss."""
     hit_bytes: float
-    """Through a follower's network interface, both ways."""
+    """Bytes through a follower's network interface, in both directions."""
     miss_bytes: float
-    """What it has more than a hit goes between follower and leader."""
+    """Bytes of a miss; the part above those of a hit goes between follower and leader."""
     database_bytes: float
-    """Between leader and database, for one miss of a leader; with the spool of its writes, which no counter sets
-    apart."""
+    """Bytes between leader and database for one miss of a leader, including the spool of its writes, which no counter
+    separates."""
 
 
-class Assumptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not measured here."""
+class DeploymentAssumptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures that this benchmark does not measure."""
 
     reads_per_second: float = 1e9
     hit_rate: float = 0.964
-    """Of followers; the paper's (section 8)."""
+    """Hit rate of followers: the paper's (section 8)."""
     leader_hit_rate: float = 0.5
     """Share of the followers' misses that a leader answers. Not published."""
     write_share: float = 0.002
-    """Of all requests (section 7). A write counts as a miss all the way down, as in figure 7."""
+    """Share of writes in all requests (section 7). A write counts as a miss all the way down, as in figure 7."""
     cores: int = 16
-    """Of a server: two Xeon E5-2660 of 8 cores (section 8), each taken to be as fast as one measured here."""
+    """Cores of a server: two Xeon E5-2660 of 8 cores (section 8), each taken to be as fast as one measured here."""
     utilisation: float = 0.5
-    """Of a server's cores at the peak: room for the loss of a tier, and for other peaks."""
+    """Share of a server's cores used at the peak: room for the loss of a tier, and for other peaks."""
     network_gbit: float = 10.0
-    """Of a server's interface (section 8), in each direction; both ways are counted against it, to the same
-    ``utilisation``."""
+    """Rate of a server's interface (section 8) in each direction. The traffic of both directions is counted against it,
+    to the same ``utilisation``."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """``at_one`` and ``at_zero``: the fitted values at hit rates 1 and 0."""
+class _FittedLine:
+    """A fitted line; ``at_one`` and ``at_zero`` are its values at hit rates 1 and 0."""
 
     at_one: float
     at_zero: float
 
 
-def fitted_line(points: Sequence[tuple[float, float]]) -> _Line:
-    """Least squares over ``(hit rate, value)``. Raises `ValueError` when all have one hit rate."""
+def fitted_line(points: Sequence[tuple[float, float]]) -> _FittedLine:
+    """Fit a line by least squares over ``(hit rate, value)``. Raises `ValueError` when all points have one hit rate."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / max(1, count)
     mean_y = sum(y for _, y in points) / max(1, count)
@@ -94,14 +94,15 @@ def fitted_line(points: Sequence[tuple[float, float]]) -> _Line:
     if not spread:
         raise ValueError("costs need measurements at two hit rates at least")
     slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    return _Line(mean_y + slope * (1 - mean_x), mean_y - slope * mean_x)
+    return _FittedLine(mean_y + slope * (1 - mean_x), mean_y - slope * mean_x)
 
 
 def fit(points: Sequence[Point]) -> Costs:
     """Raises `ValueError` when all points have one hit rate."""
     follower = fitted_line([(each.hit_rate, each.follower_us) for each in points])
     traffic = fitted_line([(each.hit_rate, each.bytes_per_query) for each in points])
-    # A miss is a hit's work and some more, never less: where few of the leader's reads are hits, chance would say so.
+    # A miss is the work of a hit and more, never less. Where few of the leader's reads are hits, chance could say
+    # otherwise.
     leader_us, fetching_us = fitted_parts(
         [(each.leader_hits + each.leader_misses, each.leader_misses, each.leader_us) for each in points]
     )
@@ -121,9 +122,11 @@ def fit(points: Sequence[Point]) -> Costs:
 
 
 def fitted_parts(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Least squares over ``(a, b, value)`` for ``value = x * a + y * b``, neither of them below 0. Through the origin:
-    without misses there is no work, and what heartbeats cost should not be taken for it. Where ``a`` and ``b`` always
-    went together, which of them cost what cannot be told, and both cost the same."""
+    """Fit ``value = x * a + y * b`` by least squares over ``(a, b, value)``, with neither ``x`` nor ``y`` below 0.
+
+    The fit goes through the origin: without misses there is no work, and the cost of heartbeats must not be taken for
+    it. Where ``a`` and ``b`` always grow together, their parts cannot be separated, and both cost the same.
+    """
     aa, ab, bb = (sum(a * a for a, _, _ in points), sum(a * b for a, b, _ in points), sum(b * b for _, b, _ in points))
     av, bv = sum(a * value for a, _, value in points), sum(b * value for _, b, value in points)
     determinant = aa * bb - ab * ab
@@ -140,18 +143,18 @@ def fitted_parts(points: Sequence[tuple[float, float, float]]) -> tuple[float, f
 
 
 class Servers(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one role, as assumed; ``servers`` is the most of what CPU and network ask for."""
+    """The servers of one role; ``servers`` is the larger of the numbers needed for the CPU and for the network."""
 
     cores: float
     for_cpu: int
     network_gbit: float
-    """Of all of them together, both ways."""
+    """Traffic of all of them together, in both directions."""
     for_network: int
     servers: int
 
 
 class Deployment(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes; databases of all regions together."""
+    """The servers of a deployment; ``databases`` are those of all regions together."""
 
     follower: Servers
     leader: Servers
@@ -159,8 +162,9 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     reads_per_follower_server: float
 
 
-def deployment(costs: Costs, assumed: Assumptions) -> Deployment:
-    """Followers for every request, leaders for misses and writes, databases for what leaders miss and for writes."""
+def deployment(costs: Costs, assumed: DeploymentAssumptions) -> Deployment:
+    """Return the deployment: followers for every request, leaders for misses and writes, databases for the leaders'
+    misses and for writes."""
     requests = assumed.reads_per_second / (1 - assumed.write_share)
     writes = requests * assumed.write_share
     misses = assumed.reads_per_second * (1 - assumed.hit_rate)
@@ -185,8 +189,8 @@ def deployment(costs: Costs, assumed: Assumptions) -> Deployment:
     )
 
 
-def _servers(busy_us: float, traffic_bytes: float, assumed: Assumptions) -> Servers:
-    """``busy_us``: microseconds of CPU in a second; ``traffic_bytes``: in a second."""
+def _servers(busy_us: float, traffic_bytes: float, assumed: DeploymentAssumptions) -> Servers:
+    """Size one role; ``busy_us`` is microseconds of CPU per second, ``traffic_bytes`` bytes per second."""
     cores, gbit = busy_us * _MICRO, traffic_bytes * _BITS / 1e9
     for_cpu = ceil(cores / (assumed.cores * assumed.utilisation))
     for_network = ceil(gbit / (assumed.network_gbit * assumed.utilisation))

@@ -1,106 +1,95 @@
-"""Scenario `capacity`: one follower by hit rate (the paper's figure 7), more followers, more data; and from these costs
-what a billion reads a second take.
+"""Scenario `capacity`: one follower by hit rate (the paper's figure 7), more followers, and more data; and the servers
+that a billion reads per second need at these costs.
 
-On a machine of few cores the client, the leader and the database take theirs from the follower's: rates tell what the
-machine does, CPU per query what a follower costs. Both are reported; the model is made of the second.
+On a machine of few cores the client, the leader and the database compete with the follower for CPU: rates show what the
+machine does, CPU per query what a follower costs. Both are reported; the model uses the CPU per query.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import cpu_count
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from loadtest.capacity.capacity_client import SKEW, CapacityJob, GrowJob, MixJob, Turn, TurnResult
 from loadtest.capacity.costs import (
     PUBLISHED_MIX,
+    CapacityFigures,
     Cost,
-    Measured,
     OfFollowers,
     OfGrowth,
+    billion_listing,
     cost_of,
     costs_listing,
+    fitted_listing,
     followers_listing,
     growth_listing,
     mix_listing,
     point_of,
 )
-from loadtest.capacity.model import Assumptions, deployment, fit
+from loadtest.capacity.jobs import SKEW, CapacityJob, CapacityTurn, CapacityTurnResult, GrowJob, MixJob
+from loadtest.capacity.model import DeploymentAssumptions, deployment, fit
 from loadtest.client_process import run_job
+from loadtest.conditions import together
+from loadtest.options import AWAITERS, FOLLOWER_COUNTS, GROWTHS, OBJECTS, SECONDS, Options
 from loadtest.published import figures
-from loadtest.published.load_process import FillJob, Subject
+from loadtest.published.jobs import FillJob, Subject
 from loadtest.published.run import SCHEMA
-from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, check_bounds
-from loadtest.waiting import together
+from loadtest.results import ScenarioResult, at_most
+from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.target import OWN_TIER, pids_of, versions_of
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
-from tao.devcluster.server_options import Durability
 from tao.model.errors import OperatorError
 
-SUMMARY: Final = "one follower by hit rate, more followers, more data, and a model of a billion reads a second"
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=16)
-_TIER: Final = "tier-1"
 _HIT_RATES: Final = (0.25, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
-"""Of keys in the cache; other keys find some more there, so that the least measured is about a half."""
+"""Shares of the reads that are for resident keys; other keys hit as well, so that the lowest hit rate is about a
+half."""
 _BATCHES: Final = (1, 20)
-_GROWTHS: Final = (1, 10, 100)
+_HIT_US: Final = 25.0
+"""The aim for a follower's CPU: one core then answers 40,000 hits per second, with room for its other work."""
 _SMALLEST_MB: Final = 1
 _ENTRY_BYTES: Final = 160
-"""Of an object's headers, roughly, for how many keys are read before by popularity."""
+"""Rough size of an object's headers, from which the number of keys read before reads by popularity follows."""
 _WORKLOAD: Final = "tao_atc13"
 _MIX_CACHE_SHARE: Final = 0.2
 _EVEN_SHARES: Final = (0.0, 0.1, 0.25, 0.5, 1.0)
-"""Of the published mix: from as it is to one that no cache of a fifth can do much for."""
+"""Shares of the published mix that are spread evenly: from none to a mix that a cache of a fifth cannot help."""
 _LOAD_PROCESSES: Final = 2
-"""That ask several followers at once; one would be the limit itself."""
+"""Load processes that ask several followers at once; a single one would itself be the limit."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CapacitySettings:
-    """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
+@dataclass(frozen=True, kw_only=True)
+class CapacityOptions(Options):
+    """The options of `capacity`, and the sizes that only the toy run changes."""
 
-    objects: int = 3_000
-    """At ×1, of the paper's mean size: 2 MB, of which the smallest cache there is holds two fifths."""
-    growths: tuple[int, ...] = _GROWTHS
+    objects: int = OBJECTS.default(3_000)
+    """Objects of the paper's mean size: 2 MB, of which the smallest cache holds two fifths."""
+    growths: tuple[int, ...] = GROWTHS.default((1, 10, 100))
+    followers: tuple[int, ...] = FOLLOWER_COUNTS.default((1, 2, 4))
+    awaiters: int = AWAITERS.default(64)
+    seconds: float = SECONDS.default(3.0, help="Measured seconds of each turn.")
     hit_rates: tuple[float, ...] = _HIT_RATES
-    followers: tuple[int, ...] = (1, 2, 4)
     residents: int = 1_000
     mix_nodes: int = 6_000
-    """Of the graph that the published mix is asked of."""
-    awaiters: int = 64
-    seconds: float = 3.0
-    """Of each turn."""
+    """Nodes of the graph of which the published mix is asked."""
 
     def __post_init__(self) -> None:
-        check_bounds(
-            {
-                "--objects": (self.objects, 100, 1_000_000),
-                "--awaiters": (self.awaiters, 1, 10_000),
-                "--seconds": (self.seconds, 0.1, 600),
-            }
-        )
-        if [*self.growths] != sorted({each for each in self.growths if 1 <= each <= 1_000}) or not self.growths:
-            raise OperatorError("--growths: each from 1 to 1000, in ascending order")
-        if not all(1 <= each <= 16 for each in self.followers):
-            raise OperatorError("--followers: each from 1 to 16")
+        Options.__post_init__(self)
+        if [*self.growths] != sorted({*self.growths}) or not self.growths:
+            raise OperatorError("--growths: give each once, in ascending order")
 
 
-async def run(
-    settings: BenchSettings,
-    progress: Progress,
-    wanted: CapacitySettings | None = None,
-    plot_file: Path | None = None,
-) -> ScenarioResult:
-    """See `SUMMARY`; ``plot_file``: a PNG to draw. Raises `OperatorError`."""
-    capacity = wanted or CapacitySettings()
+async def run(settings: BenchSettings, progress: Progress, capacity: CapacityOptions) -> ScenarioResult:
+    """Measure one follower, more followers and more data, and fit the model. Raises `OperatorError`."""
     if settings.toy:
-        capacity = CapacitySettings(
+        capacity = replace(
+            capacity,
             objects=3_000,
             growths=(1,),
             hit_rates=(0.5, 1.0),
@@ -110,46 +99,52 @@ async def run(
             awaiters=8,
             seconds=0.1,
         )
-    measured = await _Run(settings, progress, capacity).measured()
-    if plot_file is not None:
-        # Loaded here: it takes a second, which a run without a plot need not wait for.
-        from loadtest.report.plots import draw_capacity
-
-        draw_capacity(msgspec.to_builtins(measured), plot_file)
+    measured = await _CapacityRun(settings, progress, capacity).measured()
     return ScenarioResult(
-        summary=SUMMARY,
+        summary=SCENARIO.summary,
         conditions={"object_bytes": measured.object_bytes, "awaiters": capacity.awaiters, "skew": SKEW},
-        quantities=[
-            Quantity(name=f"a billion reads/s, {asked}: {role}", value=getattr(found, role).servers, unit="servers")
-            for asked, found in measured.billion_reads.items()
-            for role in ("follower", "leader", "database")
-        ],
         listings=[
             costs_listing(measured),
             mix_listing(measured),
             followers_listing(measured),
             growth_listing(measured),
+            fitted_listing(measured),
+            billion_listing(measured),
         ],
         notes=[
             f"All processes share {measured.cpus} cores; 'follower alone' is a million divided by its CPU per query.",
             f"A billion reads: {msgspec.json.encode(measured.assumptions).decode()}",
         ],
+        aims=[
+            at_most(f"a hit takes at most {_HIT_US:g} µs of a follower", each.hit_us, _HIT_US, asked)
+            for asked, each in measured.costs.items()
+        ],
         measured=msgspec.to_builtins(measured),
     )
 
 
-class _Run:
-    """Cluster after cluster over one folder of data."""
+SCENARIO: Final = Scenario(
+    name="capacity",
+    summary="one follower by hit rate, more followers, more data, and a model of a billion reads a second",
+    run=run,
+    options=CapacityOptions,
+    help="""Measure one follower by hit rate, more followers and more data, and model a billion reads a second.""",
+    has_plot=True,
+)
 
-    def __init__(self, settings: BenchSettings, progress: Progress, capacity: CapacitySettings) -> None:
+
+class _CapacityRun:
+    """Runs cluster after cluster over one folder of data."""
+
+    def __init__(self, settings: BenchSettings, progress: Progress, capacity: CapacityOptions) -> None:
         self._settings = settings
         self._progress = progress
         self._capacity = capacity
         self._ids_file = str(settings.work_dir / "ids.bin")
         self._object_bytes = round(figures.atc13().data_bytes["object_mean"])
 
-    async def measured(self) -> Measured:
-        """In the order in which data grows."""
+    async def measured(self) -> CapacityFigures:
+        """Measure in the order in which the data grows."""
         capacity = self._capacity
         by_hit_rate, by_followers, by_growth = list[Cost](), list[OfFollowers](), list[OfGrowth]()
         middle = capacity.growths[len(capacity.growths) // 2]
@@ -181,7 +176,7 @@ class _Run:
         for batch in _BATCHES:
             objects = [point_of(each) for each in by_hit_rate if each.batch == batch]
             costs[f"objects alone, batches of {batch}"] = fit(objects)
-        return Measured(
+        return CapacityFigures(
             cpus=cpu_count() or 1,
             object_bytes=self._object_bytes,
             by_hit_rate=by_hit_rate,
@@ -189,8 +184,8 @@ class _Run:
             by_growth=by_growth,
             by_mix=by_mix,
             costs=costs,
-            assumptions=Assumptions(),
-            billion_reads={asked: deployment(each, Assumptions()) for asked, each in costs.items()},
+            assumptions=DeploymentAssumptions(),
+            billion_reads={asked: deployment(each, DeploymentAssumptions()) for asked, each in costs.items()},
         )
 
     @asynccontextmanager
@@ -208,7 +203,7 @@ class _Run:
         )
         async with DevCluster(cluster_settings, self._progress.step) as cluster:
             database = cluster.database("db-1")
-            self._settings.versions[database.binary.flavour] = database.binary.version_text
+            self._settings.versions.update(versions_of(database))
             yield cluster
 
     async def _grow(self, cluster: DevCluster, growth: int) -> None:
@@ -222,7 +217,7 @@ class _Run:
         await run_job(job, self._progress, self._settings.work_dir / "grow.log", int)
 
     async def _by_popularity(self, cluster: DevCluster, cache_mb: int, growth: int) -> Cost:
-        turn = Turn(resident=None, batch=1, seconds=self._capacity.seconds)
+        turn = CapacityTurn(resident=None, batch=1, seconds=self._capacity.seconds)
         warm_keys = min(self._held(cache_mb), self._capacity.objects * growth)
         ((result,),) = await self._asked(cluster, [turn], warm_keys=warm_keys)
         return cost_of(turn.batch, None, [result])
@@ -233,7 +228,7 @@ class _Run:
     async def _by_hit_rate(self, cluster: DevCluster, cache_mb: int) -> list[Cost]:
         capacity = self._capacity
         turns = [
-            Turn(resident=share, batch=batch, seconds=capacity.seconds)
+            CapacityTurn(resident=share, batch=batch, seconds=capacity.seconds)
             for batch in _BATCHES
             for share in capacity.hit_rates
         ]
@@ -241,12 +236,12 @@ class _Run:
         return [cost_of(turn.batch, turn.resident, [result]) for turn, result in zip(turns, results, strict=True)]
 
     async def _all_hits(self, cluster: DevCluster) -> Cost:
-        turn = Turn(resident=1.0, batch=_BATCHES[-1], seconds=self._capacity.seconds)
+        turn = CapacityTurn(resident=1.0, batch=_BATCHES[-1], seconds=self._capacity.seconds)
         results = await self._asked(cluster, [turn], processes=_LOAD_PROCESSES)
         return cost_of(turn.batch, turn.resident, [result for (result,) in results])
 
     async def _by_mix(self) -> list[Cost]:
-        """On a graph of the workload's own, with the cache that it is to have."""
+        """Measure the published mix on a graph of its own, with the cache that it is to have."""
         capacity, work_dir = self._capacity, self._settings.work_dir
         subject = Subject(
             workload=_WORKLOAD,
@@ -262,7 +257,7 @@ class _Run:
             admins, pids = await self._servers_of(cluster)
             job = MixJob(
                 topology_file=str(cluster.topology_path),
-                tier=_TIER,
+                tier=OWN_TIER,
                 subject=subject,
                 awaiters=capacity.awaiters,
                 even_shares=_EVEN_SHARES,
@@ -271,13 +266,13 @@ class _Run:
                 admins=admins,
                 pids=pids,
             )
-            results = await run_job(job, self._progress, work_dir / "mix.log", list[TurnResult])
+            results = await run_job(job, self._progress, work_dir / "mix.log", list[CapacityTurnResult])
         return [cost_of(1, None, [result]) for result in results]
 
     @staticmethod
     async def _servers_of(cluster: DevCluster) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
-        """Admin addresses and process numbers by role."""
-        pids = {process.name: process.pid for process in (await cluster.status()).processes}
+        """Return the admin addresses and the process ids by role."""
+        pids = await pids_of(cluster)
         names = {
             role: [name for name, of in cluster.processes.items() if of is role]
             for role in (Role.FOLLOWER, Role.LEADER, Role.DATABASE)
@@ -286,12 +281,12 @@ class _Run:
         return admins, {str(role): [pids[name] for name in names[role]] for role in names}
 
     async def _asked(
-        self, cluster: DevCluster, turns: Sequence[Turn], *, warm_keys: int = 0, processes: int = 1
-    ) -> list[list[TurnResult]]:
+        self, cluster: DevCluster, turns: Sequence[CapacityTurn], *, warm_keys: int = 0, processes: int = 1
+    ) -> list[list[CapacityTurnResult]]:
         admins, pids = await self._servers_of(cluster)
         job = CapacityJob(
             topology_file=str(cluster.topology_path),
-            tier=_TIER,
+            tier=OWN_TIER,
             ids_file=self._ids_file,
             number=0,
             residents=self._capacity.residents,
@@ -304,5 +299,6 @@ class _Run:
         jobs = [msgspec.structs.replace(job, number=number) for number in range(processes)]
         log = self._settings.work_dir
         return await together(
-            run_job(each, self._progress, log / f"capacity-{each.number}.log", list[TurnResult]) for each in jobs
+            run_job(each, self._progress, log / f"capacity-{each.number}.log", list[CapacityTurnResult])
+            for each in jobs
         )

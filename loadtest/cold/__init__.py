@@ -1,1 +1,1 @@
-"""Caches that have nothing: everybody misses one key at once (`herd`), a tier that restarts (`storm`)."""
+"""Cold caches: all clients miss one key at once (`herd`), and a tier restarts with empty caches (`storm`)."""

@@ -1,43 +1,50 @@
-"""Scenario `herd`: ten thousand clients miss one key at the same moment, in both tiers, where no cache has it.
+"""Scenario `herd`: ten thousand clients miss one key at the same moment, in both tiers, when no cache has it.
 
-What a stampede does to a database is a number of statements; it is counted by the database, which logs every one and is
-asked for those that name the key. One a region is what a leader's single flight leaves; each follower has its own. Of a
-running cluster, whose databases' passwords nobody knows here, the leaders' fetches are counted in their place.
+A stampede costs a database statements. The database counts them: it logs every statement, and the run counts those that
+name the key. A leader's single flight leaves one statement per region; each follower has a single flight of its own.
+For a running cluster, whose databases' passwords are unknown here, the leaders' fetches are counted instead.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Final
+from time import perf_counter, process_time
+from typing import Final, Literal
 
 import msgspec
 
-from loadtest.client_process import run_job
-from loadtest.cold.herd_client import HerdAnswers, HerdJob, HerdRound, done_file, go_file, ready_file
+from loadtest.client_process import StepReport, run_job
 from loadtest.cold.statements import Statements
-from loadtest.cold.voiding import drop_everywhere
+from loadtest.conditions import together, within
+from loadtest.options import CLIENTS, PROCESSES, PUBLISHED_TOPOLOGY, ROUNDS, SEED, SESSIONS, Options
 from loadtest.published.contestant import LINK, NODE
-from loadtest.published.recording import Merged, Summary
+from loadtest.published.latencies import LatencyRecorder, LatencyRecording, LatencySummary, MergedLatencies
 from loadtest.published.run import SCHEMA
-from loadtest.results import Listing, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, check_bounds
+from loadtest.results import Aim, Listing, ScenarioResult, at_most
+from loadtest.rounds import settle_collector
+from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.target import Target, target_for
-from loadtest.waiting import together, within
-from tao.client import connect
+from tao.admin.connection import operator_links
+from tao.admin.invalidation import invalidate, plan_invalidation, types_named
+from tao.admin.server_stats import server_stats
+from tao.client import ClientSettings, Graph, connect
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.readiness import server_stats
-from tao.devcluster.server_options import Durability
+from tao.model.errors import OperatorError, TaoError
+from tao.model.ids import SHARD_SHIFT
+from tao.routing.routes import Routes
 
-SUMMARY: Final = "10,000 clients miss one key at once: what reaches the database, and how long they wait"
 _SHAPE: Final = Shape(tiers=2, followers=2, leaders=2, databases=1, shards=8)
 _EDGES: Final = 50
 _OBJECT_BYTES: Final = 673
-"""The mean of the paper's objects."""
+"""The mean size of the paper's objects."""
 _LEAD_SECONDS: Final = 0.3
 _STEP_SECONDS: Final = 120.0
 _POLL_SECONDS: Final = 0.02
@@ -48,53 +55,42 @@ _OF_A_RUNNING_ONE: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HerdSettings:
-    """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
+@dataclass(frozen=True, kw_only=True)
+class HerdOptions(Options):
+    """The options of `herd`."""
 
-    clients: int = 10_000
-    processes: int = 4
-    sessions: int = 16
-    """Of each process: separate SDK clients, each with connections of its own."""
-    rounds: int = 5
-    """Herds for an object, and as many for a list; every one for another key."""
-    topology: Path | None = None
-    """Of a running cluster, which is asked instead of one of its own; its schema has the types of `SCHEMA`."""
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        check_bounds(
-            {
-                "--clients": (self.clients, 10, 200_000),
-                "--processes": (self.processes, 1, 32),
-                "--sessions": (self.sessions, 1, 1_000),
-                "--rounds": (self.rounds, 1, 50),
-            }
-        )
+    clients: int = CLIENTS.default(10_000)
+    processes: int = PROCESSES.default(4)
+    sessions: int = SESSIONS.default(16)
+    """Separate SDK clients of each process, each with connections of its own."""
+    rounds: int = ROUNDS.default(5)
+    """Rounds of each kind; every round uses another key."""
+    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
+    seed: int = SEED.default(1)
 
 
 class Herd(msgspec.Struct, frozen=True, kw_only=True):
-    """One rush for one key."""
+    """One round: all clients ask for one key."""
 
     what: str
     database_queries: int | None
-    """Statements that name the key; None: of databases that are not this scenario's to ask."""
+    """Statements that name the key; None for a running cluster, whose databases cannot be queried."""
     leader_fetches: int
-    """That leaders began at their databases, whoever had asked."""
+    """Fetches that leaders began at their databases, for any client."""
     leader_queries: int
     follower_queries: int
-    """What the SDK's sessions sent, and what they ask of themselves meanwhile."""
+    """Queries that the SDK's sessions sent, including those of their own bookkeeping."""
     follower_fetches: int
     answered: int
     failed: dict[str, int]
     wrong: int
-    latency_ms: Summary | None
+    latency_ms: LatencySummary | None
     client_cpu_us: float
-    """Of the load processes, a read."""
+    """CPU of the load processes per read."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found, as the JSON has it."""
+class HerdFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run, as its JSON has it."""
 
     clients: int
     processes: int
@@ -103,16 +99,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     herds: list[Herd]
     own_cluster: bool
     database_queries: dict[str, int | None]
-    """Of one herd, the most of all rounds: ``object``, ``list``."""
+    """The most statements of all rounds, by ``object`` and ``list``."""
     leader_fetches: dict[str, int]
-    """The same of what leaders began at their databases."""
-    latency_ms: dict[str, Summary | None]
-    """Over all rounds."""
+    """The most fetches that leaders began at their databases, by ``object`` and ``list``."""
+    latency_ms: dict[str, LatencySummary | None]
+    """Latencies over all rounds."""
 
 
-async def run(settings: BenchSettings, progress: Progress, wanted: HerdSettings | None = None) -> ScenarioResult:
-    """See `SUMMARY`. Raises `OperatorError`."""
-    herd = wanted or HerdSettings()
+async def run(settings: BenchSettings, progress: Progress, herd: HerdOptions) -> ScenarioResult:
+    """Let all clients ask for one key at once, round after round. Raises `OperatorError`."""
     if settings.toy:
         herd = replace(herd, clients=200, processes=2, sessions=4, rounds=1)
     own = ClusterSettings(
@@ -159,10 +154,11 @@ async def run(settings: BenchSettings, progress: Progress, wanted: HerdSettings 
             )
     measured = _measured(herd, len(target.all_followers), rounds, counted, answers)
     return ScenarioResult(
-        summary=SUMMARY,
+        summary=SCENARIO.summary,
         conditions={"clients": herd.clients, "processes": herd.processes, "sessions_each": herd.sessions},
         listings=[_listing(measured)],
         notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if herd.topology else [])],
+        aims=_aims(measured),
         measured=msgspec.to_builtins(measured),
         faults=[
             f"a herd for one {each.what}: {sum(each.failed.values())} failed, {each.wrong} wrong"
@@ -172,9 +168,31 @@ async def run(settings: BenchSettings, progress: Progress, wanted: HerdSettings 
     )
 
 
+SCENARIO: Final = Scenario(
+    name="herd",
+    summary="10,000 clients miss one key at once: what reaches the database, and how long they wait",
+    run=run,
+    options=HerdOptions,
+    help="""Let many clients miss one key at once: what reaches the database, and how long they wait.
+
+    The scenario makes the caches of a running cluster drop the types of the test in the shards of the keys. The exit
+    status is 1 when a read fails or is wrong.""",
+    has_plot=True,
+)
+
+
+def _aims(measured: HerdFigures) -> list[Aim]:
+    bad = sum(sum(each.failed.values()) + each.wrong for each in measured.herds)
+    fetches = "leaders fetch one key at most once for each follower"
+    return [
+        at_most("no read failed or wrong", bad, 0),
+        *(at_most(fetches, count, measured.followers, what) for what, count in measured.leader_fetches.items()),
+    ]
+
+
 @asynccontextmanager
 async def _statements_of(target: Target) -> AsyncIterator[Statements | None]:
-    """Logged from now on; None of databases that are not ours."""
+    """Log all statements from now on; yields None for a running cluster, whose databases cannot be queried."""
     if target.database is None:
         yield None
         return
@@ -183,7 +201,7 @@ async def _statements_of(target: Target) -> AsyncIterator[Statements | None]:
         yield statements
 
 
-async def _fill(target: Target, herd: HerdSettings) -> tuple[int, tuple[HerdRound, ...]]:
+async def _fill(target: Target, herd: HerdOptions) -> tuple[int, tuple[HerdRound, ...]]:
     chance = Random(herd.seed)
     async with connect(target.topology_file, region=target.region) as graph:
         row = (NODE, {"payload": chance.randbytes(_OBJECT_BYTES)})
@@ -245,18 +263,18 @@ async def _asked(target: Target) -> _Counts:
 
 
 def _measured(
-    herd: HerdSettings,
+    herd: HerdOptions,
     followers: int,
     rounds: tuple[HerdRound, ...],
     counted: list[_Counts],
     answers: list[list[HerdAnswers]],
-) -> Measured:
-    herds, together = list[Herd](), {"object": Merged(), "list": Merged()}
+) -> HerdFigures:
+    herds, by_what = list[Herd](), {"object": MergedLatencies(), "list": MergedLatencies()}
     for number, (herd_round, counts) in enumerate(zip(rounds, counted, strict=True)):
-        merged = Merged()
+        merged = MergedLatencies()
         for process in answers:
             merged.add(process[number].recording)
-            together[herd_round.what].add(process[number].recording)
+            by_what[herd_round.what].add(process[number].recording)
         latencies = merged.summary(*merged.names())
         herds.append(
             Herd(
@@ -277,7 +295,7 @@ def _measured(
                 else 0.0,
             )
         )
-    return Measured(
+    return HerdFigures(
         clients=herd.clients,
         processes=herd.processes,
         sessions=herd.sessions,
@@ -285,10 +303,10 @@ def _measured(
         herds=herds,
         own_cluster=herd.topology is None,
         database_queries={
-            what: _most(each.database_queries for each in herds if each.what == what) for what in together
+            what: _most(each.database_queries for each in herds if each.what == what) for what in by_what
         },
-        leader_fetches={what: max(each.leader_fetches for each in herds if each.what == what) for what in together},
-        latency_ms={what: merged.summary(*merged.names()) for what, merged in together.items()},
+        leader_fetches={what: max(each.leader_fetches for each in herds if each.what == what) for what in by_what},
+        latency_ms={what: merged.summary(*merged.names()) for what, merged in by_what.items()},
     )
 
 
@@ -296,7 +314,7 @@ def _most(counts: Iterable[int | None]) -> int | None:
     return max((each for each in counts if each is not None), default=None)
 
 
-def _listing(measured: Measured) -> Listing:
+def _listing(measured: HerdFigures) -> Listing:
     rows: list[tuple[str, ...]] = []
     for each in measured.herds:
         found = each.latency_ms
@@ -318,3 +336,134 @@ def _listing(measured: Measured) -> Listing:
         "p99 ms", "max ms", "client µs",
     )  # fmt: skip
     return Listing(title="", columns=columns, rows=rows)
+
+
+ANSWERED: Final = "answered"
+_TIMEOUT_SECONDS: Final = 30.0
+"""Deadline of a read; long, so that a busy machine shows as a latency and not as an error."""
+
+
+class HerdRound(msgspec.Struct, frozen=True):
+    """The key that all clients ask for: an object, or the first page of its list of so many edges."""
+
+    what: Literal["object", "list"]
+    id: int
+    edges: int = 0
+
+
+class HerdAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """The answers of one process in one round."""
+
+    recording: LatencyRecording
+    wrong: int
+    client_cpu: float
+    """CPU seconds of this process, from the start to its last answer."""
+
+
+class HerdJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask for one key with many awaiters at one moment, round after round; ``number`` is that of the load process.
+
+    Files in one folder keep the processes in step: each process reports that it is ready for a round, and begins at the
+    time that the runner writes once all are ready.
+    """
+
+    topology_file: str
+    region: str
+    tiers: tuple[str, ...]
+    """The home tiers of the sessions, in turn."""
+    sessions: int
+    awaiters: int
+    """Awaiters of all sessions together."""
+    known_id: int
+    """An object that each session reads before the rounds begin, so that its connections are open."""
+    rounds: tuple[HerdRound, ...]
+    folder: str
+    number: int
+
+    async def work(self, report: StepReport) -> list[HerdAnswers]:
+        """Return the answers of each round. Raises a `TaoError` when the cluster or the runner does not answer."""
+        folder, settings = Path(self.folder), ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        async with AsyncExitStack() as stack:
+            graphs = [
+                await stack.enter_async_context(
+                    connect(
+                        self.topology_file,
+                        region=self.region,
+                        tier=self.tiers[index % len(self.tiers)],
+                        settings=settings,
+                    )
+                )
+                for index in range(self.sessions)
+            ]
+            answers = []
+            for number, herd_round in enumerate(self.rounds):
+                for graph in graphs:
+                    await graph.obj_get(self.known_id)
+                settle_collector()
+                ready_file(folder, number, self.number).touch()
+                starts = await _start(go_file(folder, number))
+                report(f"round {number + 1} of {len(self.rounds)}", number / len(self.rounds))
+                answers.append(await _rush(graphs, herd_round, self.awaiters, starts))
+                done_file(folder, number, self.number).touch()
+            return answers
+
+
+def ready_file(folder: Path, number: int, process: int) -> Path:
+    """Return the file that a process writes when it is ready for a round."""
+    return folder / f"ready-{number}-{process}"
+
+
+def go_file(folder: Path, number: int) -> Path:
+    """Return the file in which the runner writes when a round begins, in Unix seconds."""
+    return folder / f"go-{number}"
+
+
+def done_file(folder: Path, number: int, process: int) -> Path:
+    """Return the file that a process writes when it has all answers of a round."""
+    return folder / f"done-{number}-{process}"
+
+
+async def _start(file: Path) -> float:
+    async def is_there() -> bool:
+        return await asyncio.to_thread(file.exists)
+
+    await within(_STEP_SECONDS, is_there, _POLL_SECONDS, f"{file.name} was not written")
+    return float(await asyncio.to_thread(file.read_text))
+
+
+async def _rush(graphs: list[Graph], herd_round: HerdRound, awaiters: int, starts: float) -> HerdAnswers:
+    recorder, wrong = LatencyRecorder(), 0
+    await asyncio.sleep(max(0.0, starts - time.time()))
+    began, cpu = perf_counter(), process_time()
+
+    async def one(graph: Graph) -> None:
+        nonlocal wrong
+        try:
+            if herd_round.what == "object":
+                wrong += await graph.obj_get(herd_round.id) is None
+            else:
+                wrong += len(await graph.assoc_range(herd_round.id, LINK, 0, herd_round.edges)) != herd_round.edges
+        except TaoError as error:
+            recorder.failed(error.reason)
+            return
+        now = perf_counter()
+        recorder.answered(ANSWERED, now - began, now - began)
+
+    await asyncio.gather(*(one(graphs[index % len(graphs)]) for index in range(awaiters)))
+    cpu = process_time() - cpu
+    return HerdAnswers(recording=recorder.recording(), wrong=wrong, client_cpu=cpu)
+
+
+async def drop_everywhere(graph: Graph, ids: Iterable[int], types: Sequence[str]) -> None:
+    """Make every leader and follower of all regions drop these types in the shards of these ids, as `tao invalidate`
+    does.
+
+    A cluster with a secret expects it in ``TAO_TOKEN``. Raises `OperatorError` naming the servers that failed, and why.
+    """
+    shards = sorted({each >> SHARD_SHIFT for each in ids})
+    plan = plan_invalidation(Routes(graph.topology), shards, ())
+    async with operator_links(os.environ.get("TAO_TOKEN", "")) as links:
+        results = await invalidate(plan, links, types_named(graph.schema, types))
+    failed = [f"{each.server} ({each.error})" for each in results if each.error]
+    if failed:
+        raise OperatorError(f"these caches did not drop the test's keys: {', '.join(failed)}")

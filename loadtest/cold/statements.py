@@ -1,4 +1,4 @@
-"""What reaches a database: statements that name a key, exactly, and SELECTs in all."""
+"""The statements that reach a database: exactly those that name a key, and the number of all SELECTs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tao.devcluster.database import DatabaseInstance
 
 
 class Statements:
-    """One connection of the administrator's. `Any`: aiomysql has no types. Methods raise `pymysql.err.MySQLError`."""
+    """One administrative connection. `Any`: aiomysql has no types. Methods raise `pymysql.err.MySQLError`."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -20,7 +20,7 @@ class Statements:
     @classmethod
     @asynccontextmanager
     async def of(cls, database: DatabaseInstance) -> AsyncIterator[Self]:
-        """Connected."""
+        """Yield a connection to the server."""
         account = database.accounts.administrator
         connection = await aiomysql.connect(
             host=database.host, port=database.port, user=account.user, password=account.password, autocommit=True
@@ -31,12 +31,14 @@ class Statements:
             await connection.ensure_closed()
 
     async def selects(self) -> int:
-        """SELECTs that the server has done since it started, whoever asked; looking is none."""
+        """Return the number of SELECTs that the server has executed since it started, for any client; this query is not
+        one."""
         ((_, value),) = await self._rows("SHOW GLOBAL STATUS LIKE 'Com_select'")
         return int(value)
 
     async def log_all(self) -> None:
-        """From now on the server writes every statement into a table: for counting, at some cost."""
+        """Make the server write every statement into a table, from which they are counted; this costs the server some
+        speed."""
         await self._rows("SET GLOBAL log_output = 'TABLE'")
         await self._rows("SET GLOBAL general_log = 1")
 
@@ -45,7 +47,7 @@ class Statements:
         await self._rows("TRUNCATE mysql.general_log")
 
     async def naming(self, key: int) -> int:
-        """Logged statements of the servers that name the number ``key``."""
+        """Return the number of logged statements that name the number ``key``."""
         ((count,),) = await self._rows(
             "SELECT COUNT(*) FROM mysql.general_log WHERE command_type IN ('Query', 'Execute') "
             "AND thread_id <> CONNECTION_ID() AND argument LIKE %s",

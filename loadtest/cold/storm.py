@@ -1,17 +1,23 @@
-"""Scenario `storm`: every follower of a tier is restarted, its cache gone, while the published mix goes on at its rate.
+"""Scenario `storm`: all followers of a tier restart and lose their caches, under the published mix at a constant rate.
 
-Requests begin at a constant rate whoever waits, so that a tier that cannot bear its own cold start shows it. While the
-tier is away its clients ask the other one, whose caches have nothing either. None of it may fail a request; what it
-costs the leaders and the database, and how long, is the figure. Of a running cluster the tier is restarted by its
-operator (`loadtest.cold.restarting`), and what reaches its databases is what its leaders fetch.
+Requests begin at a constant rate whether earlier ones have finished or not, so that a tier that cannot survive its own
+cold start shows it. While the tier is away its clients use the other one, whose caches are cold as well. No request may
+fail; the figures are the load on the leaders and the database, and how long it lasts.
+
+A run cannot restart servers that it did not start. Their operator does it, by a command that is given (`systemctl
+restart …`, `kubectl rollout restart …`) or by hand when the run asks for it. The run sees that a follower does not
+answer, and that its counters have begun anew. Their databases cannot be queried; the leaders' fetches stand for their
+load.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+import shlex
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 from typing import Final
@@ -19,73 +25,271 @@ from typing import Final
 import msgspec
 
 from loadtest.client_process import run_job
-from loadtest.cold.restarting import restart_by_operator, restart_own
 from loadtest.cold.statements import Statements
-from loadtest.cold.timeline import Moment, Sample, hit_rate_of, moments, recovered_after
-from loadtest.published.driver import Load, LoadResult
-from loadtest.published.load_process import MEASURING, AskJob, FillJob, Subject
-from loadtest.published.recording import Merged, Summary
+from loadtest.conditions import together
+from loadtest.options import (
+    AFTER_SECONDS,
+    BEFORE_SECONDS,
+    CACHE_SHARE,
+    NODES,
+    PUBLISHED_TOPOLOGY,
+    RATE,
+    RESTART_COMMAND,
+    SEED,
+    WARM_SECONDS,
+    Options,
+)
+from loadtest.published.driver import LoadResult, RequestLoad
+from loadtest.published.jobs import MEASURING, AskJob, FillJob, Subject
+from loadtest.published.latencies import LatencySummary, MergedLatencies
 from loadtest.published.run import SCHEMA
-from loadtest.results import Quantity, ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, check_bounds
+from loadtest.results import Quantity, ScenarioResult, at_most
+from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
 from loadtest.target import Target, target_for
-from loadtest.waiting import together
+from tao.admin.server_stats import is_ready, server_stats
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.readiness import server_stats
-from tao.devcluster.server_options import Durability
 from tao.model.errors import OperatorError, Unavailable
 
-SUMMARY: Final = "a tier restarts cold under load: time to its old hit rate, and what the database sees meanwhile"
+_LOOK_SECONDS: Final = 0.1
+_TAIL_BYTES: Final = 500
+
+
+class Restarts:
+    """Observes servers that restart: the time when the first was away or new, and the time when all had restarted."""
+
+    def __init__(self, before: Mapping[str, int]) -> None:
+        """``before`` is the number of requests that each server had answered so far; a new process has answered
+        fewer."""
+        self._answered = dict(before)
+        self._away: dict[str, float] = {}
+        self._anew: dict[str, float] = {}
+        self.over: float | None = None
+
+    def see(self, at: float, answered: Mapping[str, int]) -> None:
+        """Record how many requests each server that is ready has answered at a moment."""
+        for name in self._answered.keys() - self._anew.keys():
+            if name not in answered:
+                self._away.setdefault(name, at)
+                continue
+            count, old = answered[name], self._answered[name]
+            # A server that is back with its old count was only out of reach. For a server that had answered nothing,
+            # its absence is the only sign of a restart.
+            away = self._away.pop(name, None)
+            if count < old or (old == 0 and away is not None):
+                self._anew[name] = at if away is None else away
+            self._answered[name] = count
+        if self.over is None and len(self._anew) == len(self._answered):
+            self.over = at
+
+    @property
+    def began(self) -> float | None:
+        """The time when the first server that has restarted, or is away, went away."""
+        return min((*self._anew.values(), *self._away.values()), default=None)
+
+    @property
+    def missing(self) -> list[str]:
+        """The servers that have not restarted."""
+        return sorted(self._answered.keys() - self._anew.keys())
+
+
+async def restart_own(cluster: DevCluster, names: list[str]) -> tuple[float, float]:
+    """Restart all servers at once. Returns when the restart began, and when all servers were ready again."""
+    began = perf_counter()
+    await together([cluster.restart(name) for name in names])
+    return began, perf_counter()
+
+
+async def restart_by_operator(
+    target: Target, command: str, log: Path, report: Callable[[str], None], is_over: Callable[[], bool]
+) -> tuple[float, float]:
+    """Wait until an operator has restarted the servers. Returns what `restart_own` does, as seen from outside.
+
+    ``command`` restarts them; when it is empty, the operator is asked to do it by hand. ``is_over`` tells whether the
+    load has ended. Raises `OperatorError` for servers that were not restarted by then, and for a command that failed.
+    """
+    seen = Restarts(await _answered(target))
+    names = ", ".join(target.followers)
+    report(f"restart {names} NOW, all of tier {target.tier}" if not command else f"restarting {names}: {command}")
+    running = asyncio.ensure_future(_run(command, log) if command else asyncio.sleep(0))
+    try:
+        while seen.over is None:
+            if is_over():
+                raise OperatorError(
+                    f"{', '.join(seen.missing)} of tier {target.tier} had not been restarted when the load ended: "
+                    "restart every follower of the tier when the run says so, or have --restart-command do it, and "
+                    "give it time with --after-seconds"
+                )
+            if running.done():
+                await running
+            await asyncio.sleep(_LOOK_SECONDS)
+            seen.see(perf_counter(), await _answered(target))
+        await running
+    finally:
+        running.cancel()
+    assert seen.began is not None
+    return seen.began, seen.over
+
+
+async def _answered(target: Target) -> dict[str, int]:
+    found = {}
+    for name, admin in target.followers.items():
+        try:
+            if await is_ready(admin):
+                stats = await server_stats(admin)
+                found[name] = stats["hits"] + stats["misses"]
+        except Unavailable:
+            # The server is being restarted.
+            continue
+    return found
+
+
+async def _run(command: str, log: Path) -> None:
+    with log.open("wb") as output:
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(command), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
+        )
+    try:
+        status = await process.wait()
+    finally:
+        if process.returncode is None:
+            process.terminate()
+    if status:
+        tail = (await asyncio.to_thread(log.read_bytes))[-_TAIL_BYTES:].decode(errors="replace").strip()
+        raise OperatorError(f"--restart-command ended with status {status}: {tail}")
+
+
+_SMOOTHED: Final = 3
+"""Number of moments over which a hit rate is averaged: one second of a small test has too few misses."""
+
+
+class CounterSample(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters at one moment. A server that did not answer is missing."""
+
+    at: float
+    """Seconds since measuring began."""
+    followers: Mapping[str, tuple[int, int]]
+    """Hits and misses of each follower since its start, by name."""
+    leaders: Mapping[str, tuple[int, int]]
+    """Reads of each leader since its start, and the fetches that it began at its databases."""
+    selects: int | None
+    """SELECTs of the database since its start; None for a running cluster, whose databases cannot be queried."""
+
+
+class StormSecond(msgspec.Struct, frozen=True, kw_only=True):
+    """The difference between two samples; rates are per second."""
+
+    at: float
+    """The end of the interval, in seconds since the restart; negative before it."""
+    reads: float
+    hit_rate: float | None
+    """The hit rate; None when there was no read."""
+    leader_reads: float
+    leader_fetches: float
+    """Fetches that leaders began at their databases."""
+    database_selects: float | None
+
+
+def moments(samples: Sequence[CounterSample], restarted_at: float) -> list[StormSecond]:
+    """Return the differences between neighbours. A counter that is below its last value has begun anew."""
+    found: list[StormSecond] = []
+    hits_before: dict[str, tuple[int, int]] = {}
+    leaders_before: dict[str, tuple[int, int]] = {}
+    for before, now in pairwise(samples):
+        hits_before |= before.followers
+        leaders_before |= before.leaders
+        hits = misses = asked = fetched = 0
+        for name, (hit, missed) in now.followers.items():
+            last_hit, last_missed = hits_before.get(name, (0, 0))
+            anew = hit + missed < last_hit + last_missed
+            hits += hit if anew else hit - last_hit
+            misses += missed if anew else missed - last_missed
+        for name, (reads, fetches) in now.leaders.items():
+            last_reads, last_fetches = leaders_before.get(name, (0, 0))
+            anew = reads < last_reads
+            asked += reads if anew else reads - last_reads
+            fetched += fetches if anew else fetches - last_fetches
+        seconds = now.at - before.at
+        found.append(
+            StormSecond(
+                at=round(now.at - restarted_at, 2),
+                reads=round((hits + misses) / seconds, 1),
+                hit_rate=hits / (hits + misses) if hits + misses else None,
+                leader_reads=round(asked / seconds, 1),
+                leader_fetches=round(fetched / seconds, 1),
+                database_selects=None
+                if now.selects is None or before.selects is None
+                else round((now.selects - before.selects) / seconds, 1),
+            )
+        )
+    return found
+
+
+def hit_rate_of(some: Sequence[StormSecond]) -> float:
+    """Return the hit rate of all intervals together; 0 when there was no read."""
+    reads = sum(each.reads for each in some)
+    return sum(each.reads * (each.hit_rate or 0.0) for each in some) / reads if reads else 0.0
+
+
+def recovered_after(all_moments: Sequence[StormSecond], old: float, tolerance: float) -> float | None:
+    """Return the seconds from the restart until the hit rate is within ``tolerance`` of the old one, None for never.
+
+    The hit rate is that of three moments together, all of them after the lowest.
+    """
+    after = [each for each in all_moments if each.at > 0 and each.hit_rate is not None]
+    if not after:
+        return None
+    lowest = min(range(len(after)), key=lambda index: after[index].hit_rate or 0.0)
+    for index in range(lowest, len(after) - _SMOOTHED + 1):
+        some = after[index : index + _SMOOTHED]
+        if hit_rate_of(some) >= old - tolerance:
+            return some[-1].at
+    return None
+
+
 _SHAPE: Final = Shape(tiers=2, followers=2, leaders=1, databases=1, shards=16)
 _AROUND_SECONDS: Final = 800.0
-"""For a cluster's start and the writing of its graph, on a machine that does other work."""
+"""Allowance for the cluster's start and the writing of its graph, on a busy machine."""
 _SAMPLE_SECONDS: Final = 1.0
 _TOLERANCE: Final = 0.01
-"""Of the old hit rate: a second of a test has so few misses that less would be chance."""
+"""Tolerated difference from the old hit rate: a second of a test has so few misses that a smaller one would be
+chance."""
 _OF_A_RUNNING_ONE: Final = (
     "The graph has been written into the running cluster, and stays there; reads and fetches are those of everybody."
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StormSettings:
-    """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
+@dataclass(frozen=True, kw_only=True)
+class StormOptions(Options):
+    """The options of `storm`."""
 
-    nodes: int = 10_000
-    cache_share: float = 0.2
-    rate: float = 1_000.0
-    """Requests a second, in an open loop."""
-    warm_seconds: float = 30.0
-    before_seconds: float = 15.0
-    after_seconds: float = 60.0
-    topology: Path | None = None
-    """Of a running cluster, which is asked instead of one of its own; its schema has the types of `SCHEMA`."""
-    restart_command: str = ""
-    """Of a running cluster: what its operator restarts the tier with; empty: by hand, within ``after_seconds``."""
-    seed: int = 1
+    nodes: int = NODES.default(10_000)
+    cache_share: float = CACHE_SHARE.default(0.2)
+    rate: float = RATE.default(1_000.0)
+    warm_seconds: float = WARM_SECONDS.default(30.0)
+    before_seconds: float = BEFORE_SECONDS.default(15.0)
+    after_seconds: float = AFTER_SECONDS.default(60.0)
+    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
+    restart_command: str = RESTART_COMMAND.default("")
+    """When it is empty, the operator restarts the tier of a running cluster by hand, within ``after_seconds``."""
+    seed: int = SEED.default(1)
 
     def __post_init__(self) -> None:
-        check_bounds(
-            {
-                "--nodes": (self.nodes, 100, 5_000_000),
-                "--cache-share": (self.cache_share, 0.001, 10),
-                "--rate": (self.rate, 1, 1_000_000),
-                "--warm-seconds": (self.warm_seconds, 0, 3600),
-                "--before-seconds": (self.before_seconds, 1, 3600),
-                "--after-seconds": (self.after_seconds, 1, 3600),
-            }
-        )
+        Options.__post_init__(self)
+        if self.rate < 1:
+            raise OperatorError(f"--rate {self.rate:g}: give at least 1 request per second")
         if self.restart_command and self.topology is None:
-            raise OperatorError("--restart-command is of a running cluster: give its --topology, too")
+            raise OperatorError("--restart-command is for a running cluster: give its --topology, too")
 
     @property
     def most_seconds(self) -> float:
-        """Of all of it: the load, and what comes before and after."""
+        """The bound on the whole run: the load, and the steps before and after it."""
         return self.warm_seconds + self.before_seconds + self.after_seconds + _AROUND_SECONDS
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found, as the JSON has it."""
+class StormFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of a run, as its JSON has them."""
 
     rate: float
     answered: int
@@ -93,39 +297,34 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
     wrong_answers: int
     own_cluster: bool
     tier_away_seconds: float
-    """From the first follower's being told to stop, or, of a running cluster, being gone, until the last is ready
-    again."""
+    """Time from when the first follower is stopped, or disappears from a running cluster, until the last one is
+    ready."""
     old_hit_rate: float
     lowest_hit_rate: float | None
     recovery_seconds: float | None
-    """From the restart's beginning to within a point of the old hit rate; None: not within the run."""
+    """Time from the restart's beginning to within a point of the old hit rate; None when the run was too short."""
     database_selects_before: float | None
-    """A second; None, and the next two: of databases that are not this scenario's to ask."""
+    """SELECTs per second; this and the next two fields are None for a running cluster, whose databases cannot be
+    queried."""
     database_selects_most: float | None
-    """In the worst second after the restart began."""
+    """SELECTs per second in the worst second after the restart began."""
     database_selects_extra: float | None
-    """Above what there was before, summed up over the run."""
+    """SELECTs of the run in excess of the rate before the restart."""
     leader_fetches_before: float
-    """What leaders began to fetch from their databases, a second."""
+    """Fetches that leaders began at their databases, per second."""
     leader_fetches_most: float
     leader_reads_before: float
     leader_reads_most: float
-    read_ms: dict[str, Summary | None]
-    """By operation, over the whole run; latency counts from the intended start."""
-    timeline: list[Moment]
+    read_ms: dict[str, LatencySummary | None]
+    """Latencies by operation, over the whole run; they count from the intended start."""
+    timeline: list[StormSecond]
     answered_by_second: list[int]
 
 
-async def run(
-    settings: BenchSettings,
-    progress: Progress,
-    wanted: StormSettings | None = None,
-    plot_file: Path | None = None,
-) -> ScenarioResult:
-    """See `SUMMARY`; ``plot_file``: a PNG to draw. Raises `OperatorError`."""
-    storm = wanted or StormSettings()
+async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) -> ScenarioResult:
+    """Restart a tier under load, and watch it recover. Raises `OperatorError`."""
     if settings.toy:
-        # An operator takes longer than who knows his servers.
+        # An operator takes longer than a runner that restarts its own servers.
         rate, after_seconds = min(storm.rate, 150.0), 5.0 if storm.topology is None else 15.0
         storm = replace(storm, nodes=400, rate=rate, warm_seconds=1.0, before_seconds=2.0, after_seconds=after_seconds)
     data_bytes = _subject(settings, storm, 1).plan().payload_bytes
@@ -151,7 +350,7 @@ async def run(
                 tier=target.tier,
                 subject=subject,
                 stream=0,
-                load=Load(
+                load=RequestLoad(
                     awaiters=0,
                     rate=storm.rate,
                     warm_seconds=storm.warm_seconds,
@@ -159,16 +358,24 @@ async def run(
                 ),
             )
             await together([watch.restart(), watch.asking(job, settings.work_dir / "ask.log")])
-    measured = _measured(storm, watch)
-    if plot_file is not None:
-        # Loaded here: it takes a second, which a run without a plot need not wait for.
-        from loadtest.report.plots import draw_storm
-
-        draw_storm(msgspec.to_builtins(measured), plot_file)
-    return _result(measured)
+    return _result(_measured(storm, watch))
 
 
-def _subject(settings: BenchSettings, storm: StormSettings, shards: int) -> Subject:
+SCENARIO: Final = Scenario(
+    name="storm",
+    summary="a tier restarts cold under load: time to its old hit rate, and what the database sees meanwhile",
+    run=run,
+    options=StormOptions,
+    help="""Restart a tier cold under a published workload at a constant rate.
+
+    The first tier of a running cluster is restarted by --restart-command, or by its operator when the run says that it
+    is time, within --after-seconds. The exit status is 1 when a request fails.""",
+    has_plot=True,
+    seconds_bound=lambda storm: storm.most_seconds,
+)
+
+
+def _subject(settings: BenchSettings, storm: StormOptions, shards: int) -> Subject:
     return Subject(
         workload="tao_atc13",
         nodes=storm.nodes,
@@ -179,12 +386,12 @@ def _subject(settings: BenchSettings, storm: StormSettings, shards: int) -> Subj
 
 
 Selects = Callable[[], Awaitable[int]]
-"""SELECTs of the database so far."""
+"""Returns the SELECTs of the database so far."""
 
 
 @asynccontextmanager
 async def _selects_of(target: Target) -> AsyncIterator[Selects | None]:
-    """None of databases that are not ours."""
+    """Yield None for the databases of a running cluster."""
     if target.database is None:
         yield None
         return
@@ -196,9 +403,9 @@ class _Watch:
     """Puts the load on, restarts the tier in the middle of it, and samples until the load is over."""
 
     def __init__(
-        self, target: Target, selects: Selects | None, storm: StormSettings, progress: Progress, log: Path
+        self, target: Target, selects: Selects | None, storm: StormOptions, progress: Progress, log: Path
     ) -> None:
-        """``log``: of an operator's command."""
+        """``log`` receives the output of the operator's command."""
         self._target = target
         self._selects = selects
         self._log = log
@@ -207,22 +414,21 @@ class _Watch:
         self._measuring = asyncio.Event()
         self._over = False
         self._began = 0.0
-        self.samples: list[Sample] = []
+        self.samples: list[CounterSample] = []
         self.restarted_at = 0.0
         self.away_seconds = 0.0
         self.result: LoadResult | None = None
 
-    def step(self, text: str, done: float = 0.0) -> None:
-        """See `loadtest.scenario.Progress`; hears when measuring begins."""
+    def _heard(self, text: str) -> None:
         if text == MEASURING:
             self._began = perf_counter()
             self._measuring.set()
-        self._progress.step(text, done)
 
     async def asking(self, job: AskJob, log: Path) -> None:
-        """The load, from its warming to its end."""
+        """Run the load, from its warming to its end."""
         try:
-            self.result = await run_job(job, self, log, LoadResult)
+            progress = ProgressListener(self._progress, self._heard)
+            self.result = await run_job(job, progress, log, LoadResult)
         finally:
             self._over = True
             self._measuring.set()
@@ -234,7 +440,7 @@ class _Watch:
         try:
             while not self._over:
                 if restarting.done():
-                    # What kept the tier from being restarted ends the run at once.
+                    # An error of the restart ends the run at once.
                     await restarting
                 self.samples.append(await self._sample())
                 await asyncio.sleep(_SAMPLE_SECONDS)
@@ -246,38 +452,38 @@ class _Watch:
         await asyncio.sleep(self._storm.before_seconds)
         cluster, names = self._target.cluster, list(self._target.followers)
         if cluster is not None:
-            self._tell(f"restarting {', '.join(names)}")
+            self._report(f"restarting {', '.join(names)}")
             began, over = await restart_own(cluster, names)
         else:
             command = self._storm.restart_command
-            began, over = await restart_by_operator(self._target, command, self._log, self._tell, lambda: self._over)
+            began, over = await restart_by_operator(self._target, command, self._log, self._report, lambda: self._over)
         self.restarted_at = began - self._began
         self.away_seconds = over - began
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._progress.step(text, 0.5)
 
-    async def _sample(self) -> Sample:
+    async def _sample(self) -> CounterSample:
         followers: dict[str, tuple[int, int]] = {}
         leaders: dict[str, tuple[int, int]] = {}
         for name, admin in (*self._target.all_followers.items(), *self._target.leaders.items()):
             try:
                 stats = await server_stats(admin)
             except Unavailable:
-                # It is being restarted.
+                # The server is being restarted.
                 continue
             if name in self._target.leaders:
                 leaders[name] = (stats["hits"] + stats["misses"], stats["fills"]["started"])
             else:
                 followers[name] = (stats["hits"], stats["misses"])
         selects = None if self._selects is None else await self._selects()
-        return Sample(at=perf_counter() - self._began, followers=followers, leaders=leaders, selects=selects)
+        return CounterSample(at=perf_counter() - self._began, followers=followers, leaders=leaders, selects=selects)
 
 
-def _measured(storm: StormSettings, watch: _Watch) -> Measured:
+def _measured(storm: StormOptions, watch: _Watch) -> StormFigures:
     result = watch.result
     assert result is not None
-    merged = Merged().add(result.recording)
+    merged = MergedLatencies().add(result.recording)
     timeline = moments(watch.samples, watch.restarted_at)
     before = [each for each in timeline if each.at <= 0]
     after = [each for each in timeline if each.at > 0]
@@ -286,7 +492,7 @@ def _measured(storm: StormSettings, watch: _Watch) -> Measured:
     old = hit_rate_of(before)
     selects_before, selects_after = ([each.database_selects or 0.0 for each in some] for some in (before, after))
     selects, counted = sum(selects_before) / len(before), storm.topology is None
-    return Measured(
+    return StormFigures(
         rate=storm.rate,
         answered=result.tally.answered,
         failed=dict(merged.failed),
@@ -309,7 +515,7 @@ def _measured(storm: StormSettings, watch: _Watch) -> Measured:
     )
 
 
-def _result(measured: Measured) -> ScenarioResult:
+def _result(measured: StormFigures) -> ScenarioResult:
     recovery, lowest = measured.recovery_seconds, measured.lowest_hit_rate
     quantities = [
         Quantity(name="requests answered", value=measured.answered, unit="requests"),
@@ -335,12 +541,16 @@ def _result(measured: Measured) -> ScenarioResult:
     if measured.wrong_answers:
         faults.append(f"{measured.wrong_answers} objects that were written were not found")
     return ScenarioResult(
-        summary=SUMMARY,
+        summary=SCENARIO.summary,
         conditions={"requests_per_second": measured.rate},
         quantities=quantities,
         notes=[
             *([] if recovery is not None else ["The old hit rate was not reached within the run."]),
             *([] if measured.own_cluster else [_OF_A_RUNNING_ONE]),
+        ],
+        aims=[
+            at_most("no request failed", sum(measured.failed.values()), 0),
+            at_most("no wrong answer", measured.wrong_answers, 0),
         ],
         measured=msgspec.to_builtins(measured),
         faults=faults,

@@ -1,1 +1,2 @@
-"""What a user would pick instead: MySQL behind Redis or memcached, and MySQL alone, each as its documentation says."""
+"""The alternatives to tao, each used as its documentation recommends: MySQL behind Redis or memcached, and MySQL
+alone."""

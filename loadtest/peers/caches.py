@@ -1,11 +1,11 @@
-"""The two caches of a look-aside, behind the few verbs that it needs; each used as its documentation says.
+"""The two caches of a look-aside behind the few operations that it needs, each used as its documentation recommends.
 
-A *lease* lets one client fill a key that many miss, and makes a deletion win over a fill that began before it: what
-memcached's users at Facebook were given ("Scaling Memcache at Facebook", NSDI 2013, section 3.2.1). Redis has scripts
-for it; memcached has compare-and-swap on a placeholder, in two round trips: its meta commands would do with one, but
-aiomcache 0.8 has none of them.
+A *lease* lets one client fill a key that many miss, and makes a deletion win over a fill that began before it. Facebook
+gave its memcached users leases ("Scaling Memcache at Facebook", NSDI 2013, section 3.2.1). Redis does it with scripts;
+memcached with compare-and-swap on a placeholder, in two round trips: its meta commands would need one, but aiomcache
+0.8 does not have them.
 
-All verbs take several keys: a server is sent what concerns it at once (MGET, a pipeline, a multi-get), and servers are
+All operations take several keys: each server gets its keys at once (MGET, a pipeline, a multi-get), and all servers are
 asked at the same time.
 """
 
@@ -24,26 +24,26 @@ _CONNECTION_SECONDS: Final = 60
 _LEASE_MS: Final = 2_000
 _LEASE_SECONDS: Final = 2
 _PLACEHOLDER: Final = b"\x00lease"
-"""Values begin with a byte that says what they are; this one says that somebody is fetching."""
+"""The first byte of a value says what kind of value it is; this one says that a client is fetching it."""
 
 Lease = bytes | int
-"""The right to fill a key, as the cache knows it."""
+"""The right to fill a key, in the cache's own form."""
 
 
 class Cache(Protocol):
-    """Several servers, keys spread over them by hash."""
+    """Several cache servers, over which the keys are spread by hash."""
 
     async def get(self, key: bytes) -> bytes | None:
-        """The value, or None."""
+        """Return the value, or None."""
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Of each key."""
+        """Return the value of each key, or None."""
 
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
-        """For keys that are missing: the right to fill each; None when somebody else has it."""
+        """Take the right to fill each missing key; return None for a key whose lease another client holds."""
 
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
-        """Set values, except of keys deleted since their leases were given."""
+        """Set values, except those of keys that were deleted after their leases were given."""
 
     async def delete(self, keys: Sequence[bytes]) -> None:
         """Delete values and leases."""
@@ -53,7 +53,7 @@ class Cache(Protocol):
 
 
 class RedisCache:
-    """redis-py with hiredis. `Any`: it types its answers for both of its clients at once."""
+    """Redis through redis-py with hiredis. `Any`: redis-py types its answers for its two clients at once."""
 
     _FILL: Final = """
         if redis.call('get', KEYS[2]) == ARGV[1] then
@@ -63,8 +63,9 @@ class RedisCache:
     """
 
     def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
-        # Who finds no connection free waits for one, as redis-py's documentation has it for bounded pools; the pool
-        # that is made by default raises an error, which at a constant rate is what most get in a slow moment.
+        # With this pool a client that finds no free connection waits, as redis-py's documentation recommends for
+        # bounded pools. The default pool raises an error instead, which would fail most requests of a slow moment at a
+        # constant rate.
         pools = [
             redis.asyncio.BlockingConnectionPool(
                 host=host, port=port, max_connections=connections, timeout=_CONNECTION_SECONDS
@@ -75,19 +76,16 @@ class RedisCache:
         self._fills: list[Any] = [client.register_script(self._FILL) for client in self._clients]
 
     async def get(self, key: bytes) -> bytes | None:
-        """See `Cache`."""
         value: bytes | None = await self._clients[_server_of(key, len(self._clients))].get(key)
         return value
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `Cache`."""
         spread = _spread(keys, len(self._clients))
         answers = await at_once([self._clients[number].mget(mine) for number, mine in spread.items()])
         values: list[bytes | None] = _in_order(keys, spread, answers)
         return values
 
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
-        """See `Cache`."""
         token = secrets.token_bytes(8)
         spread = _spread(keys, len(self._clients))
         answers = await at_once([self._lease(number, mine, token) for number, mine in spread.items()])
@@ -103,7 +101,6 @@ class RedisCache:
             return await pipeline.execute()
 
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
-        """See `Cache`."""
         spread = _spread(list(values), len(self._clients))
         await at_once([self._fill(number, {key: values[key] for key in mine}) for number, mine in spread.items()])
 
@@ -119,7 +116,6 @@ class RedisCache:
             await pipeline.execute()
 
     async def delete(self, keys: Sequence[bytes]) -> None:
-        """See `Cache`."""
         spread = _spread(keys, len(self._clients))
         await at_once(
             [
@@ -129,29 +125,26 @@ class RedisCache:
         )
 
     async def close(self) -> None:
-        """See `Cache`."""
         for client in self._clients:
             await client.aclose()
 
 
 class MemcachedCache:
-    """aiomcache. Leases, fills and deletions have no form for several keys: they go out at once over the pool."""
+    """memcached through aiomcache. Leases, fills and deletions take one key each, so they are sent at once over the
+    pool."""
 
     def __init__(self, host: str, ports: Sequence[int], connections: int) -> None:
         self._clients = [aiomcache.Client(host, port, pool_size=connections) for port in ports]
 
     async def get(self, key: bytes) -> bytes | None:
-        """See `Cache`."""
         return _value(await self._of(key).get(key))
 
     async def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """See `Cache`."""
         spread = _spread(keys, len(self._clients))
         answers = await at_once([self._clients[number].multi_get(*mine) for number, mine in spread.items()])
         return [_value(each) for each in _in_order(keys, spread, answers)]
 
     async def lease(self, keys: Sequence[bytes]) -> list[Lease | None]:
-        """See `Cache`."""
         leases: list[Lease | None] = await at_once([self._lease(key) for key in keys])
         return leases
 
@@ -164,7 +157,6 @@ class MemcachedCache:
         return swap if value == mine else None
 
     async def fill(self, values: Mapping[bytes, tuple[bytes, Lease]]) -> None:
-        """See `Cache`."""
         await at_once([self._fill(key, value, lease) for key, (value, lease) in values.items()])
 
     async def _fill(self, key: bytes, value: bytes, lease: Lease) -> None:
@@ -172,11 +164,9 @@ class MemcachedCache:
         await self._of(key).cas(key, value, lease)
 
     async def delete(self, keys: Sequence[bytes]) -> None:
-        """See `Cache`."""
         await at_once([self._of(key).delete(key) for key in keys])
 
     async def close(self) -> None:
-        """See `Cache`."""
         for client in self._clients:
             await client.close()
 
@@ -200,7 +190,8 @@ def _spread(keys: Sequence[bytes], servers: int) -> dict[int, list[bytes]]:
 
 
 def _in_order(keys: Sequence[bytes], spread: Mapping[int, Sequence[bytes]], answers: Sequence[Sequence[Any]]) -> Any:
-    """The servers' answers, one for each key in the order asked. `Any`: values, or what a client says of a lease."""
+    """Return the servers' answers, one for each key in the order asked. `Any`: values, or a client's form of a
+    lease."""
     found = {
         key: value
         for mine, values in zip(spread.values(), answers, strict=True)
@@ -210,6 +201,6 @@ def _in_order(keys: Sequence[bytes], spread: Mapping[int, Sequence[bytes]], answ
 
 
 async def at_once(calls: Sequence[Any]) -> Any:
-    """The answers in order, a single call without a task of its own. `Any`: awaitables of the clients, which have no
-    common type."""
+    """Return the answers in order; a single call runs without a task of its own. `Any`: awaitables of the clients,
+    which have no common type."""
     return [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)

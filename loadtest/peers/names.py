@@ -10,7 +10,7 @@ MEMCACHED: Final = "memcached_lookaside"
 MYSQL: Final = "mysql"
 CONTESTANTS: Final = (TAO, REDIS, MEMCACHED, MYSQL)
 CACHES: Final = (TAO, REDIS, MEMCACHED)
-"""Those that keep anything besides the database."""
+"""The contestants with a cache."""
 
 MANY: Final = "many"
 OPEN: Final = "open"
@@ -18,4 +18,4 @@ ONE: Final = "one"
 BATCHES: Final = "batches"
 PAIR: Final = "pair"
 SHAPES: Final = (MANY, OPEN, ONE, BATCHES, PAIR)
-"""Kinds of load, in the order in which they are put on."""
+"""Kinds of load, in the order in which they run."""

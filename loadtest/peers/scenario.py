@@ -1,14 +1,16 @@
-"""Scenario `peers`: one workload, one graph, one machine, one run, and what a user would pick instead.
+"""Scenario `peers`: one workload over one graph in one run, for tao and for what a user would choose instead.
 
-tao has a follower and a leader; Redis and memcached have two servers each; every one of these has the same budget for
-what it caches, and what it has really taken is measured and reported. All have the same MySQL or MariaDB server behind
-them. Contestants take turns; stale answers are looked for afterwards, on a cluster of two tiers with a small graph.
+tao has a follower and a leader; Redis and memcached have two servers each. Each of these servers has the same budget
+for its cache, and the memory that it really uses is measured and reported. All have the same MySQL or MariaDB server
+behind them. Contestants take turns; stale answers are looked for afterwards, on a cluster of two tiers with a small
+graph.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -17,42 +19,71 @@ from typing import Final
 import msgspec
 
 from loadtest.client_process import run_job
-from loadtest.peers.aims import aims_listing, judged, peers_win
+from loadtest.options import (
+    AWAITERS,
+    CACHE_SHARE,
+    CONTESTANT,
+    NODES,
+    RATE,
+    SECONDS,
+    SEED,
+    SHAPE,
+    STALE,
+    WARM_REQUESTS,
+    WARM_SECONDS,
+    WORKLOAD,
+    Options,
+)
+from loadtest.peer_servers import (
+    REDIS_OWN_MB,
+    SMALLEST_MB,
+    PeerServer,
+    find_memcached,
+    find_redis_server,
+    private_memcached,
+    private_redis,
+)
 from loadtest.peers.arena import Rivals
-from loadtest.peers.memory import ServerMemory, memory_listing, memory_of
+from loadtest.peers.figures import (
+    ServerMemory,
+    judged,
+    memory_listing,
+    memory_of,
+    of_contestants,
+    peers_win,
+    ratio_listing,
+    shape_listing,
+    shapes_of,
+    stale_listing,
+    warming_listing,
+)
+from loadtest.peers.jobs import READY, PairJob, PairResult, PeersJob, PeersResult
 from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, PAIR, REDIS, SHAPES, TAO
-from loadtest.peers.outcome import of_contestants, shapes_of
-from loadtest.peers.peers_process import READY, PairJob, PairResult, PeersJob, PeersResult
-from loadtest.peers.servers import SMALLEST_MB, find_memcached, several_memcached, several_redis
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
-from loadtest.peers.tables import ratio_listing, shape_listing, stale_listing, warming_listing
-from loadtest.peers.warming import WarmBounds
-from loadtest.published.load_process import Subject
+from loadtest.peers.warm_up import WarmBounds
+from loadtest.published.jobs import Subject
 from loadtest.published.run import SCHEMA
-from loadtest.published.workload import workload_named
-from loadtest.redis_server import find_redis_server
+from loadtest.published.workload import workload_names
 from loadtest.results import ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, check_bounds
+from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
+from loadtest.target import FOLLOWER, LEADER, OWN_TIER, versions_of
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
-from tao.model.errors import OperatorError
 
 SUMMARY: Final = "a published workload beside Redis and memcached in front of MySQL, and MySQL alone"
 MOST_SECONDS: Final = 1_800.0
-"""Of all of it: some five minutes on a machine that has nothing else to do."""
+"""The bound on the whole run, which takes some five minutes on an otherwise idle machine."""
 _CACHE_SERVERS: Final = 2
 _WARM_WINDOW: Final = 10
-"""Requests a node. Of windows of one request a node, each brings less than half a point long before the last."""
+"""Requests per node in a window. With windows of one request per node, each would gain less than half a point of hit
+rate long before the caches are warm."""
 _PROCESSES: Final = 2
-"""Of the shape with several load processes."""
-_FOLLOWER: Final = "follower-1a"
-_LEADER: Final = "leader-1"
+"""Load processes of the shape that has several."""
 _DATABASE: Final = "db-1"
-_TIER: Final = "tier-1"
 _STALE_NODES: Final = 2_000
 _NOTES: Final = [
     "Ratios above 1 are tao's: its rate divided by the peer's, the peer's latency or CPU divided by its own.",
@@ -65,68 +96,49 @@ _NOTES: Final = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeersSettings:
-    """What a run consists of. Raises `OperatorError` for numbers out of bounds."""
+@dataclass(frozen=True, kw_only=True)
+class PeersOptions(Options):
+    """The options of `peers`."""
 
-    workload: str = "tao_atc13"
-    nodes: int = 30_000
-    cache_share: float = 0.2
-    """Of each of the two cache servers of a contestant, as a share of the payloads; `SMALLEST_MB` at least."""
-    awaiters: int = 64
-    rate: float = 4_000.0
-    """Requests a second of the open loop, the same for everybody: half of what the slower peers can do."""
-    warm_requests: int = 2_000_000
-    """Of every cache at most, before its first turn; warming is over when none gains from it any more."""
-    warm_seconds: float = 240.0
-    """Of all of warming at most."""
-    only: tuple[str, ...] = ()
-    """These contestants; all when none is named."""
-    shapes: tuple[str, ...] = ()
-    """These kinds of load; all when none is named."""
-    stale: bool = True
-    """Whether stale reads are looked for."""
-    seed: int = 1
+    workload: str = WORKLOAD.default("tao_atc13", choices=workload_names())
+    nodes: int = NODES.default(30_000)
+    cache_share: float = CACHE_SHARE.default(0.2)
+    """The size of each of a contestant's two cache servers, `SMALLEST_MB` at least."""
+    awaiters: int = AWAITERS.default(64)
+    rate: float = RATE.default(4_000.0)
+    """The same rate for all contestants, half of what the slower peers can do."""
+    warm_requests: int = WARM_REQUESTS.default(2_000_000)
+    """A bound only: warming ends when no cache gains from it any more."""
+    warm_seconds: float = WARM_SECONDS.default(240.0, help="Most seconds of warming, all caches together.")
+    only: tuple[str, ...] = CONTESTANT.default((), choices=CONTESTANTS)
+    shapes: tuple[str, ...] = SHAPE.default((), choices=SHAPES)
+    stale: bool = STALE.default(True)
+    seconds: float | None = SECONDS.default(
+        None, help="Measured seconds of one contestant in one shape, all rounds together."
+    )
+    seed: int = SEED.default(1)
 
-    def __post_init__(self) -> None:
-        check_bounds(
-            {
-                "--nodes": (self.nodes, 100, 2_000_000),
-                "--cache-share": (self.cache_share, 0.001, 10),
-                "--awaiters": (self.awaiters, 1, 2_000),
-                "--rate": (self.rate, 1, 1_000_000),
-                "--warm-requests": (self.warm_requests, 0, 100_000_000),
-                "--warm-seconds": (self.warm_seconds, 0, 3_600),
-            }
-        )
-        workload_named(self.workload)
-        for flag, chosen, known in (("--only", self.only, CONTESTANTS), ("--shape", self.shapes, SHAPES)):
-            unknown = [each for each in chosen if each not in known]
-            if unknown:
-                raise OperatorError(f"{flag} {', '.join(unknown)}: there are {', '.join(known)}")
-
-    def at_toy_size(self) -> PeersSettings:
-        """The same in little."""
+    def at_toy_size(self) -> PeersOptions:
+        """Return the same options for little data."""
         return replace(self, nodes=400, awaiters=8, rate=200.0, warm_requests=800)
 
     @property
     def contestants(self) -> tuple[str, ...]:
-        """Who takes part, in order."""
+        """The contestants that take part, in order."""
         return tuple(name for name in CONTESTANTS if name in (self.only or CONTESTANTS))
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What load is put on, in order."""
+        """The shapes of load, in order."""
         return tuple(kind for kind in SHAPES if kind in (self.shapes or SHAPES))
 
 
-async def run(
-    settings: BenchSettings, progress: Progress, wanted: PeersSettings | None = None, plot_file: Path | None = None
-) -> ScenarioResult:
-    """See `SUMMARY`; ``plot_file``: a PNG to draw. Raises `OperatorError`."""
-    peers = wanted or PeersSettings()
+async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) -> ScenarioResult:
+    """Measure all contestants over one graph. Raises `OperatorError`."""
     if settings.toy:
         peers = peers.at_toy_size()
+    if peers.seconds is not None:
+        settings = replace(settings, seconds=peers.seconds)
     if REDIS in peers.contestants:
         _, settings.versions["redis-server"] = find_redis_server()
     if MEMCACHED in peers.contestants:
@@ -134,30 +146,20 @@ async def run(
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
     cache_mb = max(SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
-    ports, pids = dict[str, tuple[int, ...]](), dict[str, tuple[int, ...]]()
     async with AsyncExitStack() as stack:
-        for name, several in ((REDIS, several_redis), (MEMCACHED, several_memcached)):
-            if name in peers.contestants:
-                ports[name], pids[name] = await several(_CACHE_SERVERS, cache_mb, settings.work_dir, stack)
-        turns = _Turns(settings, progress, peers, cache_mb, ports, pids)
+        servers = await _cache_servers(peers.contestants, cache_mb, settings.work_dir, stack)
+        turns = _Turns(settings, progress, peers, cache_mb, servers)
         result, pair, memory = await turns.taken()
         stale = await turns.stale() if peers.stale else {}
     shapes = shapes_of(result, pair, peers.contestants)
     measured = of_contestants(shapes, stale, memory)
     aims = judged(shapes, stale.get(TAO, []))
-    unsteady = not result.warming.steady and peers.contestants != (MYSQL,)
-    over = [name for name, servers in memory.items() if any(each.is_over for each in servers)]
     drawn = {name: msgspec.to_builtins(found) for name, found in measured.items()} | {
         "aims": msgspec.to_builtins(aims),
         "peers_win": peers_win(shapes),
         "warming": {**msgspec.to_builtins(result.warming), "requests_per_node": result.warming.requests / peers.nodes},
         "figures": [msgspec.to_builtins(each) for of in shapes.values() for each in of.values()],
     }
-    if plot_file is not None:
-        # Loaded here: it takes a second, which a run without a plot need not wait for.
-        from loadtest.report.peers_plot import draw_peers
-
-        draw_peers(drawn, plot_file)
     return ScenarioResult(
         summary=f"{SUMMARY} ({peers.workload})",
         conditions={
@@ -176,16 +178,12 @@ async def run(
             each
             for each in (
                 warming_listing(result.warming, peers.nodes), shape_listing(shapes), ratio_listing(measured),
-                aims_listing(aims), stale_listing(measured), memory_listing(memory),
+                stale_listing(measured), memory_listing(memory),
             )
             if each.rows
         ],
-        notes=[
-            *_NOTES,
-            *(["Warming ended at one of its bounds, before every cache was steady."] if unsteady else []),
-            *([f"More memory than its budget, by over a tenth: {', '.join(over)}."] if over else []),
-            *peers_win(shapes),
-        ],
+        notes=[*_NOTES, *_reservations(peers, result, memory), *peers_win(shapes)],
+        aims=aims,
         measured=drawn,
         faults=[
             f"{each.stale} of {each.reads} reads of tao within one tier were stale"
@@ -195,6 +193,51 @@ async def run(
     )  # fmt: skip
 
 
+SCENARIO: Final = Scenario(
+    name="peers",
+    summary=SUMMARY,
+    run=run,
+    options=PeersOptions,
+    help="""Measure a published workload beside Redis and memcached in front of MySQL, and beside MySQL alone.
+
+    The JSON has what `measured` of the scenario has in a report of `bench`, its aims, and the machine.""",
+    has_plot=True,
+    seconds_bound=lambda _: MOST_SECONDS,
+)
+
+
+def _reservations(
+    peers: PeersOptions, result: PeersResult, memory: Mapping[str, Sequence[ServerMemory]]
+) -> Iterator[str]:
+    if not result.warming.steady and peers.contestants != (MYSQL,):
+        yield "Warming ended at one of its bounds, before every cache was steady."
+    over = [name for name, servers in memory.items() if any(each.is_over for each in servers)]
+    if over:
+        yield f"More memory than its budget, by over a tenth: {', '.join(over)}."
+
+
+async def _cache_servers(
+    contestants: Sequence[str], cache_mb: int, folder: Path, stack: AsyncExitStack
+) -> dict[str, tuple[PeerServer, ...]]:
+    """Run the peers' cache servers until the stack ends; returns them by contestant. Raises `OperatorError`."""
+    return {
+        name: tuple(
+            [
+                await stack.enter_async_context(_cache_server(name, folder / f"{name}-{number}", cache_mb))
+                for number in range(_CACHE_SERVERS)
+            ]
+        )
+        for name in (REDIS, MEMCACHED)
+        if name in contestants
+    }
+
+
+def _cache_server(name: str, folder: Path, megabytes: int) -> AbstractAsyncContextManager[PeerServer]:
+    if name == REDIS:
+        return private_redis(folder, megabytes + REDIS_OWN_MB)
+    return private_memcached(folder, megabytes)
+
+
 class _Turns:
     """The clusters, and the load processes over them."""
 
@@ -202,33 +245,32 @@ class _Turns:
         self,
         settings: BenchSettings,
         progress: Progress,
-        peers: PeersSettings,
+        peers: PeersOptions,
         cache_mb: int,
-        ports: dict[str, tuple[int, ...]],
-        cache_pids: dict[str, tuple[int, ...]],
+        servers: dict[str, tuple[PeerServer, ...]],
     ) -> None:
+        """``servers`` are the peers' cache servers."""
         self._settings = settings
         self._progress = progress
         self._peers = peers
         self._cache_mb = cache_mb
-        self._ports = ports
-        self._cache_pids = cache_pids
+        self._ports = {name: tuple(each.port for each in some) for name, some in servers.items()}
+        self._cache_pids = {name: tuple(each.pid for each in some) for name, some in servers.items()}
 
     async def taken(self) -> tuple[PeersResult, tuple[str, list[PairResult]] | None, dict[str, list[ServerMemory]]]:
-        """All shapes of load, that of several load processes by itself, and the caches' memory afterwards."""
+        """Return the turns of all shapes, with those of several load processes separate, and the memory of the caches
+        afterwards."""
         settings, peers = self._settings, self._peers
         async with DevCluster(self._cluster("peers", tiers=1), self._progress.step) as cluster:
-            settings.versions[cluster.database(_DATABASE).binary.flavour] = cluster.database(
-                _DATABASE
-            ).binary.version_text
+            settings.versions.update(versions_of(cluster.database(_DATABASE)))
             rivals = self._rivals(cluster, peers.nodes)
             processes = (await cluster.status()).processes
             pids = {process.name: process.pid for process in processes}
-            cache_pids = {TAO: (pids[_FOLLOWER], pids[_LEADER]), **self._cache_pids}
+            cache_pids = {TAO: (pids[FOLLOWER], pids[LEADER]), **self._cache_pids}
             server_pids = {name: (*cache_pids.get(name, ()), pids[_DATABASE]) for name in peers.contestants}
-            if TAO in server_pids:  # a tailer keeps nothing, and works for every write
+            if TAO in server_pids:  # a tailer caches nothing, and works for every write
                 server_pids[TAO] += tuple(process.pid for process in processes if process.role is Role.TAILER)
-            admins = (cluster.admin(_FOLLOWER), cluster.admin(_LEADER))
+            admins = (cluster.admin(FOLLOWER), cluster.admin(LEADER))
             job = PeersJob(
                 rivals=rivals,
                 server_pids=server_pids,
@@ -256,7 +298,7 @@ class _Turns:
     ) -> tuple[str, list[PairResult]]:
         settings, awaiters = self._settings, max(1, self._peers.awaiters // _PROCESSES)
         start = settings.work_dir / "start"
-        listening = _Starter(self._progress, start)
+        listening = ProgressListener(self._progress, _Starter(start).heard)
         jobs = [
             PairJob(
                 rivals=rivals,
@@ -279,7 +321,7 @@ class _Turns:
         return shape, [task.result() for task in tasks]
 
     async def stale(self) -> dict[str, list[StaleReads]]:
-        """By contestant."""
+        """Look for stale reads; returns them by contestant."""
         settings = self._settings
         async with DevCluster(self._cluster("stale", tiers=2), self._progress.step) as cluster:
             rivals = self._rivals(cluster, 400 if settings.toy else _STALE_NODES)
@@ -307,7 +349,7 @@ class _Turns:
         return Rivals(
             contestants=self._peers.contestants,
             topology_file=str(cluster.topology_path),
-            tier=_TIER,
+            tier=OWN_TIER,
             subject=_subject(self._settings, self._peers, nodes),
             host=LOOPBACK,
             redis_ports=self._ports.get(REDIS, ()),
@@ -318,7 +360,7 @@ class _Turns:
         )
 
 
-def _subject(settings: BenchSettings, peers: PeersSettings, nodes: int) -> Subject:
+def _subject(settings: BenchSettings, peers: PeersOptions, nodes: int) -> Subject:
     return Subject(
         workload=peers.workload,
         nodes=nodes,
@@ -329,19 +371,17 @@ def _subject(settings: BenchSettings, peers: PeersSettings, nodes: int) -> Subje
 
 
 class _Starter:
-    """`Progress` that has the load processes begin together when all are ready."""
+    """Lets the load processes begin together once all are ready."""
 
-    def __init__(self, progress: Progress, start: Path) -> None:
-        self._progress = progress
+    def __init__(self, start: Path) -> None:
         self._start = start
         self._ready = 0
 
-    def step(self, text: str, done: float = 0.0) -> None:
-        """See `loadtest.scenario.Progress`."""
-        if text == READY:
+    def heard(self, step: str) -> None:
+        """Count a load process that is ready, and write the start when it is the last."""
+        if step == READY:
             self._ready += 1
             if self._ready == _PROCESSES:
                 whole = self._start.with_suffix(".whole")
                 whole.write_text(str(perf_counter()))
                 whole.rename(self._start)
-        self._progress.step(text, done)

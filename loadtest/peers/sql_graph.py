@@ -1,8 +1,8 @@
 """The graph in MySQL by hand: tables, indexes and transactions as an application without a graph store would have them.
 
-Four tables of edges (links, their inverses, and what they become), each with its rows in key order and an index by
-time; counters beside the links, because counting rows at every page view is what nobody does for long. Over aiomysql,
-with a pool of connections and autocommit for reads.
+Four tables of edges (links, marks, and the inverses of both), each with its rows in key order and an index by time;
+counters beside the links, because counting rows at every page view does not last. The client is aiomysql, with a pool
+of connections and autocommit for reads.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import aiomysql
 import msgspec
 import pymysql.err
 
-from loadtest.peers.asking import Edge
+from loadtest.peers.contestants import Edge
 from loadtest.published.contestant import Payloads
 from loadtest.published.graph_plan import GraphPlan
 
@@ -33,7 +33,7 @@ _AFTER_LINKS: Final = (
 
 
 class SqlAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where, and as whom."""
+    """A database server and the account to use there."""
 
     host: str
     port: int
@@ -49,7 +49,7 @@ class SqlGraph:
 
     @classmethod
     async def open(cls, address: SqlAddress, connections: int) -> SqlGraph:
-        """Connect; the database is made when it is not there."""
+        """Connect, and create the database if it does not exist."""
         where = {"host": address.host, "port": address.port, "user": address.user, "password": address.password}
         connection = await aiomysql.connect(**where)
         async with connection.cursor() as cursor:
@@ -66,9 +66,10 @@ class SqlGraph:
         await self._pool.wait_closed()
 
     async def load(
-        self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads, tell: Callable[[str, float], None]
+        self, plan: GraphPlan, ids: Sequence[int], payloads: Payloads, report: Callable[[str, float], None]
     ) -> None:
-        """Make the tables and write the planned graph, past the binlog: nobody has asked yet."""
+        """Create the tables and write the planned graph without the binlog, since nothing replicates or reads it
+        yet."""
         async with self._pool.acquire() as connection, connection.cursor() as cursor:
             await cursor.execute("SET SESSION sql_log_bin = 0")
             for statement in _tables():
@@ -87,45 +88,45 @@ class SqlGraph:
                         "INSERT INTO link (id1, id2, time, payload) VALUES (%s, %s, %s, %s)", edges
                     )
                     edges.clear()
-                    tell("writing the graph", 0.0)
+                    report("writing the graph", 0.0)
             for statement in _AFTER_LINKS:
                 await cursor.execute(statement)
 
     async def copied(self, statements: Iterable[str]) -> None:
-        """Run statements that copy what `load` has written, past the binlog as well."""
+        """Run statements that copy what `load` has written, also without the binlog."""
         async with self._pool.acquire() as connection, connection.cursor() as cursor:
             await cursor.execute("SET SESSION sql_log_bin = 0")
             for statement in statements:
                 await cursor.execute(statement)
 
     async def version_epoch(self, schema: str) -> int:
-        """Of one of tao's shards."""
+        """Return the version epoch of one of tao's shards."""
         row = await self._one(f"SELECT version_epoch FROM {schema}.shard", ())  # noqa: S608 - a name of ours
         return int(row[0])
 
     async def node(self, object_id: int) -> bytes | None:
-        """An object's payload; None when it is not there."""
+        """Return an object's payload; None when it does not exist."""
         row = await self._one("SELECT payload FROM node WHERE id = %s", (object_id,))
         return None if row is None else bytes(row[0])
 
     async def nodes(self, ids: Sequence[int]) -> dict[int, bytes]:
-        """Those that are there."""
+        """Return the payloads of the objects that exist."""
         rows = await self._all("SELECT id, payload FROM node WHERE id IN %s", (tuple(ids),))
         return {row[0]: bytes(row[1]) for row in rows}
 
     async def count(self, id1: int) -> int:
-        """How many links."""
+        """Return the number of links."""
         row = await self._one("SELECT count FROM link_count WHERE id1 = %s", (id1,))
         return 0 if row is None else int(row[0])
 
     async def newest(self, id1: int, limit: int) -> list[Edge]:
-        """The newest links."""
+        """Return the newest links."""
         return await self._edges(
             "SELECT id2, time, payload FROM link WHERE id1 = %s ORDER BY time DESC, id2 DESC LIMIT %s", (id1, limit)
         )
 
     async def between(self, id1: int, high: int, low: int, limit: int) -> list[Edge]:
-        """The newest links of a stretch of time."""
+        """Return the newest links of a time range."""
         return await self._edges(
             "SELECT id2, time, payload FROM link WHERE id1 = %s AND time BETWEEN %s AND %s "
             "ORDER BY time DESC, id2 DESC LIMIT %s",
@@ -133,25 +134,25 @@ class SqlGraph:
         )
 
     async def among(self, id1: int, id2s: Sequence[int]) -> list[Edge]:
-        """The links to these."""
+        """Return the links to these nodes."""
         return await self._edges(
             "SELECT id2, time, payload FROM link WHERE id1 = %s AND id2 IN %s ORDER BY time DESC, id2 DESC",
             (id1, tuple(id2s)),
         )
 
     async def put_node(self, object_id: int, payload: bytes) -> None:
-        """Add or overwrite."""
+        """Add or overwrite an object."""
         statement = "INSERT INTO node (id, payload) VALUES (%s, %s) ON DUPLICATE KEY UPDATE payload = VALUES(payload)"
         await self._transaction([(statement, (object_id, payload))])
 
     async def add_node(self, payload: bytes) -> int:
-        """A new object; the id is the application's own: the clock's nanoseconds, above every loaded one."""
+        """Add an object whose id is the clock's nanoseconds, above every loaded id. Returns the id."""
         object_id = time_ns()
         await self.put_node(object_id, payload)
         return object_id
 
     async def delete_node(self, object_id: int) -> None:
-        """Delete."""
+        """Delete an object."""
         await self._transaction([("DELETE FROM node WHERE id = %s", (object_id,))])
 
     async def put_links(self, links: Sequence[tuple[int, int, int, bytes]]) -> None:
@@ -162,11 +163,11 @@ class SqlGraph:
         await self._transaction(work)
 
     async def delete_link(self, id1: int, id2: int) -> None:
-        """Delete with its inverse."""
+        """Delete a link with its inverse."""
         await self._transaction(_delete(id1, id2))
 
     async def mark_link(self, id1: int, id2: int) -> None:
-        """Make a mark of a link."""
+        """Turn a link into a mark."""
         move = "INSERT IGNORE INTO {} (id1, id2, time, payload) SELECT id1, id2, time, payload FROM {} WHERE {}"
         moves = [
             (move.format(MARK_TABLES[side], LINK_TABLES[side], "id1 = %s AND id2 = %s"), pair)
@@ -188,7 +189,8 @@ class SqlGraph:
         return [(id2, at, bytes(payload)) for id2, at, payload in await self._all(statement, values)]
 
     async def _transaction(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        """In order; a statement of one side may name what the one before it did. A deadlock is tried again."""
+        """Run statements in order in one transaction, and again after a deadlock; a statement may depend on those
+        before it."""
         attempts = 1
         while True:
             try:
@@ -239,7 +241,8 @@ _PUT: Final = (
 
 
 def _put(tables: tuple[str, str], id1: int, id2: int, at: int, payload: bytes) -> list[tuple[str, tuple[Any, ...]]]:
-    # The counter first, and only for an edge that is not there: its row then orders whoever writes this list.
+    # The counter comes first, and only for an edge that does not exist: its row then serializes the writers of this
+    # list.
     return [
         (_COUNT_ONE_MORE, (id1, id1, id2)),
         (_PUT.format(tables[0]), (id1, id2, at, payload)),

@@ -1,13 +1,12 @@
-"""How often is an answer older than what was acknowledged before it was asked for? Of objects, lists and counts.
+"""Stale reads: answers older than a write that was acknowledged before the read began, of objects, lists and counts.
 
-One client writes, several readers of another client ask; of tao within one tier, and from the other one. This has a
-small graph and a cluster of its own: a second tier applies every write, which is nothing that a peer's servers do.
+One client writes and several readers of another client read; for tao, in the same tier and in the other one. This needs
+a small graph and a cluster of its own: a second tier applies every write, which the peers' servers do not do.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from random import Random
 from time import perf_counter
@@ -15,8 +14,9 @@ from typing import Final, Protocol
 
 import msgspec
 
-from loadtest.peers.arena import Arena, Rivals
-from loadtest.peers.how import Asked
+from loadtest.client_process import StepReport
+from loadtest.peers.arena import PeerGraph, Rivals
+from loadtest.peers.contestants import AnswerSource
 from loadtest.peers.lookaside import SqlContestant
 from loadtest.peers.names import CONTESTANTS, TAO
 from loadtest.published.contestant import LINK, NODE
@@ -34,81 +34,81 @@ _FIRST_TIME: Final = 2_000_000_000
 _NUMBER_BYTES: Final = 8
 
 
-class StaleJob(msgspec.Struct, frozen=True, kw_only=True, tag="peers_stale"):
-    """Look for stale answers, so long at every contestant and place."""
+class StaleJob(msgspec.Struct, frozen=True, kw_only=True):
+    """Look for stale answers at every contestant and place, for so many seconds each."""
 
     rivals: Rivals
     seconds: float
 
+    async def work(self, report: StepReport) -> StaleResult:
+        """Return the stale reads of each contestant. Raises what the clients raise."""
+        found: dict[str, list[StaleReads]] = {}
+        async with AsyncExitStack() as stack:
+            arena = await PeerGraph.filled(self.rivals, stack, report)
+            # These lists are empty in the plan; the second half is for the second tier, or unused.
+            empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)][: 2 * _WATCHED]
+            first, second = empty[:_WATCHED], empty[_WATCHED:]
+            for name in self.rivals.contestants:
+                report(f"looking for stale answers of {name}", 1.0)
+                if name != TAO:
+                    peer = arena.peers[name]
+                    assert isinstance(peer, SqlContestant)
+                    # The peers write to one set of tables, in turns, so each has lists of its own.
+                    nodes = empty[CONTESTANTS.index(name) * _OF_A_PEER :][:_OF_A_PEER]
+                    found[name] = [
+                        await _watch(_OfPeer(peer, await arena.peer(name), arena.ids, nodes), TWO_CLIENTS, self.seconds)
+                    ]
+                    continue
+                writer = await arena.graph(self.rivals.tier)
+                found[name] = [
+                    # This client stands for another process: it has not seen what the writer's client has written.
+                    await _watch(_OfTao(writer, await arena.graph(tier), arena.ids, nodes), within, self.seconds)
+                    for tier, within, nodes in (
+                        (self.rivals.tier, ONE_TIER, first),
+                        (_SECOND_TIER, TWO_TIERS, second),
+                    )
+                ]
+        return StaleResult(found=found)
+
 
 class StaleReads(msgspec.Struct, frozen=True, kw_only=True):
-    """How often an answer was older than what had been acknowledged before it was asked for."""
+    """The number of answers that were older than a write acknowledged before the read began."""
 
     reads: int
     stale: int
     within: str
-    """Between whom."""
+    """The clients or tiers between which stale answers were looked for."""
     stale_by_kind: dict[str, int]
 
 
 class StaleResult(msgspec.Struct, frozen=True, kw_only=True):
-    """By contestant."""
+    """The stale reads of each contestant."""
 
     found: dict[str, list[StaleReads]]
 
 
 class Watched(Protocol):
-    """What one client writes and another reads. Numbers begin at 1 and grow; 0: nothing was written."""
+    """Objects and lists that one client writes and another reads. Numbers grow from 1; 0 stands for the state before
+    any write."""
 
     async def put_object(self, index: int, number: int) -> None:
-        """Returns when the write is acknowledged."""
+        """Write the object's number. Returns when the write is acknowledged."""
 
     async def add_edge(self, index: int, number: int) -> None:
-        """Edge ``number`` of a list that had none, as new as its number; returns when it is acknowledged."""
+        """Add edge ``number`` to a list, its time as new as its number. Returns when the write is acknowledged."""
 
     async def object_number(self, index: int) -> int:
-        """Of the object that a reader sees."""
+        """Return the number of the object that a reader sees."""
 
     async def newest_number(self, index: int) -> int:
-        """Of the newest edge that a reader sees."""
+        """Return the number of the newest edge that a reader sees."""
 
     async def count(self, index: int) -> int:
-        """Of the list, as a reader sees it."""
-
-
-async def run_stale(job: StaleJob, tell: Callable[[str, float], None]) -> StaleResult:
-    """Raises what the clients raise."""
-    found: dict[str, list[StaleReads]] = {}
-    async with AsyncExitStack() as stack:
-        arena = await Arena.filled(job.rivals, stack, tell)
-        # Lists that are empty as planned; the second half for the second tier, or nobody.
-        empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)][: 2 * _WATCHED]
-        first, second = empty[:_WATCHED], empty[_WATCHED:]
-        for name in job.rivals.contestants:
-            tell(f"looking for stale answers of {name}", 1.0)
-            if name != TAO:
-                peer = arena.peers[name]
-                assert isinstance(peer, SqlContestant)
-                # The peers write to one set of tables, and in turns: each has lists of its own.
-                nodes = empty[CONTESTANTS.index(name) * _OF_A_PEER :][:_OF_A_PEER]
-                found[name] = [
-                    await _watch(_OfPeer(peer, await arena.peer(name), arena.ids, nodes), TWO_CLIENTS, job.seconds)
-                ]
-                continue
-            writer = await arena.graph(job.rivals.tier)
-            found[name] = [
-                # Another process' client: it does not know what the writer's has written.
-                await _watch(_OfTao(writer, await arena.graph(tier), arena.ids, nodes), within, job.seconds)
-                for tier, within, nodes in (
-                    (job.rivals.tier, ONE_TIER, first),
-                    (_SECOND_TIER, TWO_TIERS, second),
-                )
-            ]
-    return StaleResult(found=found)
+        """Return the count of the list that a reader sees."""
 
 
 class _OfPeer:
-    """`Watched`, of a peer."""
+    """The watched objects and lists of a peer."""
 
     def __init__(self, writer: SqlContestant, reader: SqlContestant, ids: list[int], nodes: list[int]) -> None:
         self._writer = writer
@@ -117,30 +117,25 @@ class _OfPeer:
         self.nodes = nodes
 
     async def put_object(self, index: int, number: int) -> None:
-        """See `Watched`."""
         await self._writer.put_node(self._ids[self.nodes[index]], _numbered(number))
 
     async def add_edge(self, index: int, number: int) -> None:
-        """See `Watched`."""
         id1, id2 = _ends(self._ids, self.nodes[index], number)
         await self._writer.put_links([(id1, id2, _FIRST_TIME + number, b"")])
 
     async def object_number(self, index: int) -> int:
-        """See `Watched`."""
-        return _number(await self._reader.node(self._ids[self.nodes[index]], Asked()))
+        return _number(await self._reader.node(self._ids[self.nodes[index]], AnswerSource()))
 
     async def newest_number(self, index: int) -> int:
-        """See `Watched`."""
-        edges = await self._reader.newest(self._ids[self.nodes[index]], 1, Asked())
+        edges = await self._reader.newest(self._ids[self.nodes[index]], 1, AnswerSource())
         return edges[0][1] - _FIRST_TIME if edges else 0
 
     async def count(self, index: int) -> int:
-        """See `Watched`."""
-        return await self._reader.count(self._ids[self.nodes[index]], Asked())
+        return await self._reader.count(self._ids[self.nodes[index]], AnswerSource())
 
 
 class _OfTao:
-    """`Watched`, of tao."""
+    """The watched objects and lists of tao."""
 
     def __init__(self, writer: Graph, reader: Graph, ids: list[int], nodes: list[int]) -> None:
         self._writer = writer
@@ -149,27 +144,22 @@ class _OfTao:
         self.nodes = nodes
 
     async def put_object(self, index: int, number: int) -> None:
-        """See `Watched`."""
         await self._writer.obj_update(self._ids[self.nodes[index]], {"payload": _numbered(number)}, NODE)
 
     async def add_edge(self, index: int, number: int) -> None:
-        """See `Watched`."""
         id1, id2 = _ends(self._ids, self.nodes[index], number)
         await self._writer.assoc_add(id1, LINK, id2, _FIRST_TIME + number)
 
     async def object_number(self, index: int) -> int:
-        """See `Watched`."""
         found = await self._reader.obj_get(self._ids[self.nodes[index]])
         payload = None if found is None else found.fields["payload"]
         return _number(payload if isinstance(payload, bytes) else None)
 
     async def newest_number(self, index: int) -> int:
-        """See `Watched`."""
         edges = await self._reader.assoc_range(self._ids[self.nodes[index]], LINK, 0, 1)
         return edges[0].time - _FIRST_TIME if edges else 0
 
     async def count(self, index: int) -> int:
-        """See `Watched`."""
         return await self._reader.assoc_count(self._ids[self.nodes[index]], LINK)
 
 
@@ -215,7 +205,7 @@ async def _watch(watched: _OfPeer | _OfTao, within: str, seconds: float) -> Stal
 
 
 def _ends(ids: list[int], node: int, number: int) -> tuple[int, int]:
-    # As many edges as there are other nodes; beyond that none is new, which no run of seconds reaches.
+    # There are as many edges as other nodes; after those no edge is new, a point that no run of seconds reaches.
     return ids[node], ids[(node + 1 + number % (len(ids) - 1)) % len(ids)]
 
 

@@ -1,10 +1,12 @@
-"""Turns of the contestants in one shape of load. Whoever begins a round is another one each time."""
+"""Turns of the contestants in one shape of load. Each round begins with another contestant."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import length_hint
 from time import perf_counter, process_time
 from typing import Final
 
@@ -13,48 +15,129 @@ import msgspec
 import pymysql.err
 import redis.exceptions
 
-from loadtest.collector import settle_collector
-from loadtest.peers.asking import Peer
-from loadtest.peers.counters import CacheCounts, TaoCounters
-from loadtest.peers.how import How
-from loadtest.peers.prepared import Prepared
-from loadtest.published.first_reads import FirstReads
-from loadtest.published.recording import Recorder, Recording
-from loadtest.published.requests import Request
-from loadtest.rounds import cpu_seconds, drive_until_answered
+from loadtest.open_loop import begin_at_rate
+from loadtest.peers.contestants import Peer, Source
+from loadtest.published.conformity import FirstReads
+from loadtest.published.latencies import LatencyRecorder, LatencyRecording
+from loadtest.published.requests import WorkloadRequest
+from loadtest.rounds import cpu_seconds, drive_until_answered, settle_collector
+from tao.admin.server_stats import server_stats
 from tao.model.errors import TaoError
+
+
+class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of reads between two moments."""
+
+    hits: int = 0
+    """Reads answered without the database, and without waiting for another's fetch."""
+    joined: int = 0
+    """Reads that waited for another's fetch; for tao, in the follower."""
+    misses: int = 0
+    """Reads that asked the database."""
+    in_follower: int = 0
+    """Hits of tao from the follower's own memory."""
+
+    @property
+    def reads(self) -> int:
+        """All reads."""
+        return self.hits + self.joined + self.misses
+
+
+def added(all_counts: Iterable[CacheCounts]) -> CacheCounts:
+    """Add up several counts."""
+    found = list(all_counts)
+    return CacheCounts(**{name: sum(getattr(each, name) for each in found) for name in CacheCounts.__struct_fields__})
+
+
+class TaoCounters:
+    """Reads the counters of a follower and a leader that serve no other client."""
+
+    def __init__(self, follower_admin: str, leader_admin: str) -> None:
+        self._follower = follower_admin
+        self._leader = leader_admin
+        self._hits = self._misses = self._joined = self._leader_misses = 0
+
+    async def since_last(self) -> CacheCounts:
+        """Return the counts since the last call, at first since the servers' start. Raises what reading raises."""
+        follower, leader = await server_stats(self._follower), await server_stats(self._leader)
+        hits, misses = follower["hits"] - self._hits, follower["misses"] - self._misses
+        joined = follower["fills"]["joined"] - self._joined
+        leader_misses = leader["misses"] - self._leader_misses
+        self._hits, self._misses = follower["hits"], follower["misses"]
+        self._joined, self._leader_misses = follower["fills"]["joined"], leader["misses"]
+        # Follower misses that did not become leader misses were either hits of the leader or joined one of its fetches.
+        spared = max(0, misses - leader_misses)
+        joined = min(joined, spared)
+        return CacheCounts(hits=hits + spared - joined, joined=joined, misses=leader_misses, in_follower=hits)
+
+
+_AT_A_TIME: Final = 1_000
+"""The number of requests drawn at once when a turn needs more than were prepared."""
+
+
+class Prepared(Iterator[WorkloadRequest]):
+    """An endless stream of requests, some of them drawn ahead."""
+
+    def __init__(self, source: Iterator[WorkloadRequest], note: Callable[[WorkloadRequest], None]) -> None:
+        """``note`` is called for every request that was sent, when the next ones are prepared: outside of turns, unless
+        a turn needs more requests than were drawn for it."""
+        self._source: Final = source
+        self._note: Final = note
+        self._drawn: list[WorkloadRequest] = []
+        self._left: Iterator[WorkloadRequest] = iter(self._drawn)
+
+    def __next__(self) -> WorkloadRequest:
+        for request in self._left:
+            return request
+        self.prepare(_AT_A_TIME)
+        return next(self._left)
+
+    def prepare(self, count: int) -> None:
+        """Draw until at least ``count`` requests are ready."""
+        self.settle()
+        self._drawn += islice(self._source, max(0, count - len(self._drawn)))
+        self._left = iter(self._drawn)
+
+    def settle(self) -> None:
+        """Call ``note`` for the requests that were sent so far."""
+        asked = len(self._drawn) - length_hint(self._left)
+        for request in self._drawn[:asked]:
+            self._note(request)
+        self._drawn = self._drawn[asked:]
+        self._left = iter(self._drawn)
+
 
 FAILURES: Final = (
     TaoError, pymysql.err.MySQLError, redis.exceptions.RedisError, aiomcache.ClientException, OSError, TimeoutError,
 )  # fmt: skip
-"""What a request may end with; anything else is a fault of the measurement."""
-_MAX_UNDER_WAY: Final = 20_000
-_LEAD_SECONDS: Final = 0.05
+"""Errors with which a request may fail; any other is an error of the measurement."""
 _DRAWN_FOR_SURE: Final = 1.5
 
 
-class Samples:
-    """Seconds of the requests of one turn, by what they needed; and what failed, by its kind."""
+class TurnSamples:
+    """Latencies in seconds of the requests of one turn by the source of their answers, and the failures by kind."""
 
     def __init__(self) -> None:
-        self.by_how: Final[list[list[float]]] = [[] for _ in How]
+        self.by_how: Final[list[list[float]]] = [[] for _ in Source]
         self.failed: Final[Counter[str]] = Counter()
 
     @property
     def answered(self) -> int:
-        """Requests."""
+        """The number of requests answered."""
         return sum(map(len, self.by_how))
 
     def counts(self) -> CacheCounts:
-        """By what they needed, where each tells."""
+        """Return the counts by source, where each answer has a known source."""
         return CacheCounts(
-            hits=len(self.by_how[How.HIT]), joined=len(self.by_how[How.JOINED]), misses=len(self.by_how[How.MISS])
+            hits=len(self.by_how[Source.HIT]),
+            joined=len(self.by_how[Source.JOINED]),
+            misses=len(self.by_how[Source.MISS]),
         )
 
-    def recording(self) -> Recording:
-        """All of it, to be sent."""
-        recorder = Recorder()
-        for how, all_seconds in zip(How, self.by_how, strict=True):
+    def recording(self) -> LatencyRecording:
+        """Return everything in the form that is sent to the runner."""
+        recorder = LatencyRecorder()
+        for how, all_seconds in zip(Source, self.by_how, strict=True):
             for seconds in all_seconds:
                 recorder.traced(how.name, seconds)
         for reason, times in self.failed.items():
@@ -63,33 +146,33 @@ class Samples:
         return recorder.recording()
 
 
-Drive = Callable[[float, Samples], Awaitable[None]]
-"""``drive(until, samples)``: as `loadtest.rounds.Drive`."""
+Drive = Callable[[float, TurnSamples], Awaitable[None]]
+"""``drive(until, samples)`` is called as a `loadtest.rounds.Drive`."""
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn in one load process; seconds."""
+class PeerTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One turn in one load process; times in seconds."""
 
     answered: int
     elapsed: float
     server_cpu: float
     client_cpu: float
     counts: CacheCounts
-    """Of the requests that were answered; of tao in all its clients, as its servers count."""
+    """Counts of the requests that were answered; for tao those of all its clients, as its servers count them."""
     first_reads: int | None
-    """Of what this contestant had not been asked for before; None: by a process that does not know."""
-    recording: Recording
+    """Reads of keys for which this contestant had not been asked before; None when the process does not know."""
+    recording: LatencyRecording
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """All turns of one contestant in one shape, of one load process."""
+    """All turns of one contestant in one shape, from one load process."""
 
-    turns: list[Turn]
+    turns: list[PeerTurn]
     touched: int
 
 
 class Contender:
-    """One contestant's turns so far."""
+    """One contestant, its load and its turns so far."""
 
     def __init__(
         self,
@@ -101,8 +184,8 @@ class Contender:
         counters: TaoCounters | None = None,
         first_reads: FirstReads | None = None,
     ) -> None:
-        """``drive``: asks ``requests``. ``counters``: of a contestant whose clients cannot tell; ``first_reads``: kept
-        by who draws the requests."""
+        """``drive`` sends ``requests``. ``counters`` is given for a contestant whose clients do not see the sources of
+        their reads; the stream of requests updates ``first_reads``."""
         self.name: Final = name
         self._peer: Final = peer
         self._requests: Final = requests
@@ -110,20 +193,20 @@ class Contender:
         self._pids: Final = server_pids
         self._counters: Final = counters
         self._first_reads: Final = first_reads
-        self._turns: Final[list[Turn]] = []
+        self._turns: Final[list[PeerTurn]] = []
         self._touched = 0
         self._most_per_second = 0.0
 
     def prepare(self, seconds: float) -> None:
-        """For a turn of so many seconds: draw its requests, as many as its best turn would have asked and some more."""
+        """Draw the requests of a turn of so many seconds: as many as the best turn so far used, and some more."""
         self._requests.prepare(int(self._most_per_second * seconds * _DRAWN_FOR_SURE))
         settle_collector()
 
     async def take(self, until: float, *, counts: bool = True) -> None:
-        """One turn. Raises what is no failure of a request."""
+        """Take one turn. Raises every error that is not in `FAILURES`."""
         if self._counters is not None:
             await self._counters.since_last()
-        samples, touched, first_reads = Samples(), self._peer.touched, self._asked_first()
+        samples, touched, first_reads = TurnSamples(), self._peer.touched, self._asked_first()
         server_before, client_before, started = self._server_cpu(), process_time(), perf_counter()
         with self._peer.sampled():
             await drive_until_answered(self._drive, until, samples, lambda taken: taken.answered)
@@ -133,7 +216,7 @@ class Contender:
         if not counts:
             return
         of_caches = samples.counts() if self._counters is None else await self._counters.since_last()
-        turn = Turn(
+        turn = PeerTurn(
             answered=samples.answered,
             elapsed=elapsed,
             server_cpu=server_cpu,
@@ -146,7 +229,7 @@ class Contender:
         self._touched += self._peer.touched - touched
 
     def taken(self) -> Taken:
-        """Everything, to be sent."""
+        """Return everything in the form that is sent to the runner."""
         return Taken(turns=self._turns, touched=self._touched)
 
     def _asked_first(self) -> int | None:
@@ -158,15 +241,15 @@ class Contender:
 
 
 def rotated(contenders: Sequence[Contender], number: int) -> list[Contender]:
-    """The order of round ``number``."""
+    """Return the contestants in the order of round ``number``."""
     first = number % len(contenders)
     return [*contenders[first:], *contenders[:first]]
 
 
-def closed(peer: Peer, requests: Iterator[Request], awaiters: int) -> Drive:
-    """So many awaiters, each with one request under way."""
+def closed(peer: Peer, requests: Iterator[WorkloadRequest], awaiters: int) -> Drive:
+    """Return the load of so many awaiters, each with one pending request."""
 
-    async def one(until: float, samples: Samples) -> None:
+    async def one(until: float, samples: TurnSamples) -> None:
         by_how, ask = samples.by_how, peer.ask
         started = perf_counter()
         while started < until:
@@ -180,7 +263,7 @@ def closed(peer: Peer, requests: Iterator[Request], awaiters: int) -> Drive:
             by_how[how].append(ended - started)
             started = ended
 
-    async def drive(until: float, samples: Samples) -> None:
+    async def drive(until: float, samples: TurnSamples) -> None:
         async with asyncio.TaskGroup() as group:
             for _ in range(awaiters):
                 group.create_task(one(until, samples))
@@ -188,36 +271,21 @@ def closed(peer: Peer, requests: Iterator[Request], awaiters: int) -> Drive:
     return drive
 
 
-def at_rate(peer: Peer, requests: Iterator[Request], rate: float) -> Drive:
-    """Requests begin at a constant rate whoever waits, and seconds count from the intended start."""
+def at_rate(peer: Peer, requests: Iterator[WorkloadRequest], rate: float) -> Drive:
+    """Return the load of requests that begin at a constant rate; seconds count from the intended start."""
 
-    async def one(request: Request, since: float, samples: Samples) -> None:
-        try:
-            how = await peer.ask(request)
-        except FAILURES as error:
-            samples.failed[type(error).__name__] += 1
-        else:
-            samples.by_how[how].append(perf_counter() - since)
+    async def drive(until: float, samples: TurnSamples) -> None:
+        async def one(since: float) -> None:
+            try:
+                how = await peer.ask(next(requests))
+            except FAILURES as error:
+                samples.failed[type(error).__name__] += 1
+            else:
+                samples.by_how[how].append(perf_counter() - since)
 
-    async def drive(until: float, samples: Samples) -> None:
-        began = perf_counter() + _LEAD_SECONDS
-        under_way: set[asyncio.Task[None]] = set()
-        try:
-            for number in range(max(1, round(rate * (until - began)))):
-                intended = began + number / rate
-                if (early := intended - perf_counter()) > 0:
-                    await asyncio.sleep(early)
-                if len(under_way) >= _MAX_UNDER_WAY:
-                    samples.failed["not asked: too many unanswered"] += 1
-                    continue
-                # Timers of a millisecond may wake the loop early: what begins early counts from its beginning.
-                task = asyncio.ensure_future(one(next(requests), min(intended, perf_counter()), samples))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
-            if under_way:
-                await asyncio.gather(*under_way)
-        finally:
-            for task in under_way:
-                task.cancel()
+        def skip() -> None:
+            samples.failed["not asked: too many unanswered"] += 1
+
+        await begin_at_rate(rate, until - perf_counter(), one, skip)
 
     return drive

@@ -1,1 +1,2 @@
-"""Published workloads: what production systems said of their requests and their graphs, and generators that obey it."""
+"""Published workloads: what production systems reported of their requests and graphs, and generators that reproduce
+it."""

@@ -1,7 +1,7 @@
-"""What a workload asked for and what was generated, side by side.
+"""Comparison of the properties that a workload asks for with those that were generated.
 
-Counted from requests as they were sent and answers as they came, so that the comparison covers the generator, the graph
-as it was loaded, and the server.
+The properties are counted from requests as they were sent and answers as they came, so the comparison covers the
+generator, the graph as it was loaded, and the server.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 import msgspec
 
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.requests import LARGE_LIMIT, Request
+from loadtest.published.requests import LARGE_LIMIT, WorkloadRequest
 from loadtest.published.workload import LONG_LIST, READS, Kind, Workload
 
 
-class Tally(msgspec.Struct, kw_only=True):
-    """Requests and what they found. Tallies of several processes add up."""
+class RequestTally(msgspec.Struct, kw_only=True):
+    """Counts of requests and of what they found. The counts of several processes add up."""
 
     requests: dict[Kind, int] = {}
     found: dict[Kind, int] = {}
@@ -28,16 +28,16 @@ class Tally(msgspec.Struct, kw_only=True):
     """Ranges that wanted one edge."""
     large_limits: int = 0
     long_counts: int = 0
-    """Counts of `LONG_LIST` and more."""
+    """Counts whose answer was `LONG_LIST` or more."""
     one_edge: int = 0
-    """Ranges with room for more whose answer was one edge."""
+    """Ranges with a limit above one whose answer was one edge."""
     full: int = 0
-    """Ranges with room for more than one that were answered with as many edges as they wanted."""
+    """Ranges with a limit above one whose answer was as long as the limit."""
     roomy: int = 0
-    """Ranges with room for more than one that found something."""
+    """Ranges with a limit above one whose answer was not empty."""
 
-    def note(self, request: Request, found: int) -> None:
-        """``found``: edges, or the count, or the objects of the answer."""
+    def note(self, request: WorkloadRequest, found: int) -> None:
+        """Count a request; ``found`` is the number of edges or objects of its answer, or the count."""
         kind = request.kind
         self.requests[kind] = self.requests.get(kind, 0) + 1
         if found:
@@ -55,11 +55,11 @@ class Tally(msgspec.Struct, kw_only=True):
 
     @property
     def answered(self) -> int:
-        """Requests in all."""
+        """The number of all requests."""
         return sum(self.requests.values())
 
-    def add(self, other: Tally) -> None:
-        """Count another process' as well."""
+    def add(self, other: RequestTally) -> None:
+        """Add the counts of another process."""
         self.requests = dict(Counter(self.requests) + Counter(other.requests))
         self.found = dict(Counter(self.found) + Counter(other.found))
         self.limit_one += other.limit_one
@@ -72,8 +72,8 @@ class Tally(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One property: ``asked`` for, and as ``generated`` (None: nothing to say it by) in a sample of so many: requests,
-    or nodes and edges of the graph."""
+    """One property: the value ``asked`` for, and the value ``generated`` in a sample of so many requests, or nodes and
+    edges of the graph. ``generated`` is None when the run has nothing to measure it by."""
 
     name: str
     asked: float
@@ -81,8 +81,11 @@ class Line:
     sample: int
 
     def within(self, relative: float, deviations: float = 4.0) -> bool:
-        """Whether it is what was asked, give or take a ``relative`` part, and what chance does to a share in a sample
-        of that size: so many standard deviations."""
+        """Tell whether the generated value is close to the one asked for.
+
+        The tolerance is a ``relative`` part of the value and, for chance, so many standard ``deviations`` of a share in
+        a sample of that size.
+        """
         if self.generated is None:
             return False
         share = min(1.0, self.asked)
@@ -90,8 +93,9 @@ class Line:
         return abs(self.generated - self.asked) <= relative * self.asked + chance
 
 
-def compare(workload: Workload, plan: GraphPlan, tally: Tally) -> Iterator[Line]:
-    """The workload's shares beside the run's, then the graph's properties beside the published ones."""
+def compare(workload: Workload, plan: GraphPlan, tally: RequestTally) -> Iterator[Line]:
+    """Yield the workload's shares beside those of the run, then the published properties of the graph beside the
+    generated ones."""
     total = tally.answered
     for kind, share in workload.mix.items():
         yield _share(f"share of {kind}", share, tally.requests.get(kind, 0), total)
@@ -137,6 +141,41 @@ def _share(name: str, asked: float, part: int, whole: int) -> Line:
     return Line(name, asked, part / whole if whole else None, whole)
 
 
-def reads_of(tally: Tally) -> int:
-    """How many of the requests read."""
+def reads_of(tally: RequestTally) -> int:
+    """Count the requests that read."""
     return sum(tally.requests.get(kind, 0) for kind in READS)
+
+
+class FirstReads:
+    """The objects, lists and counts that a process has asked for; this process brings nothing else into any cache."""
+
+    def __init__(self, *, counts_apart: bool = False) -> None:
+        """With ``counts_apart``, a cache that has a list still has to ask for its count. Without it, a list brings its
+        count along, but a count does not bring its list."""
+        self._counts_apart = counts_apart
+        self._objects = set[int]()
+        self._lists = set[int]()
+        self._counts = set[int]()
+        self.first_time = 0
+
+    def note(self, request: WorkloadRequest) -> None:
+        """Count the request when it is the first for its object, list or count."""
+        node = request.node
+        match request.kind:
+            case Kind.OBJ_GET:
+                known = self._objects
+            case Kind.ASSOC_COUNT:
+                known = self._counts
+            case Kind.ASSOC_RANGE | Kind.ASSOC_TIME_RANGE | Kind.ASSOC_GET:
+                if not self._counts_apart:
+                    self._counts.add(node)
+                known = self._lists
+            case Kind.READ_MANY:
+                self.first_time += len({*request.others} - self._objects)
+                self._objects.update(request.others)
+                return
+            case _:
+                return
+        if node not in known:
+            known.add(node)
+            self.first_time += 1

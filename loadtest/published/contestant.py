@@ -1,4 +1,4 @@
-"""What a workload is asked of: one verb, whatever answers it."""
+"""Contestants, which answer the requests of a workload; and the graph that they are asked for."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.requests import Request
+from loadtest.published.requests import WorkloadRequest
 from loadtest.published.workload import Kind
 from tao.client import Graph, SomeFailed
-from tao.client.trace import MEMORY
+from tao.client.diagnostics import MEMORY
 
 NODE: Final = "node"
 LINK: Final = "link"
@@ -21,28 +21,30 @@ _ADDED_BOUND: Final = 10_000
 _BATCH: Final = 2000
 _RESERVED_AT_ONCE: Final = 1000
 _ATTEMPTS: Final = 5
-"""Of a batch: on a busy machine some rows of a bulk are not written in time, and all may be written again."""
+"""Attempts to write a batch: on a busy machine some rows are not written in time, and all rows may be written again."""
 
 
 class Contestant(Protocol):
     """Answers the requests of a stream, over the graph that was loaded."""
 
-    async def ask(self, request: Request) -> int:
-        """Returns what a read found: edges, the count, or objects; 0 for writes. Raises what its client raises."""
+    async def ask(self, request: WorkloadRequest) -> int:
+        """Answer a request. Returns what a read found: the number of edges or objects, or the count; 0 for writes.
+        Raises what the client raises."""
 
     async def close(self) -> None:
-        """Close what it holds open."""
+        """Close the client's connections."""
 
 
 class Payloads:
-    """Bytes to write: slices of one random block, so that making them costs nothing and compressing gains nothing."""
+    """Payloads to write: slices of one random block, so that making them costs nothing and compressing them gains
+    nothing."""
 
     def __init__(self, block: bytes) -> None:
         self._block: Final = block
         self._at = 0
 
     def next(self, size: int) -> bytes:
-        """The next ``size`` bytes."""
+        """Return the next ``size`` bytes."""
         if self._at + size > len(self._block):
             self._at = 0
         found = self._block[self._at : self._at + size]
@@ -54,13 +56,13 @@ class TaoContestant:
     """The SDK, as an application's process would use it."""
 
     def __init__(self, graph: Graph, ids: Sequence[int], payloads: Payloads) -> None:
-        """``ids``: by node."""
+        """``ids`` are the ids by node."""
         self._graph: Final = graph
         self._ids: Final = ids
         self._payloads: Final = payloads
         self._added: Final[deque[int]] = deque(maxlen=_ADDED_BOUND)
 
-    async def ask(self, request: Request) -> int:
+    async def ask(self, request: WorkloadRequest) -> int:
         """See `Contestant`. Raises a `TaoError`."""
         graph, ids = self._graph, self._ids
         kind = request.kind
@@ -81,17 +83,17 @@ class TaoContestant:
         await self._write(request)
         return 0
 
-    async def traced(self, request: Request) -> tuple[int, bool]:
-        """As `ask`, of a read: and whether the follower had all of it in memory. Not for several tasks at once."""
+    async def traced(self, request: WorkloadRequest) -> tuple[int, bool]:
+        """Send a read. Returns what it found, and whether all of it was in the follower's memory. Not for concurrent
+        use."""
         with self._graph.trace() as trace:
             found = await self.ask(request)
         return found, all(each.answered_by == MEMORY for each in trace)
 
     async def close(self) -> None:
-        """See `Contestant`."""
         await self._graph.close()
 
-    async def _write(self, request: Request) -> None:
+    async def _write(self, request: WorkloadRequest) -> None:
         graph, ids = self._graph, self._ids
         match request.kind:
             case Kind.ASSOC_ADD | Kind.ASSOC_OVERWRITE:
@@ -105,7 +107,7 @@ class TaoContestant:
             case Kind.OBJ_ADD:
                 self._added.append(await graph.obj_add(NODE, {"payload": self._payloads.next(request.size)}))
             case Kind.OBJ_DELETE:
-                # Before anything was added there is nothing to delete that a read would not miss.
+                # Before anything was added, any deletion would remove something that reads expect to find.
                 if self._added:
                     await graph.obj_delete(self._added.popleft())
             case Kind.WRITE_MANY:
@@ -113,14 +115,14 @@ class TaoContestant:
             case _:
                 raise AssertionError(f"{request.kind} is no write")
 
-    def _edge(self, request: Request) -> tuple[int, str, int, int, dict[str, bytes] | None]:
+    def _edge(self, request: WorkloadRequest) -> tuple[int, str, int, int, dict[str, bytes] | None]:
         ids = self._ids
         fields = {"payload": self._payloads.next(request.size)} if request.size else None
         return ids[request.node], LINK, ids[request.others[0]], request.time, fields
 
 
 async def reserve_nodes(graph: Graph, nodes: int, shards: int) -> list[int]:
-    """An id for each node; node ``n`` is on shard ``n % shards``. Raises a `TaoError`."""
+    """Reserve an id for each node; node ``n`` is on shard ``n % shards``. Raises a `TaoError`."""
     reserved: list[list[int]] = []
     for shard in range(shards):
         wanted = len(range(shard, nodes, shards))
@@ -132,9 +134,10 @@ async def reserve_nodes(graph: Graph, nodes: int, shards: int) -> list[int]:
 
 
 async def load_graph(
-    graph: Graph, plan: GraphPlan, payloads: Payloads, shards: int, tell: Callable[[str, float], None]
+    graph: Graph, plan: GraphPlan, payloads: Payloads, shards: int, report: Callable[[str, float], None]
 ) -> list[int]:
-    """Write the planned graph; the ids by node. Node ``n`` is put on shard ``n % shards``. Raises a `TaoError`."""
+    """Write the planned graph, and return the ids by node. Node ``n`` is put on shard ``n % shards``. Raises a
+    `TaoError`."""
     ids = await reserve_nodes(graph, plan.nodes, shards)
     total, done = plan.nodes + plan.edges, 0
     for start in range(0, plan.nodes, _BATCH):
@@ -142,7 +145,7 @@ async def load_graph(
         rows = [(NODE, {"payload": payloads.next(plan.object_size(node))}, None, ids[node]) for node in nodes]
         await written(graph.obj_add_many, rows)
         done += len(rows)
-        tell("writing objects", done / total)
+        report("writing objects", done / total)
     edges = []
     for node in range(plan.nodes):
         for edge in plan.list_of(node):
@@ -152,15 +155,17 @@ async def load_graph(
                 await written(graph.assoc_add_many, edges)
                 done += len(edges)
                 edges.clear()
-                tell("writing edges", done / total)
+                report("writing edges", done / total)
     if edges:
         await written(graph.assoc_add_many, edges)
     return ids
 
 
 async def written(write_many: Callable[[Sequence[Any]], Awaitable[object]], rows: Sequence[Any]) -> None:
-    """Write rows that may be written twice, again where it failed. `Any`: rows as the many-form takes them. Raises
-    `SomeFailed` when some are not to be had, and what else the many-form raises."""
+    """Write rows that may be written twice, and retry the ones that fail. `Any`: rows as the many-form takes them.
+
+    Raises `SomeFailed` when some rows still fail, and what else the many-form raises.
+    """
     for last in (False,) * (_ATTEMPTS - 1) + (True,):
         try:
             await write_many(rows)
@@ -173,12 +178,12 @@ async def written(write_many: Callable[[Sequence[Any]], Awaitable[object]], rows
 
 
 def read_ids(path: Path) -> Sequence[int]:
-    """What `write_ids` wrote."""
+    """Read the ids that `write_ids` wrote."""
     ids = array("Q")
     ids.frombytes(path.read_bytes())
     return ids
 
 
 def write_ids(path: Path, ids: Sequence[int]) -> None:
-    """The ids by node, for the load processes of a run."""
+    """Write the ids by node to a file, for the load processes of a run."""
     path.write_bytes(array("Q", ids).tobytes())

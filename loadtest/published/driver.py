@@ -1,9 +1,9 @@
-"""A load process' part of a published workload: draw requests, ask them, keep time.
+"""The load process of a published workload: it draws requests, sends them, and measures their latencies.
 
-*Closed loop*: so many awaiters, each with one request under way; what an application with that many busy workers sees.
-*Open loop*: requests begin at a constant rate whoever waits, and latency counts from the intended start, so that a
-stall shows in every request it held up. Beside either a few probers ask requests of a like stream with tracing on, and
-so tell latencies of hits from those of misses: always at a constant rate, and from the intended start.
+*Closed loop*: a number of awaiters, each with one pending request, as in an application with that many busy workers.
+*Open loop*: requests begin at a constant rate, and latency counts from the intended start, so that a stall shows in
+every request that it delayed. Beside either loop a few probers send requests of a similar stream with tracing on, which
+separates the latencies of hits from those of misses: always at a constant rate, and from the intended start.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from typing import Final, Protocol
 
 import msgspec
 
-from loadtest.collector import settle_collector
-from loadtest.published.conformity import Tally
+from loadtest.open_loop import begin_at_rate
+from loadtest.published.conformity import FirstReads, RequestTally
 from loadtest.published.contestant import Contestant
-from loadtest.published.first_reads import FirstReads
-from loadtest.published.recording import Recorder, Recording
-from loadtest.published.requests import Request, RequestStream
+from loadtest.published.latencies import LatencyRecorder, LatencyRecording
+from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.workload import READS
+from loadtest.rounds import settle_collector
 from tao.model.errors import TaoError
 
-_MAX_UNDER_WAY: Final = 20_000
-"""Of an open loop; a server that falls so far behind has failed, and the rest is counted as not asked."""
-_LEAD_SECONDS: Final = 0.05
 PROBERS: Final = 8
-"""Sessions that trace, of which one has one request under way: enough that a miss keeps none of the others waiting."""
+"""Clients that trace, each with one pending request: so many that a miss does not delay the other probes."""
 _PROBES_PER_SECOND: Final = 200.0
-"""Of all probers of a process: hundreds of misses in half a minute, and a small part of any load."""
+"""Probes per second of a process: hundreds of misses in half a minute, and a small part of any load."""
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """What one load process does. ``rate``: requests a second of an open loop; 0: a closed loop of ``awaiters``."""
+class RequestLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """The load of one process: an open loop of ``rate`` requests per second, or with rate 0 a closed loop of
+    ``awaiters``."""
 
     awaiters: int
     rate: float
@@ -45,10 +43,10 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it, warming excluded."""
+    """The result of a load process, without the warming."""
 
-    tally: Tally
-    recording: Recording
+    tally: RequestTally
+    recording: LatencyRecording
     elapsed: float
     client_cpu_seconds: float
     wrong: int
@@ -58,35 +56,37 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     warmed: int
     """Requests answered before measuring began."""
     first_time: int
-    """Reads of an object or list that this process had not asked for before, warming included: no cache can have it
-    because of this process."""
+    """Reads of an object or list that this process had not asked for before, warming included; this process cannot have
+    brought them into a cache."""
 
 
 class TracedContestant(Protocol):
-    """A contestant that can say whether an answer was a hit."""
+    """A contestant that can report whether an answer was a hit."""
 
-    async def traced(self, request: Request) -> tuple[int, bool]:
-        """What was found, and whether it came from the first cache's memory."""
+    async def traced(self, request: WorkloadRequest) -> tuple[int, bool]:
+        """Send a request. Returns how much was found, and whether it came from the first cache's memory."""
 
 
 async def put_load(
-    load: Load,
+    load: RequestLoad,
     stream: RequestStream,
     contestant: Contestant,
     probers: Sequence[TracedContestant],
     probed: RequestStream,
     measuring: Callable[[], None],
 ) -> LoadResult:
-    """Warm, say that it is ``measuring`` from now on, measure. ``probed``: the probers' stream. Raises what is no
-    `TaoError`."""
+    """Warm the caches, call ``measuring``, and measure. ``probed`` is the stream of the probers.
+
+    Raises every error of the clients that is not a `TaoError`.
+    """
     asked = FirstReads()
-    warming = _Run(contestant, stream, None, asked)
+    warming = _LoadPhase(contestant, stream, None, asked)
     await warming.drive(load, load.warm_seconds)
     settle_collector()
     measuring()
-    recorder = Recorder()
+    recorder = LatencyRecorder()
     asked.first_time = 0
-    run = _Run(contestant, stream, recorder, asked)
+    run = _LoadPhase(contestant, stream, recorder, asked)
     cpu_before = process_time()
     began = perf_counter()
     jobs: list[Awaitable[None]] = [run.drive(load, load.seconds)]
@@ -106,11 +106,11 @@ async def put_load(
     )
 
 
-class _Run:
-    """One stretch of load."""
+class _LoadPhase:
+    """The warming, or the measurement."""
 
     def __init__(
-        self, contestant: Contestant, stream: RequestStream, recorder: Recorder | None, asked: FirstReads
+        self, contestant: Contestant, stream: RequestStream, recorder: LatencyRecorder | None, asked: FirstReads
     ) -> None:
         self._contestant = contestant
         self._stream = stream
@@ -118,14 +118,19 @@ class _Run:
         self._asked = asked
         self.failed: Counter[str] = Counter()
         self._began = 0.0
-        self.tally = Tally()
+        self.tally = RequestTally()
         self.wrong = 0
 
-    async def drive(self, load: Load, seconds: float) -> None:
-        """For so long."""
+    async def drive(self, load: RequestLoad, seconds: float) -> None:
+        """Send requests for so many seconds."""
         self._began = perf_counter()
         if load.rate:
-            await self._at_rate(load.rate, seconds)
+            await begin_at_rate(
+                load.rate,
+                seconds,
+                lambda since: self._ask(next(self._stream), since),
+                lambda: self._failed("not asked: too many unanswered"),
+            )
             return
         async with asyncio.TaskGroup() as group:
             for _ in range(load.awaiters):
@@ -135,29 +140,7 @@ class _Run:
         while (now := perf_counter()) < until:
             await self._ask(next(self._stream), now)
 
-    async def _at_rate(self, rate: float, seconds: float) -> None:
-        began = self._began = perf_counter() + _LEAD_SECONDS
-        under_way: set[asyncio.Task[None]] = set()
-        try:
-            for number in range(max(1, round(rate * seconds))):
-                intended = began + number / rate
-                early = intended - perf_counter()
-                if early > 0:
-                    await asyncio.sleep(early)
-                if len(under_way) >= _MAX_UNDER_WAY:
-                    self._failed("not asked: too many unanswered")
-                    continue
-                # Timers of a millisecond may wake the loop early: what begins early counts from its beginning.
-                task = asyncio.ensure_future(self._ask(next(self._stream), min(intended, perf_counter())))
-                under_way.add(task)
-                task.add_done_callback(under_way.discard)
-            if under_way:
-                await asyncio.gather(*under_way)
-        finally:
-            for task in under_way:
-                task.cancel()
-
-    async def _ask(self, request: Request, since: float) -> None:
+    async def _ask(self, request: WorkloadRequest, since: float) -> None:
         self._asked.note(request)
         try:
             found = await self._contestant.ask(request)
@@ -176,8 +159,10 @@ class _Run:
             self._recorder.failed(reason)
 
 
-def probes(stream: RequestStream, asked: FirstReads, began: float, seconds: float) -> Iterator[tuple[float, Request]]:
-    """When each probe is to begin, and what it asks: reads alone, at a constant rate."""
+def probes(
+    stream: RequestStream, asked: FirstReads, began: float, seconds: float
+) -> Iterator[tuple[float, WorkloadRequest]]:
+    """Yield the time at which each probe is to begin, and its request: only reads, at a constant rate."""
     reads = (request for request in stream if request.kind in READS)
     for number in count():
         after = number / _PROBES_PER_SECOND
@@ -188,8 +173,10 @@ def probes(stream: RequestStream, asked: FirstReads, began: float, seconds: floa
         yield began + after, request
 
 
-async def _probe(prober: TracedContestant, probing: Iterator[tuple[float, Request]], recorder: Recorder) -> None:
-    """One of several that take turns: whoever is free takes the next, and is late for it when all were busy."""
+async def _probe(
+    prober: TracedContestant, probing: Iterator[tuple[float, WorkloadRequest]], recorder: LatencyRecorder
+) -> None:
+    """Run one of several probers, which share the probes; a probe begins late when all of them are busy."""
     for intended, request in probing:
         early = intended - perf_counter()
         if early > 0:

@@ -1,7 +1,7 @@
-"""The published figures as data, each with its source, and what of them a generator obeys.
+"""The published figures as data, each with its source, as far as a generator reproduces them.
 
-The files beside this module hold what was published and nothing else. What nobody published and a generator needs all
-the same stands in `loadtest.published.workload`, under the name of an assumption.
+The files beside this module hold only what was published. What a generator needs and nobody published is in
+`loadtest.published.workload`, marked as an assumption.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Atc13(msgspec.Struct, frozen=True):
     reads: dict[str, float]
     writes: dict[str, float]
     non_empty: dict[str, float]
-    """Of the reads of an operation, those that find something."""
+    """Share of an operation's reads that find something."""
     assoc_count: dict[str, float]
     range_limit: dict[str, float]
     range_result_size: dict[str, float]
@@ -32,7 +32,7 @@ class Atc13(msgspec.Struct, frozen=True):
 
 
 class Multiget(msgspec.Struct, frozen=True):
-    """How many ids one get_link names: geometric, cut at ``max``."""
+    """The number of ids that one get_link names: geometric, cut at ``max``."""
 
     distribution: str
     p: float
@@ -77,12 +77,12 @@ class TaoBench(msgspec.Struct, frozen=True):
     write_txn_size: TransactionSize
     value_bytes: int
     shard_skew_percent: tuple[float, ...]
-    """What the busiest shards take of all requests, the busiest first."""
+    """Percents of all requests that go to the busiest shards, the busiest first."""
     shards: int
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """How the requests of a trace were spread over its keys."""
+    """The distribution of a trace's requests over its keys."""
 
     keys: int
     requests: int
@@ -91,7 +91,7 @@ class Requests(msgspec.Struct, frozen=True):
     hottest: float
     """Share of the requests that one key took."""
     share_of_requests: dict[str, float]
-    """By the share of the keys, the most asked-for first."""
+    """Share of the requests by share of the keys, the most requested first."""
 
 
 class TaoFollowers(msgspec.Struct, frozen=True):
@@ -104,20 +104,20 @@ class TaoFollowers(msgspec.Struct, frozen=True):
 
 
 def atc13() -> Atc13:
-    """Figures 3 to 6 of the paper."""
+    """Read figures 3 to 6 of the paper."""
     return msgspec.json.decode((_FOLDER / "tao_atc13.json").read_bytes(), type=Atc13)
 
 
 def linkbench() -> LinkBench:
-    """The default configuration."""
+    """Read the default configuration of LinkBench."""
     return msgspec.json.decode((_FOLDER / "linkbench.json").read_bytes(), type=LinkBench)
 
 
 def taobench() -> TaoBench:
-    """Both workloads."""
+    """Read both workloads of TAOBench."""
     return msgspec.json.decode((_FOLDER / "taobench.json").read_bytes(), type=TaoBench)
 
 
 def tao_followers() -> TaoFollowers:
-    """Of association lists and of objects."""
+    """Read the popularity of association lists and of objects."""
     return msgspec.json.decode((_FOLDER / "tao_followers.json").read_bytes(), type=TaoFollowers)

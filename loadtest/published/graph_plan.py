@@ -1,8 +1,9 @@
-"""A generated graph that nobody stores: every edge of every list follows from the seed, in constant time.
+"""A generated graph that need not be stored: every edge of every list follows from the seed, in constant time.
 
 Nodes have numbers from 0; a driver maps them to ids. Node ``n`` links to ``n + k * stride(n)`` for ``k`` from 1, modulo
-the number of nodes, with a stride that has no common factor with it: neighbours are distinct, they are spread over the
-whole graph, and whether an edge exists is arithmetic. Load processes agree about the graph without exchanging it.
+the number of nodes, with a stride that has no common factor with that number. Neighbours are therefore distinct and
+spread over the whole graph, and arithmetic decides whether an edge exists. Load processes agree on the graph without
+exchanging it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from loadtest.published.workload import Workload
 
 FIRST_TIME: Final = 1_300_000_000
 _SIZES: Final = 4096
-"""Sizes drawn once and dealt out again: more would change no figure."""
+"""Number of sizes that are drawn once and then used in turn; more would change no figure."""
 
 
 class PlannedEdge(NamedTuple):
-    """``index`` 0 is the newest. ``size`` of the payload, 0 for none, in bytes."""
+    """One edge. ``index`` 0 is the newest; ``size`` is the payload's size in bytes, 0 for none."""
 
     other: int
     time: int
@@ -46,55 +47,55 @@ class GraphPlan:
             "I", (0 if chance.random() < workload.link_without_data else size for size in link_sizes)
         )
         self.shuffled: Final = list(range(nodes))
-        """The nodes by popularity: rank → node."""
+        """The nodes in order of popularity: rank → node."""
         chance.shuffle(self.shuffled)
 
     @property
     def edges(self) -> int:
-        """Of all lists together."""
+        """Edges of all lists together."""
         return sum(self._degrees)
 
     @property
     def payload_bytes(self) -> int:
-        """Of all objects and edges together, without any framing."""
+        """Payload bytes of all objects and edges together, without any framing."""
         objects = sum(self.object_size(node) for node in range(self.nodes))
         return objects + sum(self.edge_sizes())
 
     def degree(self, node: int) -> int:
-        """Edges of the node's list."""
+        """Return the number of edges of the node's list."""
         return self._degrees[node]
 
     def object_size(self, node: int) -> int:
-        """Bytes of the node's payload."""
+        """Return the bytes of the node's payload."""
         return self._object_sizes[node % _SIZES]
 
     def edge_size(self, node: int, index: int) -> int:
-        """Bytes of the payload of the node's edge ``index``, 0 for none."""
+        """Return the payload bytes of the node's edge ``index``, 0 for none."""
         return self._link_sizes[(node * 31 + index) % _SIZES]
 
     def edge_sizes(self) -> Iterator[int]:
-        """Of all edges."""
+        """Yield the payload sizes of all edges."""
         return (self.edge_size(node, index) for node in range(self.nodes) for index in range(self._degrees[node]))
 
     def neighbour(self, node: int, index: int) -> int:
-        """The other end of the node's edge ``index``; of one that the list does not have, when it is not below the
-        degree (and below `nodes` - 1)."""
+        """Return the other end of the node's edge ``index``. An index from the degree up to `nodes` - 1 (excluded)
+        gives the end of an edge that the list does not have."""
         return (node + (index + 1) * self._stride(node)) % self.nodes
 
     def edge(self, node: int, index: int) -> PlannedEdge:
-        """Edge ``index`` of the node's list."""
+        """Return edge ``index`` of the node's list."""
         return PlannedEdge(self.neighbour(node, index), self.newest_time(node) - index, self.edge_size(node, index))
 
     def list_of(self, node: int) -> Iterator[PlannedEdge]:
-        """The node's list, newest first."""
+        """Yield the node's list, newest first."""
         return (self.edge(node, index) for index in range(self.degree(node)))
 
     def newest_time(self, node: int) -> int:
-        """The time of the node's newest edge; older ones are a second apart."""
+        """Return the time of the node's newest edge; older ones are a second apart."""
         return FIRST_TIME + self._degrees[node]
 
     def _stride(self, node: int) -> int:
-        # Depends on the node, so that lists do not all hold the same few neighbours.
+        # The start depends on the node, so that lists do not all hold the same few neighbours.
         stride = 1 + (node * 2_654_435_761) % (self.nodes - 1)
         while gcd(stride, self.nodes) != 1:
             stride += 1

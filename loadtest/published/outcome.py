@@ -1,4 +1,4 @@
-"""What a run of a published workload found, as its JSON and its tables have it."""
+"""The result of a published workload, as its JSON and its tables have it."""
 
 from __future__ import annotations
 
@@ -9,66 +9,67 @@ from typing import Any
 import msgspec
 
 from loadtest.published import figures
-from loadtest.published.conformity import Line, Tally, compare, reads_of
+from loadtest.published.conformity import Line, RequestTally, compare, reads_of
 from loadtest.published.driver import LoadResult
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.recording import Merged, Summary
-from loadtest.published.watch import Counts, Second, Used
+from loadtest.published.latencies import LatencySummary, MergedLatencies
+from loadtest.published.tier_watch import Counts, Second, Used
 from loadtest.published.workload import READS, Kind, workload_named
 from loadtest.results import Listing, Quantity
 
 
-class Misses(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of all reads that missed, by cause, as counters have them. A miss has one, the first of these that is
-    true of it as far as counters can tell: they count causes, and not which of two came together."""
+class MissCauses(msgspec.Struct, frozen=True, kw_only=True):
+    """Shares of all reads that missed, by cause. Each miss has one cause: the first of these that applies, as far as
+    counters can show, since they count causes and not which of two came together."""
 
     joined: float
-    """Waited for a fetch that another miss had begun."""
+    """Reads that waited for a fetch that another miss had begun."""
     first_time: float
-    """Of what no load process had asked for before."""
+    """Reads of a key that no load process had asked for before."""
     incomplete: float
-    """Of more of a list than the part of it that was cached."""
+    """Reads of more of a list than the part of it that was cached."""
     came_back: float
-    """Of what had left the cache for want of room, while no more than its budget had left since."""
+    """Reads of an evicted key, when no more than the cache's size was evicted since."""
     too_large: float
-    """Of what takes too large a part of the cache to be kept."""
+    """Reads of an entry that would take too large a part of the cache to be kept."""
     not_kept: float
-    """Of what was fetched and not kept, because a write or the shard's beginning came in between."""
+    """Reads of an entry that was fetched and not kept, because a write or the start of the shard came in between."""
     dropped: float
-    """Of what a write dropped that could not be applied to it."""
+    """Reads of an entry that was dropped because a write could not be applied to it."""
     left_long_ago: float
-    """All others: of what left longer ago."""
+    """All other misses: reads of keys evicted longer ago."""
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found; latencies in milliseconds. None: of processes that are not known."""
+class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a run; latencies in milliseconds. CPU times are None where the processes are unknown."""
 
     workload: str
     source: str
     settings: dict[str, Any]
-    """`RunSettings`; `Any`: text and numbers."""
+    """`RunOptions`; `Any`: text and numbers."""
     data_bytes: int
     cache_bytes: int
-    """Of each follower; leaders of a cluster of its own have as much."""
+    """The cache of each follower; leaders of the scenario's own cluster have as much."""
     throughput_qps: float
     reads: int
     writes: int
     hit_rate: float
-    """Of what the tier was asked: a hit is what a follower answered out of its memory."""
+    """Share of the tier's queries that a follower answered from its memory."""
     hit_rate_with_joined: float
-    """The same if who waited for another's fetch were a hit."""
-    misses: Misses
+    """The hit rate if queries that wait for another's fetch counted as hits."""
+    misses: MissCauses
     failed_fraction: float
     failed: dict[str, int]
     warm_requests_per_node: float
-    """Answered before measuring began, as a multiple of the objects of the graph."""
+    """Requests answered before measuring began, as a multiple of the objects of the graph."""
     failed_warming: dict[str, int]
-    """Before measuring began; no part of ``failed``."""
+    """Failures before measuring began; not counted in ``failed``."""
     wrong_answers: int
-    operations: dict[str, dict[str, Summary | None]]
-    """Operation → ``all_ms``, and for reads ``hit_ms`` and ``miss_ms``, which traced probers beside the load saw."""
+    operations: dict[str, dict[str, LatencySummary | None]]
+    """Latencies by operation: ``all_ms``, and for reads ``hit_ms`` and ``miss_ms`` from the traced probers beside the
+    load."""
     generated: list[Line]
-    """Every property of the workload: asked, and as generated."""
+    """Every property of the workload, as asked for and as generated."""
     throughput_by_second: list[int]
     by_second: list[Second]
     server_cpu_us_per_query: float | None
@@ -78,10 +79,10 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 def measured_of(
     settings: dict[str, Any], plan: GraphPlan, cache_bytes: int, results: Sequence[LoadResult], used: Used
-) -> tuple[Measured, Merged]:
-    """Of all load processes together, and the histograms behind it."""
+) -> RunFigures:
+    """Add up the results of all load processes."""
     workload = workload_named(settings["workload"])
-    merged, tally = Merged(), Tally()
+    merged, tally = MergedLatencies(), RequestTally()
     for result in results:
         merged.add(result.recording)
         tally.add(result.tally)
@@ -89,7 +90,7 @@ def measured_of(
     reads = reads_of(tally)
     elapsed = max(result.elapsed for result in results)
     client_cpu = sum(result.client_cpu_seconds for result in results)
-    operations: dict[str, dict[str, Summary | None]] = {}
+    operations: dict[str, dict[str, LatencySummary | None]] = {}
     for kind in workload.mix:
         operations[kind] = {"all_ms": merged.summary(kind)}
         if kind in READS:
@@ -100,7 +101,7 @@ def measured_of(
     def a_query(seconds: float | None) -> float | None:
         return None if seconds is None else round(1e6 * seconds / max(1, answered), 2)
 
-    measured = Measured(
+    return RunFigures(
         workload=workload.name,
         source=workload.source,
         settings=settings,
@@ -125,11 +126,11 @@ def measured_of(
         client_cpu_us_per_query=round(1e6 * client_cpu / max(1, answered), 2),
         database_cpu_us_per_query=a_query(whole.database_cpu),
     )
-    return measured, merged
 
 
-def misses_by_cause(counts: Counts, first_time: int) -> Misses:
-    """``first_time``: reads of what was never asked for before. Each cause takes of what those before it have left."""
+def misses_by_cause(counts: Counts, first_time: int) -> MissCauses:
+    """Divide the misses among their causes. ``first_time`` is the number of first reads of a key. Each cause takes from
+    the misses that the causes before it left."""
     asked, left = max(1, counts.hits + counts.misses), counts.misses
     causes = {
         "joined": counts.joined,
@@ -145,11 +146,11 @@ def misses_by_cause(counts: Counts, first_time: int) -> Misses:
         some = min(left, caused)
         shares[cause] = some / asked
         left -= some
-    return Misses(**shares, left_long_ago=left / asked)
+    return MissCauses(**shares, left_long_ago=left / asked)
 
 
-def quantities(measured: Measured) -> list[Quantity]:
-    """The head of the table that a run prints."""
+def quantities(measured: RunFigures) -> list[Quantity]:
+    """Return the head of the table that a run prints."""
     found = [
         Quantity(name="throughput", value=measured.throughput_qps, unit="queries_per_second"),
         Quantity(name="warmed by", value=measured.warm_requests_per_node, unit="requests_a_node"),
@@ -166,8 +167,8 @@ def quantities(measured: Measured) -> list[Quantity]:
     return found
 
 
-def latency_listing(measured: Measured) -> Listing:
-    """Figure 8 of the paper: hits and misses by operation; for TAO's workload with the paper's own beside them."""
+def latency_listing(measured: RunFigures) -> Listing:
+    """Return figure 8 of the paper: hits and misses by operation, for TAO's workload beside the paper's."""
     published: dict[str, Any] = figures.atc13().published_results if measured.workload == "tao_atc13" else {}
     rows: list[tuple[str, ...]] = []
     for kind, found in measured.operations.items():
@@ -189,7 +190,7 @@ def latency_listing(measured: Measured) -> Listing:
 
 
 def generated_listing(lines: list[Line]) -> Listing:
-    """What was asked and what was generated."""
+    """Return the table of the properties asked for and generated."""
     rows: list[tuple[str, ...]] = [
         (line.name, f"{line.asked:.4f}", "" if line.generated is None else f"{line.generated:.4f}") for line in lines
     ]

@@ -1,7 +1,7 @@
-"""The endless stream of requests that a workload asks of its graph. Pure: same seed, same requests.
+"""The endless stream of requests that a workload sends to its graph. Pure: the same seed gives the same requests.
 
-Emptiness is decided first, as the publications state it, and then a key is chosen by popularity among those that fit.
-Streams of one run share the graph and the ranks of popularity and differ in everything else.
+Whether a request finds something is decided first, as the publications state it; then a key is chosen by popularity
+among those that fit. Streams of one run share the graph and the popularity ranks and differ in everything else.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from loadtest.published.workload import LONG_LIST, Kind, Workload
 from tao.model.graph import MAX_TIME
 
 ADDED_BEFORE: Final = -1
-"""The node of a request to delete an object: one that this stream has added, the oldest first."""
+"""The node of a request to delete an object: the oldest object that this stream has added."""
 
 SMALL_LIMIT: Final = 50
 LARGE_LIMIT: Final = 1000
 _REMEMBERED_EDGES: Final = 10_000
-"""Edges added and not deleted yet; beyond it the oldest stay for good."""
+"""Most edges that a stream has added and not deleted yet; beyond it, the oldest are never deleted."""
 _KINDS_AT_A_TIME: Final = 1024
 _MOST_REDRAWS: Final = 16
 _BEYOND_EVERY_EDGE: Final = FIRST_TIME + 1_000_000_000
 _ADDED_FROM: Final = FIRST_TIME + 100_000_000
-"""Edges that are added are newer than the planned ones, which have at most so many seconds."""
+"""First time of added edges: they are newer than the planned ones, whose times span fewer seconds than this."""
 
 
-class Request(NamedTuple):
-    """One request. ``others``: the second ends of an edge or of an assoc_get, the nodes of a read of many.
+class WorkloadRequest(NamedTuple):
+    """One request. ``others`` are the second ends of an edge or of an assoc_get, or the nodes of a read of many.
 
-    ``time`` of an edge that is written; ``size`` of its payload or the object's in bytes; ``parts`` of a write of many.
-    What a kind has no use for is 0 or empty."""
+    ``time`` is that of an edge that is written; ``size`` is that of its payload or of the object in bytes; ``parts``
+    are those of a write of many. Fields that a kind does not use are 0 or empty.
+    """
 
     kind: Kind
     node: int = 0
@@ -46,15 +47,17 @@ class Request(NamedTuple):
     low: int = 0
     time: int = 0
     size: int = 0
-    parts: tuple[Request, ...] = ()
+    parts: tuple[WorkloadRequest, ...] = ()
 
 
-class RequestStream(Iterator[Request]):
-    """Requests of one stream out of several. ``stream`` sets it apart from the others of the run."""
+class RequestStream(Iterator[WorkloadRequest]):
+    """The requests of one stream out of several. ``stream`` distinguishes it from the others of the run."""
 
     def __init__(self, workload: Workload, plan: GraphPlan, seed: int, stream: int, shards: int = 1) -> None:
-        """``shards``: node ``n`` lies on shard ``n % shards``; matters to workloads that skew shards. Raises
-        `ValueError` when the graph is too small for the workload."""
+        """Node ``n`` lies on shard ``n % shards``, which matters to workloads that skew shards.
+
+        Raises `ValueError` when the graph is too small for the workload.
+        """
         self._workload: Final = workload
         self._plan: Final = plan
         self._chance: Final = Random(f"requests {seed} {stream}")
@@ -71,13 +74,13 @@ class RequestStream(Iterator[Request]):
         most = max(map(plan.degree, plan.shuffled))
         self._longest: Final = self._reads_of([node for node in longer if plan.degree(node) >= min(most, LONG_LIST)])
         self._written: Final = self._chooser(plan.shuffled, workload.assumed.write_skew, 0.0)
-        # Edges are added to lists of more than one: an edge more makes no empty list popular with its first, and no
-        # list of one edge one of two, so that the shares of answers stay what was published however long a run takes.
+        # Edges are added only to lists of more than one edge. So no popular empty list gets a first edge and no list of
+        # one a second, and the shares of answers stay as published however long a run takes.
         self._extended: Final = self._chooser(longer, workload.assumed.write_skew, 0.0)
         self._overwritten: Final = self._chooser(non_empty, workload.assumed.write_skew, 0.0)
-        self._added: Final[deque[Request]] = deque(maxlen=_REMEMBERED_EDGES)
+        self._added: Final[deque[WorkloadRequest]] = deque(maxlen=_REMEMBERED_EDGES)
         self._time = _ADDED_FROM + stream
-        self._make: Final[dict[Kind, Callable[[], Request]]] = {
+        self._make: Final[dict[Kind, Callable[[], WorkloadRequest]]] = {
             Kind.OBJ_GET: self._obj_get,
             Kind.ASSOC_COUNT: self._assoc_count,
             Kind.ASSOC_RANGE: self._assoc_range,
@@ -86,7 +89,7 @@ class RequestStream(Iterator[Request]):
             Kind.READ_MANY: self._read_many,
             Kind.OBJ_ADD: self._obj_add,
             Kind.OBJ_UPDATE: self._obj_update,
-            Kind.OBJ_DELETE: lambda: Request(Kind.OBJ_DELETE, ADDED_BEFORE),
+            Kind.OBJ_DELETE: lambda: WorkloadRequest(Kind.OBJ_DELETE, ADDED_BEFORE),
             Kind.ASSOC_ADD: self._assoc_add,
             Kind.ASSOC_OVERWRITE: self._assoc_overwrite,
             Kind.ASSOC_DELETE: self._assoc_delete,
@@ -94,7 +97,7 @@ class RequestStream(Iterator[Request]):
             Kind.WRITE_MANY: self._write_many,
         }
 
-    def __next__(self) -> Request:
+    def __next__(self) -> WorkloadRequest:
         kind = next(self._kinds, None)
         if kind is None:
             mix = self._workload.mix
@@ -102,8 +105,8 @@ class RequestStream(Iterator[Request]):
             kind = next(self._kinds)
         return self._make[kind]()
 
-    def take(self, count: int) -> list[Request]:
-        """The next ``count``."""
+    def take(self, count: int) -> list[WorkloadRequest]:
+        """Return the next ``count`` requests."""
         return list(islice(self, count))
 
     def _reads_of(self, nodes: Sequence[int]) -> Callable[[], int]:
@@ -129,12 +132,12 @@ class RequestStream(Iterator[Request]):
         return draw
 
     def _non_empty(self) -> int:
-        # Chosen among lists of a length first: a few lists take much of all requests, and of those few the shares of
-        # lengths would be chance.
+        # The length of the list is chosen first: a few lists take many of the requests, and with so few the shares of
+        # lengths would depend on chance.
         return self._single() if self._chance.random() < self._workload.degrees.single_share else self._longer()
 
     def _list_for(self, kind: Kind) -> tuple[int, bool]:
-        """A node by the popularity of its list, and whether the request is to find something there."""
+        """Return a node chosen by the popularity of its list, and whether the request is to find something there."""
         share = self._workload.non_empty.get(kind)
         if share is None:
             node = self._list()
@@ -148,91 +151,93 @@ class RequestStream(Iterator[Request]):
             return 1
         return LARGE_LIMIT if chance.random() < workload.large_limit else SMALL_LIMIT
 
-    def _obj_get(self) -> Request:
-        return Request(Kind.OBJ_GET, self._object())
+    def _obj_get(self) -> WorkloadRequest:
+        return WorkloadRequest(Kind.OBJ_GET, self._object())
 
-    def _assoc_count(self) -> Request:
+    def _assoc_count(self) -> WorkloadRequest:
         node, finds = self._list_for(Kind.ASSOC_COUNT)
         if finds and self._workload.long_counts:
             if self._chance.random() < self._workload.long_counts:
-                return Request(Kind.ASSOC_COUNT, self._longest())
-            # Of a small graph's few long lists one may be popular by chance, and would be a tail by itself.
+                return WorkloadRequest(Kind.ASSOC_COUNT, self._longest())
+            # A small graph has few long lists; one that is popular by chance would make up the tail by itself.
             for _ in range(_MOST_REDRAWS):
                 if self._plan.degree(node) < LONG_LIST:
                     break
                 node = self._non_empty()
-        return Request(Kind.ASSOC_COUNT, node)
+        return WorkloadRequest(Kind.ASSOC_COUNT, node)
 
-    def _assoc_range(self) -> Request:
-        return Request(Kind.ASSOC_RANGE, self._list_for(Kind.ASSOC_RANGE)[0], limit=self._limit())
+    def _assoc_range(self) -> WorkloadRequest:
+        return WorkloadRequest(Kind.ASSOC_RANGE, self._list_for(Kind.ASSOC_RANGE)[0], limit=self._limit())
 
-    def _assoc_time_range(self) -> Request:
+    def _assoc_time_range(self) -> WorkloadRequest:
         share = self._workload.non_empty.get(Kind.ASSOC_TIME_RANGE, 1.0)
         if self._chance.random() < share:
-            return Request(Kind.ASSOC_TIME_RANGE, self._non_empty(), limit=self._limit(), high=MAX_TIME)
-        # "Anything new?" is what such a query is for: on any list, and mostly there is nothing.
+            return WorkloadRequest(Kind.ASSOC_TIME_RANGE, self._non_empty(), limit=self._limit(), high=MAX_TIME)
+        # Such a query asks "anything new?": it may go to any list, and mostly there is nothing.
         node = self._list()
-        return Request(Kind.ASSOC_TIME_RANGE, node, limit=self._limit(), high=MAX_TIME, low=_BEYOND_EVERY_EDGE)
+        return WorkloadRequest(Kind.ASSOC_TIME_RANGE, node, limit=self._limit(), high=MAX_TIME, low=_BEYOND_EVERY_EDGE)
 
-    def _assoc_get(self) -> Request:
+    def _assoc_get(self) -> WorkloadRequest:
         plan, chance, workload = self._plan, self._chance, self._workload
         count = 1 if workload.ids_of_a_get is None else geometric(chance, workload.ids_of_a_get[0], 1, 128)
         share = workload.non_empty.get(Kind.ASSOC_GET, 1.0)
         if chance.random() < share:
             node = self._non_empty()
             degree = plan.degree(node)
-            return Request(Kind.ASSOC_GET, node, tuple(self._neighbours(node, 0, degree, count)))
+            return WorkloadRequest(Kind.ASSOC_GET, node, tuple(self._neighbours(node, 0, degree, count)))
         node = self._list()
-        return Request(Kind.ASSOC_GET, node, tuple(self._neighbours(node, plan.degree(node), plan.nodes - 1, count)))
+        return WorkloadRequest(
+            Kind.ASSOC_GET, node, tuple(self._neighbours(node, plan.degree(node), plan.nodes - 1, count))
+        )
 
     def _neighbours(self, node: int, first: int, end: int, count: int) -> list[int]:
         indexes = {first + int(self._chance.random() * (end - first)) for _ in range(count)}
         return [self._plan.neighbour(node, index) for index in sorted(indexes)]
 
-    def _read_many(self) -> Request:
-        return Request(
+    def _read_many(self) -> WorkloadRequest:
+        return WorkloadRequest(
             Kind.READ_MANY, others=tuple({self._object(): None for _ in range(self._many(self._workload.read_many))})
         )
 
     def _many(self, size: TransactionSize | None) -> int:
         return 1 if size is None else geometric(self._chance, 1 / size.mean, 1, size.max)
 
-    def _obj_add(self) -> Request:
-        return Request(Kind.OBJ_ADD, size=self._plan.object_size(int(self._chance.random() * self._plan.nodes)))
+    def _obj_add(self) -> WorkloadRequest:
+        return WorkloadRequest(Kind.OBJ_ADD, size=self._plan.object_size(int(self._chance.random() * self._plan.nodes)))
 
-    def _obj_update(self) -> Request:
+    def _obj_update(self) -> WorkloadRequest:
         node = self._written()
-        return Request(Kind.OBJ_UPDATE, node, size=self._plan.object_size(node + 1))
+        return WorkloadRequest(Kind.OBJ_UPDATE, node, size=self._plan.object_size(node + 1))
 
-    def _assoc_add(self) -> Request:
+    def _assoc_add(self) -> WorkloadRequest:
         plan, node = self._plan, self._extended()
         self._time += 1
         (other,) = self._neighbours(node, plan.degree(node), plan.nodes - 1, 1)
-        added = Request(Kind.ASSOC_ADD, node, (other,), time=self._time, size=plan.edge_size(node, self._time))
+        added = WorkloadRequest(Kind.ASSOC_ADD, node, (other,), time=self._time, size=plan.edge_size(node, self._time))
         self._added.append(added)
         return added
 
-    def _assoc_overwrite(self) -> Request:
+    def _assoc_overwrite(self) -> WorkloadRequest:
         plan, node = self._plan, self._overwritten()
         edge = plan.edge(node, int(self._chance.random() * plan.degree(node)))
-        return Request(Kind.ASSOC_OVERWRITE, node, (edge.other,), time=edge.time, size=edge.size)
+        return WorkloadRequest(Kind.ASSOC_OVERWRITE, node, (edge.other,), time=edge.time, size=edge.size)
 
-    def _added_before(self) -> Request:
-        """An edge that this stream added; before it has added any, one that nobody has."""
+    def _added_before(self) -> WorkloadRequest:
+        """Return the oldest edge that this stream added, or an edge that does not exist when it has added none."""
         if self._added:
             return self._added.popleft()
         node = self._extended()
-        return Request(Kind.ASSOC_ADD, node, (self._plan.neighbour(node, self._plan.nodes - 2),))
+        return WorkloadRequest(Kind.ASSOC_ADD, node, (self._plan.neighbour(node, self._plan.nodes - 2),))
 
-    def _assoc_delete(self) -> Request:
+    def _assoc_delete(self) -> WorkloadRequest:
         return self._added_before()._replace(kind=Kind.ASSOC_DELETE)
 
-    def _assoc_change_type(self) -> Request:
+    def _assoc_change_type(self) -> WorkloadRequest:
         return self._added_before()._replace(kind=Kind.ASSOC_CHANGE_TYPE)
 
-    def _write_many(self) -> Request:
+    def _write_many(self) -> WorkloadRequest:
         parts = {(each.node, each.others): each for each in (self._assoc_add() for _ in range(self._many_writes()))}
-        return Request(Kind.WRITE_MANY, parts=tuple(parts.values()))
+        return WorkloadRequest(Kind.WRITE_MANY, parts=tuple(parts.values()))
 
     def _many_writes(self) -> int:
         return self._many(self._workload.write_many)

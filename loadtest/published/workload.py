@@ -1,6 +1,6 @@
-"""The registered workloads: published shares as numbers, and, under their own names, what had to be assumed.
+"""The registered workloads: published shares as numbers, and assumptions under names of their own.
 
-Everything a generator needs is in one value, so that a report can say side by side what was asked and what was made.
+One value holds everything that a generator needs, so that a report can compare what was asked for with what was made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tao.model.errors import OperatorError
 
 
 class Kind(StrEnum):
-    """What is asked: the operations of the API, and their many-forms where a workload has transactions."""
+    """The kinds of requests: operations of the API, and their many-forms where a workload has transactions."""
 
     OBJ_GET = "obj_get"
     ASSOC_COUNT = "assoc_count"
@@ -44,20 +44,20 @@ LONGEST_LIST: Final = 10_000
 counts above 512,000 that one in a hundred of TAO's counts returns need more memory than a test has."""
 
 LONG_LIST: Final = 1_000
-"""What stands for the 512,000 edges above which one in a hundred of TAO's counts was, assumed: a few of the lists have
-so many, and without them in the requests the tail of the counts would be chance."""
+"""The length that stands for the 512,000 edges above which one in a hundred of TAO's counts was, assumed. A few of the
+lists are so long; unless the requests ask for them, the tail of the counts depends on chance."""
 
 _MEDIAN_OVER_MEAN_SIGMA: Final = 1.0
 _TAOBENCH_SKEW: Final = Zipf(0.8)
-"""Assumed, of keys; that of shards is published."""
+"""Skew of keys, assumed; the skew of shards is published."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumptions:
-    """What no publication gives."""
+class WorkloadAssumptions:
+    """The figures that no publication gives."""
 
     write_skew: Zipf
-    """Of what is written, over objects and over lists."""
+    """Skew of the writes, over objects and over lists."""
     again: float
     """Share of reads that repeat one of the last few hundred keys of their kind."""
 
@@ -70,29 +70,29 @@ class Workload:
     source: str
     mix: Mapping[Kind, float]
     non_empty: Mapping[Kind, float]
-    """Of a read's requests, those that find something; kinds not named choose any key by its popularity."""
+    """Share of a read's requests that find something; the kinds not named here choose any key by its popularity."""
     object_skew: Skew
-    """Of the objects that are read."""
+    """Skew of the objects that are read."""
     list_skew: Skew
-    """Of the lists that are read."""
+    """Skew of the lists that are read."""
     degrees: Degrees
     link_bytes: CutExponential | LogNormal
     link_without_data: float
     """Share of the edges that have no data."""
     object_bytes: CutExponential | LogNormal
     long_counts: float = 0.0
-    """Of the counts that are not zero, those of lists of `LONG_LIST` edges and more."""
+    """Share of the counts above zero that are of lists of `LONG_LIST` edges and more."""
     limit_one: float = 0.0
     """Share of ranges that want one edge."""
     large_limit: float = 1.0
-    """Of the other ranges, those with a limit of 1,000 (the rest: 50, assumed)."""
+    """Share of the other ranges with a limit of 1,000 (the rest: 50, assumed)."""
     ids_of_a_get: tuple[float, int] | None = None
     """``(p, most)`` of the geometric number of ids that one assoc_get names; None: one."""
     read_many: figures.TransactionSize | None = None
     write_many: figures.TransactionSize | None = None
     shard_skew: tuple[float, ...] = ()
     """Shares of all requests that go to the busiest shards; () leaves shards to the popularity of their keys."""
-    assumed: Assumptions
+    assumed: WorkloadAssumptions
 
 
 def _normalised(shares: Mapping[Kind, float]) -> dict[Kind, float]:
@@ -101,8 +101,11 @@ def _normalised(shares: Mapping[Kind, float]) -> dict[Kind, float]:
 
 
 def tao_atc13() -> Workload:
-    """What TAO answered in 2013 (USENIX ATC, sections 7 and 8). How skewed that was, the paper does not say: the skew
-    is that of traces of TAO's followers which Facebook published with CacheLib."""
+    """Return the workload that TAO answered in 2013 (USENIX ATC, sections 7 and 8).
+
+    The paper does not state its skew; the skew is that of traces of TAO's followers which Facebook published with
+    CacheLib.
+    """
     paper, followers = figures.atc13(), figures.tao_followers()
     read, write = paper.requests["read"], paper.requests["write"]
     return Workload(
@@ -127,12 +130,12 @@ def tao_atc13() -> Workload:
         long_counts=paper.assoc_count["nonzero_share_at_or_above_512k"],
         limit_one=paper.range_limit["share_limit_1"],
         large_limit=paper.range_limit["share_of_the_rest_at_or_above_1000"],
-        assumed=Assumptions(write_skew=Zipf(0.75), again=0.6),
+        assumed=WorkloadAssumptions(write_skew=Zipf(0.75), again=0.6),
     )
 
 
 def linkbench() -> Workload:
-    """What the database below the cache saw (LinkBench's default configuration)."""
+    """Return the workload of the database below the cache (LinkBench's default configuration)."""
     bench = figures.linkbench()
     names = {
         "get_link_list": Kind.ASSOC_RANGE,
@@ -158,17 +161,17 @@ def linkbench() -> Workload:
         link_without_data=0.0,
         object_bytes=LogNormal(bench.payload_median_bytes["node"], 0.5, 64 << 10),
         ids_of_a_get=(bench.multiget.p, bench.multiget.max),
-        assumed=Assumptions(write_skew=Zipf(bench.zipf_shape["write"]), again=0.0),
+        assumed=WorkloadAssumptions(write_skew=Zipf(bench.zipf_shape["write"]), again=0.0),
     )
 
 
 def taobench_a() -> Workload:
-    """TAOBench's workload of one application: a quarter of the requests are writes."""
+    """Return TAOBench's workload of one application: a quarter of the requests are writes."""
     return _taobench("taobench_a", figures.taobench().workload_a)
 
 
 def taobench_o() -> Workload:
-    """TAOBench's workload of all applications together."""
+    """Return TAOBench's workload of all applications together."""
     return _taobench("taobench_o", figures.taobench().workload_o)
 
 
@@ -197,7 +200,7 @@ def _taobench(name: str, mix: figures.TaoBenchMix) -> Workload:
         read_many=bench.read_txn_size,
         write_many=bench.write_txn_size,
         shard_skew=tuple(percent / 100 for percent in bench.shard_skew_percent),
-        assumed=Assumptions(write_skew=Zipf(0.75), again=0.0),
+        assumed=WorkloadAssumptions(write_skew=Zipf(0.75), again=0.0),
     )
 
 
@@ -207,7 +210,7 @@ def _measured_skew(requests: figures.Requests) -> Concentration:
 
 
 def _most_payload(paper: figures.Atc13) -> int:
-    # What the default table holds, less the framing of one field.
+    # This is what the default table holds, less the framing of one field.
     return int(paper.data_bytes["assoc_max_default_table"]) - 6
 
 
@@ -215,12 +218,12 @@ _WORKLOADS: Final = {each.__name__: each for each in (tao_atc13, linkbench, taob
 
 
 def workload_names() -> tuple[str, ...]:
-    """For the command's help."""
+    """Return the names of all workloads."""
     return tuple(_WORKLOADS)
 
 
 def workload_named(name: str) -> Workload:
-    """Raises `OperatorError` when there is none of that name."""
+    """Return the workload of that name. Raises `OperatorError` when there is none."""
     made = _WORKLOADS.get(name)
     if made is None:
         raise OperatorError(f"there is no workload {name!r}; there are {', '.join(_WORKLOADS)}")

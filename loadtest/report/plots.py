@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.locality import skew_name
 from loadtest.published import figures
+from loadtest.report.found import NOT_FIGURES
+from loadtest.research.locality import skew_name
 
 _INCHES: Final = (11.0, 4.2)
 _DPI: Final = 110
@@ -18,7 +19,7 @@ THIN: Final = 0.3
 
 
 def draw_run(measured: Mapping[str, Any], file: Path) -> None:
-    """Median latency of hits and misses by operation beside the published one, and the throughput over time."""
+    """Draw the median latency of hits and misses beside the published one, and the throughput over time."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     latencies, throughput = figure.subplots(1, 2)
     paper = figures.atc13().published_results
@@ -47,7 +48,7 @@ def draw_run(measured: Mapping[str, Any], file: Path) -> None:
 
 
 def draw_geo(measured: Mapping[str, Any], file: Path) -> None:
-    """Median and 99th percentile of everything that was timed, with the round trip."""
+    """Draw the median and 99th percentile of everything that was timed, with the round trip."""
     timed = {f"{name}, {where.replace('_', ' ')}": each for name in ("write", "read")
              for where, each in measured[f"{name}_ms"].items()}  # fmt: skip
     figure, axes = _bars({**timed, "visible in the other region": measured["visible_ms"]})
@@ -56,14 +57,14 @@ def draw_geo(measured: Mapping[str, Any], file: Path) -> None:
 
 
 def draw_herd(measured: Mapping[str, Any], file: Path) -> None:
-    """Of each round, from the common start."""
+    """Draw the latencies of each round, from the common start."""
     rounds = {f"{number}: one {each['what']}": each["latency_ms"] for number, each in enumerate(measured["herds"], 1)}
     figure, _ = _bars({name: each for name, each in rounds.items() if each})
     save(figure, file)
 
 
 def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
-    """Medians of all that was asked of the list."""
+    """Draw the medians of all that was asked of the list."""
     timed = {name.removesuffix(":ms").replace("_", " "): {"p50": value} for name, value in measured.items()
              if name.endswith(":ms")}  # fmt: skip
     figure, _ = _bars(timed)
@@ -71,8 +72,8 @@ def draw_whale(measured: Mapping[str, Any], file: Path) -> None:
 
 
 def draw_recovery(measured: Mapping[str, Any], file: Path) -> None:
-    """Median and longest time after each kind of crash."""
-    timed = {f"{role}: {what}": each for role, found in measured.items() if role not in ("machine", "command")
+    """Draw the median and longest time after each kind of crash."""
+    timed = {f"{role}: {what}": each for role, found in measured.items() if role not in NOT_FIGURES
              for what, each in found.items()}  # fmt: skip
     figure, _ = _bars(timed, ("p50", "max"), "seconds")
     save(figure, file)
@@ -81,7 +82,7 @@ def draw_recovery(measured: Mapping[str, Any], file: Path) -> None:
 def _bars(
     timed: Mapping[str, Mapping[str, Any]], keys: tuple[str, str] = ("p50", "p99"), unit: str = "milliseconds"
 ) -> tuple[Figure, Axes]:
-    """A pair of bars for each name, of those of its ``keys`` that there are."""
+    """Draw a pair of bars for each name, of those of its ``keys`` that exist."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     axes = figure.subplots()
     places = range(len(timed))
@@ -99,7 +100,7 @@ def _bars(
 
 
 def draw_storm(measured: Mapping[str, Any], file: Path) -> None:
-    """Hit rate on the left, reads of leader and database on the right, by second since the restart."""
+    """Draw the hit rate on the left, reads of leader and database on the right, by second since the restart."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     rates, loads = figure.subplots(1, 2)
     timeline = measured["timeline"]
@@ -127,7 +128,7 @@ def draw_storm(measured: Mapping[str, Any], file: Path) -> None:
 
 
 def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
-    """Rates by hit rate on the left (the paper's figure 7), CPU per query by size of the data on the right."""
+    """Draw rates by hit rate on the left (the paper's figure 7), CPU per query by size of the data on the right."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     rates, growth = figure.subplots(1, 2)
     for batch in sorted({each["batch"] for each in measured["by_hit_rate"]}):
@@ -158,7 +159,7 @@ def draw_capacity(measured: Mapping[str, Any], file: Path) -> None:
 
 
 def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
-    """Hit rate by exponent, a line for each share of repetitions; one picture for each cache size."""
+    """Draw the hit rate by exponent, a line for each share of repetitions; one picture for each cache size."""
     surface = measured["surface"]
     shares = sorted({each["cache_share"] for each in surface})
     figure = Figure(figsize=_INCHES, layout="constrained")
@@ -181,7 +182,86 @@ def draw_locality(measured: Mapping[str, Any], file: Path) -> None:
 
 
 def save(figure: Figure, file: Path) -> None:
-    """As a PNG."""
+    """Write a PNG."""
     file.parent.mkdir(parents=True, exist_ok=True)
     # No date inside: the same figures give the same file.
     figure.savefig(file, dpi=_DPI, metadata={"Software": None})
+
+
+_WIDTH: Final = 11.0
+_ROW_INCHES: Final = 2.7
+_COLOURS: Final = {
+    "tao": "tab:blue",
+    "redis_lookaside": "tab:red",
+    "memcached_lookaside": "tab:green",
+    "mysql": "tab:orange",
+}
+
+
+def draw_peers(measured: Mapping[str, Any], file: Path) -> None:
+    """Draw a row for each shape of load; ``measured`` is the scenario's JSON."""
+    by_shape: dict[str, list[Mapping[str, Any]]] = {}
+    for each in measured["figures"]:
+        by_shape.setdefault(each["shape"], []).append(each)
+    figure = Figure(figsize=(_WIDTH, _ROW_INCHES * len(by_shape)), layout="constrained")
+    rows = figure.subplots(len(by_shape), 3, squeeze=False)
+    for (latencies, throughput, hits), (shape, of) in zip(rows, by_shape.items(), strict=True):
+        _latencies(latencies, of)
+        latencies.set_title(shape, fontsize=8, loc="left")
+        _by_round(throughput, {each["contestant"]: each["rounds_per_second"] for each in of})
+        throughput.set_ylabel("queries a second", fontsize=8)
+        throughput.set_ylim(bottom=0)
+        rates = {each["contestant"]: [100 * rate for rate in each["rounds_hit_rate"]] for each in of}
+        _by_round(hits, rates)
+        hits.set_ylabel("reads without the database, %", fontsize=8)
+        # Of batches it is not counted.
+        hits.set_visible(any(rates.values()))
+        for axes in (latencies, throughput, hits):
+            axes.tick_params(labelsize=7)
+            axes.grid(visible=True, linewidth=THIN)
+    rows[0][0].legend(fontsize=7)
+    save(figure, file)
+
+
+def _latencies(axes: Axes, of: Sequence[Mapping[str, Any]]) -> None:
+    """The share of operations that took longer, down to one in a thousand: a tail is what nobody sees in a median."""
+    for each in of:
+        points = [(float(ms), 100 - float(percent)) for percent, ms in each["quantiles_ms"].items()]
+        tail = [(ms, longer) for ms, longer in points if longer > 0]
+        axes.plot([ms for ms, _ in tail], [longer for _, longer in tail], label=each["contestant"], linewidth=1,
+                  color=_COLOURS.get(each["contestant"]))  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("milliseconds", fontsize=8)
+    axes.set_ylabel("% that took longer", fontsize=8)
+
+
+def _by_round(axes: Axes, values: Mapping[str, Sequence[float]]) -> None:
+    for name, some in values.items():
+        axes.plot(range(1, len(some) + 1), some, marker=".", linewidth=1, color=_COLOURS.get(name))
+    axes.set_xticks(range(1, max(map(len, values.values()), default=0) + 1))
+    axes.set_xlabel("round", fontsize=8)
+
+
+_DRAWINGS: Final[dict[str, Callable[[Mapping[str, Any], Path], None]]] = {
+    "run": draw_run,
+    "peers": draw_peers,
+    "locality": draw_locality,
+    "geo": draw_geo,
+    "herd": draw_herd,
+    "storm": draw_storm,
+    "capacity": draw_capacity,
+    "whale": draw_whale,
+    "recovery": draw_recovery,
+}
+
+
+def has_drawing(scenario: str) -> bool:
+    """Tell whether there is a drawing of a scenario's figures."""
+    return scenario in _DRAWINGS
+
+
+def draw(scenario: str, measured: Mapping[str, Any], file: Path) -> None:
+    """Draw a scenario's figures into a PNG, if there is a drawing of that scenario."""
+    if scenario in _DRAWINGS:
+        _DRAWINGS[scenario](measured, file)

@@ -1,25 +1,26 @@
-"""What a cache server remembers: objects, list prefixes and counts, and which answers follow from them.
+"""The contents of a cache server: objects, list prefixes and counts, and the answers that follow from them.
 
-Pure and synchronous: time is passed in, nothing is awaited, logged or drawn at random, so a hit is a plain call and
-the whole package can be tested against a naive dictionary with messages reordered, repeated and late.
-Versions decide everything: a floor per key remembers the highest version heard of, whether or not anything is cached,
-and a fill below its floor is neither stored nor served. Who fetches a miss, and from where, is not decided here.
+The package is pure and synchronous: time is passed in, nothing is awaited, logged or drawn at random. So a hit is a
+plain call, and the whole package is tested against a naive dictionary with messages reordered, repeated and late.
 
-One reads from the top: `graph_cache` (what the servers call) → `shard` (how fills and changes enter) → `answers` and
-`splicing` (pure functions on edge blocks), `floors`, `tables` (where entries lie, and what they cost) → `eviction`.
+Versions decide everything: a floor per key holds the highest known version, whether or not the key is cached, and a
+fill below its floor is neither stored nor served. Where misses are fetched from is decided elsewhere.
+
+Read from the top: `graph_cache` (called by the servers) → `shard` (how fills and changes enter) → `answers` and
+`splices` (pure functions on edge blocks), `version_floors`, `tables` (the entries and their memory) → `eviction`.
 """
 
 from tao.cache.graph_cache import GraphCache
 from tao.cache.outcomes import (
     Applied,
-    ArenaFigures,
+    ArenaStatistics,
     CachedKey,
     EdgesAnswer,
     EntryKind,
-    FloorFigures,
+    FillTicket,
+    FloorStatistics,
     KeySample,
     Stored,
-    Ticket,
 )
 from tao.cache.settings import DEFAULT_ARENA, ArenaChoice, CacheSettings
 
@@ -27,14 +28,14 @@ __all__ = [
     "DEFAULT_ARENA",
     "Applied",
     "ArenaChoice",
-    "ArenaFigures",
+    "ArenaStatistics",
     "CacheSettings",
     "CachedKey",
     "EdgesAnswer",
     "EntryKind",
-    "FloorFigures",
+    "FillTicket",
+    "FloorStatistics",
     "GraphCache",
     "KeySample",
     "Stored",
-    "Ticket",
 ]

@@ -1,18 +1,18 @@
-"""Which answers follow from a cached list: pure functions on edge blocks (DESIGN.md §4 "semantics").
+"""Answers from a cached list: pure functions on edge blocks.
 
-A cached block is a contiguous prefix of its list. It answers what lies wholly within the prefix, and everything when it
-is complete. None means that the prefix cannot decide. Answers carry the list's version and count; their flags say
-``PREFIX`` when they start at position 0 and ``COMPLETE`` when they are the whole list.
+A cached block is a contiguous prefix of its list. It answers queries that lie wholly within the prefix, and every query
+when it is complete. None means that the prefix cannot decide. Answers carry the list's version and count; their flags
+say ``PREFIX`` when they start at position 0 and ``COMPLETE`` when they are the whole list.
 
-What is asked most, a range or a single edge, is compiled where there is a compiler (`hatch_build.py`), and answered by
-the twin in Python elsewhere.
+Ranges and single edges, the most frequent queries, are compiled where there is a compiler (`hatch_build.py`), and
+answered by the implementation in Python elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tao.cache.answers_twin import ends_within
+from tao.cache.answers_python import ends_within
 from tao.cache.membership import MembershipFilter
 from tao.cache.outcomes import EdgesAnswer
 from tao.model.edge_block import (
@@ -30,16 +30,17 @@ from tao.model.graph import MAX_TIME, version_of
 try:
     from tao.cache.answers_core import Hits, edge_answer, range_answer, time_range_answer
 except ImportError:  # built without a compiler
-    from tao.cache.answers_twin import Hits, edge_answer, range_answer, time_range_answer  # type: ignore[assignment]
+    from tao.cache.answers_python import Hits, edge_answer, range_answer, time_range_answer  # type: ignore[assignment]
 
 
 def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> EdgesAnswer | None:
-    """The edges to ``id2s`` with ``high ≥ time ≥ low``, and which of the ids the prefix cannot decide. None: all."""
-    if len(id2s) == 1:  # "does she like this?", the question asked most
+    """Return the edges to ``id2s`` with ``high >= time >= low``, and the ids that the prefix cannot decide; None when
+    it decides none."""
+    if len(id2s) == 1:  # "Does she like this?", the most frequent query.
         answer = edge_answer(block, id2s[0], high, low)
         return None if answer is None else EdgesAnswer(answer)
     version, count, n, flags = header(block)
-    # One byte search costs as much as a step through a dozen edges; both give indexes in list order.
+    # One byte search costs as much as a step through a dozen edges. Both give indexes in list order.
     if 12 * len(id2s) <= n + 24:
         found = sorted({position_of(block, id2) for id2 in id2s} - {-1})
     else:
@@ -65,8 +66,8 @@ def edges_answer(block: bytes, id2s: Sequence[int], high: int, low: int) -> Edge
 
 
 def filtered_answer(known: EdgesAnswer | None, id2s: Sequence[int], held: MembershipFilter) -> EdgesAnswer | None:
-    """``known``, an answer with ids missing, or None; without the ids that the filter denies, which tells only of its
-    own version."""
+    """Complete ``known`` (an answer with missing ids, or None) by the filter: remove the ids that the filter denies.
+    The filter speaks only of its own version."""
     if known is not None and version_of(known.block) != held.version:
         return known
     missing = known.missing if known is not None else dict.fromkeys(id2s)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, embedsignature=False
-"""The compiled twin of `tao.cache.answers_twin`, which specifies it: the same answers to the same questions.
+"""The compiled implementation of `tao.cache.answers_python`, which specifies it: the same answers to the same queries.
 
 It reads the columns where they lie in the block and makes one bytes object, the answer. A block that is not whole, which
 `tao.model.edge_block.check_block` would refuse, is a `ValueError` where an answer would have to read beyond it.
@@ -100,7 +100,7 @@ cdef bytes no_edges(uint64_t version, uint64_t count, uint32_t flags):
 
 
 cdef bytes part(bytes whole, Block *block, uint64_t start, uint64_t stop, uint32_t flags):
-    """The edges at ``start … stop-1``, which are not all of them; as `tao.model.edge_block.slice_block`."""
+    """Return the edges at ``start`` to ``stop - 1``, which are not all of them; as `tao.model.edge_block.slice_block`."""
     cdef uint64_t n = block.header.n
     cdef uint32_t first = 0, last = 0, shifted
     cdef Header header = block.header
@@ -233,7 +233,7 @@ cdef bint is_older(bytes value, uint64_t minimum) noexcept:
 
 
 cdef class Hits:
-    """See `tao.cache.answers_twin.Hits`."""
+    """See `tao.cache.answers_python.Hits`."""
 
     cdef dict shards
     cdef bytearray credit
@@ -246,7 +246,7 @@ cdef class Hits:
         return self.shards.get(key >> SHARD_SHIFT)
 
     cdef bytes used(self, bytes value, uint64_t key, uint64_t minimum):
-        """The value, if it is one and new enough, with the credit of a use; ``key``: id and type together."""
+        """Return the value, if there is one that is new enough, and credit its use; ``key``: id and type together."""
         if value is None or not PyBytes_GET_SIZE(value) or is_older(value, minimum):
             return None
         self.use(key)
@@ -292,7 +292,7 @@ cdef class Hits:
         return value
 
     cdef object beyond(self, shard, id1, atype, uint64_t pos, uint64_t minimum):
-        """By the count alone."""
+        """Answer from the count alone."""
         cdef bytes value = self.used(self.count_in(shard, id1, atype), <uint64_t>id1 + <uint64_t>atype, minimum)
         return None if value is None else beyond_of(value, pos)
 

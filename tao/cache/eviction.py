@@ -1,42 +1,40 @@
-"""Which entry leaves when an arena is full (DESIGN.md §4 "eviction"): S3-FIFO, where staying has a price by size.
+"""Eviction from a full arena: S3-FIFO, in which an entry pays for its stay by its size.
 
-Newcomers stand in a small queue, a tenth of the entries; the hand takes the oldest of it or of the main queue. A use
-adds to an entry's credit, and one that can pay its price goes to the end of the main queue, whichever it was in; who
-cannot leaves. The price is the entry's size by the mean of all: a hit on a small entry is worth as much as one on a
-large one, and keeping it costs a fraction of the room. A client that walks once through everything passes through a
-tenth of the arena, and the rest stays. A ghost of who left lately leads straight to the main queue when it comes back,
-and counts what a larger arena would have held.
+New entries stand in a small queue, a tenth of the entries. The eviction hand takes the oldest entry of that queue or of
+the main queue. A use adds to an entry's credit. An entry that can pay its price goes to the end of the main queue,
+whichever queue it was in; an entry that cannot is evicted. The price is the entry's size divided by the mean size: a
+hit on a small entry is worth as much as one on a large entry, and keeping it costs a fraction of the memory. A client
+that walks once through everything passes through a tenth of the arena and leaves the rest alone. A ghost of an entry
+that left recently leads straight to the main queue when the key comes back, and counts what a larger arena would have
+held.
 
-A use adds to one byte, in the compiled module that answers hits, and no Python object is held for an entry. Hit rates
-by policy and size of the cache are in docs/eviction.md.
+A use adds to one byte, in the compiled module that answers hits; no Python object is held for an entry. Hit rates by
+policy and size of the cache are on the page about eviction in docs/explanation.
 
 Invariant: an entry's key is in a table exactly as long as one record of it is in a queue. Dropping a value leaves an
-empty value in its place, which the hand removes when it comes by; so records never pile up.
+empty value in its place, which the hand removes when it passes; so records never pile up.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from math import ceil
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from tao.cache.packed import PackedStore
 from tao.cache.records import Ghosts, RecordQueue
 
-if TYPE_CHECKING:
-    from tao.cache.counts import CountTable
-
 _WAYS: Final = 8  # entries in a bucket of packed counts
 _SMALL_PART: Final = 10
 USE_CREDIT: Final = 2
-"""What a use adds; so what has half of the mean size, or less, stays twice for it."""
+"""Credit that a use adds. An entry of half the mean size, or less, stays twice for it."""
 MOST_CREDIT: Final = 30
-"""Nothing is added from there on. Fifteen uses are enough for an entry of any size to stay once more, and are used up
-before long by what is asked for no more. The compiled `tao.cache.answers_core` has the same two numbers."""
+"""Credit at which a use adds nothing more. Fifteen uses are enough for an entry of any size to stay once more, and a
+key that is no longer read uses them up soon. The compiled `tao.cache.answers_core` has the same two numbers."""
 
 
 class Moment:
-    """The time of what is being done, in the seconds of whoever passes time in: entries come and go by it."""
+    """The time of the current operation in seconds, on the clock of the callers that pass time in."""
 
     __slots__ = ("now",)
 
@@ -45,24 +43,31 @@ class Moment:
 
 
 class EvictableTable(Protocol):
-    """What the hand needs to know of a table."""
+    """The table operations that the eviction hand needs."""
 
     number: int
     atype: int
 
     def size_of(self, key: int) -> int:
-        """Bytes that the entry takes; 0: its value has been dropped."""
+        """Return the bytes of the entry; 0 when its value has been dropped."""
         ...
 
     def evict(self, key: int) -> None:
-        """Remove key and value, whatever it is, and account for it."""
+        """Remove the key and its value, if any, and account for it."""
         ...
 
     def free_some(self, limit: int) -> int:
-        """Free up to ``limit`` entries of a retired table; returns how many."""
+        """Free up to ``limit`` entries of a retired table. Returns how many."""
         ...
 
     def __len__(self) -> int: ...
+
+
+class PackedTable(Protocol):
+    """A table of packed counts, which leave the arena when newer ones take their place in a bucket."""
+
+    def displaced(self, key_id: int, version: int) -> None:
+        """Note that an entry of this table was replaced in its bucket by a newer one."""
 
 
 class Arena:
@@ -106,12 +111,13 @@ class Arena:
         self.bytes = 0
         self.evictions = 0
         self.kept = 0
-        """Entries that could pay, and went to the end of the main queue."""
+        """Return the number of entries that could pay and went to the end of the main queue."""
         self.eviction_age_seconds: float | None = None
-        """How long the entry evicted last out of the main queue had not been used, at most; None: none was."""
+        """Return an upper bound of the seconds since the last use of the entry last evicted from the main queue; None
+        when none was evicted."""
         self.ghosts = Ghosts(budget_bytes)
         self.packed = packed
-        self.count_tables: dict[int, CountTable] = {}
+        self.count_tables: dict[int, PackedTable] = {}
         self._credit = credit
         self._max_reinsertions = max_reinsertions
         self._moment = moment
@@ -124,7 +130,8 @@ class Arena:
 
     @property
     def records(self) -> int:
-        """Length of the queues: entries, empty values, and records of retired tables not yet passed."""
+        """Return the length of the queues: entries, empty values, and records of retired tables that the hand has not
+        passed."""
         return self._small.length + self._main.length
 
     def register(self, table: EvictableTable) -> None:
@@ -134,19 +141,20 @@ class Arena:
         self._tables[table.number] = table
 
     def retire(self, table: EvictableTable) -> None:
-        """Nothing looks into the table any more. O(1): its memory is freed in steps, its records when passed."""
+        """Retire a table that nothing reads any more. Time: O(1); its memory is freed in steps, its records when
+        passed."""
         del self._tables[table.number]
         if len(table):
             self._dead_records += len(table)
             self._retired.append(table)
 
     def admit(self, table: EvictableTable, key: int) -> None:
-        """A new key has come into the table."""
+        """Record a new key of the table."""
         queue = self._main if self.ghosts.returned(key, table.atype) else self._small
         queue.append(table.number, key, self._moment.now)
 
     def make_room(self) -> None:
-        """Evict until the budget is kept: first what retired tables still hold, then what the hand finds."""
+        """Evict until the budget is kept: first the entries of retired tables, then the ones that the hand finds."""
         while self.bytes > self.budget_bytes:
             if self._retired:
                 self._free_retired(1)
@@ -202,7 +210,7 @@ class Arena:
                 self._retired.popleft()
 
     def _pass_records(self, limit: int) -> None:
-        # Going once around leaves the order of the living as it was.
+        # One full turn leaves the order of the live entries as it was.
         part = limit * self._small.length // max(1, self.records) + 1
         for queue, passed in ((self._small, part), (self._main, limit)):
             for _ in range(min(passed, queue.length)):

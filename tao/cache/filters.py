@@ -1,13 +1,13 @@
-"""The membership filters of one shard: how they are built, kept at their lists' versions, and evicted (DESIGN.md §10).
+"""The membership filters of one shard: how they are built, kept at their lists' versions, and evicted.
 
-A build begins before the list is scanned and keeps the changes that come meanwhile. Every page of the scan says which
-version the list had in its snapshot. Pages are of different moments, and need not be of one: an edge of the last
-version was there from the first page on, and is in the page that has its id, or was put by a change, which is kept. So
-the changes must chain without a gap from the version of the first page to at least the newest that any page was of, and
-nothing newer may have been heard of. Otherwise the build is void.
+A build begins before the list is scanned, and keeps the changes that come meanwhile. Every page of the scan names the
+version of the list in its snapshot. Pages may be of different moments. An edge of the last version either was there
+from the first page on, and is in the page that has its id, or was put by a change, which is kept. So the changes must
+chain without a gap from the version of the first page to at least the newest version of any page, and no newer version
+may be known. Otherwise the build is abandoned.
 
-A finished filter lies in its list's arena like any entry: counted, evicted, gone with the shard's epoch. A change that
-follows on its version moves it on; hearing of any other newer version drops it.
+A finished filter lies in its list's arena as any entry does: it is counted, evicted, and dropped with the shard's
+epoch. A change that follows on its version advances it; any other newer version drops it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from tao.cache.floors import floor_key
 from tao.cache.membership import MembershipFilter
+from tao.cache.version_floors import floor_key
 from tao.model.changes import ListChange
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ _MAX_KEPT_CHANGES: Final = 20_000
 
 
 class FilterBuild:
-    """One scan under way. The scanner calls `take`, the shard all others."""
+    """A scan under way. The scanner calls `take`, the shard all other methods."""
 
-    __slots__ = ("_changes", "_floor", "_heard", "_newest", "_version_epoch", "atype", "filter", "id1", "is_void")
+    __slots__ = ("_changes", "_floor", "_heard", "_newest", "_version_epoch", "atype", "filter", "id1", "is_abandoned")
 
     def __init__(self, id1: int, atype: int, floor: int, version_epoch: int) -> None:
         self.id1 = id1
         self.atype = atype
-        self.is_void = False
+        self.is_abandoned = False
         self.filter: MembershipFilter | None = None
         self._floor = floor
         self._version_epoch = version_epoch
@@ -43,14 +43,16 @@ class FilterBuild:
         self._changes: list[ListChange] = []
 
     def take(self, version_epoch: int, version: int, count: int, id2s: Sequence[int]) -> bool:
-        """A page of ids, and what the list was in its snapshot. False: the build is void."""
+        """Add a page of ids, with the version and count of the list in its snapshot. Returns False when the build is
+        abandoned."""
         known = self.filter
         if version_epoch != self._version_epoch or version < (known.version if known else self._floor):
-            self.is_void = True  # of another master, or from where less is visible than is known
+            # The page is of another master, or of a server that has seen less than is known here.
+            self.is_abandoned = True
         elif known is None:
             known = self.filter = MembershipFilter(count)
             known.version = version
-        if self.is_void or known is None:
+        if self.is_abandoned or known is None:
             return False
         self._newest = max(self._newest, version)
         known.add(id2s)
@@ -60,15 +62,16 @@ class FilterBuild:
         self._heard = max(self._heard, change.after)
         self._changes.append(change)
         if len(self._changes) > _MAX_KEPT_CHANGES:
-            self.is_void = True
+            self.is_abandoned = True
 
     def hear(self, version: int) -> None:
         self._heard = max(self._heard, version)
 
     def catch_up(self) -> bool:
-        """Apply what came meanwhile. False: something is missing, which may be on its way, or the build is void."""
+        """Apply the changes that came meanwhile. Returns False when one is missing, which may still arrive, or when the
+        build is abandoned."""
         known = self.filter
-        if self.is_void or known is None:
+        if self.is_abandoned or known is None:
             return False
         self._changes.sort(key=lambda change: change.before)
         for change in self._changes:
@@ -78,7 +81,7 @@ class FilterBuild:
 
 
 class FilterTable:
-    """Filters of one association type in one shard: a `tao.cache.eviction.EvictableTable`."""
+    """The filters of one association type in one shard: a `tao.cache.eviction.EvictableTable`."""
 
     __slots__ = ("_filters", "_shared", "arena", "atype", "number")
 
@@ -104,7 +107,7 @@ class FilterTable:
         return 0 if held is None else _ENTRY_BYTES + held.size_bytes
 
     def put(self, key: int, made: MembershipFilter) -> bool:
-        """False: it would take too large a part of the arena."""
+        """Store a filter. Returns False when it would take too large a part of the arena."""
         self.drop(key)
         if made.size_bytes > self.arena.largest_entry_bytes:
             return False
@@ -152,7 +155,7 @@ class ShardFilters:
         return table.get(id1) if table is not None else None
 
     def version(self, id1: int, atype: int) -> int:
-        """That of the filter held; 0: none is."""
+        """Return the version of the filter that is held; 0 when none is."""
         held = self.get(id1, atype) if self._tables else None
         return held.version if held is not None else 0
 
@@ -162,17 +165,18 @@ class ShardFilters:
     # builds
 
     def begin(self, id1: int, atype: int, floor: int, version_epoch: int) -> FilterBuild:
-        """From now on changes are kept; the scan begins after this. Ends by `put` or `give_up`."""
+        """Begin a build, which keeps changes from now on. Begin the scan after this call. The build ends by `put` or
+        `give_up`."""
         build = self._builds[floor_key(id1, atype)] = FilterBuild(id1, atype, floor, version_epoch)
         return build
 
     def give_up(self, build: FilterBuild) -> None:
-        build.is_void = True
+        build.is_abandoned = True
         if self._builds.get(floor_key(build.id1, build.atype)) is build:
             del self._builds[floor_key(build.id1, build.atype)]
 
     def put(self, build: FilterBuild) -> bool:
-        """Hold what was built, which has caught up. False: it finds no room."""
+        """Store the filter of a build that has caught up. Returns False when there is no room."""
         self.give_up(build)
         assert build.filter is not None
         table = self._tables.get(build.atype)
@@ -181,7 +185,7 @@ class ShardFilters:
             table = self._tables[build.atype] = FilterTable(build.atype, arena, self._arenas)
         return table.put(build.id1, build.filter)
 
-    # what is heard
+    # changes and versions that become known
 
     def apply(self, change: ListChange) -> None:
         build = self._builds.get(floor_key(change.id1, change.atype)) if self._builds else None
@@ -192,7 +196,7 @@ class ShardFilters:
             self._tables[change.atype].drop(change.id1)
 
     def hear(self, id1: int, atype: int, version: int) -> None:
-        """The list has been at that version, and nothing is known of how it came there."""
+        """Note that the list has reached ``version`` by changes that are not known."""
         build = self._builds.get(floor_key(id1, atype)) if self._builds else None
         if build is not None:
             build.hear(version)
@@ -200,15 +204,15 @@ class ShardFilters:
             self._tables[atype].drop(id1)
 
     def drop(self, id1: int, atype: int) -> None:
-        """What is known of the list may be wrong."""
+        """Drop the filter of the list, because what is known of the list may be wrong."""
         build = self._builds.get(floor_key(id1, atype)) if self._builds else None
         if build is not None:
-            build.is_void = True
+            build.is_abandoned = True
         if atype in self._tables:
             self._tables[atype].drop(id1)
 
     def void(self, atypes: Iterable[int] | None = None) -> None:
-        """Those of these types, or all, are no more; and every build."""
+        """Drop the filters of these types, or of all types, and every build."""
         for build in list(self._builds.values()):
             self.give_up(build)
         for atype in list(self._tables if atypes is None else atypes):
@@ -217,12 +221,13 @@ class ShardFilters:
                 table.arena.retire(table)
 
     def retire_moved(self) -> None:
-        """After a schema change: types whose lists are to lie in another arena start there with nothing."""
+        """Drop the filters of types that a new schema puts into another arena."""
         self.void([atype for atype, table in self._tables.items() if table.arena is not self._arenas.for_list(atype)])
 
 
 def _move(held: MembershipFilter, change: ListChange) -> bool:
-    """Bring the filter from ``before`` to ``after``. False: the change does not follow on its version, and is newer."""
+    """Advance the filter from ``before`` to ``after``. Returns False when the change does not follow on the filter's
+    version and is newer."""
     if change.after <= held.version:
         return True
     if change.before != held.version:

@@ -1,7 +1,8 @@
-"""The cache of one server: open shards, reads, fills, maintenance (DESIGN.md §4).
+"""The cache of one server: open shards, reads, fills and maintenance.
 
-Reads return encoded bytes ready to send, or None on a miss, and cost a look-up or two. Everything is synchronous;
-``now`` is any monotonic clock in seconds, the same one throughout. Ids must be valid (`tao.model.ids.check_id`).
+Reads return encoded bytes that are ready to send, or None for a miss; a read costs one or two dictionary look-ups.
+Every method is synchronous. ``now`` is the time of any monotonic clock in seconds; callers always pass the same clock.
+Ids must be valid (`tao.model.ids.check_id`).
 """
 
 from __future__ import annotations
@@ -9,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from tao.cache import witness as events
+from tao.cache import key_recorder as events
 from tao.cache.answers import Hits, edges_answer, filtered_answer
+from tao.cache.key_recorder import KeyRecorder, NoRecorder
 from tao.cache.outcomes import (
     Applied,
-    ArenaFigures,
+    ArenaStatistics,
     EdgesAnswer,
-    FloorFigures,
+    FillTicket,
+    FloorStatistics,
     KeySample,
     Stored,
-    Ticket,
 )
 from tao.cache.settings import ArenaChoice, CacheSettings
 from tao.cache.shard import CachedShard
-from tao.cache.survey import arena_figures, floor_figures, sample_keys
+from tao.cache.statistics import arena_statistics, floor_statistics, sample_keys
 from tao.cache.tables import Arenas
-from tao.cache.witness import NoWitness, Witness
 from tao.model.changes import (
     Change,
     ListChange,
@@ -39,30 +40,43 @@ from tao.model.versions import epoch_of
 
 
 class GraphCache:
-    """Caches what belongs to open shards; reads of a closed shard miss and fills of it are passed over."""
+    """Caches the objects and lists of open shards. A read of a closed shard is a miss; a fill of a closed shard is not
+    kept."""
 
-    __slots__ = ("_arenas", "_generation", "_hits", "_old_overflows", "_settings", "_shards",
-                 "denials", "dropped", "not_kept", "witness")  # fmt: skip
+    __slots__ = (
+        "_arenas",
+        "_hits",
+        "_last_shard_epoch",
+        "_old_overflows",
+        "_settings",
+        "_shards",
+        "denials",
+        "dropped",
+        "not_kept",
+        "recorder",
+    )  # fmt: skip
 
-    def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness | None = None) -> None:
-        """``witness`` is told what happens to keys, hits excepted; None: nobody is."""
+    def __init__(self, settings: CacheSettings, types: ArenaChoice, recorder: KeyRecorder | None = None) -> None:
+        """Make an empty cache. ``recorder`` records what happens to keys, except hits; None records nothing."""
         self._settings = settings
-        self.witness: Witness = NoWitness() if witness is None else witness
-        self._arenas = Arenas(settings, types, self.witness)
+        self.recorder: KeyRecorder = NoRecorder() if recorder is None else recorder
+        self._arenas = Arenas(settings, types, self.recorder)
         self._shards: dict[int, CachedShard] = {}
         self._hits = Hits(self._shards, self._arenas.credit)
-        self._generation = 0
+        self._last_shard_epoch = 0
         self._old_overflows = 0
-        self.denials = 0  # queries for edges that a membership filter answered, wholly or in the end
-        self.dropped = 0  # entries that a change or message found older than it could build upon
-        self.not_kept = 0  # fills that were to be kept and were not, those too large for their arena among them
+        self.denials = 0  # queries for edges that a membership filter answered, in full or in part
+        self.dropped = 0  # entries dropped because a change or message could not be applied to their version
+        self.not_kept = 0  # fills that were good but not cached, including values too large for their arena
 
     def on_shrunk(self, tell: Callable[[int, int, int, int], None]) -> None:
-        """``tell(id1, atype, before, left)``: a change took a prefix from so many edges to so many of a longer list."""
-        self._arenas.tell_shrunk = tell
+        """Call ``tell(id1, atype, before, left)`` when a change shrinks a cached prefix of a longer list from
+        ``before`` to ``left`` edges."""
+        self._arenas.report_shrunk = tell
 
     def set_types(self, types: ArenaChoice) -> None:
-        """Follow a new schema. Lists whose arena changed are dropped; limits hold from the next change or fill on."""
+        """Follow a new schema. Lists whose arena changed are dropped; new limits apply from the next change or fill
+        on."""
         self._arenas.types = types
         for shard in self._shards.values():
             shard.retire_moved_lists()
@@ -70,23 +84,24 @@ class GraphCache:
     # shards
 
     def open_shard(self, shard: int, version_epoch: int = 0) -> None:
-        """Begin to cache the shard, with nothing. An open one only learns the epoch. 0: not known yet."""
+        """Start to cache a shard, empty. A shard that is open already only learns the epoch. 0: the epoch is not known
+        yet."""
         known = self._shards.get(shard)
         if known is None:
             self._shards[shard] = CachedShard(
-                shard, self._next_generation(), version_epoch, self._arenas, self._settings
+                shard, self._next_shard_epoch(), version_epoch, self._arenas, self._settings
             )
-            self.witness.tell_shard(shard, events.OPENED, version_epoch)
+            self.recorder.record_shard(shard, events.OPENED, version_epoch)
         else:
             self._learn(known, version_epoch)
 
     def close_shard(self, shard: int) -> None:
-        """Forget the shard, floors too. Its memory is freed by `reclaim_step`."""
+        """Forget the shard and its version floors. `reclaim_step` frees the memory."""
         known = self._shards.pop(shard, None)
         if known is not None:
             self._old_overflows += known.floors.overflows
             known.retire()
-            self.witness.tell_shard(shard, events.CLOSED, known.version_epoch)
+            self.recorder.record_shard(shard, events.CLOSED, known.version_epoch)
 
     def is_open(self, shard: int) -> bool:
         return shard in self._shards
@@ -95,64 +110,70 @@ class GraphCache:
         return list(self._shards)
 
     def version_epoch(self, shard: int) -> int:
-        """The highest version epoch heard of the shard; 0 for a closed one."""
+        """Return the highest version epoch known of the shard; 0 for a closed shard."""
         known = self._shards.get(shard)
         return 0 if known is None else known.version_epoch
 
     def bump_shard(self, shard: int) -> None:
-        """Bulk invalidation: every entry and every ticket of the shard is void. O(1) in the number of entries."""
-        known = self._shards.get(shard)
-        if known is not None:
-            known.bump(self._next_generation())
-            self.witness.tell_shard(shard, events.VOIDED, known.version_epoch)
-
-    def void_types(self, shard: int, otypes: Sequence[int], atypes: Sequence[int]) -> None:
-        """Bulk invalidation of lists and counts of ``atypes``, and of the objects of all types that lie in the arenas
-        of ``otypes``, absent ones too: they share tables. Every ticket of the shard is void. O(1) in the number of
+        """Invalidate every entry and every fill ticket of the shard (bulk invalidation). Time: O(1) in the number of
         entries."""
         known = self._shards.get(shard)
         if known is not None:
-            known.void_types(otypes, atypes, self._next_generation())
-            self.witness.tell_shard(shard, events.TYPES_VOIDED, known.version_epoch)
+            known.bump(self._next_shard_epoch())
+            self.recorder.record_shard(shard, events.INVALIDATED, known.version_epoch)
+
+    def invalidate_types(self, shard: int, otypes: Sequence[int], atypes: Sequence[int]) -> None:
+        """Invalidate the lists and counts of ``atypes``, and all objects in the arenas of ``otypes`` (bulk
+        invalidation).
+
+        Objects of other types in the same arenas, and absent objects, share their tables and go too. Every fill ticket
+        of the shard becomes invalid. Time: O(1) in the number of entries.
+        """
+        known = self._shards.get(shard)
+        if known is not None:
+            known.invalidate_types(otypes, atypes, self._next_shard_epoch())
+            self.recorder.record_shard(shard, events.TYPES_INVALIDATED, known.version_epoch)
 
     def reclaim_step(self) -> bool:
-        """Free a bounded number of entries of dropped tables. True: more is left, call again soon."""
+        """Free a bounded number of entries of dropped tables. Returns True when more are left: call it again soon."""
         left = [arena.reclaim(self._settings.reclaim_entries_per_step) for arena in self._arenas.all().values()]
         return any(left)
 
     def forget_old_floors(self, now: float) -> None:
-        """Also in shards that hear of nothing new. To be called now and then; half of ``floor_seconds`` is right."""
+        """Forget expired version floors, also in shards that receive no messages. Call it every half of
+        ``floor_seconds``."""
         for shard in self._shards.values():
             shard.floors.rotate(now)
 
     # reads
 
     def object(self, id: int, minimum: int = 0) -> bytes | None:  # noqa: A002 - the word of the model
-        """The object value of ``id``, at ``minimum`` or later; also that of an object known to be absent."""
+        """Return the value of object ``id`` at version ``minimum`` or later; also the value that says that it is
+        absent."""
         return self._hits.object(id, minimum)
 
     def objects(self, ids: Sequence[int]) -> list[bytes | None]:
-        """`object` for each of the ids."""
+        """Return what `object` returns for each of the ids."""
         return self._hits.objects(ids)
 
     def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
-        """The count value of the list."""
+        """Return the count value of the list."""
         return self._hits.count(id1, atype, minimum)
 
     def range(self, id1: int, atype: int, pos: int, limit: int, minimum: int = 0) -> bytes | None:
-        """An edge block of the edges at ``pos … pos+limit-1``."""
+        """Return an edge block of the edges at positions ``pos`` to ``pos + limit - 1``."""
         return self._hits.range(id1, atype, pos, limit, minimum)
 
     def time_range(
         self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
     ) -> bytes | None:
-        """An edge block of at most ``limit`` edges with ``high ≥ time ≥ low``; see `time_range_answer`."""
+        """Return an edge block of at most ``limit`` edges with ``high >= time >= low``; see `time_range_answer`."""
         return self._hits.time_range(id1, atype, high, low, limit, minimum, below_id2)
 
     def edge(
         self, id1: int, atype: int, id2: int, high: int = MAX_TIME, low: int = 0, minimum: int = 0
     ) -> bytes | None:
-        """`edges` for one id: it is decided, or None."""
+        """Return what `edges` returns for one id, or None when the cache cannot decide."""
         block = self._hits.edge(id1, atype, id2, high, low, minimum)
         if block is not None:
             return block
@@ -162,10 +183,10 @@ class GraphCache:
     def edges(
         self, id1: int, atype: int, id2s: Sequence[int], high: int = MAX_TIME, low: int = 0, minimum: int = 0
     ) -> EdgesAnswer | None:
-        """The edges to ``id2s`` with ``high ≥ time ≥ low``, and the ids that the cache cannot decide."""
+        """Return the edges to ``id2s`` with ``high >= time >= low``, and the ids that the cache cannot decide."""
         block = self._hits.block(id1, atype, minimum)
         if block is None:
-            nothing = self._hits.range(id1, atype, 0, 0, minimum)  # by the count, when it is 0
+            nothing = self._hits.range(id1, atype, 0, 0, minimum)  # answered by the count when the list is empty
             return EdgesAnswer(nothing) if nothing is not None else self._filtered(None, id1, atype, id2s, minimum)
         answer = edges_answer(block, id2s, high, low)
         if answer is not None and not answer.missing:
@@ -185,17 +206,17 @@ class GraphCache:
         return answer
 
     def filter_shard(self, shard: int) -> CachedShard | None:
-        """Where the filters of a shard are built; None: it is not open."""
+        """Return the place where the filters of a shard are built; None for a closed shard."""
         return self._shards.get(shard)
 
-    # what is held, without a use
+    # values held, read without marking them as used
 
     def peek_object(self, id: int) -> bytes | None:  # noqa: A002
         shard = self._shards.get(id >> SHARD_SHIFT)
         return (shard.held_object(id) or None) if shard else None
 
     def peek_list(self, id1: int, atype: int) -> bytes | None:
-        """The prefix held."""
+        """Return the cached prefix of the list."""
         shard = self._shards.get(id1 >> SHARD_SHIFT)
         return (shard.held_list(id1, atype) or None) if shard else None
 
@@ -204,7 +225,7 @@ class GraphCache:
         return (shard.held_count(id1, atype) or None) if shard else None
 
     def floor_of_object(self, id: int) -> int:  # noqa: A002
-        """The highest version known by any means; 0 for a closed shard."""
+        """Return the highest version of the key that is known by any means; 0 for a closed shard."""
         return self.floor_of_list(id, 0)
 
     def floor_of_list(self, id1: int, atype: int) -> int:
@@ -212,82 +233,84 @@ class GraphCache:
         return 0 if shard is None else shard.floor(id1, atype)
 
     def sample_keys(self, shard: int, limit: int, after: int = 0, stride: int = 1) -> KeySample:
-        """Every ``stride``-th key of the shard, from place ``after`` on, at most ``limit``. What comes or goes between
-        calls may be seen twice or not at all."""
+        """Return every ``stride``-th key of the shard from place ``after`` on, at most ``limit`` keys. Keys that are
+        added or removed between calls may be seen twice or not at all."""
         return sample_keys(self._shards.get(shard), limit, after, stride)
 
     # fills
 
-    def object_ticket(self, id: int, now: float) -> Ticket:  # noqa: A002
-        """To be taken before the object is read."""
+    def object_ticket(self, id: int, now: float) -> FillTicket:  # noqa: A002
+        """Return a fill ticket. Take it before the object is read from its source."""
         return self._ticket("object", id, 0, now)
 
-    def list_ticket(self, id1: int, atype: int, now: float) -> Ticket:
-        """To be taken before the list or its count is read."""
+    def list_ticket(self, id1: int, atype: int, now: float) -> FillTicket:
+        """Return a fill ticket. Take it before the list or its count is read from its source."""
         return self._ticket("list", id1, atype, now)
 
-    def _ticket(self, kind: Literal["object", "list"], key: int, atype: int, now: float) -> Ticket:
+    def _ticket(self, kind: Literal["object", "list"], key: int, atype: int, now: float) -> FillTicket:
         shard = self._shards.get(key >> SHARD_SHIFT)
         if shard is None:
-            return Ticket(kind, key, atype, 0, 0, 0, now)
+            return FillTicket(kind, key, atype, 0, 0, 0, now)
         floor = shard.floor(key, atype)
-        self.witness.tell_key(key, atype, events.FILL_BEGUN, floor)
-        return Ticket(kind, key, atype, floor, shard.generation, shard.version_epoch, now)
+        self.recorder.record_key(key, atype, events.FILL_BEGUN, floor)
+        return FillTicket(kind, key, atype, floor, shard.shard_epoch, shard.version_epoch, now)
 
-    def is_void(self, ticket: Ticket) -> bool:
-        """Whether a bulk invalidation, or the shard's opening or closing, came after the ticket was taken: what it
-        brings may be what the invalidation was about."""
+    def is_invalid(self, ticket: FillTicket) -> bool:
+        """Return whether a bulk invalidation, or the opening or closing of the shard, came after the ticket was taken.
+        A value read under such a ticket may be one that was to be invalidated."""
         shard = self._shards.get(ticket.id >> SHARD_SHIFT)
-        return ticket.generation != (0 if shard is None else shard.generation)
+        return ticket.shard_epoch != (0 if shard is None else shard.shard_epoch)
 
-    def store_object(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
-        """Keep an object value that was read under ``ticket`` by someone at ``version_epoch``."""
+    def store_object(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
+        """Store an object value that was read under ``ticket`` from a source at ``version_epoch``."""
         shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return self._told(ticket, value, outcome if shard is None else shard.store_object(ticket, value))
+        return self._recorded(ticket, value, outcome if shard is None else shard.store_object(ticket, value))
 
-    def store_list(self, ticket: Ticket, block: bytes, version_epoch: int, now: float) -> Stored:
-        """Keep an edge block, if it starts at position 0."""
+    def store_list(self, ticket: FillTicket, block: bytes, version_epoch: int, now: float) -> Stored:
+        """Store an edge block, if it starts at position 0."""
         shard, outcome = self._accept(ticket, block, version_epoch, now)
-        return self._told(ticket, block, outcome if shard is None else shard.store_list(ticket, block))
+        return self._recorded(ticket, block, outcome if shard is None else shard.store_list(ticket, block))
 
-    def store_count(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
-        """Keep a count value; ``ticket`` is that of the list."""
+    def store_count(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
+        """Store a count value. ``ticket`` is a ticket of the list."""
         shard, outcome = self._accept(ticket, value, version_epoch, now)
-        return self._told(ticket, value, outcome if shard is None else shard.store_count(ticket, value))
+        return self._recorded(ticket, value, outcome if shard is None else shard.store_count(ticket, value))
 
-    def pass_over(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
-        """Hold a value to what is known, as the above do, and keep it not."""
+    def pass_over(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
+        """Check a value as the methods above do, but do not store it."""
         shard, outcome = self._accept(ticket, value, version_epoch, now)
         if shard is not None:
-            outcome = shard.pass_over(ticket, version_of(value))
-        self.witness.tell_key(ticket.id, ticket.atype, outcome, version_of(value))
+            outcome = shard.note_not_kept(ticket, version_of(value))
+        self.recorder.record_key(ticket.id, ticket.atype, outcome, version_of(value))
         return outcome
 
-    def _told(self, ticket: Ticket, value: bytes, outcome: Stored) -> Stored:
+    def _recorded(self, ticket: FillTicket, value: bytes, outcome: Stored) -> Stored:
         self.not_kept += outcome is Stored.NOT_KEPT
-        self.witness.tell_key(ticket.id, ticket.atype, outcome, version_of(value))
+        self.recorder.record_key(ticket.id, ticket.atype, outcome, version_of(value))
         return outcome
 
     def _accept(
-        self, ticket: Ticket, value: bytes, version_epoch: int, now: float
+        self, ticket: FillTicket, value: bytes, version_epoch: int, now: float
     ) -> tuple[CachedShard | None, Stored]:
-        """The shard when it takes the value; else the reason why not."""
+        """Return the shard if it accepts the value, or the reason why it does not."""
         shard = self._shards.get(ticket.id >> SHARD_SHIFT)
         if shard is None:
             below = version_of(value) < ticket.floor
             return None, Stored.BELOW_FLOOR if below else Stored.NOT_KEPT
-        voided = ticket.generation != shard.generation
+        # Compared before the epoch is learned: a fill that itself brings a new version epoch is kept.
+        is_invalid = ticket.shard_epoch != shard.shard_epoch
         self._learn(shard, version_epoch)
-        outcome = shard.accept(ticket, value, version_epoch, now)
-        if outcome is Stored.STORED and voided:
-            outcome = shard.pass_over(ticket, version_of(value))
+        outcome = shard.check_fill(ticket, value, version_epoch, now)
+        if outcome is Stored.STORED and is_invalid:
+            outcome = shard.note_not_kept(ticket, version_of(value))
         return (shard if outcome is Stored.STORED else None), outcome
 
     # messages and changesets
 
     def apply(self, change: Change, version_epoch: int, now: float, insert: bool = False) -> Applied:
-        """Apply a committed change. ``insert``: also cache what was not (write-through), an object or a list's first
-        version; only when all that followed it came while the shard was open, and within ``floor_seconds``."""
+        """Apply a committed change. ``insert`` also caches an object or a list's first version that was not cached
+        (write-through). It is allowed only when every later change came while the shard was open, and within
+        ``floor_seconds``."""
         shard = self._shards.get(change.shard)
         if shard is None:
             return Applied.NOT_CACHED
@@ -300,11 +323,11 @@ class GraphCache:
         else:
             applied = shard.apply_list(change, now, insert)
         self.dropped += applied is Applied.DROPPED
-        self.witness.tell_key(key, atype, applied, change.after)
+        self.recorder.record_key(key, atype, applied, change.after)
         return Applied.EPOCH_BUMPED if bumped else applied
 
     def apply_message(self, message: Message, version_epoch: int, now: float, insert: bool = False) -> Applied:
-        """Apply any maintenance message."""
+        """Apply a maintenance message of any kind."""
         if isinstance(message, ObjectChange | ListChange):
             return self.apply(message, version_epoch, now, insert)
         shard = self._shards.get(message.shard)
@@ -313,7 +336,7 @@ class GraphCache:
         bumped = self._learn(shard, version_epoch)
         if isinstance(message, ShardInvalidation):
             if message.otypes or message.atypes:
-                self.void_types(message.shard, message.otypes, message.atypes)
+                self.invalidate_types(message.shard, message.otypes, message.atypes)
             else:
                 self.bump_shard(message.shard)
             return Applied.EPOCH_BUMPED
@@ -323,43 +346,44 @@ class GraphCache:
         else:
             applied = shard.raise_floor(key, atype, message.version, now)
         self.dropped += applied is Applied.DROPPED
-        self.witness.tell_key(key, atype, applied, message.version)
+        self.recorder.record_key(key, atype, applied, message.version)
         return Applied.EPOCH_BUMPED if bumped else applied
 
     def raise_object_floor(self, id: int, version: int, now: float) -> None:  # noqa: A002
-        """The object has been at ``version``, says a token, a peer or a critical read: fills below it are no good, and
-        what is held below it is dropped. Not for tokens of an older version epoch: their write may be lost (§8)."""
+        """Raise the version floor of an object to ``version``, which a token, a peer or a critical read has named.
+        Older fills are rejected from now on, and an older cached value is dropped. Do not call it for tokens of an
+        older version epoch: their write may be lost."""
         self.raise_list_floor(id, 0, version, now)
 
     def raise_list_floor(self, id1: int, atype: int, version: int, now: float) -> None:
-        """The same for a list and its count."""
+        """Raise the version floor of a list and its count, as `raise_object_floor` does."""
         shard = self._shards.get(id1 >> SHARD_SHIFT)
         if shard is not None:
             self._learn(shard, epoch_of(version))
             self.dropped += shard.raise_floor(id1, atype, version, now) is Applied.DROPPED
-            self.witness.tell_key(id1, atype, events.LEARNT, version)
+            self.recorder.record_key(id1, atype, events.LEARNT, version)
 
-    # figures
+    # statistics
 
     @property
     def too_large(self) -> int:
-        """Fills and changes that were not kept because they would take too large a part of their arena."""
+        """Return how many fills and changes were not kept because their value is too large a part of its arena."""
         return self._arenas.too_large
 
-    def arenas(self) -> list[ArenaFigures]:
-        """One line per arena, in the order of the settings. Time: the number of tables."""
-        return arena_figures(self._shards.values(), self._arenas.all())
+    def arenas(self) -> list[ArenaStatistics]:
+        """Return the statistics of each arena, in the order of the settings. Time: the number of tables."""
+        return arena_statistics(self._shards.values(), self._arenas.all())
 
-    def floor_figures(self, now: float) -> FloorFigures:
-        return floor_figures(self._shards.values(), self._old_overflows, now)
+    def floor_statistics(self, now: float) -> FloorStatistics:
+        return floor_statistics(self._shards.values(), self._old_overflows, now)
 
-    def _next_generation(self) -> int:
-        self._generation += 1
-        return self._generation
+    def _next_shard_epoch(self) -> int:
+        self._last_shard_epoch += 1
+        return self._last_shard_epoch
 
     def _learn(self, shard: CachedShard, version_epoch: int) -> bool:
         if version_epoch <= shard.version_epoch:
             return False
-        voided = shard.learn_epoch(version_epoch, self._next_generation())
-        self.witness.tell_shard(shard.number, events.EPOCH_RAISED, version_epoch)
-        return voided
+        is_invalidated = shard.learn_epoch(version_epoch, self._next_shard_epoch())
+        self.recorder.record_shard(shard.number, events.EPOCH_RAISED, version_epoch)
+        return is_invalidated

@@ -1,13 +1,14 @@
-"""Which id2s a long list may have: a compact filter whose "no" is certain (DESIGN.md §10 "High degree").
+"""The set of id2s that a long list may have: a compact filter whose "no" is certain.
 
-A Bloom filter cut to what is quick in Python: an id sets a few bits in each of two 64-bit words, chosen by its hash, so
-that adding and asking are two look-ups each. Measured over a million ids, bytes per edge, microseconds to add and to
-deny, false positives: this 1.50, 0.7, 0.4, 0.48 %; a classic Bloom filter of the same size 1.6, 0.7, 0.35 %; one word
-an id 0.6, 0.5, 1.0 %; a cuckoo filter with 16-bit prints 4.2 (2.1 if its power of two fits), 0.8, 0.9, 0.01 %.
+It is a Bloom filter reduced to what is fast in Python: an id sets a few bits in each of two 64-bit words, chosen by its
+hash, so that adding and asking are two look-ups each. Measured over a million ids (bytes per edge; microseconds to add
+and to deny; false positives): this filter 1.50, 0.7, 0.4, 0.48 %; a classic Bloom filter of the same size 1.6, 0.7,
+0.35 %; one word an id 0.6, 0.5, 1.0 %; a cuckoo filter with 16-bit prints 4.2 (2.1 if its power of two fits), 0.8, 0.9,
+0.01 %.
 
-Nothing is ever taken out. A cuckoo filter could, but what it takes out must have been put in exactly once, and one that
-is wrong about that denies an edge that is there; here what was deleted is at worst asked of the database. So deletions
-make the filter loose, and when there have been many, or more ids than it was made for, it is built anew.
+No id is ever removed. A cuckoo filter could remove ids, but an id must have been added exactly once, and a filter that
+is wrong about that denies an edge that exists. Here a deleted id is at worst asked of the database. Deletions make the
+filter loose: after many of them, or after more additions than it was made for, it is built anew.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _U64: Final = (1 << 64) - 1
 _MIX_1: Final = 0x7FB5D329728EA185
 _MIX_2: Final = 0x81DADEF4BC2DD44D
 _BITS_PER_ID: Final = 12
-_SPARE: Final = 1.25  # room for ids that come after it was made
-_LOOSE_SHARE: Final = 0.25  # of ids deleted, beyond which a rebuild pays
+_SPARE: Final = 1.25  # room for ids that come after the filter was made
+_LOOSE_SHARE: Final = 0.25  # the part of deleted ids from which a rebuild pays
 
 
 def _mask(number: int) -> int:
-    """Four of 64 bits."""
+    """Return a word with four of its 64 bits set."""
     mixed = (number + 1) * _MIX_1 & _U64
     mask = 0
     while mask.bit_count() < 4:
@@ -38,12 +39,13 @@ _MASKS: Final = tuple(map(_mask, range(4096)))
 
 
 class MembershipFilter:
-    """The ids of one list at ``version``, and of earlier ones since it was built. ``count``: the list's edges."""
+    """The ids of one list at ``version``, and of its earlier versions since the filter was built. ``count``: the edges
+    of the list."""
 
     __slots__ = ("_capacity", "_gone", "_ids", "_size", "_words", "count", "version")
 
     def __init__(self, count: int) -> None:
-        """For a list of so many edges, and a quarter more to come."""
+        """Make a filter for a list of ``edges`` edges, with room for a quarter more."""
         self._capacity = int(count * _SPARE) + 64
         self._size = self._capacity * _BITS_PER_ID // 64 + 1
         self._words = array("Q", bytes(8 * self._size))
@@ -54,12 +56,12 @@ class MembershipFilter:
 
     @property
     def size_bytes(self) -> int:
-        """Memory, but for some hundred bytes."""
+        """Return the memory in bytes, to within some hundred bytes."""
         return 8 * self._size
 
     @property
     def is_loose(self) -> bool:
-        """Whether so much has been added or deleted that a new one would answer more."""
+        """Return whether so many ids have been added or deleted that a new filter would answer more queries."""
         return self._ids > self._capacity or self._gone > _LOOSE_SHARE * self.count
 
     def add(self, ids: Iterable[int]) -> None:
@@ -74,7 +76,7 @@ class MembershipFilter:
         self._ids += added
 
     def may_have(self, id2: int) -> bool:
-        """False: the list does not have it, at ``version``."""
+        """Return False when the list at ``version`` certainly lacks the id."""
         mixed = (id2 ^ id2 >> 31) * _MIX_1 & _U64
         mixed = (mixed ^ mixed >> 27) * _MIX_2 & _U64
         words, size = self._words, self._size
@@ -85,7 +87,7 @@ class MembershipFilter:
         return words[(mixed & 0xFFFFFFFF) * size >> 32] & mask == mask
 
     def move(self, version: int, count: int, put: Iterable[int], deleted: int) -> None:
-        """The list has gone on to ``version``: ``put`` are ids that came or stayed, ``deleted`` how many left."""
+        """Advance to ``version``: ``put`` are ids that came or stayed, ``deleted`` is the number that left."""
         self.add(id2 for id2 in put if not self.may_have(id2))
         self._gone += deleted
         self.version = version

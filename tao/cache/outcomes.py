@@ -1,4 +1,4 @@
-"""The small values that go in and out of the cache: tickets, outcomes, partial answers, figures."""
+"""The values that go in and out of the cache: fill tickets, outcomes, partial answers and statistics."""
 
 from __future__ import annotations
 
@@ -11,56 +11,62 @@ EntryKind = Literal["object", "list", "count"]
 
 
 class Applied(enum.StrEnum):
-    """What a change or message did to the cache (DESIGN.md §6)."""
+    """The effect of a change or message on the cache."""
 
     APPLIED = "applied"
-    """The entry is now at the version of the change."""
+    """The entry now has the version of the change."""
     IGNORED = "ignored"
-    """The entry is at that version or a later one already."""
+    """The entry has that version or a later one already."""
     DROPPED = "dropped"
-    """What was held was too old to apply it to, or the new value was not carried: a read has to fill again."""
+    """The entry was dropped, because the change could not be applied to its version or did not carry the value. The
+    next read fills it."""
     NOT_CACHED = "not_cached"
-    """Nothing was held; only the floor was raised (of an open shard)."""
+    """Nothing was cached; only the version floor was raised (of an open shard)."""
     EPOCH_BUMPED = "epoch_bumped"
-    """It voided the whole shard (and was then applied, if it was a change)."""
+    """The message raised the version epoch, which invalidated the whole shard. A change was applied afterwards."""
 
 
 class Stored(enum.StrEnum):
-    """What became of a fill (DESIGN.md §4)."""
+    """The outcome of a fill."""
 
     STORED = "stored"
-    """Cached, or what is held is as good."""
+    """The value is cached, or the cached value is as good."""
     BELOW_FLOOR = "below_floor"
-    """A later version is known: answer nobody with it. Look into the cache again, then fetch further up."""
+    """A later version is known: answer nobody with this value. Look into the cache again, then fetch from further
+    up."""
     NOT_KEPT = "not_kept"
-    """Good to answer with, but not cached: shard closed or bumped meanwhile, floors overflowed, ticket too old, entry
-    too large, or a block that does not start at position 0."""
+    """The value may be answered but was not cached: the shard was closed or invalidated meanwhile, its floors
+    overflowed, the ticket is too old, the entry too large, or the block does not start at position 0."""
 
 
-class Ticket(msgspec.Struct, frozen=True, gc=False):
-    """Taken before a fill is read, shown when it is stored. ``generation`` names the shard's tables at that time
-    (0: the shard was not open), ``floor`` the least version that a fill must have."""
+class FillTicket(msgspec.Struct, frozen=True, gc=False):
+    """A ticket that is taken before a value is read from its source, and shown when the value is stored.
+    ``shard_epoch`` names the shard's tables at that time (0: the shard was not open); ``floor`` is the lowest version
+    that the value must have."""
 
     kind: Literal["object", "list"]
     id: int
     atype: int
     floor: int
-    generation: int
+    shard_epoch: int
     version_epoch: int
     started: float
 
 
 class EdgesAnswer(msgspec.Struct, frozen=True, gc=False):
-    """The edges found, in list order, each once; ``missing``: ids that the cache cannot decide, in the order asked.
+    """The edges found, in list order, each once. ``missing`` lists the ids that the cache cannot decide, in the order
+    of the query.
 
-    An answer completed from elsewhere must have the version of ``block``: else ask for all ids there."""
+    An answer that is completed from another source must have the version of ``block``; otherwise ask that source for
+    all ids.
+    """
 
     block: bytes
     missing: tuple[int, ...] = ()
 
 
 class CachedKey(msgspec.Struct, frozen=True, gc=False):
-    """Names an entry; ``atype`` is 0 for objects."""
+    """The name of an entry; ``atype`` is 0 for objects."""
 
     kind: EntryKind
     id: int
@@ -68,20 +74,22 @@ class CachedKey(msgspec.Struct, frozen=True, gc=False):
 
 
 class KeySample(msgspec.Struct, frozen=True):
-    """Some keys of a shard; ``after`` goes into the next call, and is None when there are no more. ``total``: how many
-    there are."""
+    """Some keys of a shard. ``after`` is the argument of the next call, None when there are no more keys; ``total`` is
+    the number of keys of the shard."""
 
     keys: tuple[CachedKey, ...]
     after: int | None
     total: int
 
 
-class ArenaFigures(msgspec.Struct, frozen=True):
-    """One arena at one moment. ``bytes`` includes what dropped tables still hold; the entry counts do not.
+class ArenaStatistics(msgspec.Struct, frozen=True):
+    """Statistics of one arena at one moment.
 
-    ``eviction_age_seconds``: how long what left the main queue last had not been used, None when nothing did yet;
-    ``kept``: entries that the hand found used; ``returns``: keys that came back before an eighth, a quarter, half and
-    all of the budget had left since they did; ``packed_bytes``: those of the blocks in which counts lie."""
+    ``bytes`` includes what dropped tables still hold; the entry counts do not. ``eviction_age_seconds``: the time since
+    the last use of the entry that last left the main queue, None when none did yet. ``kept``: entries that the eviction
+    hand found used. ``returns``: keys that came back before an eighth, a quarter, half and all of the budget had been
+    evicted since they left. ``packed_bytes``: the blocks of packed counts.
+    """
 
     name: str
     bytes: int
@@ -96,8 +104,9 @@ class ArenaFigures(msgspec.Struct, frozen=True):
     packed_bytes: int
 
 
-class FloorFigures(msgspec.Struct, frozen=True):
-    """Floors kept, over all open shards; how often one could not be kept; shards that keep no fills because of it."""
+class FloorStatistics(msgspec.Struct, frozen=True):
+    """Statistics of the version floors of all open shards: floors held, floors that could not be kept, and shards that
+    keep no fills because of that."""
 
     floors: int
     overflows: int

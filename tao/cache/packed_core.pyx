@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""The compiled twin of `tao.cache.packed_twin`, which says how it works: the same names, behaviour and layout.
+"""The compiled implementation of `tao.cache.packed_python`, which says how it works: same names, behaviour and layout.
 
 Memory comes from `calloc` in segments and is freed with the store; no Python object lies in it. Nothing here releases
 the interpreter's lock, so each call is one step to all others.
@@ -112,7 +112,7 @@ cdef bint add_bucket(Ways *ways) except -1:
 
 
 cdef bint split(Ways *ways) except -1:
-    """One bucket more: half of what its twin holds moves there, in the order it had."""
+    """Add one bucket: half of the entries of the bucket that it is split from move there, in their order."""
     cdef uint32_t place = ways.buckets
     add_bucket(ways)
     cdef uint32_t mask = mask_for(ways.buckets)
@@ -146,7 +146,7 @@ cdef void release(Ways *ways) noexcept:
 
 
 cdef class PackedStore:
-    """See `tao.cache.packed_twin.PackedStore`."""
+    """See `tao.cache.packed_python.PackedStore`."""
 
     cdef Ways ways[2]
     cdef unsigned char *states
@@ -245,7 +245,7 @@ cdef class PackedStore:
 
 
 cdef class PackedCounts:
-    """See `tao.cache.packed_twin.PackedCounts`."""
+    """See `tao.cache.packed_python.PackedCounts`."""
 
     cdef PackedStore store
     cdef dict wide
@@ -416,6 +416,6 @@ cdef class PackedCounts:
                     found.append(keys[way] & ID_MASK)
             place += 1
             most_buckets -= 1
-        if not self.live or (table and place >= ways.buckets):
+        if not self.live or (place >= ways.buckets and (table or not self.store.ways[1].buckets)):
             return found, -1
         return found, place + (self.store.ways[0].buckets if table else 0)

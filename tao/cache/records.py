@@ -1,7 +1,7 @@
-"""What an arena remembers about entries beside the entries: the order in which they came, and who left lately.
+"""What an arena remembers beside its entries: the order in which they came, and which keys left recently.
 
 Plain integers in arrays: nothing here is ever copied or visited as a whole, and the garbage collector has nothing to
-look at.
+visit.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RETURN_PARTS: Final = (8, 4, 2, 1)
 
 
 class RecordQueue:
-    """First in, first out, of (table number, key) pairs, with the time at which each chunk of them was begun."""
+    """A first-in, first-out queue of (table number, key) pairs, with the time at which each chunk of them was begun."""
 
     __slots__ = ("_at", "_chunks", "_head", "_tail", "_times", "began", "length")
 
@@ -35,7 +35,7 @@ class RecordQueue:
         self._head = self._tail = array("Q")
         self._at = 0
         self.began = now
-        """When the oldest records were appended, the first of some hundreds."""
+        """Return the time at which the oldest records were appended, the first of some hundreds."""
 
     def append(self, number: int, key: int, now: float) -> None:
         if not self.length:
@@ -50,7 +50,7 @@ class RecordQueue:
         self.length += 1
 
     def pop(self) -> tuple[int, int]:
-        """The oldest record. Raises `IndexError` when there is none."""
+        """Remove and return the oldest record. Raises `IndexError` when there is none."""
         if not self.length:
             raise IndexError("no record in the queue")
         at = self._at
@@ -63,8 +63,8 @@ class RecordQueue:
 
 
 class Ghosts:
-    """Keys whose entries left an arena, and after how many bytes that left since they come back; direct-mapped, so a
-    newcomer takes the place of whoever was there, and of fixed size: 8 bytes for every kilobyte of the budget."""
+    """Keys whose entries left an arena, and how many bytes had been evicted when they came back. Direct-mapped, so a
+    new key replaces the previous one in its slot, and of fixed size: 8 bytes for every kilobyte of the budget."""
 
     __slots__ = ("_budget_bytes", "_slots", "gone_bytes", "returns")
 
@@ -74,18 +74,19 @@ class Ghosts:
         self._slots = array("Q", bytes(8 * slots))
         self.gone_bytes = 0
         self.returns = [0] * len(RETURN_PARTS)
-        """Keys that came back while what had left since was no more than an eighth, a quarter, a half or all of the
-        budget: what an arena larger by that much would have held."""
+        """Return the number of keys that came back before an eighth, a quarter, a half and all of the budget had been
+        evicted since they left: what an arena larger by that much would have held."""
 
     def leaves(self, key: int, atype: int, size_bytes: int) -> None:
-        """The entry is evicted."""
+        """Note that the entry is evicted."""
         self.gone_bytes += size_bytes
         hashed = _hashed(key, atype)
         clock = self.gone_bytes // _UNIT_BYTES & _CLOCK_MASK
         self._slots[(hashed >> 32) % len(self._slots)] = (hashed & _CLOCK_MASK) << 32 | clock
 
     def returned(self, key: int, atype: int) -> bool:
-        """The key comes in. Whether it had left so lately that twice the budget would have held it."""
+        """Note that the key enters. Returns whether it had left so recently that twice the budget would have held
+        it."""
         hashed = _hashed(key, atype)
         slot = (hashed >> 32) % len(self._slots)
         held = self._slots[slot]

@@ -1,4 +1,4 @@
-"""What an operator may set about the cache, and what the schema has to tell it (DESIGN.md §4, §16)."""
+"""The operator's settings of the cache, and the schema's choices about caching."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ class CacheSettings:
             raise SettingsError(
                 "floor_seconds must be above 0; max_reinsertions and keep_count_of_list_bytes not below"
             )
-        if not 0 <= self.packed_counts_fraction <= 0.5:  # the rest is what lists and objects have for themselves
+        if not 0 <= self.packed_counts_fraction <= 0.5:  # the rest is for lists and objects alone
             raise SettingsError("packed_counts_fraction must be at least 0 and at most 0.5")
         if not 0 < self.largest_entry_fraction <= 1:
             raise SettingsError("largest_entry_fraction must be above 0 and at most 1")
 
 
 class ArenaChoice(Protocol):
-    """What the schema says about caching. Asked for every type that is cached; must not raise for a type that the
-    schema lost meanwhile (answer with the defaults)."""
+    """The schema's choices about caching. It is asked for every cached type, and must not raise for a type that the
+    schema has lost meanwhile (it answers with the defaults)."""
 
     def object_arena(self, otype: int) -> str: ...
 
     def list_arena(self, atype: int) -> str: ...
 
     def list_limit(self, atype: int) -> int:
-        """Most edges kept of a list, at least 1."""
+        """Return the most edges that are cached of a list, at least 1."""
         ...

@@ -1,22 +1,24 @@
-"""One open shard: its tables, floors and version epoch, and how fills and changes enter them (DESIGN.md §4, §6).
+"""One open shard: its tables, version floors and version epoch, and how fills and changes enter them.
 
-Every way in keeps these rules. A key's version never falls, except by a bulk invalidation. Of a list and its count at
-most one is held, so no two answers about a list can be of different versions. What is heard raises the floor before
-anything else happens. Data of an older version epoch changes nothing; as a message it drops its key.
+Every way in keeps these rules:
+
+* The version of a key never falls, except by a bulk invalidation.
+* A list and its count are never held both, so two answers about one list cannot have different versions.
+* A version that becomes known raises the floor before anything else happens.
+* Data of an older version epoch changes nothing; a message with such data drops its key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from tao.cache.counts import CountTable
 from tao.cache.filters import FilterBuild, ShardFilters
-from tao.cache.floors import ShardFloors, floor_key
-from tao.cache.outcomes import Applied, Stored, Ticket
+from tao.cache.outcomes import Applied, FillTicket, Stored
 from tao.cache.packed import PackedCounts
 from tao.cache.settings import CacheSettings
-from tao.cache.splicing import splice
-from tao.cache.tables import Arenas, EntryTable
+from tao.cache.splices import splice
+from tao.cache.tables import Arenas, CountTable, EntryTable
+from tao.cache.version_floors import VersionFloors, floor_key
 from tao.model.changes import ListChange, ObjectChange
 from tao.model.edge_block import COMPLETE, HEADER_BYTES, PREFIX, empty_block, header, slice_block, with_flags
 from tao.model.graph import (
@@ -30,8 +32,12 @@ from tao.model.graph import (
 
 
 class CachedShard:
-    """``objects`` and ``lists`` are the tables' dictionaries, ``counts`` their packed counts, for reads that cannot
-    afford a call; ``objects`` is that of the default arena, ``other_objects`` those of the others."""
+    """The cached part of one shard.
+
+    ``objects`` and ``lists`` are the dictionaries of the tables, ``counts`` their packed counts; hits read them
+    directly, because they cannot afford a call. ``objects`` belongs to the default arena, ``other_objects`` to the
+    other arenas.
+    """
 
     __slots__ = (
         "_arenas",
@@ -41,29 +47,29 @@ class CachedShard:
         "counts",
         "filters",
         "floors",
-        "generation",
         "lists",
         "number",
         "objects",
         "other_objects",
+        "shard_epoch",
         "version_epoch",
     )
 
     def __init__(
-        self, number: int, generation: int, version_epoch: int, arenas: Arenas, settings: CacheSettings
+        self, number: int, shard_epoch: int, version_epoch: int, arenas: Arenas, settings: CacheSettings
     ) -> None:
         self.number = number
         self.version_epoch = version_epoch
-        self.floors = ShardFloors(settings.floor_seconds, settings.max_floors_per_shard)
+        self.floors = VersionFloors(settings.floor_seconds, settings.max_floors_per_shard)
         self.filters = ShardFilters(arenas)
         self._arenas = arenas
         self._settings = settings
-        self._reset(generation)
+        self._reset(shard_epoch)
 
     # tables
 
-    def _reset(self, generation: int) -> None:
-        self.generation = generation
+    def _reset(self, shard_epoch: int) -> None:
+        self.shard_epoch = shard_epoch
         self._object_tables: dict[str, EntryTable] = {}
         self._list_tables: dict[int, tuple[EntryTable, CountTable]] = {}
         self.lists: dict[int, dict[int, bytes]] = {}
@@ -77,27 +83,27 @@ class CachedShard:
             yield from pair
 
     def retire(self) -> None:
-        """The tables are looked into no more. Time: the number of tables, whatever is in them."""
+        """Drop all tables. Time: the number of tables, regardless of their size."""
         for table in self.tables():
             table.retire()
         self.filters.void()
 
-    def bump(self, generation: int) -> None:
-        """Void all entries, and all tickets taken before. Floors stay: what was heard is still true."""
+    def bump(self, shard_epoch: int) -> None:
+        """Invalidate all entries, and all tickets taken before. Version floors stay: they are still true."""
         self.retire()
-        self._reset(generation)
+        self._reset(shard_epoch)
 
-    def void_types(self, otypes: Collection[int], atypes: Collection[int], generation: int) -> None:
-        """Void the lists of ``atypes``, the objects in the arenas of ``otypes``, and all tickets taken before: what is
-        on its way to other types is answered and not kept."""
-        self.generation = generation
+    def invalidate_types(self, otypes: Collection[int], atypes: Collection[int], shard_epoch: int) -> None:
+        """Invalidate the lists of ``atypes``, the objects in the arenas of ``otypes``, and all tickets taken before.
+        Fills of other types that are under way are answered and not kept."""
+        self.shard_epoch = shard_epoch
         for atype in atypes:
             for table in self._list_tables.pop(atype, ()):
                 table.retire()
             self.lists.pop(atype, None)
             self.counts.pop(atype, None)
         self.filters.void(atypes)
-        # Objects known to be absent have no type, and lie in the default arena: they may be of one of these types.
+        # Absent objects have no type and lie in the default arena. They may be of one of these types.
         for name in {self._arenas.for_object(otype).name for otype in (0, *otypes)} if otypes else ():
             held = self._object_tables.pop(name, None)
             if held is not None:
@@ -108,7 +114,7 @@ class CachedShard:
         self.other_objects = tuple(table.entries for table in others if table.entries is not self.objects)
 
     def retire_moved_lists(self) -> None:
-        """After a schema change: types that are to lie in another arena start there with nothing."""
+        """Drop the tables of types that a new schema puts into another arena."""
         for atype, pair in list(self._list_tables.items()):
             if pair[0].arena is not self._arenas.for_list(atype):
                 for table in pair:
@@ -137,10 +143,10 @@ class CachedShard:
             self.lists[atype], self.counts[atype] = lists.entries, counts.packed
         return pair
 
-    # what is held
+    # values held
 
     def held_object(self, key: int) -> bytes:
-        """The object value, empty when none is held."""
+        """Return the object value, empty when none is held."""
         value = self.objects.get(key)
         if not value and self.other_objects:
             value = next(filter(None, (entries.get(key) for entries in self.other_objects)), None)
@@ -151,23 +157,23 @@ class CachedShard:
         return entries.get(id1, b"") if entries else b""
 
     def held_count(self, id1: int, atype: int) -> bytes:
-        """The count value, from the count table or the list; empty when neither is held."""
+        """Return the count value from the count table or the list, empty when neither is held."""
         counts = self.counts.get(atype)
         value = counts.peek(id1) if counts is not None else None
         return value or self.held_list(id1, atype)[:COUNT_VALUE_BYTES]
 
     def held(self, key: int, atype: int) -> bytes:
-        """The object (``atype`` 0), or the count of the list: what has the version that is held."""
+        """Return the value whose version is held: the object (``atype`` 0) or the count of the list."""
         return self.held_count(key, atype) if atype else self.held_object(key)
 
     def floor(self, key: int, atype: int) -> int:
-        """The highest version of the object (``atype`` 0) or list that is known by any means."""
+        """Return the highest version of the object (``atype`` 0) or list that is known by any means."""
         held = self.held(key, atype)
         heard = self.floors.get(floor_key(key, atype))
         departed = self._arenas.departed.get(key, atype)
         return max(heard, departed, version_of(held) if held else 0, self.filters.version(key, atype) if atype else 0)
 
-    # ways in: each leaves its arena within the budget
+    # ways in: each one leaves its arena within the budget
 
     def _put_object(self, key: int, value: bytes, otype: int) -> bool:
         target = self._objects_of(otype)
@@ -197,7 +203,7 @@ class CachedShard:
         return True
 
     def drop(self, key: int, atype: int) -> Applied:
-        """Forget the object (``atype`` 0), or list, count and filter; not their version."""
+        """Drop the object (``atype`` 0), or the list with its count and filter. Their version stays known."""
         self.filters.drop(key, atype)
         return self._forget(key, atype)
 
@@ -211,7 +217,7 @@ class CachedShard:
         return Applied.DROPPED
 
     def raise_floor(self, key: int, atype: int, version: int, now: float) -> Applied:
-        """Remember the version, and drop what is older."""
+        """Raise the version floor, and drop an older value."""
         self.floors.raise_to(floor_key(key, atype), version, now)
         self.filters.hear(key, atype, version)
         held = self.held(key, atype)
@@ -220,12 +226,13 @@ class CachedShard:
     # membership filters
 
     def begin_filter(self, id1: int, atype: int) -> FilterBuild:
-        """To be taken before the list is scanned. See `ShardFilters.begin`."""
+        """Begin to build a filter. Call it before the list is scanned. See `ShardFilters.begin`."""
         return self.filters.begin(id1, atype, self.floor(id1, atype), self.version_epoch)
 
     def finish_filter(self, build: FilterBuild, now: float) -> bool:
-        """Keep what was built, once it has caught up. False: not yet, or never (``is_void``)."""
-        if build.is_void or build.filter is None or self.floors.is_overflowed(now) or not build.catch_up():
+        """Install a filter that was built, once it has caught up with the changes. Returns False when it has not caught
+        up yet, or never will (``is_abandoned``)."""
+        if build.is_abandoned or build.filter is None or self.floors.is_overflowed(now) or not build.catch_up():
             return False
         version = build.filter.version
         if version < self.floor(build.id1, build.atype):
@@ -235,42 +242,48 @@ class CachedShard:
 
     # fills
 
-    def accept(self, ticket: Ticket, value: bytes, version_epoch: int, now: float) -> Stored:
-        """Whether a fill may be kept (``STORED``: yes, now store it). The caller has learnt ``version_epoch``."""
+    def check_fill(self, ticket: FillTicket, value: bytes, version_epoch: int, now: float) -> Stored:
+        """Return `Stored.STORED` when the fill may be stored, else the reason why not. The caller has recorded
+        ``version_epoch`` before, and stores the value in the same synchronous call: no message can come in between."""
         self._arenas.moment.now = now
         version = version_of(value)
         floor = self.floor(ticket.id, ticket.atype)
-        if not 0 < ticket.version_epoch < self.version_epoch:  # else the floor is one of a lost master
+        # Epoch 0: not known when the ticket was taken.
+        floor_is_of_lost_master = 0 < ticket.version_epoch < self.version_epoch
+        if not floor_is_of_lost_master:
             floor = max(floor, ticket.floor)
         if version_epoch < self.version_epoch or version < floor:
             return Stored.BELOW_FLOOR
         if ticket.kind == "list":
             self.filters.hear(ticket.id, ticket.atype, version)
         if now - ticket.started > self._settings.floor_seconds or self.floors.is_overflowed(now):
-            return self.pass_over(ticket, version)
+            return self.note_not_kept(ticket, version)
         return Stored.STORED
 
-    def pass_over(self, ticket: Ticket, version: int) -> Stored:
-        """The value is answered but not kept; the next one shall not be older."""
+    def note_not_kept(self, ticket: FillTicket, version: int) -> Stored:
+        """Note the version of a value that is answered but not kept, so that the next answer is most likely not older:
+        the memory is lossy, and the message of a recent change is on its way anyway."""
         self._arenas.departed.record(ticket.id, ticket.atype, version)
         return Stored.NOT_KEPT
 
-    def store_object(self, ticket: Ticket, value: bytes) -> Stored:
+    # The following three store without a check: `check_fill` comes first.
+
+    def store_object(self, ticket: FillTicket, value: bytes) -> Stored:
         otype = int.from_bytes(value[8:OBJECT_HEADER_BYTES], "little")
         return Stored.STORED if self._put_object(ticket.id, value, otype) else Stored.NOT_KEPT
 
-    def store_count(self, ticket: Ticket, value: bytes) -> Stored:
+    def store_count(self, ticket: FillTicket, value: bytes) -> Stored:
         held = self.held_count(ticket.id, ticket.atype)
         if held and version_of(held) == version_of(value):
             return Stored.STORED
         return Stored.STORED if self._put_count(ticket.id, ticket.atype, value) else Stored.NOT_KEPT
 
-    def store_list(self, ticket: Ticket, block: bytes) -> Stored:
-        """Keep the block when it starts at position 0, up to the type's limit; else pass it over."""
+    def store_list(self, ticket: FillTicket, block: bytes) -> Stored:
+        """Store the block when it starts at position 0, cut at the type's limit; ignore it otherwise."""
         version, count, n, flags = header(block)
         if not flags & PREFIX:
-            return self.pass_over(ticket, version)
-        if n == 0:  # an empty list is its count, which answers everything and takes a tenth of the room
+            return self.note_not_kept(ticket, version)
+        if n == 0:  # An empty list is stored as its count, which answers every query and takes a tenth of the memory.
             return self.store_count(ticket, block[:COUNT_VALUE_BYTES])
         held = self.held_list(ticket.id, ticket.atype)
         if held and version_of(held) == version and header(held)[2] >= n:
@@ -285,7 +298,7 @@ class CachedShard:
     # changes of the current version epoch
 
     def apply_object(self, change: ObjectChange, now: float, insert: bool) -> Applied:
-        """The change carries the whole value, so whatever older is held can be replaced by it."""
+        """Apply an object change. The change carries the whole value, so it can replace any older value."""
         self._arenas.moment.now = now
         key, after = change.id, change.after
         known = self.floor(key, 0)
@@ -301,7 +314,7 @@ class CachedShard:
         return Applied.APPLIED if self._put_object(key, value, change.otype) else Applied.DROPPED
 
     def apply_list(self, change: ListChange, now: float, insert: bool) -> Applied:
-        """A list is spliced when it is at ``before``, else dropped; the count is carried whole."""
+        """Apply a list change. A list at version ``before`` is spliced, any other is dropped; the count is replaced."""
         self._arenas.moment.now = now
         id1, atype, after = change.id1, change.atype, change.after
         known = self.floor(id1, atype)
@@ -323,20 +336,20 @@ class CachedShard:
                 return self.drop(id1, atype)
             _, _, left, flags = header(spliced)
             if left < (before := header(block)[2]) and not flags & COMPLETE:
-                self._arenas.tell_shrunk(id1, atype, before, left)
+                self._arenas.report_shrunk(id1, atype, before, left)
             if len(spliced) > HEADER_BYTES:
                 return Applied.APPLIED if self._put_list(id1, atype, spliced) else Applied.DROPPED
         self._put_count(id1, atype, encode_count(after, change.count))
         return Applied.DROPPED if block and version_of(block) != change.before else Applied.APPLIED
 
-    def learn_epoch(self, version_epoch: int, generation: int) -> bool:
-        """Take note of a version epoch; a higher one voids the shard. Returns whether it did."""
+    def learn_epoch(self, version_epoch: int, shard_epoch: int) -> bool:
+        """Record a version epoch. A higher epoch invalidates the shard. Returns whether it did."""
         if version_epoch <= self.version_epoch:
             return False
         known, self.version_epoch = self.version_epoch, version_epoch
-        if known == 0:  # nothing can have been stored before the first one was known
+        if known == 0:  # Nothing can have been stored before the first epoch was known.
             return False
         self.floors.clear()
         self._arenas.departed.clear()
-        self.bump(generation)
+        self.bump(shard_epoch)
         return True

@@ -1,43 +1,48 @@
-"""Where entries lie: one plain dictionary from id to encoded bytes per shard, kind and type (DESIGN.md §4 "no stalls").
+"""Tables of entries: one plain dictionary from id to encoded bytes for each shard, kind and type.
 
-A dictionary whose keys are integers and whose values are bytes is not tracked by the garbage collector, however large;
-one per shard keeps its growth short; and dropping all of a shard is forgetting its dictionaries. Accounting is part of
-`EntryTable`, so that no value comes or goes unaccounted. Counts lie in `tao.cache.counts`, behind the same methods.
+CPython's garbage collector does not track a dictionary whose keys are integers and whose values are bytes, however
+large it is. One dictionary per shard keeps the pauses of its growth short, and dropping a shard only drops its
+dictionaries. `EntryTable` accounts for the memory, so that no value comes or goes uncounted.
+
+Counts are packed (`CountTable`); the few that do not fit lie in an `EntryTable`, as lists do. A `CountTable` has the
+methods of an `EntryTable`: it accounts for its memory, remembers the versions of entries that leave, and reports to the
+recorder. Packed counts have an eviction order of their own within their buckets, and are not in the arena's queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Final, Literal
 
-from tao.cache.counts import CountTable
 from tao.cache.eviction import Arena, Moment
-from tao.cache.floors import DepartedVersions
-from tao.cache.outcomes import EntryKind
-from tao.cache.packed import packed_store
+from tao.cache.key_recorder import EVICTED, KeyRecorder
+from tao.cache.outcomes import CachedKey, EntryKind
+from tao.cache.packed import PackedCounts, packed_store
 from tao.cache.settings import DEFAULT_ARENA, ArenaChoice, CacheSettings
-from tao.cache.witness import EVICTED, Witness
+from tao.cache.version_floors import DepartedVersions
 from tao.model.graph import COUNT_VALUE_BYTES, version_of
 from tao.model.ids import SHARD_SHIFT
 
-# CPython 3.11 to 3.13 on 64 bits: a bytes object has a 33-byte head, blocks come in steps of 16, and above 512 bytes
-# from malloc, which adds 8. `tests/unit/cache/test_accounting.py` holds the sums against the process's memory.
+# CPython 3.11 to 3.13 on 64 bits: a bytes object has a head of 33 bytes. Blocks come in steps of 16 bytes; above 512
+# bytes they come from malloc, which adds 8. `tests/unit/cache/test_accounting.py` compares the sums with the process's
+# memory.
 _BYTES_HEAD: Final = 33
 _SMALL_BLOCK: Final = 512
-# A dictionary slot is 24 bytes and 1.5 index entries of 4; tables are between half and quite full, 3/4 over many.
+# A dictionary slot takes 24 bytes and 1.5 index entries of 4. Tables are between half full and full; over many tables,
+# 3/4.
 _SLOT_BYTES: Final = 42
 _RECORD_BYTES: Final = 17
 _TWO_DIGIT_INT: Final = 1 << 60
 
 
 def value_bytes(value: bytes) -> int:
-    """Memory of an encoded value."""
+    """Return the memory of an encoded value in bytes."""
     size = _BYTES_HEAD + len(value)
     return (size + 15 if size <= _SMALL_BLOCK else size + 23) & -16
 
 
 class Arenas:
-    """The arenas of one server, the credit that they share, and the schema's choice among them."""
+    """The arenas of one server, the credit that they share, and the schema's choice of an arena for each type."""
 
     __slots__ = (
         "_arenas",
@@ -45,16 +50,16 @@ class Arenas:
         "departed",
         "keep_count_of_list_bytes",
         "moment",
-        "tell_shrunk",
+        "recorder",
+        "report_shrunk",
         "too_large",
         "types",
-        "witness",
     )
 
-    def __init__(self, settings: CacheSettings, types: ArenaChoice, witness: Witness) -> None:
+    def __init__(self, settings: CacheSettings, types: ArenaChoice, recorder: KeyRecorder) -> None:
         self.types = types
-        self.witness = witness
-        self.tell_shrunk: Callable[[int, int, int, int], None] = _nobody_is_told
+        self.recorder = recorder
+        self.report_shrunk: Callable[[int, int, int, int], None] = _report_nothing
         self.departed = DepartedVersions(settings.departed_slots)
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
         self.moment = Moment()
@@ -74,7 +79,7 @@ class Arenas:
         }
 
     def for_object(self, otype: int) -> Arena:
-        """Absent objects have no type: they lie in the default arena."""
+        """Return the arena of absent objects. They have no type and lie in the default arena."""
         return self._named(self.types.object_arena(otype)) if otype else self._arenas[DEFAULT_ARENA]
 
     def for_list(self, atype: int) -> Arena:
@@ -87,14 +92,15 @@ class Arenas:
         return self._arenas.get(name) or self._arenas[DEFAULT_ARENA]
 
 
-def _nobody_is_told(id1: int, atype: int, before: int, left: int) -> None:
-    """See `GraphCache.on_shrunk`."""
+def _report_nothing(id1: int, atype: int, before: int, left: int) -> None:
+    """Ignore a shrunk list; the default of `GraphCache.on_shrunk`."""
 
 
 class EntryTable:
-    """Entries of one kind (and association type) of one shard, in one arena.
+    """The entries of one kind (and association type) of one shard, in one arena.
 
-    ``entries`` may be read directly; an empty value is no value. Only the methods change it."""
+    ``entries`` may be read directly; an empty value means that no value is held. Only the methods change it.
+    """
 
     __slots__ = ("_counts", "_key_bytes", "_shared", "arena", "atype", "entries", "kind", "live", "number")
 
@@ -114,7 +120,7 @@ class EntryTable:
         arena.register(self)
 
     def __len__(self) -> int:
-        """Keys, with or without a value."""
+        """Return the number of keys, with or without a value."""
         return len(self.entries)
 
     def size_of(self, key: int) -> int:
@@ -123,11 +129,11 @@ class EntryTable:
         return self._key_bytes + value_bytes(value) if value else 0
 
     def fits(self, value: bytes) -> bool:
-        """Whether the arena would keep a value of this size."""
+        """Return whether the arena would keep a value of this size."""
         return self._key_bytes + value_bytes(value) <= self.arena.largest_entry_bytes
 
     def put(self, key: int, value: bytes) -> None:
-        """Add or replace. The arena may be over its budget afterwards, by this entry: then `Arena.make_room`."""
+        """Add or replace a value. The entry may take the arena over its budget: call `Arena.make_room` afterwards."""
         old = self.entries.get(key)
         if old is None:
             self.arena.admit(self, key)
@@ -141,7 +147,7 @@ class EntryTable:
         self.entries[key] = value
 
     def drop(self, key: int) -> bool:
-        """Forget the value; its key stays until the hand comes by. Returns whether there was one."""
+        """Drop the value; the key stays until the eviction hand passes it. Returns whether there was a value."""
         old = self.entries.get(key)
         if not old:
             return False
@@ -160,12 +166,12 @@ class EntryTable:
         self.live -= 1
         version = version_of(value)
         self._shared.departed.record(key, self.atype, version)
-        self._shared.witness.tell_key(key, self.atype, EVICTED, version)
+        self._shared.recorder.record_key(key, self.atype, EVICTED, version)
         if self._counts is not None and size >= self._shared.keep_count_of_list_bytes:
             self._counts.put(key, value[:COUNT_VALUE_BYTES])
 
     def retire(self) -> None:
-        """Nothing looks here any more; the arena frees what is left."""
+        """Drop the table. Nothing reads it any more; the arena frees its entries step by step."""
         self.live = 0
         self.arena.retire(self)
 
@@ -175,3 +181,67 @@ class EntryTable:
             _, value = self.entries.popitem()
             self.arena.bytes -= self._key_bytes + (value_bytes(value) if value else 0)
         return freed
+
+
+_DISPLACED: Final = 2
+
+
+class CountTable:
+    """``packed`` may be read directly; it looks into ``wide`` too. Only the methods change them."""
+
+    __slots__ = ("_shard", "_shared", "arena", "atype", "kind", "packed", "wide")
+
+    def __init__(self, shard: int, atype: int, version_epoch: int, wide: EntryTable, shared: Arenas) -> None:
+        self.kind: Literal["count"] = "count"
+        self.atype = atype
+        self.arena: Arena = wide.arena
+        self.wide = wide
+        self.packed: PackedCounts = self.arena.packed.open(version_epoch, wide.entries)
+        self._shard = shard
+        self._shared = shared
+        self.arena.count_tables[self.packed.number] = self
+
+    @property
+    def live(self) -> int:
+        """Return the number of counts held."""
+        return self.packed.live + self.wide.live
+
+    def fits(self, value: bytes) -> bool:
+        """See `EntryTable.fits`."""
+        return self.wide.fits(value)
+
+    def put(self, key: int, value: bytes) -> None:
+        """See `EntryTable.put`."""
+        arena = self.arena
+        bytes_before = arena.packed.size_bytes
+        outcome = self.packed.put(key, value)
+        arena.bytes += arena.packed.size_bytes - bytes_before
+        if not outcome:
+            self.wide.put(key, value)
+            return
+        if self.wide.live:
+            self.wide.drop(key)
+        if outcome == _DISPLACED:
+            number, key_id, version = arena.packed.displaced
+            arena.evictions += 1
+            arena.count_tables[number].displaced(key_id, version)
+
+    def displaced(self, key_id: int, version: int) -> None:
+        """Note that an entry of this table was replaced in its bucket by a newer one."""
+        key = self._shard << SHARD_SHIFT | key_id
+        self._shared.departed.record(key, self.atype, version)
+        self._shared.recorder.record_key(key, self.atype, EVICTED, version)
+
+    def key_of(self, key_id: int) -> CachedKey:
+        """Return the key of a packed count."""
+        return CachedKey(self.kind, self._shard << SHARD_SHIFT | key_id, self.atype)
+
+    def drop(self, key: int) -> bool:
+        """Drop the count. Returns whether there was one."""
+        return self.packed.drop(key) or self.wide.drop(key)
+
+    def retire(self) -> None:
+        """Drop the table in constant time; the arena sweeps the packed entries out later."""
+        self.arena.count_tables.pop(self.packed.number, None)
+        self.packed.close()
+        self.wide.retire()

@@ -1,21 +1,24 @@
-"""The operator's commands: `tao ...`. Each parses, calls one thing below, and prints a table or JSON.
+"""The commands of `tao`: each parses its options, calls `tao.admin`, and prints a table or JSON.
 
-A command that changes something shows what it will do and asks, unless told `--yes`. Commands import what they need
-when they run, so that `tao --help` is quick and the SDK's installation can show what is missing.
+A command that changes something shows what it will do and asks, unless `--yes` is given. Commands import what they need
+when they run, so that `tao --help` is quick.
 """
 
 from __future__ import annotations
 
 import sys
 
+from tao.cli.extras import missing_module_text
+
 
 def main() -> None:
-    """The console script. Exit statuses are those that `tao --help` tells."""
+    """Run the console script and exit with a status that `tao --help` lists."""
     try:
         from tao.cli.commands import tao
     except ModuleNotFoundError as missing:
-        if (missing.name or "").startswith("tao"):
+        text = missing_module_text(missing, sys.argv[1:])
+        if not text:
             raise
-        sys.stderr.write(f"tao: {missing.name} is not installed: `pip install 'tao-graph[server]'` brings it\n")
+        sys.stderr.write(f"tao: {text}\n")
         sys.exit(2)
     tao(prog_name="tao")

@@ -1,4 +1,4 @@
-"""`python -m tao.cli`: the same as `tao`, for whoever starts servers with an interpreter of their own choice."""
+"""`python -m tao.cli` runs `tao` with a chosen interpreter."""
 
 from tao.cli import main
 

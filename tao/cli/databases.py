@@ -1,8 +1,8 @@
-"""`tao accounts` and `tao migrate`: what a database server needs before the first leader starts, and after an upgrade.
+"""`tao accounts`, `tao migrate` and `tao replicate`: what database servers need before the first leader starts.
 
-Both read the topology, so that they reach exactly the servers that the cluster will use, and both may be repeated:
-accounts get their passwords anew, shards that are up to date are left alone. Passwords come from the environment only,
-because an option would show them to everyone who can list processes.
+All three read the topology, so that they reach exactly the servers that the cluster will use, and all three may be
+repeated: accounts get their passwords again, shards and replicas that are up to date are left alone. Passwords come
+from the environment only, because an option would show them to everybody who can list processes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from tao.cli.connecting import load_topology
-from tao.cli.frame import ask, json_option, run
+from tao.cli.connection import password_of
+from tao.cli.frame import ask, run
+from tao.cli.options import json_option, yes_option
 
 if TYPE_CHECKING:
-    from tao.model.topology import Database, DatabaseServer
-    from tao.storage.accounts import ServiceAccounts
+    from tao.admin.replication import ReplicationAccounts, ReplicationStep
+    from tao.model.topology import Database, DatabaseServer, Topology
+    from tao.replication.accounts import ServiceAccounts
     from tao.storage.session import ServerAccount
 
 _ADMINISTRATOR: Final = "tao_admin"
-topology_option = click.option(
+_topology_option = click.option(
     "--topology",
     "topology_file",
     required=True,
@@ -30,34 +32,41 @@ topology_option = click.option(
     metavar="FILE",
     help="The topology document, which names the database servers.",
 )
-administrator_option = click.option(
-    "--as-user", default=_ADMINISTRATOR, show_default=True, help="Administrator; its password: TAO_ADMIN_PASSWORD."
+_administrator_option = click.option(
+    "--as-user",
+    default=_ADMINISTRATOR,
+    show_default=True,
+    help="The administrator's account; its password is taken from TAO_ADMIN_PASSWORD.",
 )
-yes_option = click.option("--yes", is_flag=True, help="Do it without asking.")
 
 
 @click.command()
-@topology_option
+@_topology_option
 @click.option(
-    "--as-user", default="root", show_default=True, help="Who makes them; its password, if any: TAO_ROOT_PASSWORD."
+    "--as-user",
+    default="root",
+    show_default=True,
+    help="The account that creates them; its password, if it has one, is taken from TAO_ROOT_PASSWORD.",
 )
 @click.option(
     "--from",
     "hosts",
     multiple=True,
     metavar="HOST",
-    help="Whence they may come in, as the database writes it: 10.0.%. Several times for several.  [default: loopback]",
+    help="A host that the accounts may connect from, as the database writes it: 10.0.%. May be repeated.  "
+    "[default: loopback]",
 )
 @yes_option
 @json_option
 def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Make the four accounts on every database server, or set their passwords.
+    """Create the four accounts on every database server, or set their passwords.
 
     tao_admin (migrations), tao_leader (reads and writes), tao_reader (reads), tao_replicator (reads the binlog). Their
     passwords are taken from TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_READER_PASSWORD and TAO_REPLICATOR_PASSWORD.
     """
-    from tao.cli.output import print_json
-    from tao.storage.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts
+    from tao.admin.documents import load_topology
+    from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts
+    from tao.terminal import print_json
 
     wanted = ServiceAccounts(
         administrator=Account(_ADMINISTRATOR, password_of("TAO_ADMIN_PASSWORD")),
@@ -70,7 +79,7 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: boo
     databases = load_topology(topology_file).databases
     servers = [server for database in databases for server in database.servers.values()]
     names = ", ".join(server.name for server in servers)
-    ask(f"Make the four accounts, from {', '.join(hosts)}, on {names}?", yes)
+    ask(f"Create the four accounts, for connections from {', '.join(hosts)}, on {names}?", yes)
     run(_make_accounts([(each.name, _login(each, as_user, password)) for each in servers], wanted, hosts))
     if as_json:
         print_json({"servers": [server.name for server in servers], "hosts": list(hosts)})
@@ -81,26 +90,32 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: boo
 async def _make_accounts(
     logins: list[tuple[str, ServerAccount]], wanted: ServiceAccounts, hosts: tuple[str, ...]
 ) -> None:
-    from tao.storage.accounts import ensure_accounts
+    from tao.replication.accounts import ensure_accounts
 
     for name, login in logins:
         await ensure_accounts(login, name, wanted, hosts)
 
 
 @click.command()
-@topology_option
-@click.option("--schema", "schema_file", required=True, type=click.Path(path_type=Path), help="For its custom tables.")
-@administrator_option
+@_topology_option
+@click.option(
+    "--schema",
+    "schema_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="The schema file, which names custom tables.",
+)
+@_administrator_option
 @yes_option
 @json_option
 def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_json: bool) -> None:
-    """Make the tables of every shard, or bring them up to date.
+    """Create the tables of every shard, or bring them up to date.
 
-    On each database's master; replicas follow by replication. Run it before the first start, after an upgrade, and
-    when the schema names a new custom table.
+    It works on each database's master; replicas follow by replication. Run it before the first start, after an upgrade,
+    and when the schema names a new custom table.
     """
-    from tao.cli.output import counted, print_json
-    from tao.devcluster.schema_copy import read_schema
+    from tao.admin.documents import load_topology, read_schema
+    from tao.terminal import counted, print_json
 
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
@@ -114,12 +129,12 @@ def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_
     if as_json:
         print_json({"shards": topology.shards, "changed": changed})
     else:
-        click.echo(f"{sum(changed.values()):,} of {counted(topology.shards, 'shard')} needed it; all are up to date")
+        click.echo(f"{sum(changed.values()):,} of {counted(topology.shards, 'shard')} were changed; all are up to date")
 
 
 async def _migrate(database: Database, tables: dict[str, int], login: ServerAccount) -> int:
-    from tao.cli.waiting import Counting
     from tao.storage.migrations import migrate as migrate_shards
+    from tao.terminal import Counting
 
     shards = [shard for first, last in database.shards for shard in range(first, last + 1)]
     with Counting("shards up to date") as counting:
@@ -143,11 +158,66 @@ def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
     return ServerAccount(server.host, server.port, user, password, server.socket)
 
 
-def password_of(variable: str) -> str:
-    """What the environment holds. Raises `OperatorError` when it is not set."""
-    from tao.model.errors import OperatorError
+@click.command()
+@_topology_option
+@_administrator_option
+@click.option(
+    "--anew", is_flag=True, help="Attach replicas that follow already, too: their password or address has changed."
+)
+@click.option(
+    "--wait-seconds",
+    type=click.FloatRange(0, 86_400),
+    default=60.0,
+    show_default=True,
+    help="How long each replica may take to have what its master has now, in seconds.",
+)
+@yes_option
+@json_option
+def replicate(topology_file: Path, as_user: str, anew: bool, wait_seconds: float, yes: bool, as_json: bool) -> None:
+    """Have every replica follow its master, as the topology names it.
 
-    found = os.environ.get(variable, "")
-    if not found:
-        raise OperatorError(f"{variable} is not set: this command takes passwords from the environment")
-    return found
+    Replicas that follow already are left alone. It refuses, before it changes anything, where the topology's master
+    follows another server, and where a replica has transactions that its master lacks. The password with which
+    replicas log in is taken from TAO_REPLICATOR_PASSWORD.
+    """
+    import dataclasses
+
+    from tao.admin.documents import load_topology
+    from tao.admin.replication import NOTHING_TO_DO, ReplicationAccounts, member_states, plan_replication
+    from tao.replication.accounts import Account
+    from tao.terminal import counted, print_json, print_table
+
+    topology = load_topology(topology_file)
+    accounts = ReplicationAccounts(
+        Account(as_user, password_of("TAO_ADMIN_PASSWORD")),
+        Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
+    )
+    steps = plan_replication(topology, run(member_states(topology, accounts.administrator)), anew=anew)
+    if not as_json:
+        print_table(
+            ("database", "server", "part", "to do"),
+            [
+                (step.database, step.server, f"replica of {step.follows}" if step.follows else "master", step.action)
+                for step in steps
+            ],
+        )
+    changed = [step.server for step in steps if step.action != NOTHING_TO_DO]
+    if changed:
+        ask(f"Change replication on {', '.join(changed)}?", yes)
+    run(_replicate(topology, steps, accounts, wait_seconds))
+    if as_json:
+        print_json({"servers": [dataclasses.asdict(step) for step in steps]})
+    else:
+        up_to_date = sum(bool(step.follows) for step in steps)
+        servers, replicas = counted(len(changed), "server"), counted(up_to_date, "replica")
+        click.echo(f"{servers} changed; {replicas} up to date with the masters")
+
+
+async def _replicate(
+    topology: Topology, steps: list[ReplicationStep], accounts: ReplicationAccounts, wait_seconds: float
+) -> None:
+    from tao.admin.replication import apply_replication
+    from tao.terminal import WaitDisplay
+
+    with WaitDisplay() as display:
+        await apply_replication(topology, steps, accounts, wait_seconds, display.show)

@@ -1,7 +1,8 @@
-"""`tao dev`: a whole cluster on this machine, for development.
+"""`tao dev`: run a whole cluster on this machine, for development.
 
-In the foreground it ends with Ctrl-C and everything it started ends with it, even when it is killed. With --detach the
-processes stay, recorded in the state folder; `tao dev down` ends them.
+In the foreground it ends with Ctrl-C, and every process that it started ends with it, even when it is killed. With
+--detach the processes go on running, recorded in the state folder, and `tao dev down` stops them. `partition`, `heal`
+and `rtt` change the delay line between the regions of a running cluster; the next start begins with open lines again.
 """
 
 from __future__ import annotations
@@ -10,21 +11,22 @@ import asyncio
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.connecting import state_dir_option
-from tao.cli.frame import INTERRUPTED_STATUS, json_option, run
-from tao.cli.output import print_json, print_table
-from tao.cli.regions import heal, partition, print_line, rtt
-from tao.cli.waiting import WaitDisplay
+from tao.cli.frame import INTERRUPTED_STATUS, run
+from tao.cli.options import combined, json_option, state_dir_option
+from tao.terminal import WaitDisplay, print_json, print_table
 
 if TYPE_CHECKING:
     from tao.devcluster.cluster import DevCluster
     from tao.devcluster.inspection import ClusterStatus
-    from tao.devcluster.layout import ClusterSettings
+    from tao.devcluster.layout import ClusterSettings, Shape
+    from tao.devcluster.line_control import Command, LineStatus
+
 
 _FOLLOW_PAUSE_SECONDS = 0.2
 _WATCH_PAUSE_SECONDS = 0.5
@@ -34,55 +36,75 @@ _LOG_READ_BYTES = 64 * 1024
 
 @click.group()
 def dev() -> None:
-    """A development cluster on this machine."""
+    """Run a development cluster on this machine."""
 
 
-for _command in (partition, heal, rtt):
-    dev.add_command(_command)
+_up_options = combined(
+    click.option("--regions", type=int, help="The number of regions; fixed once there are data.  [default: 1]"),
+    click.option(
+        "--rtt-ms",
+        type=click.FloatRange(0, 10_000),
+        help="The round trip between regions, in milliseconds.  [default: 58.1]",
+    ),
+    click.option("--mixed-mastership", is_flag=True, help="Spread the masters of the databases over the regions."),
+    click.option("--followers", type=int, help="The number of followers in each tier.  [default: 2]"),
+    click.option("--tiers", type=int, help="The number of follower tiers in each region.  [default: 2]"),
+    click.option("--leaders", type=int, help="The number of leaders in each region.  [default: 2]"),
+    click.option("--databases", type=int, help="The number of databases; fixed once there are data.  [default: 1]"),
+    click.option("--shards", type=int, help="The number of shards; fixed once there are data.  [default: 16]"),
+    click.option(
+        "--buffer-pool-mb",
+        type=click.IntRange(8),
+        default=64,
+        show_default=True,
+        help="The buffer pool of each database server, in MiB.",
+    ),
+    click.option(
+        "--cache-mb",
+        type=click.IntRange(8),
+        default=256,
+        show_default=True,
+        help="The cache of each follower and leader, in MiB.",
+    ),
+    click.option(
+        "--durability",
+        type=click.Choice(["full", "relaxed", "semi_sync"]),
+        default="full",
+        show_default=True,
+        help="full: commits are synced to disk. semi_sync: they also wait for another region's replica. relaxed: a "
+        "crash of the machine may lose the last second.",
+    ),
+    click.option(
+        "--watcher/--no-watcher",
+        "watcher",
+        default=None,
+        help="Run a watcher in each region, which marks lost servers down and replaces a lost master.  [default: with "
+        "several regions]",
+    ),
+    click.option(
+        "--schema",
+        "schema_file",
+        type=click.Path(path_type=Path),
+        help="The schema file, which is copied to the state folder.",
+    ),
+    click.option("--client-port", type=click.IntRange(1, 65535), help="The gRPC port of the first follower."),
+    click.option(
+        "--log-level",
+        type=click.Choice(["debug", "info", "warning", "error"]),
+        default="info",
+        show_default=True,
+        help="The log level of the servers.",
+    ),
+    click.option("--detach", is_flag=True, help="Return when the cluster is ready, and leave it running."),
+    state_dir_option,
+)
 
 
 @dev.command()
-@click.option("--regions", type=int, help="Regions; fixed once there are data.  [default: 1]")
-@click.option("--rtt-ms", type=click.FloatRange(0, 10_000), help="Round trip between regions.  [default: 58.1]")
-@click.option("--mixed-mastership", is_flag=True, help="Each region is master of one of the databases.")
-@click.option("--followers", type=int, help="Followers in each tier.  [default: 2]")
-@click.option("--tiers", type=int, help="Follower tiers in each region.  [default: 2]")
-@click.option("--leaders", type=int, help="Leaders in each region.  [default: 2]")
-@click.option("--databases", type=int, help="Databases; fixed once there are data.  [default: 1]")
-@click.option("--shards", type=int, help="Logical shards; fixed once there are data.  [default: 16]")
-@click.option(
-    "--buffer-pool-mb", type=click.IntRange(8), default=64, show_default=True, help="Of each database server."
-)
-@click.option("--cache-mb", type=click.IntRange(8), default=256, show_default=True, help="Of each follower and leader.")
-@click.option(
-    "--durability",
-    type=click.Choice(["full", "relaxed", "semi_sync"]),
-    default="full",
-    show_default=True,
-    help="semi_sync: commits wait for another region's replica, too. relaxed: a crash of the machine may lose the last "
-    "second.",
-)
-@click.option(
-    "--watcher/--no-watcher",
-    default=None,
-    help="A watcher in each region: marks servers, replaces a lost master.  [default: with several regions]",
-)
-@click.option("--schema", "schema_file", type=click.Path(path_type=Path), help="Schema file; it is copied.")
-@click.option("--client-port", type=click.IntRange(1, 65535), help="gRPC port of the first follower.")
-@click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
-)
-@click.option("--detach", is_flag=True, help="Return when the cluster is ready, and leave it running.")
-@state_dir_option
-def up(
-    regions: int | None,
+@_up_options
+def up(  # Any: the numbers of `Shape`, which are named like the options
     rtt_ms: float | None,
     mixed_mastership: bool,
-    followers: int | None,
-    tiers: int | None,
-    leaders: int | None,
-    databases: int | None,
-    shards: int | None,
     buffer_pool_mb: int,
     cache_mb: int,
     durability: str,
@@ -92,33 +114,18 @@ def up(
     log_level: str,
     detach: bool,
     state_dir: Path,
+    **numbers: Any,
 ) -> int:
-    """Start the cluster (or start it again: its data are kept)."""
-    import msgspec
+    """Start the cluster, or start it again with the data that it has.
 
-    from tao.devcluster.layout import ClusterSettings, Shape
-    from tao.devcluster.server_options import Durability
-    from tao.devcluster.state_folder import StateFolder
+    It runs in the foreground until Ctrl-C, unless --detach is given.
+    """
+    from tao.devcluster.database_program import Durability
+    from tao.devcluster.layout import ClusterSettings
 
-    record = StateFolder(state_dir).read()
-    asked: dict[str, int | None] = {
-        "regions": regions,
-        "followers": followers,
-        "tiers": tiers,
-        "leaders": leaders,
-        "databases": databases,
-        "shards": shards,
-    }
-    if watcher is not None or (record is None and (regions or 1) > 1):
-        asked["watchers"] = 0 if watcher is False else 1
-    if mixed_mastership:
-        asked["mixed_mastership"] = True
-        if record is None and databases is None:
-            asked["databases"] = regions  # a database each
-    shape = record.shape if record else Shape()
     settings = ClusterSettings(
         state_dir=state_dir,
-        shape=msgspec.structs.replace(shape, **{name: value for name, value in asked.items() if value is not None}),
+        shape=_shape(state_dir, numbers, mixed_mastership, watcher),
         rtt_ms=rtt_ms,
         schema_file=schema_file,
         buffer_pool_mb=buffer_pool_mb,
@@ -132,26 +139,52 @@ def up(
     return run(_up(settings))
 
 
+def _shape(state_dir: Path, numbers: dict[str, int | None], mixed_mastership: bool, watcher: bool | None) -> Shape:
+    """Return the shape of the options; for options that are not given that of the folder, or the defaults."""
+    import msgspec
+
+    from tao.devcluster.layout import Shape
+    from tao.devcluster.state_folder import StateFolder
+
+    record = StateFolder(state_dir).read()
+    wanted = {name: number for name, number in numbers.items() if number is not None}
+    if watcher is not None or (record is None and wanted.get("regions", 1) > 1):
+        wanted["watchers"] = 0 if watcher is False else 1
+    if mixed_mastership:
+        wanted["mixed_mastership"] = True
+        if record is None and "regions" in wanted:
+            wanted.setdefault("databases", wanted["regions"])  # one for each region
+    return msgspec.structs.replace(record.shape if record else Shape(), **wanted)
+
+
+def at_first_signal(stop: Callable[[], object]) -> None:
+    """Call ``stop`` on Ctrl-C or SIGTERM. A second signal ends the program at once, and the kernel its processes."""
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+        stop()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal)
+
+
 async def _up(settings: ClusterSettings) -> int:
     from tao.devcluster.cluster import DevCluster
 
     began = time.monotonic()
-    asked_to_stop = asyncio.Event()
+    stop_wanted = asyncio.Event()
     starting = asyncio.current_task()
     assert starting is not None
-    loop = asyncio.get_running_loop()
     ready = False
 
-    def on_signal() -> None:
-        # The next one ends the program at once; the kernel then ends what it started.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
-        asked_to_stop.set()
+    def stop() -> None:
+        stop_wanted.set()
         if not ready:
             starting.cancel()
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal)
+    at_first_signal(stop)
     display = WaitDisplay()
     cluster = DevCluster(settings, display.show)
     with display:
@@ -171,7 +204,7 @@ async def _up(settings: ClusterSettings) -> int:
         _print_status(await cluster.status())
         click.echo(f"ready in {time.monotonic() - began:.1f} s; Ctrl-C stops it")
         sys.stdout.flush()
-        await _watch(cluster, asked_to_stop)
+        await _watch(cluster, stop_wanted)
     finally:
         with display:
             killed = await cluster.stop()
@@ -179,12 +212,12 @@ async def _up(settings: ClusterSettings) -> int:
     return 0
 
 
-async def _watch(cluster: DevCluster, asked_to_stop: asyncio.Event) -> None:
-    """Tell when a process ends: killing one to see what the others do is what such a cluster is for."""
+async def _watch(cluster: DevCluster, stop_wanted: asyncio.Event) -> None:
+    """Report processes that end: developers kill one to see what the others do."""
     running = set(cluster.running)
-    while not asked_to_stop.is_set():
+    while not stop_wanted.is_set():
         try:
-            await asyncio.wait_for(asked_to_stop.wait(), _WATCH_PAUSE_SECONDS)
+            await asyncio.wait_for(stop_wanted.wait(), _WATCH_PAUSE_SECONDS)
         except TimeoutError:
             now = set(cluster.running)
             for name in sorted(running - now):
@@ -196,7 +229,7 @@ async def _watch(cluster: DevCluster, asked_to_stop: asyncio.Event) -> None:
 @state_dir_option
 @json_option
 def status(state_dir: Path, as_json: bool) -> int:
-    """Show every process with role, ports and pid. Exit status 1 when none runs."""
+    """Show every process with its role, ports and pid. Exit status 1 when none runs."""
     import msgspec
 
     from tao.devcluster.inspection import cluster_status
@@ -244,7 +277,7 @@ def _print_replication(found: ClusterStatus) -> None:
 @dev.command()
 @state_dir_option
 def down(state_dir: Path) -> None:
-    """Stop the cluster; its data are kept."""
+    """Stop the cluster and keep its data."""
     from tao.devcluster.inspection import stop_cluster
 
     with WaitDisplay() as display:
@@ -254,10 +287,10 @@ def down(state_dir: Path) -> None:
 
 @dev.command()
 @click.argument("name", required=False)
-@click.option("--follow", "-f", is_flag=True, help="Go on showing what is added, until Ctrl-C.")
+@click.option("--follow", "-f", is_flag=True, help="Show new lines as they are written, until Ctrl-C.")
 @state_dir_option
 def logs(name: str | None, follow: bool, state_dir: Path) -> None:
-    """Show the last lines of the log of NAME, or of all."""
+    """Show the last lines of the log of process NAME, or of all logs."""
     from tao.devcluster.state_folder import StateFolder
     from tao.model.errors import OperatorError
 
@@ -277,7 +310,7 @@ def logs(name: str | None, follow: bool, state_dir: Path) -> None:
 
 
 class _LogTail:
-    """Reads one log where it left off."""
+    """Prints one log, each time from where it stopped."""
 
     def __init__(self, name: str, path: Path, prefixed: bool) -> None:
         self._path = path
@@ -285,7 +318,7 @@ class _LogTail:
         self._offset = 0
 
     def print_last(self, lines: int) -> None:
-        """The last lines of what is there."""
+        """Print the last lines of the log."""
         try:
             self._offset = max(0, self._path.stat().st_size - _LOG_READ_BYTES)
         except FileNotFoundError:
@@ -293,7 +326,7 @@ class _LogTail:
         self._print(self._read()[-lines:])
 
     def print_new(self) -> None:
-        """What was added since. A log that shrank was put aside for a new one."""
+        """Print the lines that were added since. A log that has become shorter is a new one."""
         if self._path.exists() and self._path.stat().st_size < self._offset:
             self._offset = 0
         self._print(self._read())
@@ -312,3 +345,75 @@ class _LogTail:
     def _print(self, lines: list[str]) -> None:
         for line in lines:
             click.echo(self._prefix + line)
+
+
+@dev.command()
+@click.argument("one", metavar="REGION")
+@click.argument("other", metavar="REGION")
+@click.option("--silent", is_flag=True, help="Drop every packet, instead of resetting and refusing connections.")
+@state_dir_option
+@json_option
+def partition(one: str, other: str, silent: bool, state_dir: Path, as_json: bool) -> None:
+    """Cut the line between two regions: gRPC, frames and replication."""
+    from tao.devcluster.line_control import Cut
+
+    _send(state_dir, Cut((one, other), silent), as_json)
+
+
+@dev.command()
+@click.argument("regions", metavar="[REGION REGION]", nargs=-1)
+@state_dir_option
+@json_option
+def heal(regions: tuple[str, ...], state_dir: Path, as_json: bool) -> None:
+    """Heal the line between two regions, or all lines."""
+    from tao.devcluster.line_control import Heal
+
+    match regions:
+        case ():
+            _send(state_dir, Heal(), as_json)
+        case (one, other):
+            _send(state_dir, Heal((one, other)), as_json)
+        case _:
+            raise click.UsageError("name two regions, or none to heal all lines")
+
+
+@dev.command()
+@click.argument("milliseconds", type=float)
+@state_dir_option
+@json_option
+def rtt(milliseconds: float, state_dir: Path, as_json: bool) -> None:
+    """Set the round trip between regions, in milliseconds, for bytes that are sent from now on."""
+    from tao.devcluster.line_control import SetRoundTrip
+
+    _send(state_dir, SetRoundTrip(milliseconds), as_json)
+
+
+def _send(state_dir: Path, command: Command, as_json: bool) -> None:
+    import msgspec
+
+    from tao.devcluster.layout import LINE
+    from tao.devcluster.line_control import ask_line
+    from tao.devcluster.state_folder import StateFolder
+    from tao.model.errors import OperatorError
+
+    folder = StateFolder(state_dir)
+    record = folder.require()
+    if not record.shape.is_distributed:
+        raise OperatorError(f"the cluster in {state_dir} has one region: start another one with --regions 2")
+    if LINE not in folder.running(record):
+        raise OperatorError(f"no cluster runs in {state_dir}: start it with `tao dev up`")
+    status = run(ask_line(folder.line_control, command))
+    if as_json:
+        print_json(msgspec.to_builtins(status))
+    else:
+        print_line(status)
+
+
+def print_line(status: LineStatus) -> None:
+    """Print the state of the line between each two regions."""
+    rows = [
+        (" and ".join(pair.regions), pair.state, status.rtt_ms, pair.connections, pair.carried_bytes / 1e6)
+        for pair in status.pairs
+    ]
+    numbers = ("round trip ms", "connections", "carried MB")
+    print_table(("between", "line", *numbers), rows, right=numbers)

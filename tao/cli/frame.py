@@ -1,9 +1,8 @@
-"""The frame of every command: how errors end, what goes where, and how asynchronous work is run.
+"""The frame of every command: how errors end, where output goes, and how asynchronous work is run.
 
-Output goes to standard output and is all a script sees; progress and errors go to standard error. A mistake of whoever
-calls is one line and exit status 2, a request that failed its reason and message and exit status 3; 1 is left for an
-answer: there is none, differences were found, it was not wanted; 4 is for what was done and leaves something to do.
-Only a bug shows a traceback.
+Output goes to standard output and is all that a script reads; progress and errors go to standard error. Exit statuses:
+1 is a negative answer (nothing found, differences found, declined); 2 is a mistake of the caller, in one line; 3 is a
+request that failed, with its reason and message; 4 is done, with something left to do. Only a bug shows a traceback.
 """
 
 from __future__ import annotations
@@ -12,13 +11,14 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import click
 
+from tao.cli.extras import missing_module_text
 from tao.model.errors import OperatorError, RequestError, TaoError
 
 DECLINED_STATUS = 1
@@ -26,8 +26,6 @@ OPERATOR_STATUS = 2
 FAILED_STATUS = 3
 INCOMPLETE_STATUS = 4
 INTERRUPTED_STATUS = 130
-REGION = "tao.region"
-"""Where the running command's context keeps what ``--region`` was given."""
 _Result = TypeVar("_Result")
 
 
@@ -43,11 +41,11 @@ class TaoGroup(click.Group):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> NoReturn:
-        """As click's, with this system's errors. `Any` as click has it."""
+        """Run the command as click does, and end the process with this system's exit statuses. (`Any`: as in click.)"""
         try:
             Path.cwd()
         except FileNotFoundError:
-            fail("the folder that this was called in is gone; change to one that exists", OPERATOR_STATUS)
+            fail("the current folder does not exist any more: change to one that does", OPERATOR_STATUS)
         try:
             status = super().main(
                 args, prog_name, complete_var, standalone_mode=False, windows_expand_args=windows_expand_args, **extra
@@ -63,23 +61,28 @@ class TaoGroup(click.Group):
         except TaoError as error:
             text = "; ".join((f"{error.reason}: {error.message}", *getattr(error, "__notes__", ())))
             fail(text, OPERATOR_STATUS if isinstance(error, RequestError) else FAILED_STATUS)
+        except ModuleNotFoundError as missing:
+            text = missing_module_text(missing, sys.argv[1:] if args is None else args)
+            if not text:
+                raise
+            fail(text, OPERATOR_STATUS)
         except BrokenPipeError:
-            # Whoever read has seen enough; the interpreter must not fail at flushing the rest.
+            # The reader of the pipe has closed it; the interpreter must not fail when it flushes the rest.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(1)
         sys.exit(status if isinstance(status, int) else 0)
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """One line on standard error, and out."""
+    """Print one line to standard error and exit with ``status``."""
     click.echo(f"tao: {message}", err=True)
     sys.exit(status)
 
 
 def ask(question: str, yes: bool) -> None:
-    """Return when the answer is yes, or ``yes`` was given beforehand; otherwise nothing is done, and out.
+    """Ask for confirmation on standard error; return when the answer is yes or ``yes`` is set, else exit.
 
-    Not click's: that tells neither a no nor the end of the input from Ctrl-C."""
+    click's own prompt is not used: it treats "no" and the end of the input like Ctrl-C."""
     if yes:
         return
     click.echo(f"{question} [y/N]: ", nl=False, err=True)
@@ -87,57 +90,26 @@ def ask(question: str, yes: bool) -> None:
     answer = sys.stdin.readline()
     if not answer:
         click.echo(err=True)
-        fail("nobody to ask: repeat with --yes", OPERATOR_STATUS)
+        fail("there is no input to ask for confirmation: repeat with --yes", OPERATOR_STATUS)
     if answer.strip().lower() not in ("y", "yes"):
         fail("nothing was changed", DECLINED_STATUS)
 
 
 def run(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a command's asynchronous part on the fastest loop there is."""
+    """Run a command's asynchronous part on uvloop and return its result."""
     import uvloop
 
-    with _links_unheard(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _without_link_warnings(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(work)
 
 
 @contextmanager
-def _links_unheard() -> Iterator[None]:
-    """No warnings of links: a server that is away is told of by the command's own error, table or second choice."""
-    log = logging.getLogger("tao.peers.links")
+def _without_link_warnings() -> Iterator[None]:
+    """Hide the warnings of links: the command itself reports a server that does not answer."""
+    log = logging.getLogger("tao.wire.links")
     before = log.level
     log.setLevel(logging.ERROR)
     try:
         yield
     finally:
         log.setLevel(before)
-
-
-json_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
-    "--json", "as_json", is_flag=True, help="Print JSON, for scripts."
-)
-connect_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
-    "--connect",
-    envvar="TAO_CONNECT",
-    metavar="ADDRESS|FILE",
-    help="A follower's host:port, or a topology file. Default: the development cluster in ./.tao-dev.",
-)
-
-document_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
-    "--connect",
-    envvar="TAO_CONNECT",
-    metavar="FILE",
-    help="The topology file, which names the databases. Default: the development cluster in ./.tao-dev.",
-)
-
-
-def _keep_region(context: click.Context, _: click.Parameter, region: str | None) -> None:
-    context.meta[REGION] = region
-
-
-region_option: Callable[[Callable[..., Any]], Callable[..., Any]] = click.option(
-    "--region",
-    envvar="TAO_REGION",
-    expose_value=False,
-    callback=_keep_region,
-    help="Whose followers are asked, of several regions. Default: the follower's that is named, else the first.",
-)

@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tao.cli.frame import ask, connect_option, json_option, run
-from tao.cli.output import counted, print_json, print_table
+from tao.cli.connection import target_of
+from tao.cli.frame import ask, run
+from tao.cli.options import connect_option, json_option, token_option, yes_option
+from tao.terminal import counted, print_json, print_table
 
 if TYPE_CHECKING:
-    from tao.cli.invalidating import Plan, ServerResult, Types
+    from tao.admin.connection import ClusterTarget
+    from tao.admin.invalidation import Plan, ServerResult, Types
 
 _NAMED_SHARDS = 10
 
@@ -21,20 +24,41 @@ class ShardRange(click.ParamType[tuple[int, int]]):
     name = "A-B"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """See click."""
+        """Parse ``A-B`` into two numbers."""
         first, dash, last = str(value).partition("-")
         if not (dash and first.isdecimal() and last.isdecimal() and int(first) <= int(last)):
-            self.fail(f"{value!r} is no range of shards like 16-31", param, ctx)
+            self.fail(f"{value!r} is not a range of shards: write 16-31", param, ctx)
         return int(first), int(last)
 
 
 @click.command()
-@click.option("--shard", "shards", type=click.IntRange(min=0), multiple=True, metavar="N", help="One shard.")
-@click.option("--range", "ranges", type=ShardRange(), multiple=True, help="Shards A to B, both included.")
-@click.option("--server", "servers", multiple=True, metavar="NAME", help="Only at this cache server.")
-@click.option("--type", "types", multiple=True, metavar="NAME", help="Only objects or associations of this type.")
-@click.option("--token", envvar="TAO_TOKEN", default="", help="The cluster's shared secret, if it has one.")
-@click.option("--yes", is_flag=True, help="Do it without asking.")
+@click.option(
+    "--shard",
+    "shards",
+    type=click.IntRange(min=0),
+    multiple=True,
+    metavar="N",
+    help="Drop this shard. May be repeated.",
+)
+@click.option(
+    "--range",
+    "ranges",
+    type=ShardRange(),
+    multiple=True,
+    help="Drop the shards from A to B, both included. May be repeated.",
+)
+@click.option(
+    "--server", "servers", multiple=True, metavar="NAME", help="Drop only at this cache server. May be repeated."
+)
+@click.option(
+    "--type",
+    "types",
+    multiple=True,
+    metavar="NAME",
+    help="Drop only objects or associations of this type. May be repeated.",
+)
+@token_option
+@yes_option
 @connect_option
 @json_option
 def invalidate(
@@ -49,26 +73,27 @@ def invalidate(
 ) -> int:
     """Have caches drop what they hold and read it again from the databases.
 
-    Name shards, servers, types, or several of these: what is dropped is in the shards AND at the servers AND of the
-    types named. Each may be given more than once. It takes effect at once, however much is cached, and costs misses:
-    the databases must be able to serve them. Object types share tables with the others of their arena, which go, too. A
-    name of an object type and an association type means both.
+    Name shards, servers, types, or several of these: entries are dropped that are in the shards AND at the servers AND
+    of the types named. It takes effect at once, however much is cached, and causes misses: the databases must be able
+    to serve them. Object types share tables with the others of their arena, which are dropped, too. A name that an
+    object type and an association type share means both.
 
-    Leaders are told first, then followers, who also follow their leaders. At a follower alone (--server) what its
-    leader holds comes back. Exit status 1 when a server could not be told.
+    Leaders come first, then followers. At a follower alone (--server) it fills again with what its leader holds. Exit
+    status 1 when a server could not be reached.
     """
     import dataclasses
 
-    from tao.cli.invalidating import Types, plan_invalidation, types_named
-    from tao.cli.reaching import schema_of, topology_of
+    from tao.admin.connection import current_schema, current_topology
+    from tao.admin.invalidation import Types, plan_invalidation, types_named
     from tao.routing.routes import Routes
 
     if not (shards or ranges or servers or types):
-        raise click.UsageError("say what: --shard, --range, --server or --type")
+        raise click.UsageError("name what to drop: --shard, --range, --server or --type")
     wanted = {*shards, *(shard for first, last in ranges for shard in range(first, last + 1))}
-    plan = plan_invalidation(Routes(run(topology_of(connect))), sorted(wanted), servers)
-    numbers = types_named(run(schema_of(connect)), types) if types else Types()
-    what = f"what is of type {', '.join(types)}" if types else "everything"
+    target = target_of(connect, token)
+    plan = plan_invalidation(Routes(run(current_topology(target))), sorted(wanted), servers)
+    numbers = types_named(run(current_schema(target)), types) if types else Types()
+    what = f"everything of type {', '.join(types)}" if types else "everything"
     if not as_json:
         click.echo(f"{what} in {_shards_text(plan)}:")
         print_table(
@@ -77,22 +102,23 @@ def invalidate(
             right=("shards",),
         )
     ask(f"Drop {what} at {counted(len(plan.results), 'server')}?", yes)
-    results = run(_invalidate(plan, token, numbers))
+    results = run(_invalidate(plan, target, numbers))
     failed = [each for each in results if each.error]
     if as_json:
         print_json(
             {
                 "shards": len(plan.shards),
                 "types": dataclasses.asdict(numbers),
-                "servers": [dataclasses.asdict(each) for each in results],
+                # "voided" is the former name of "invalidated".
+                "servers": [{**dataclasses.asdict(each), "voided": each.invalidated} for each in results],
                 "unreachable": [each.server for each in failed],
             }
         )
     else:
         print_table(
-            ("server", "role", "region", "voided shards", "error"),
-            [(each.server, each.role, each.region, each.voided, each.error or None) for each in results],
-            right=("voided shards",),
+            ("server", "role", "region", "shards dropped", "error"),
+            [(each.server, each.role, each.region, each.invalidated, each.error or None) for each in results],
+            right=("shards dropped",),
         )
         if failed:
             click.echo(f"{counted(len(failed), 'server')} may still serve it: repeat when they are reachable", err=True)
@@ -105,11 +131,11 @@ def _shards_text(plan: Plan) -> str:
     return counted(len(plan.shards), "shard")
 
 
-async def _invalidate(plan: Plan, token: str, types: Types) -> list[ServerResult]:
-    from tao.cli.invalidating import invalidate as invalidate_all
-    from tao.cli.reaching import operator_links
-    from tao.cli.waiting import Counting
+async def _invalidate(plan: Plan, target: ClusterTarget, types: Types) -> list[ServerResult]:
+    from tao.admin.connection import operator_links
+    from tao.admin.invalidation import invalidate as invalidate_all
+    from tao.terminal import Counting
 
-    with Counting("shards voided") as counting:
-        async with operator_links(token) as links:
+    with Counting("shards invalidated") as counting:
+        async with operator_links(target.secret, target.tls) as links:
             return await invalidate_all(plan, links, types, counting.show)

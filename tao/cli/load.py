@@ -1,4 +1,4 @@
-"""`tao load`: CSV files into the graph; can be cut off, resumed and repeated."""
+"""`tao load`: load CSV files into the graph; a load can be interrupted, resumed and repeated."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import INTERRUPTED_STATUS, connect_option, fail, json_option, region_option, run
-from tao.cli.output import counted, print_json, print_pairs
+from tao.cli.connection import target_of
+from tao.cli.frame import INTERRUPTED_STATUS, fail, run
+from tao.cli.options import combined, connect_option, json_option, region_option
+from tao.terminal import counted, print_json, print_pairs
 
 if TYPE_CHECKING:
-    from tao.cli.loading.session import LoadInput, OnProgress, Summary
+    from tao.admin.load.session import LoadInput, OnProgress, Summary
 
 REJECTED_STATUS = 1
 
@@ -21,59 +23,85 @@ REJECTED_STATUS = 1
 def load() -> None:
     """Load objects and edges from CSV files.
 
-    The first line names the columns; a column named like a field of the type fills it. Interrupted, the same command
-    goes on where it was; repeated, it changes nothing. Rejected lines go to FILE.rejected.csv, with reasons; the exit
-    status is 1 when there are any.
+    The first line names the columns; a column with the name of a field of the type is loaded into it. After an
+    interruption the same command continues where it was; repeated, it changes nothing. Rejected lines go to
+    FILE.rejected.csv, with reasons; the exit status is 1 when there are any.
     """
 
 
-def _input_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    options = (
-        click.argument("file", type=click.Path(path_type=Path, allow_dash=True)),
-        click.option(
-            "--map", "renamed", multiple=True, metavar="COLUMN=FIELD", help="A column named unlike its field."
-        ),
-        click.option("--keys", type=click.Path(path_type=Path), help="Key map.  [default: FILE.keys.sqlite]"),
-        click.option("--ids", "raw_ids", is_flag=True, help="The columns hold ids of the graph, not external keys."),
-        click.option("--name", help="With - (standard input): what key map and rejected lines are named after."),
-        click.option("--delimiter", default=",", show_default=True, help="Between cells."),
-        click.option("--batch", type=click.IntRange(1, 6000), default=512, show_default=True, help="Records a batch."),
-        click.option("--in-flight", type=click.IntRange(1, 64), default=4, show_default=True, help="Batches at once."),
-        connect_option,
-        region_option,
-        json_option,
-    )
-    for option in reversed(options):
-        command = option(command)
-    return command
+_input_options = combined(
+    click.argument("file", type=click.Path(path_type=Path, allow_dash=True)),
+    click.option(
+        "--map",
+        "renamed",
+        multiple=True,
+        metavar="COLUMN=FIELD",
+        help="Load this column into a field with another name. May be repeated.",
+    ),
+    click.option(
+        "--keys",
+        type=click.Path(path_type=Path),
+        help="The key map, which notes ids of external keys.  [default: FILE.keys.sqlite]",
+    ),
+    click.option("--ids", "raw_ids", is_flag=True, help="The columns hold ids of the graph, not external keys."),
+    click.option("--name", help="With - (standard input): the name of the key map and of the rejected lines."),
+    click.option("--delimiter", default=",", show_default=True, help="The character between two cells."),
+    click.option(
+        "--batch",
+        type=click.IntRange(1, 6000),
+        default=512,
+        show_default=True,
+        help="The number of records in a batch.",
+    ),
+    click.option(
+        "--in-flight",
+        type=click.IntRange(1, 64),
+        default=4,
+        show_default=True,
+        help="The number of batches that are written at once.",
+    ),
+    connect_option,
+    region_option,
+    json_option,
+)
 
 
 @load.command()
-@click.option("--otype", required=True, help="Type of the objects.")
-@click.option("--key", "key_column", required=True, metavar="COLUMN", help="Column of the external key.")
+@click.option("--otype", required=True, help="The type of the objects.")
+@click.option("--key", "key_column", required=True, metavar="COLUMN", help="The column with the external key.")
 @_input_options
 def objects(
     otype: str, key_column: str, batch: int, in_flight: int, connect: str | None, as_json: bool, **given: Any
 ) -> int:
-    """Load objects: a line of FILE each ("-": standard input).
+    """Load objects, one from each line of FILE ("-" reads standard input).
 
-    An object that was loaded before, with the same fields, stays as it is; with others, its line is rejected.
+    An object that was loaded before with the same fields stays as it is; with other fields its line is rejected.
     """
-    from tao.cli.loading.pipeline import PipelineSettings
-    from tao.cli.loading.session import load_objects
+    from tao.admin.load.pipeline import PipelineSettings
+    from tao.admin.load.session import ObjectInput, load_objects
 
-    settings = PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
-    source = _load_input(**given)
-    return _show(lambda tell: load_objects(connect, source, otype, key_column, settings, tell), as_json)
+    source, objects = _load_input(**given), ObjectInput(otype, key_column)
+    target, settings = target_of(connect), PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
+    return _show(lambda on_progress: load_objects(target, source, objects, settings, on_progress), as_json)
 
 
 @load.command()
-@click.option("--atype", required=True, help="Type of the edges.")
-@click.option("--from", "from_column", required=True, metavar="COLUMN", help="Column of the key of id1.")
-@click.option("--to", "to_column", required=True, metavar="COLUMN", help="Column of the key of id2.")
-@click.option("--from-otype", help="Type whose keys the column holds.  [default: the only one in the key map]")
-@click.option("--to-otype", help="The same for id2.")
-@click.option("--time", "edge_time", metavar="COLUMN|NUMBER", help="Edges' time.  [default: when the first run began]")
+@click.option("--atype", required=True, help="The type of the edges.")
+@click.option("--from", "from_column", required=True, metavar="COLUMN", help="The column with the key of id1.")
+@click.option("--to", "to_column", required=True, metavar="COLUMN", help="The column with the key of id2.")
+@click.option(
+    "--from-otype", help="The object type of the keys in the --from column.  [default: the only one in the key map]"
+)
+@click.option(
+    "--to-otype", help="The object type of the keys in the --to column.  [default: the only one in the key map]"
+)
+@click.option(
+    "--time",
+    "edge_time",
+    metavar="COLUMN|NUMBER",
+    help="The time of the edges: a column, or one number for all.  "
+    "[default: the Unix second in which the first run began]",
+)
 @_input_options
 def edges(
     atype: str,
@@ -88,42 +116,44 @@ def edges(
     as_json: bool,
     **given: Any,
 ) -> int:
-    """Load edges: a line of FILE each ("-": standard input), with their inverses."""
-    from tao.cli.loading.pipeline import PipelineSettings
-    from tao.cli.loading.session import load_edges
+    """Load edges with their inverses, one from each line of FILE ("-" reads standard input)."""
+    from tao.admin.load.pipeline import PipelineSettings
+    from tao.admin.load.session import EdgeInput, load_edges
 
-    settings = PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
     source = _load_input(**given)
-    columns, otypes = (from_column, to_column), (from_otype, to_otype)
-    return _show(lambda tell: load_edges(connect, source, atype, columns, otypes, edge_time, settings, tell), as_json)
+    target, settings = target_of(connect), PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
+    edges = EdgeInput(atype, (from_column, to_column), (from_otype, to_otype), edge_time)
+    return _show(lambda on_progress: load_edges(target, source, edges, settings, on_progress), as_json)
 
 
 def _load_input(
     file: Path, renamed: tuple[str, ...], keys: Path | None, raw_ids: bool, name: str | None, delimiter: str
 ) -> LoadInput:
-    from tao.cli.loading.session import LoadInput
+    from tao.admin.load.session import LoadInput
 
     if len(delimiter) != 1:
-        raise click.UsageError(f"--delimiter {delimiter!r} is not one character")
+        raise click.UsageError(f"--delimiter {delimiter!r} must be one character")
     mapping = {}
     for each in renamed:
         column, equals, field = each.partition("=")
         if not (column and equals and field):
-            raise click.UsageError(f"--map {each!r} is no COLUMN=FIELD")
+            raise click.UsageError(f"--map {each!r} must have the form COLUMN=FIELD")
         mapping[column] = field
-    return LoadInput(file, name, keys, delimiter, mapping, raw_ids)
+    found = LoadInput(file, name, keys, delimiter, mapping, raw_ids)
+    found.check()
+    return found
 
 
 def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: bool) -> int:
     import msgspec
 
-    from tao.cli.loading.display import LoadDisplay
+    from tao.terminal import LoadDisplay
 
     with LoadDisplay() as display:
         try:
             summary = run(work(display.show))
         except KeyboardInterrupt:
-            fail("interrupted: the same command goes on from here", INTERRUPTED_STATUS)
+            fail("interrupted: repeat the same command to continue from here", INTERRUPTED_STATUS)
     status = REJECTED_STATUS if summary.rejected else 0
     if as_json:
         print_json(msgspec.to_builtins(summary))

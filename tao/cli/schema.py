@@ -1,4 +1,4 @@
-"""`tao schema`: may a schema follow another, and what does one say."""
+"""`tao schema`: check whether a schema may replace another one, and show a schema."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from pathlib import Path
 
 import click
 
-from tao.cli.frame import connect_option, json_option, region_option, run
-from tao.cli.output import counted, print_json, print_table
+from tao.cli.connection import graph_of
+from tao.cli.frame import run
+from tao.cli.options import connect_option, json_option, region_option
+from tao.terminal import counted, print_json, print_table
 
 _file = click.Path(path_type=Path)
 
@@ -22,8 +24,8 @@ def schema() -> None:
 @click.argument("new", type=_file)
 @json_option
 def check(old: Path, new: Path, as_json: bool) -> int:
-    """May NEW replace OLD while servers run and data are stored? Exit status 1 when it may not."""
-    from tao.devcluster.schema_copy import read_schema
+    """Check whether schema NEW may replace OLD while servers run on stored data. Exit status 1 when it may not."""
+    from tao.admin.documents import read_schema
     from tao.schema.compatibility import compare
 
     changes = compare(read_schema(old)[0], read_schema(new)[0])
@@ -68,11 +70,10 @@ def check(old: Path, new: Path, as_json: bool) -> int:
 @region_option
 @json_option
 def show(file: Path | None, connect: str | None, as_json: bool) -> None:
-    """Show the types of a schema FILE, or else of the cluster."""
+    """Show the types of a schema FILE, or without one those of the cluster."""
     import json
 
-    from tao.cli.connecting import graph_of
-    from tao.devcluster.schema_copy import read_schema
+    from tao.admin.documents import read_schema
     from tao.schema.registry import Schema
 
     async def of_cluster() -> Schema:

@@ -1,4 +1,4 @@
-"""`tao follower`, `leader`, `tailer` and `watcher`: run one server in the foreground, until SIGTERM or Ctrl-C."""
+"""`tao follower`, `leader`, `tailer`, `watcher`: run a server in the foreground; `tao ready`: ask if one is ready."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from pathlib import Path
 
 import click
 
+from tao.cli.frame import fail, run
+from tao.model.errors import Unavailable
+
+NOT_READY_STATUS = 1
 _settings_option = click.option(
     "--settings",
     "settings_file",
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The server's settings, in YAML. Its addresses are in the topology file that they name.",
+    help="The server's settings file (YAML). It names the topology file, which has the server's addresses.",
 )
 
 
@@ -41,7 +45,7 @@ def leader(settings_file: Path) -> int:
 @click.command()
 @_settings_option
 def tailer(settings_file: Path) -> int:
-    """Run a tailer: it reads a database's binlog and tells the leaders what has changed."""
+    """Run a tailer: it reads a database's binlog and reports changes to the leaders."""
     from tao.runtime.settings import load_settings
     from tao.tailer.server import run_tailer
     from tao.tailer.settings import TailerSettings
@@ -52,9 +56,29 @@ def tailer(settings_file: Path) -> int:
 @click.command()
 @_settings_option
 def watcher(settings_file: Path) -> int:
-    """Run a watcher: it marks servers that are gone, renews the masters' leases, and replaces a lost master."""
+    """Run a watcher: it marks lost servers down, renews the masters' leases, and replaces a lost master."""
     from tao.runtime.settings import load_settings
     from tao.watcher.server import run_watcher
     from tao.watcher.settings import WatcherSettings
 
     return run_watcher(load_settings(settings_file, WatcherSettings))
+
+
+@click.command()
+@click.option(
+    "--admin",
+    envvar="TAO_ADMIN",
+    required=True,
+    metavar="HOST:PORT",
+    help="The server's admin address, as in the topology.",
+)
+def ready(admin: str) -> int:
+    """Ask a server whether it is ready for traffic. Exit status 1 when it is not, or does not answer."""
+    from tao.runtime.admin_client import admin_get
+
+    try:
+        status, body = run(admin_get(admin, "/ready"))
+    except Unavailable as error:
+        fail(f"{error.reason}: {error.message}", NOT_READY_STATUS)
+    click.echo(body.decode(errors="replace").strip())
+    return 0 if status == 200 else NOT_READY_STATUS

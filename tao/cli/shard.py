@@ -1,4 +1,4 @@
-"""`tao shard`: which shards and keys are read most, and more servers for a shard that is (DESIGN.md §10)."""
+"""`tao shard`: show which shards and keys are read most, and have more servers serve such a shard."""
 
 from __future__ import annotations
 
@@ -7,93 +7,98 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tao.cli.frame import ask, connect_option, json_option, run
-from tao.cli.output import print_json, print_table
-from tao.cli.topology import changing, document_path, place_of, tier_option
+from tao.cli.connection import target_of, tls_of_command, topology_path
+from tao.cli.frame import ask, run
+from tao.cli.options import changing_options, connect_option, json_option, tier_option, token_option
+from tao.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    from tao.topology.cloning import Cloning
+    from tao.topology.clones import Cloning
 
-_token_option = click.option(
-    "--token", envvar="TAO_TOKEN", default="", help="The cluster's shared secret, if it has one."
-)
 _wait_option = click.option(
-    "--wait-seconds", type=click.FloatRange(min=0.1), default=30.0, show_default=True, help="For every server to hear."
+    "--wait-seconds",
+    type=click.FloatRange(min=0.1),
+    default=30.0,
+    show_default=True,
+    help="How long to wait until every server of the tier uses the change, in seconds.",
 )
 
 
 @click.group()
 def shard() -> None:
-    """Show which shards are read most, and have more or fewer servers of a tier serve one."""
+    """Show which shards are read most, and change how many servers of a tier serve a shard."""
 
 
 @shard.command()
 @click.argument("shard", type=click.IntRange(min=0))
 @tier_option
-@click.option("--copies", type=click.IntRange(min=1), default=1, show_default=True, help="Servers beside its home.")
-@_token_option
+@click.option(
+    "--copies", type=click.IntRange(min=1), default=1, show_default=True, help="The number of servers beside its home."
+)
+@token_option
 @_wait_option
-@changing
+@changing_options
 def clone(
     shard: int, tier: str, copies: int, token: str, wait_seconds: float, file: Path | None, yes: bool, as_json: bool
 ) -> None:
     """Have COPIES servers beside its home serve SHARD of a follower tier. Reads spread over all of them.
 
-    First all servers of the tier learn to hand changes to the new ones, then these begin to answer: no read fails, and
-    none misses what has been written. Repeat the command when it was interrupted.
+    First all servers of the tier begin to send changes to the new ones, then these begin to answer: no read fails, and
+    none misses a write. Repeat the command when it was interrupted.
     """
-    _set_copies(shard, tier, copies, True, token, wait_seconds, file, yes, as_json)
+    _set_copies(_plan(file, shard, tier, copies, more=True), token, wait_seconds, yes=yes, as_json=as_json)
 
 
 @shard.command()
 @click.argument("shard", type=click.IntRange(min=0))
 @tier_option
-@click.option("--copies", type=click.IntRange(min=0), default=0, show_default=True, help="How many are to be left.")
-@_token_option
+@click.option(
+    "--copies",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    help="The number of servers beside its home that remain.",
+)
+@token_option
 @_wait_option
-@changing
+@changing_options
 def unclone(
     shard: int, tier: str, copies: int, token: str, wait_seconds: float, file: Path | None, yes: bool, as_json: bool
 ) -> None:
     """Have fewer servers serve SHARD of a follower tier: its home alone, or COPIES beside it.
 
-    First these end to answer, then they are no longer told: clients that did not know are sent to the others.
+    First these stop answering, then they get no more changes: clients with an older topology are sent to the others.
     """
-    _set_copies(shard, tier, copies, False, token, wait_seconds, file, yes, as_json)
+    _set_copies(_plan(file, shard, tier, copies, more=False), token, wait_seconds, yes=yes, as_json=as_json)
 
 
-def _set_copies(
-    shard: int,
-    tier: str,
-    copies: int,
-    more: bool,
-    token: str,
-    wait_seconds: float,
-    file: Path | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
-    from tao.cli.connecting import load_topology
+def _plan(file: Path | None, shard: int, tier: str, copies: int, *, more: bool) -> tuple[Path, int, Cloning]:
+    """Return the topology file, its version and the plan. Raises `OperatorError` when the other command is meant."""
+    from tao.admin.documents import find_tier, load_topology
     from tao.model.errors import OperatorError
-    from tao.topology.cloning import plan_copies
+    from tao.topology.clones import plan_copies
 
-    path = document_path(file)
+    path = topology_path(file)
     found = load_topology(path)
-    cloning = plan_copies(found, *place_of(found, tier), shard, copies)
+    cloning = plan_copies(found, *find_tier(found, tier), shard, copies)
     if more != (len(cloning.after) >= len(cloning.before)) and cloning.before != cloning.after:
         other = "unclone" if more else "clone"
         raise OperatorError(
             f"shard {shard} has {len(cloning.before) - 1} copies: `tao shard {other}` makes them {copies}"
         )
+    return path, found.version, cloning
+
+
+def _set_copies(plan: tuple[Path, int, Cloning], token: str, wait_seconds: float, *, yes: bool, as_json: bool) -> None:
+    path, version, cloning = plan
     if not as_json:
         _show(cloning)
-    version = found.version
     if not cloning.is_nothing:
         ask(f"Do this in {path}?", yes)
         version = run(_carry_out(path, cloning, token, wait_seconds, as_json))
     if as_json:
         names = {"before": list(cloning.before), "after": list(cloning.after)}
-        print_json({"shard": shard, "tier": f"{cloning.region}/{cloning.tier}", "version": version, **names})
+        print_json({"shard": cloning.shard, "tier": f"{cloning.region}/{cloning.tier}", "version": version, **names})
     else:
         click.echo("nothing to change" if cloning.is_nothing else f"version {version} is in use everywhere in the tier")
 
@@ -109,43 +114,47 @@ def _show(cloning: Cloning) -> None:
 
 
 async def _carry_out(path: Path, cloning: Cloning, token: str, wait_seconds: float, as_json: bool) -> int:
-    from tao.cli.reaching import operator_links
-    from tao.cli.waiting import WaitDisplay
-    from tao.model.errors import TopologyError
-    from tao.topology.file_store import TopologyFile
-    from tao.watcher.cloning import Cloner, CloningSettings, asking_by
+    from tao.admin.connection import operator_links
+    from tao.admin.documents import topology_file
+    from tao.terminal import WaitDisplay
+    from tao.watcher.shard_clones import Cloner, CloningSettings, topology_version_of
 
-    def fail(error: TopologyError) -> None:
-        raise error
-
-    settings = CloningSettings(hear_seconds=wait_seconds)
+    settings = CloningSettings(timeout_seconds=wait_seconds)
     with WaitDisplay() as display:
-        async with operator_links(token) as links:
-            store = TopologyFile(path, on_error=fail)
-            cloner = Cloner(store, asking_by(links, settings), settings, display.show if not as_json else _say_nothing)
+        async with operator_links(token, tls_of_command()) as links:
+            show = _show_nothing if as_json else display.show
+            cloner = Cloner(topology_file(path), topology_version_of(links, settings), settings, show)
             return (await cloner.run(cloning)).version
 
 
-def _say_nothing(_: str) -> None:
-    """With ``--json`` standard error stays empty."""
+def _show_nothing(_: str) -> None:
+    """Keep standard error empty, for ``--json``."""
 
 
 @shard.command()
-@click.option("--limit", type=click.IntRange(1, 200), default=20, show_default=True, help="Shards, and keys, shown.")
-@click.option("--tier", metavar="TIER", help="Only of this tier; REGION/TIER where several have one of that name.")
-@_token_option
+@click.option(
+    "--limit",
+    type=click.IntRange(1, 200),
+    default=20,
+    show_default=True,
+    help="The largest number of shards, and of keys, to show.",
+)
+@click.option(
+    "--tier", metavar="TIER", help="Show only this tier; REGION/TIER where several regions have a tier of that name."
+)
+@token_option
 @connect_option
 @json_option
 def hot(limit: int, tier: str | None, token: str, connect: str | None, as_json: bool) -> int:
-    """Show which shards and keys are read most, with reads a second over the last ten seconds or so.
+    """Show which shards and keys are read most, in reads a second over about the last ten seconds.
 
-    Every server takes samples of what it is asked: rates are estimates, good to a few percent where they are high.
+    Every server samples its requests: rates are estimates, within a few percent where they are high.
     Exit status 1 when a server does not answer.
     """
-    from tao.cli.heat import ask_all, merged
+    from tao.admin.server_stats import follower_traffic, merge_traffic
 
-    topology, answers = run(ask_all(connect, token, limit, tier))
-    found = merged(topology, answers, limit)
+    topology, answers = run(follower_traffic(target_of(connect, token), limit, tier))
+    found = merge_traffic(topology, answers, limit)
     if as_json:
         print_json(found)
     else:

@@ -1,17 +1,18 @@
-"""`tao status`: the whole cluster on one screen, what is wrong with it first, from the servers' admin ports."""
+"""`tao status`: the whole cluster on one screen, its problems first, from the servers' admin ports."""
 
 from __future__ import annotations
 
-import asyncio
+from typing import TYPE_CHECKING
 
 import click
 
-from tao.cli.frame import connect_option, json_option, region_option, run
-from tao.cli.output import counted, print_json, print_table, text_of
-from tao.cli.status_view import Answer, View, view_of
-from tao.model.errors import TaoError
+from tao.cli.connection import target_of
+from tao.cli.frame import run
+from tao.cli.options import connect_option, json_option, region_option
+from tao.terminal import counted, print_json, print_table, text_of
 
-_HTTP_OK = 200
+if TYPE_CHECKING:
+    from tao.admin.status import View
 
 
 @click.command()
@@ -25,16 +26,16 @@ _HTTP_OK = 200
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="A region that may be further behind its masters is a problem.",
+    help="Report a region that may be further behind its masters than this, in seconds.",
 )
 def status(connect: str | None, as_json: bool, max_staleness_seconds: float) -> int:
     """Show what is wrong with the cluster, then all regions, servers and databases.
 
-    Exit status 1 when something is wrong. It asks every server's admin port, and no database.
+    It asks every server's admin port, and no database. Exit status 1 when something is wrong.
     """
     import msgspec
 
-    found = run(_look(connect, max_staleness_seconds))
+    found = run(_view(connect, max_staleness_seconds))
     if as_json:
         print_json(msgspec.to_builtins(found))
     else:
@@ -42,31 +43,11 @@ def status(connect: str | None, as_json: bool, max_staleness_seconds: float) -> 
     return int(bool(found.problems))
 
 
-async def _look(connect: str | None, max_staleness_seconds: float) -> View:
-    from tao.cli.reaching import topology_of
+async def _view(connect: str | None, max_staleness_seconds: float) -> View:
+    from tao.admin.connection import current_topology
+    from tao.admin.status import cluster_view
 
-    topology = await topology_of(connect)
-    addresses: dict[str, str] = {}
-    for region in topology.regions:
-        for tier in (region.leaders, *region.followers):
-            addresses.update({server.name: server.admin for server in tier.servers})
-        addresses.update({tailer.name: tailer.admin for tailer in region.tailers})
-    answers = await asyncio.gather(*map(_ask, addresses.values()))
-    return view_of(topology, dict(zip(addresses, answers, strict=True)), max_staleness_seconds)
-
-
-async def _ask(admin: str) -> Answer:
-    from tao.devcluster.readiness import server_stats
-    from tao.runtime.admin_client import admin_get
-
-    if not admin:
-        return Answer({}, "it has no admin address in the topology")
-    try:
-        stats = await server_stats(admin)
-        ready, body = await admin_get(admin, "/ready")
-    except TaoError as error:
-        return Answer({}, error.message)
-    return Answer(stats, "" if ready == _HTTP_OK else body.decode(errors="replace").strip())
+    return await cluster_view(await current_topology(target_of(connect)), max_staleness_seconds)
 
 
 def _print(found: View) -> None:

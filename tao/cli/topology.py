@@ -1,7 +1,7 @@
-"""`tao topology`: look at the document that says who exists, and change it by compare-and-set (DESIGN.md §13).
+"""`tao topology`: show the topology document, and change it by compare-and-set.
 
-A change is worked out, shown against what is there, and stored only if nobody changed the document meanwhile; servers
-and clients follow within a second. It is made in a file, so it is made on every machine that has one, or copied there.
+A change is shown first, and stored only if nobody else changed the document meanwhile; servers and clients use it
+within a second. The document is a file: change it on every machine that has a copy, or copy it there.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from tao.cli.connecting import DEFAULT_STATE_DIR, load_topology
-from tao.cli.frame import ask, json_option, run
-from tao.cli.output import print_json, print_table
+from tao.cli.connection import topology_path
+from tao.cli.frame import ask, run
+from tao.cli.options import changing_options, json_option, tier_option, topology_option
+from tao.terminal import print_json, print_table
 
 if TYPE_CHECKING:
-    from tao.model.errors import TopologyError
     from tao.model.topology import CacheServer, Topology
 
 
@@ -27,38 +27,18 @@ def topology() -> None:
     """Show and change the topology document."""
 
 
-file_option = click.option(
-    "--topology",
-    "file",
-    envvar="TAO_TOPOLOGY",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="The document.  [default: that of the development cluster in ./.tao-dev]",
-)
-tier_option = click.option(
-    "--tier", required=True, metavar="TIER", help="Its name; REGION/TIER where several regions have one of that name."
-)
-
-
-def changing(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that changes the document."""
-    yes = click.option("--yes", is_flag=True, help="Do it without asking.")
-    for option in (json_option, yes, file_option):
-        command = option(command)
-    return command
-
-
 @topology.command()
-@file_option
+@topology_option
 @json_option
 def show(file: Path | None, as_json: bool) -> None:
-    """Show regions, tiers, servers and how many shards each has."""
+    """Show regions, tiers, servers and the number of shards that each has."""
     import json
 
+    from tao.admin.documents import load_topology
     from tao.routing.routes import Routes
     from tao.topology.document import dump_topology
 
-    found = load_topology(document_path(file))
+    found = load_topology(topology_path(file))
     if as_json:
         print_json(json.loads(dump_topology(found)))
         return
@@ -95,7 +75,7 @@ def show(file: Path | None, as_json: bool) -> None:
 
 
 def _addresses(server: CacheServer) -> str:
-    """All that it has, the host once where they share it."""
+    """Return all addresses of a server, with the host once where they share it."""
     given = {"grpc": server.grpc, "frames": server.frames, "admin": server.admin}
     places = [(kind, *address.rpartition(":")[::2]) for kind, address in given.items() if address]
     if len({host for _, host, _ in places}) == 1:
@@ -105,55 +85,67 @@ def _addresses(server: CacheServer) -> str:
 
 @topology.command("mark-down")
 @click.argument("name")
-@changing
+@changing_options
 def mark_down(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
-    """Have a cache or database server passed over until it is marked up.
+    """Mark a cache or database server down: nobody uses it until it is marked up.
 
-    A follower keeps its shards; those of a leader are led by others meanwhile."""
-    _change(file, lambda found: _marked(found, name, down=True), yes, as_json)
+    A follower keeps its shards; other leaders take over those of a leader meanwhile."""
+    from tao.admin.documents import with_mark
+
+    _change(file, lambda found: with_mark(found, name, down=True), yes, as_json)
 
 
 @topology.command("mark-up")
 @click.argument("name")
-@changing
+@changing_options
 def mark_up(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
-    """Have a server that was marked down used again."""
-    _change(file, lambda found: _marked(found, name, down=False), yes, as_json)
+    """Mark a server up again, so that it is used."""
+    from tao.admin.documents import with_mark
+
+    _change(file, lambda found: with_mark(found, name, down=False), yes, as_json)
 
 
 @topology.command("move-shard")
 @click.argument("shard", type=click.IntRange(min=0))
 @click.argument("servers", nargs=-1, required=True)
 @tier_option
-@changing
+@changing_options
 def move_shard(shard: int, servers: tuple[str, ...], tier: str, file: Path | None, yes: bool, as_json: bool) -> None:
     """Map SHARD of one tier to SERVERS by hand: the first is its home, others serve its reads too.
 
     In a tier of leaders only one leads a shard: the first that is not marked down."""
+    from tao.admin.documents import find_tier
     from tao.topology import edits
 
-    _change(file, lambda found: edits.move_shard(found, *place_of(found, tier), shard, *servers), yes, as_json)
+    _change(file, lambda found: edits.move_shard(found, *find_tier(found, tier), shard, *servers), yes, as_json)
 
 
 @topology.command("unmove-shard")
 @click.argument("shard", type=click.IntRange(min=0))
 @tier_option
-@changing
+@changing_options
 def unmove_shard(shard: int, tier: str, file: Path | None, yes: bool, as_json: bool) -> None:
-    """Give SHARD of one tier back to the ring."""
+    """Let the ring place SHARD of one tier again."""
+    from tao.admin.documents import find_tier
     from tao.topology import edits
 
-    _change(file, lambda found: edits.unmove_shard(found, *place_of(found, tier), shard), yes, as_json)
+    _change(file, lambda found: edits.unmove_shard(found, *find_tier(found, tier), shard), yes, as_json)
 
 
 @topology.command("add-server")
 @click.argument("name")
 @tier_option
-@click.option("--grpc", required=True, metavar="HOST:PORT")
-@click.option("--frames", default="", metavar="HOST:PORT", help="The faster transport, where it listens for it.")
-@click.option("--admin", default="", metavar="HOST:PORT", help="Metrics, health, readiness.")
-@click.option("--weight", default=1.0, show_default=True, help="Its part of the ring, beside the tier's others.")
-@changing
+@click.option("--grpc", required=True, metavar="HOST:PORT", help="The address where it serves gRPC.")
+@click.option(
+    "--frames", default="", metavar="HOST:PORT", help="The address where it serves the frames transport, if it does."
+)
+@click.option(
+    "--admin", default="", metavar="HOST:PORT", help="The address of its admin port: metrics, health, readiness."
+)
+@click.option(
+    "--weight", default=1.0, show_default=True, help="Its part of the ring, relative to the tier's other servers."
+)
+@changing_options
 def add_server(
     name: str,
     tier: str,
@@ -165,78 +157,43 @@ def add_server(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Let a cache server join a tier: start it afterwards. The ring gives it its part of the shards."""
+    """Add a cache server to a tier; start it afterwards. The ring gives it its part of the shards."""
+    from tao.admin.documents import find_tier
     from tao.model.topology import CacheServer
     from tao.topology import edits
 
     server = CacheServer(name=name, grpc=grpc, frames=frames, admin=admin, weight=weight)
-    _change(file, lambda found: edits.add_server(found, *place_of(found, tier), server), yes, as_json)
+    _change(file, lambda found: edits.add_server(found, *find_tier(found, tier), server), yes, as_json)
 
 
 @topology.command("remove-server")
 @click.argument("name")
-@changing
+@changing_options
 def remove_server(name: str, file: Path | None, yes: bool, as_json: bool) -> None:
-    """Take a cache server out for good: its shards go to the tier's others at once. Stop it afterwards."""
+    """Remove a cache server for good; stop it afterwards. The tier's other servers get its shards at once."""
     from tao.topology import edits
 
     _change(file, lambda found: edits.remove_server(found, name), yes, as_json)
 
 
 def _change(file: Path | None, edit: Callable[[Topology], Topology], yes: bool, as_json: bool) -> None:
-    """Work out, show, ask, store. Raises `TopologyConflict` when somebody else was faster."""
-    from tao.cli.topology_changes import differences
-    from tao.topology.file_store import TopologyFile
+    """Apply the edit, show the changes, ask, and store them.
 
-    path = document_path(file)
+    Raises `TopologyConflict` when somebody else changed the document meanwhile."""
+    from tao.admin.documents import load_topology, topology_changes, topology_file
+
+    path = topology_path(file)
     before = load_topology(path)
     after = edit(before)
-    changes = differences(before, after)
+    changes = topology_changes(before, after)
     if not as_json:
         print_table(("what", "before", "after"), changes)
     if changes:
         ask(f"Store this as version {after.version} of {path}?", yes)
-        run(TopologyFile(path, on_error=_raise).change(before.version, after))
+        run(topology_file(path).change(before.version, after))
     if as_json:
         stored = after.version if changes else before.version
         shown = [{"what": what, "before": was, "after": now} for what, was, now in changes]
         print_json({"version": stored, "changes": shown})
     else:
         click.echo(f"version {after.version} is stored" if changes else "nothing to change")
-
-
-def _marked(found: Topology, name: str, down: bool) -> Topology:
-    from tao.topology import edits
-
-    databases = {server.name for database in found.databases for server in database.servers.values()}
-    mark = edits.mark_database_server if name in databases else edits.mark_server
-    return mark(found, name, down)
-
-
-def place_of(found: Topology, tier: str) -> tuple[str, str]:
-    """Region and tier of what was given as TIER or REGION/TIER."""
-    from tao.model.errors import TopologyError
-
-    places = [(region.name, each.name) for region in found.regions for each in (region.leaders, *region.followers)]
-    fitting = [place for place in places if tier in (place[1], "/".join(place))]
-    if len(fitting) == 1:
-        return fitting[0]
-    known = ", ".join("/".join(place) for place in fitting or places)
-    raise TopologyError(f"{tier!r} names {'no tier' if not fitting else 'several tiers'}; name one of {known}")
-
-
-def document_path(file: Path | None) -> Path:
-    """The file named, or that of the development cluster. Raises `OperatorError`."""
-    from tao.devcluster.state_folder import StateFolder
-    from tao.model.errors import OperatorError
-
-    if file is not None:
-        return file
-    found = StateFolder(DEFAULT_STATE_DIR).topology
-    if not found.exists():
-        raise OperatorError("there is no cluster in ./.tao-dev: name a document with --topology or TAO_TOPOLOGY")
-    return found
-
-
-def _raise(error: TopologyError) -> None:
-    raise error

@@ -1,4 +1,4 @@
-"""The SDK: an asynchronous client, its synchronous twin, and schema-typed values.
+"""The SDK: an asynchronous client, a synchronous one with the same methods, and values typed by the schema.
 
     from tao.client import connect
 
@@ -10,23 +10,23 @@
         for friend in await graph.obj_get_many(friends.id2s):
             print(friend.fields["name"])
 
-Queries that wait in one tick of the event loop travel as one batch per server; wrong use fails before the network,
-with the name of the argument or field. `SyncGraph` has the same methods for programs without an event loop.
+Queries that wait in one tick of the event loop travel as one batch per server. Wrong arguments fail before the network,
+with the name of the argument or field. `SyncGraph` has the same methods for programs without an event loop. The package
+needs neither the database driver nor metrics nor the other dependencies of the servers.
 
-Installs alone: it reaches neither the database nor metrics nor the servers' other extras. One reads a query's way in
-this order: `reads` (the operation; `paging` for lists of any length) → `requests` (its arguments, checked) →
-`routing` (which server) → `lanes` (the batch of this tick) → `dispatch` (sending, and what becomes of failures) →
-`calls` (what the answers mean).
+To follow a query through the code, read the modules in this order: `reads` (the operation), `request_builder` (its
+arguments, checked), `router` (the server), `server_queues` (the batch of this tick), `dispatcher` (sending and
+retries), `calls` (the answers). To follow a write: `writes`, `request_builder`, `operations`, `own_writes`.
 """
 
-from tao.client.failures import SomeFailed
+from tao.client.consistency import Consistency
+from tao.client.diagnostics import MEMORY, ClientStats, Served, Trace
 from tao.client.graph import Graph, connect
+from tao.client.operations import SomeFailed
 from tao.client.own_writes import Recording
-from tao.client.paging import AssocPage
+from tao.client.reads import AssocPage
 from tao.client.settings import ClientSettings
-from tao.client.stats import ClientStats
-from tao.client.sync import SyncGraph
-from tao.client.trace import MEMORY, Served, Trace
+from tao.client.sync_graph import SyncGraph
 from tao.client.values import Assoc, AssocList, Object
 from tao.model.errors import (
     DeadlineExceeded,
@@ -61,6 +61,7 @@ __all__ = [
     "AssocPage",
     "ClientSettings",
     "ClientStats",
+    "Consistency",
     "Credentials",
     "DeadlineExceeded",
     "Fenced",

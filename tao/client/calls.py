@@ -1,29 +1,28 @@
-"""One batch on its way to one server: what was asked, who waits for which slot, and what the answers mean.
+"""A batch on its way to one server: its queries, their waiters by slot, and the reading of its answers.
 
-Answers come in parts, hits first. A slot is settled when its value comes, and its waiter then leaves the list; what is
-left when the last answer has come has failed. What may be asked again, and where, the dispatcher decides.
+Answers come in parts, cache hits first. A slot whose value has come has its waiter resolved and removed; the waiters
+that are left after the last part have failed. `tao.client.dispatcher` decides which of those are retried, and where.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Generic, NamedTuple
 
-from tao.client.columns import Groups, Row, kind_and_row, write_batch
-from tao.client.lanes import Lane, WriteRow
-from tao.client.waiting import Result, Waiter, is_cancelled, settle
+from tao.client.server_queues import QueuedReads, Result, ServerQueue, Waiter, WriteRow, is_abandoned, resolve
 from tao.model.errors import ProtocolError, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.wire.convert import error_from_pb
+from tao.wire.read_batch import QueryRow, encode_rows, row_at
 from tao.wire.v1 import session_pb2 as pb
 
 
 class Attempt(NamedTuple):
-    """Which try a call is: the lanes asked so far, this call's last, and the loop time by which the caller wants its
-    answer."""
+    """The servers that a batch was sent to so far, the current one last, and the loop time by which the caller wants
+    its answer."""
 
-    tried: tuple[Lane, ...]
+    tried: tuple[ServerQueue, ...]
     deadline: float
 
 
@@ -34,35 +33,37 @@ class Failure(NamedTuple):
     error: TaoError
 
 
-class Call(ABC, Generic[Result]):
-    """A batch under way. ``waiters[slot]`` is None once the slot is settled or handed back."""
+class BatchCall(ABC, Generic[Result]):
+    """A batch in flight. ``waiters[slot]`` is None once the slot is resolved or its waiter was taken."""
 
-    __slots__ = ("attempt", "lane", "size", "waiters")
+    __slots__ = ("attempt", "queue", "size", "waiters")
 
     def __init__(self, attempt: Attempt, waiters: list[Waiter[Result] | None]) -> None:
         self.attempt = attempt
-        self.lane = attempt.tried[-1]
+        self.queue = attempt.tried[-1]
         self.size = len(waiters)
         self.waiters = waiters
 
     @abstractmethod
     def request(self) -> pb.Request:
-        """The message to send, without number, deadline and topology version."""
+        """Return the message to send, without its number, deadline and topology version."""
 
     @abstractmethod
     def shard_of(self, slot: int) -> int:
-        """The shard that decides where the slot is asked."""
+        """Return the shard that decides which server the slot is sent to."""
 
     @abstractmethod
-    def take(self, answer: pb.Answer) -> list[Failure]:
-        """Settle what this part answers and return what it says has failed. Raises `ProtocolError`."""
+    def resolve(self, answer: pb.Answer) -> list[Failure]:
+        """Resolve the slots that this part answers, and return the slots that it reports as failed. Raises
+        `ProtocolError`."""
 
-    def unsettled(self, error: pb.Error) -> list[Failure]:
-        """All slots without an answer, each with an error instance of its own."""
+    def fail_unanswered(self, error: pb.Error) -> list[Failure]:
+        """Return every slot without an answer as failed, each with an error instance of its own."""
         return [Failure(slot, error_from_pb(error)) for slot, each in enumerate(self.waiters) if each is not None]
 
-    def hand_back(self, slot: int) -> Waiter[Result] | None:
-        """Take the waiter of a failed slot out, or None when it was settled before. Raises `ProtocolError`."""
+    def take_waiter(self, slot: int) -> Waiter[Result] | None:
+        """Remove and return the waiter of a slot, None when the slot was resolved before. Raises `ProtocolError` for a
+        slot that the batch does not have."""
         try:
             waiter = self.waiters[slot]
         except IndexError:
@@ -70,82 +71,67 @@ class Call(ABC, Generic[Result]):
         self.waiters[slot] = None
         return waiter
 
-    def is_forsaken(self) -> bool:
-        """Everybody who waited has been cancelled."""
-        return all(map(is_cancelled, self.waiters))
+    def is_abandoned(self) -> bool:
+        """Return whether no caller waits for this batch any more."""
+        return all(map(is_abandoned, self.waiters))
 
 
-class ReadCall(Call[bytes]):
-    """Read queries; results are encoded values."""
+class ReadCall(BatchCall[bytes]):
+    """A batch of reads; results are encoded values."""
 
-    __slots__ = ("critical", "groups", "known", "max_staleness_ms", "minimums")
+    __slots__ = ("reads",)
 
-    def __init__(
-        self,
-        attempt: Attempt,
-        groups: Groups,
-        waiters: list[Waiter[bytes] | None],
-        *,
-        critical: bool,
-        minimums: Mapping[int, int],
-        max_staleness_ms: int,
-        known: Mapping[int, bytes],
-    ) -> None:
-        """``known``: slot → the answer that is kept here, whose version is its minimum."""
-        super().__init__(attempt, waiters)
-        self.known = known
-        self.groups = groups
-        self.critical = critical
-        self.minimums = minimums
-        self.max_staleness_ms = max_staleness_ms
+    def __init__(self, attempt: Attempt, reads: QueuedReads) -> None:
+        super().__init__(attempt, reads.waiters)
+        self.reads = reads
 
     def request(self) -> pb.Request:
+        reads = self.reads
         request = pb.Request()
-        # Written where it lies: a message given to another is copied, by encoding and decoding it.
-        write_batch(request.read, self.groups, self.critical, self.minimums, self.max_staleness_ms, self.known)
+        # Write into the request's own batch: assigning a finished message would copy it by encoding and decoding.
+        encode_rows(request.read, reads.rows, reads.critical, reads.minimums, reads.max_staleness_ms, reads.known)
         return request
 
-    def query(self, slot: int) -> tuple[int, Row]:
-        """Kind and row of a slot."""
-        return kind_and_row(self.groups, slot)
+    def query(self, slot: int) -> tuple[int, QueryRow]:
+        """Return the operation and the row of a slot."""
+        return row_at(self.reads.rows, slot)
 
     def shard_of(self, slot: int) -> int:
         object_id: int = self.query(slot)[1][0]
         return object_id >> SHARD_SHIFT
 
-    def part(self, attempt: Attempt, slots: Sequence[int], waiters: list[Waiter[bytes] | None]) -> ReadCall:
-        """A call for some of the slots, given in ascending order."""
-        groups: tuple[list[Row], ...] = ([], [], [], [], [])
+    def subset(self, attempt: Attempt, slots: Sequence[int], waiters: list[Waiter[bytes] | None]) -> ReadCall:
+        """Return a call for some of the slots, which must be in ascending order."""
+        rows: tuple[list[QueryRow], ...] = ([], [], [], [], [])
         for slot in slots:
-            kind, row = self.query(slot)
-            groups[kind].append(row)
-        known = self.minimums
-        minimums = {place: known[slot] for place, slot in enumerate(slots) if slot in known} if known else known
-        kept = {place: self.known[slot] for place, slot in enumerate(slots) if slot in self.known}
+            operation, row = self.query(slot)
+            rows[operation].append(row)
+        minimums, known = self.reads.minimums, self.reads.known
         return ReadCall(
             attempt,
-            groups,
-            waiters,
-            critical=self.critical,
-            minimums=minimums,
-            max_staleness_ms=self.max_staleness_ms,
-            known=kept,
+            self.reads._replace(
+                rows=rows,
+                waiters=waiters,
+                minimums={new: minimums[slot] for new, slot in enumerate(slots) if slot in minimums},
+                known={new: known[slot] for new, slot in enumerate(slots) if slot in known},
+            ),
         )
 
-    def take(self, answer: pb.Answer) -> list[Failure]:
+    def resolve(self, answer: pb.Answer) -> list[Failure]:
         part = answer.read
         values: Sequence[bytes] = part.values[:]
         slots: Sequence[int] = part.slots[:] or range(len(values))
         waiters = self.waiters
         if len(slots) != len(values) or (slots and max(slots) >= self.size):
             raise ProtocolError(f"the answer's slots do not fit a batch of {self.size} queries")
-        if self.known:
-            values = [value or self.known.get(slot, b"") for slot, value in zip(slots, values, strict=True)]
+        known = self.reads.known
+        if known:
+            values = [value or known.get(slot, b"") for slot, value in zip(slots, values, strict=True)]
         for slot, value in zip(slots, values, strict=True):
             waiter = waiters[slot]
             if waiter is not None:
                 waiters[slot] = None
-                # `settle`, written out: this loop is what a client spends its time on.
+                # The function `resolve`, inlined: a client spends most of its time in this loop.
                 if isinstance(waiter, tuple):
                     waiter[0].put(waiter[1], value)
                 elif not waiter.done():
@@ -156,8 +142,8 @@ class ReadCall(Call[bytes]):
         return []
 
 
-class WriteCall(Call[pb.WriteResult]):
-    """Writes; results say what was found."""
+class WriteCall(BatchCall[pb.WriteResult]):
+    """A batch of writes; each result says what the write has found and changed."""
 
     __slots__ = ("rows",)
 
@@ -171,20 +157,20 @@ class WriteCall(Call[pb.WriteResult]):
         return pb.Request(write=pb.WriteBatch(writes=[write for _, write in self.rows]))
 
     def shard_of(self, slot: int) -> int:
-        return self.rows[slot][0]
+        return self.rows[slot].shard
 
-    def part(self, attempt: Attempt, slots: Sequence[int], waiters: list[Waiter[pb.WriteResult] | None]) -> WriteCall:
-        """A call for some of the slots."""
+    def subset(self, attempt: Attempt, slots: Sequence[int], waiters: list[Waiter[pb.WriteResult] | None]) -> WriteCall:
+        """Return a call for some of the slots."""
         return WriteCall(attempt, [self.rows[slot] for slot in slots], waiters)
 
-    def take(self, answer: pb.Answer) -> list[Failure]:
+    def resolve(self, answer: pb.Answer) -> list[Failure]:
         part = answer.write
         failures: list[Failure] = []
         for slot, result in zip(part.slots or range(len(part.results)), part.results, strict=False):
             if result.HasField("error"):
                 failures.append(Failure(slot, error_from_pb(result.error)))
                 continue
-            waiter = self.hand_back(slot)
+            waiter = self.take_waiter(slot)
             if waiter is not None:
-                settle(waiter, result)
+                resolve(waiter, result)
         return failures

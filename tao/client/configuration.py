@@ -1,8 +1,8 @@
-"""The topology and the schema that a graph works by: fetched once, then watched (DESIGN.md §5, §12).
+"""The topology and the schema that a graph works by: fetched once, then watched.
 
-Followers serve both documents, so that one address is enough. The watch moves to another follower when its connection
-breaks, and names what it has, so that nothing is missed; a follower that says NOT_MINE has its topology fetched at
-once. A document that cannot be used is logged and passed over: the graph goes on with the last good one.
+Followers serve both documents, so one address is enough to connect. The watch moves to another follower when its
+connection breaks, and names the versions it has, so that no change is missed. When a follower answers NOT_MINE, its
+topology is fetched at once. A document that cannot be used is logged and skipped: the graph keeps the last good one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from tao.client.lanes import Lane, ServerLink
+from tao.client.server_queues import ServerLink, ServerQueue
 from tao.client.settings import ClientSettings
 from tao.model.errors import InvalidArgument, OperatorError, TaoError, TopologyError, Unavailable
 from tao.model.topology import CacheServer, Region, Topology
@@ -29,7 +29,7 @@ _logger = logging.getLogger(__name__)
 
 
 class LinkPool(Protocol):
-    """What a graph needs of `tao.peers.links.Links`."""
+    """The methods of `tao.wire.links.Links` that a graph needs."""
 
     def to(self, server: CacheServer) -> ServerLink: ...
 
@@ -40,8 +40,8 @@ class LinkPool(Protocol):
     async def close(self) -> None: ...
 
 
-class Target(Protocol):
-    """Who is told of newer documents."""
+class ConfigurationListener(Protocol):
+    """The receiver of each topology and schema."""
 
     def use_topology(self, topology: Topology) -> None: ...
 
@@ -49,12 +49,12 @@ class Target(Protocol):
 
 
 def read_target(target: str) -> Topology | CacheServer:
-    """What ``connect`` was given: a topology file (``file:…``, a path with a slash, or ``….json``), or one follower's
-    address: ``host:port`` of its gRPC port, or ``frames:host:port``.
+    """Read the target of `tao.client.connect`: a topology file (``file:…``, a path with a slash, or ``….json``) or one
+    follower's address (``host:port`` of its gRPC port, or ``frames:host:port``).
 
-    Raises `InvalidArgument` for neither, `TopologyError` for a file that cannot be read or used."""
+    Raises `InvalidArgument` when it is neither, `TopologyError` for a file that cannot be read or used."""
     if not target:
-        raise InvalidArgument("connect to 'host:port' of a follower or to a topology file")
+        raise InvalidArgument("the target is empty: connect to 'host:port' of a follower, or to a topology file")
     if target.startswith("frames:"):
         address = str(parse_address(target.removeprefix("frames:")))
         return CacheServer(name=target, grpc="", frames=address)
@@ -67,8 +67,8 @@ def read_target(target: str) -> Topology | CacheServer:
     return CacheServer(name=target, grpc=str(parse_address(target)))
 
 
-class Configuration:
-    """Topology and schema, at the newest version heard of. Made by `Configuration.fetch`."""
+class ClientConfiguration:
+    """The newest topology and schema that were received. Made by `ClientConfiguration.fetch`."""
 
     def __init__(self, links: LinkPool, settings: ClientSettings, topology: Topology, schema: Schema, region: str):
         self.topology = topology
@@ -76,20 +76,21 @@ class Configuration:
         self.region = region
         self._links = links
         self._settings = settings
-        self._target: Target | None = None
-        self._watching: asyncio.Task[None] | None = None
-        self._refreshing: asyncio.Task[None] | None = None
+        self._listener: ConfigurationListener | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._refresh_task: asyncio.Task[None] | None = None
 
     @classmethod
     async def fetch(
         cls, source: Topology | CacheServer, region: str | None, links: LinkPool, settings: ClientSettings
-    ) -> Configuration:
-        """Ask the follower, or the first of the file's followers that answers. Raises what the last one failed with,
-        `InvalidArgument` when the region cannot be told, `TopologyError` when there is none of that name."""
+    ) -> ClientConfiguration:
+        """Fetch both documents from the follower, or from the first of the topology's followers that answers. Raises
+        the error of the last one that was asked, `InvalidArgument` when the region must be named, `TopologyError` when
+        there is no such region."""
         if isinstance(source, Topology):
             region = _region_of(source, region, None)
             servers = _followers(source, region)
-            random.shuffle(servers)  # a thousand processes that start together must not all ask the first
+            random.shuffle(servers)  # spreads a thousand processes that start together
         else:
             servers = [source]
         loop = asyncio.get_running_loop()
@@ -112,51 +113,51 @@ class Configuration:
             return cls(links, settings, topology, schema, _region_of(topology, region, asked))
         raise failure
 
-    def follow(self, target: Target) -> None:
-        """Hand over the documents now, and every newer one when it comes. Raises `TopologyError`."""
-        self._target = target
-        target.use_topology(self.topology)
-        target.use_schema(self.schema)
+    def follow(self, listener: ConfigurationListener) -> None:
+        """Hand both documents to a listener now, and every newer one when it arrives. Raises `TopologyError`."""
+        self._listener = listener
+        listener.use_topology(self.topology)
+        listener.use_schema(self.schema)
         self._links.keep_only(_names(self.topology))
-        self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._watch_task = asyncio.get_running_loop().create_task(self._watch())
 
     async def close(self) -> None:
         """Stop watching."""
-        tasks = [task for task in (self._watching, self._refreshing) if task is not None]
+        tasks = [task for task in (self._watch_task, self._refresh_task) if task is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def refresh(self, version: int, lane: Lane) -> None:
-        """Learn of the topology that a lane's server routes by, unless ours is as new. Concurrent calls are one."""
+    async def refresh(self, version: int, queue: ServerQueue) -> None:
+        """Fetch the topology of a server, unless ours is of this version or newer. Concurrent calls share one fetch."""
         if self.topology.version >= version:
             return
-        if self._refreshing is None:
-            self._refreshing = asyncio.get_running_loop().create_task(self._fetch_topology(lane))
-        await asyncio.shield(self._refreshing)
+        if self._refresh_task is None:
+            self._refresh_task = asyncio.get_running_loop().create_task(self._fetch_topology(queue))
+        await asyncio.shield(self._refresh_task)
 
     async def refresh_schema(self) -> None:
-        """Fetch the schema from a follower: an answer spoke of a type that is not in ours. Raises a `TaoError`."""
+        """Fetch the schema from a follower, when an answer has a type that ours lacks. Raises a `TaoError`."""
         server = random.choice(_followers(self.topology, self.region))
         request = pb.Request(get_schema=pb.GetSchema())
         answer = await self._links.to(server).ask(request, self._settings.timeout_seconds)
         self._take_schema(answer.schema, server.name)
 
-    async def _fetch_topology(self, lane: Lane) -> None:
+    async def _fetch_topology(self, queue: ServerQueue) -> None:
         try:
             request = pb.Request(get_topology=pb.GetTopology())
-            answer = await lane.link.ask(request, self._settings.timeout_seconds)
-            self._take_topology(answer.topology, lane.server.name)
+            answer = await queue.link.ask(request, self._settings.timeout_seconds)
+            self._take_topology(answer.topology, queue.server.name)
         except TaoError as error:
-            # The query that went astray is asked elsewhere all the same; the watch brings the document later.
-            _logger.warning("the topology of %s could not be had: %s", lane.server.name, error.message)
+            # The query that was refused is retried all the same; the watch brings the document later.
+            _logger.warning("the topology of %s could not be fetched: %s", queue.server.name, error.message)
         finally:
-            self._refreshing = None
+            self._refresh_task = None
 
     async def _watch(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            # Any follower of the region: thousands of clients must not all watch through the first.
+            # A random follower of the region, so that thousands of clients do not all watch through the first.
             server = random.choice(_followers(self.topology, self.region))
             ended: asyncio.Future[TaoError | None] = loop.create_future()
             watch = pb.Watch(topology_version=self.topology.version, schema_hash=self.schema.version_hash)
@@ -167,7 +168,7 @@ class Configuration:
 
     def _event_handler(self, server: str, ended: asyncio.Future[TaoError | None]) -> Callable[[pb.Answer], None]:
         def on_answer(answer: pb.Answer) -> None:
-            if self._watching is None or self._watching.done():
+            if self._watch_task is None or self._watch_task.done():
                 return
             if answer.HasField("watch"):
                 if answer.watch.HasField("topology"):
@@ -184,10 +185,12 @@ class Configuration:
             return
         try:
             topology = parse_topology(document.json, f"topology of {server}")
-            if self._target is not None:
-                self._target.use_topology(topology)
+            if self._listener is not None:
+                self._listener.use_topology(topology)
         except OperatorError as error:
-            _logger.warning("topology version %d of %s is passed over: %s", document.version, server, error.message)
+            _logger.warning(
+                "topology version %d of %s is not usable and was skipped: %s", document.version, server, error.message
+            )
             return
         self.topology = topology
         self._links.keep_only(_names(topology))
@@ -198,10 +201,10 @@ class Configuration:
         try:
             self.schema = Schema.from_json(document.json, f"schema of {server}")
         except OperatorError as error:
-            _logger.warning("schema %s of %s is passed over: %s", document.hash, server, error.message)
+            _logger.warning("schema %s of %s is not usable and was skipped: %s", document.hash, server, error.message)
             return
-        if self._target is not None:
-            self._target.use_schema(self.schema)
+        if self._listener is not None:
+            self._listener.use_schema(self.schema)
 
 
 def _region_of(topology: Topology, wanted: str | None, asked: CacheServer | None) -> str:
@@ -216,7 +219,7 @@ def _region_of(topology: Topology, wanted: str | None, asked: CacheServer | None
                 return region.name
     if len(names) == 1:
         return names[0]
-    raise InvalidArgument(f"say which region this process is in: region= one of {', '.join(names)}")
+    raise InvalidArgument(f"the region of this process is not known: pass region= one of {', '.join(names)}")
 
 
 def _is_at(server: CacheServer, asked: CacheServer) -> bool:
@@ -228,7 +231,7 @@ def _servers(region: Region) -> Sequence[CacheServer]:
 
 
 def _followers(topology: Topology, region: str) -> list[CacheServer]:
-    """The region's followers that are not marked down, or all when every one is."""
+    """Return the region's followers that are not marked down, or all of them when every one is."""
     servers = [server for each in topology.regions if each.name == region for server in _servers(each)]
     return [server for server in servers if not server.down] or servers
 

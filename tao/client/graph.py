@@ -1,12 +1,12 @@
-"""`Graph`: all operations over one connected client, and `connect`, which makes one (DESIGN.md §12).
+"""`Graph`: all operations over one connected client, and `connect`, which opens one.
 
-Each await is one query; what is awaited side by side (``asyncio.gather``, many tasks) in one tick of the event loop
-travels in one message per server. The many-forms say the same in one call. One `Graph` serves a whole process; it
-belongs to the event loop it was opened on.
+Each await is one query. Queries that are awaited side by side (``asyncio.gather``, several tasks) in one tick of the
+event loop travel in one message per server; a many-form does the same in one call. One `Graph` serves a whole process.
+It belongs to the event loop on which it was opened.
 
-Every operation raises, besides what its own text says, the tree of `tao.model.errors`: `RequestError` for a mistake,
-mostly before anything is sent; `RetryableError` when nothing was written and another try may succeed; `OutcomeUnknown`
-when a write may or may not have happened.
+Besides the errors that its docstring names, every operation may raise any error of `tao.model.errors`: `RequestError`
+for a mistake, mostly before anything is sent; `RetryableError` when nothing was written and another try may succeed;
+`OutcomeUnknown` when a write may or may not have happened.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from collections.abc import Callable, Generator
 from types import TracebackType
 from typing import Any, Self
 
-from tao.client.configuration import Configuration, LinkPool, read_target
-from tao.client.dispatch import Dispatcher
+from tao.client.configuration import ClientConfiguration, LinkPool, read_target
+from tao.client.dispatcher import Dispatcher
 from tao.client.settings import ClientSettings
 from tao.client.writes import WriteOperations
-from tao.peers.links import Links
 from tao.wire.identity import Credentials
+from tao.wire.links import Links
 
 _ANONYMOUS = Credentials(name="", role="client")
 
 
 class Graph(WriteOperations):
-    """The graph. Made by `connect`; close it, or use it as a context manager."""
+    """A connection to the graph. Made by `connect`; close it, or use it as a context manager."""
 
     def __init__(
         self,
         links: LinkPool,
-        configuration: Configuration,
+        configuration: ClientConfiguration,
         settings: ClientSettings,
         tier: str | None = None,
         unix_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """Raises `TopologyError` when the region has no such tier."""
+        """Open the operations over connections. Raises `TopologyError` when the region has no such tier."""
         dispatcher = Dispatcher(
             settings, region=configuration.region, tier=tier, link_to=links.to, refresh=configuration.refresh
         )
@@ -45,12 +45,12 @@ class Graph(WriteOperations):
         self._links = links
 
     def servers(self) -> dict[str, dict[str, object]]:
-        """What is held of each follower that was asked so far, by name: ``health`` (``up``, ``suspect``, ``down``,
-        ``probing``), since how many seconds and why; for logs and metrics of the application."""
+        """Return what the failure detector says of each follower that was asked so far, by name: ``health`` (``up``,
+        ``suspect``, ``down``, ``probing``), for how many seconds, and why. For the application's logs and metrics."""
         return self._links.figures()
 
     async def close(self) -> None:
-        """Close the connections. What is still waited for fails as `Unavailable`."""
+        """Close the connections. Operations still in flight fail with `Unavailable`."""
         self._own_writes.close()
         self._hot.close()
         await self._dispatcher.close()
@@ -66,8 +66,8 @@ class Graph(WriteOperations):
         await self.close()
 
 
-class Connecting:
-    """A graph about to be opened: await it, or enter it (``async with connect(…) as graph``) to have it closed."""
+class PendingGraph:
+    """A graph that is not open yet: await it, or enter it (``async with connect(…) as graph``), which closes it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Connecting:
         self._credentials = credentials
         self._graph: Graph | None = None
 
-    def __await__(self) -> Generator[Any, None, Graph]:  # Any: what a coroutine yields is the loop's affair
+    def __await__(self) -> Generator[Any, None, Graph]:  # Any: coroutines yield to the event loop what it likes
         return self._open().__await__()
 
     async def __aenter__(self) -> Graph:
@@ -101,7 +101,7 @@ class Connecting:
         source = read_target(self._target)
         links = Links(self._settings.links, self._credentials, self._settings.tls)
         try:
-            configuration = await Configuration.fetch(source, self._region, links, self._settings)
+            configuration = await ClientConfiguration.fetch(source, self._region, links, self._settings)
             return Graph(links, configuration, self._settings, self._tier)
         except BaseException:
             await links.close()
@@ -115,15 +115,15 @@ def connect(
     tier: str | None = None,
     settings: ClientSettings | None = None,
     credentials: Credentials | None = None,
-) -> Connecting:
+) -> PendingGraph:
     """Open a graph: ``await connect(…)`` or ``async with connect(…) as graph``.
 
-    ``target``: the address of any follower (``host:port`` of its gRPC port, ``frames:host:port``), or a topology file
-    (a path, or ``file:…``). Topology and schema come from a follower and are watched from then on. ``region``: where
-    this process is; told by the address when that is one of the topology's, or when there is only one. ``tier``: the
-    follower tier to ask first, else the region's first.
+    ``target`` is the address of any follower (``host:port`` of its gRPC port, or ``frames:host:port``), or a topology
+    file (a path, or ``file:…``). Topology and schema come from a follower and are watched from then on. ``region`` is
+    the region of this process; it may be left out when there is only one, or when the target is the address of a
+    follower in the topology. ``tier`` is the follower tier to prefer, by default the region's first.
 
-    Raises `InvalidArgument` for a target that is none, `Unavailable` or `DeadlineExceeded` when no follower answers,
-    `Unauthorized` for wrong credentials, `TopologyError` when there is no such region or tier.
+    Raises `InvalidArgument` for a target that cannot be read, `Unavailable` or `DeadlineExceeded` when no follower
+    answers, `Unauthorized` for wrong credentials, `TopologyError` when there is no such region or tier.
     """
-    return Connecting(target, region, tier, settings or ClientSettings(), credentials or _ANONYMOUS)
+    return PendingGraph(target, region, tier, settings or ClientSettings(), credentials or _ANONYMOUS)

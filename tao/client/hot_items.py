@@ -1,11 +1,13 @@
-"""Items that everybody reads, kept by the client and asked for once (DESIGN.md §10).
+"""Hot items: queries that followers report as read very often, whose answers the client keeps.
 
-A follower says of an item that it is hot, and how often it is read. From then on this process keeps the answer, sends
-its version along, and hears "unchanged" instead of the same bytes again; and whoever asks for it in one tick of the
-loop, or while the follower wants to be left alone (``slow_down_ms``), shares one query. That query is always sent after
-everybody who shares it has asked, so an answer is as fresh as without all this: the version sent is a minimum, too, and
-reads that are critical, carry a token or bound staleness never come here. Only ``hot_unchecked_ms`` gives freshness
-away, by as much as it says. An item is dropped with the first answer that does not call it hot.
+A follower says in its answers which items are hot. From then on this process keeps the answer and sends its version
+along, so that an unchanged item is answered without its bytes. Reads of one hot item in one tick of the loop, or while
+the follower has asked for a pause (``slow_down_ms``), share one query.
+
+The shared query is always sent after the last read that shares it was made, and the version that is kept is also the
+lowest that may answer. So an answer is as fresh as without hot items. Reads with a demand of their own
+(`tao.client.consistency`) are never answered here. Only ``hot_unchecked_ms`` trades freshness, by as much as it says.
+An item is dropped with the first answer that does not report it as hot.
 """
 
 from __future__ import annotations
@@ -15,77 +17,84 @@ from collections.abc import Mapping
 from typing import Final
 
 from tao.client.calls import ReadCall
-from tao.client.columns import Row
-from tao.client.lanes import ReadQueue
-from tao.client.routing import Router
+from tao.client.diagnostics import ClientStats
+from tao.client.router import Router
+from tao.client.server_queues import JoinedFuture, ReadQueue, Waiter, fail, is_abandoned, resolve
 from tao.client.settings import ClientSettings
-from tao.client.stats import ClientStats
-from tao.client.waiting import Gathering, Waiter, fail, is_cancelled, settle
 from tao.model.errors import StaleRead, TaoError, Unavailable, WriteLost
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
+from tao.wire.read_batch import QueryRow, RowKey
 from tao.wire.v1 import session_pb2 as pb
 
 
-class _Item:
-    """One query that is asked very often. ``value``: its last answer, empty when there is none to go by;
-    ``checked_at``: when that was asked for; ``shared``: the last query, which others may join while its message is not
-    sent; ``waiting``: who shares the next one, after a pause."""
+class _HotItem:
+    """A query that is asked very often.
 
-    __slots__ = ("checked_at", "is_hot", "kind", "not_before", "row", "shared", "value", "waiting")
+    ``value`` is its last answer, empty when none can be used; ``checked_at`` is the loop time at which that answer was
+    asked for. ``not_before`` is the end of the pause that the follower has asked for. ``shared`` is the last query,
+    which reads may join until its message is sent. ``waiting`` are the reads that share the query after a pause."""
 
-    def __init__(self, kind: int, row: Row) -> None:
-        self.kind = kind
+    __slots__ = ("checked_at", "is_hot", "not_before", "operation", "row", "shared", "value", "waiting")
+
+    def __init__(self, operation: int, row: QueryRow) -> None:
+        self.operation = operation
         self.row = row
         self.value = b""
         self.checked_at = self.not_before = 0.0
         self.is_hot = True
-        self.shared: _Shared | None = None
+        self.shared: _SharedQuery | None = None
         self.waiting: list[Waiter[bytes]] = []
 
 
-class _Shared(Gathering[bytes]):
-    """One query, and all who wait for its answer."""
+class _SharedQuery(JoinedFuture[bytes]):
+    """One query for a hot item, and the waiters of all reads that share it."""
 
-    __slots__ = ("_generation", "_item", "_items", "_queue", "known", "minimum", "waiters")
+    __slots__ = ("_batches_before", "_item", "_items", "_queue", "known", "minimum", "waiters")
 
     def __init__(
-        self, items: HotItems, item: _Item, queue: ReadQueue, waiters: list[Waiter[bytes]], minimum: int, known: bytes
+        self,
+        items: HotItems,
+        item: _HotItem,
+        queue: ReadQueue,
+        waiters: list[Waiter[bytes]],
+        minimum: int,
+        known: bytes,
     ) -> None:
         super().__init__(1, asyncio.get_running_loop())
         self._items = items
         self._item = item
         self._queue = queue
-        self._generation = queue.generation
+        self._batches_before = queue.batches_sent
         self.waiters = waiters
         self.minimum = minimum
         self.known = known
 
     @property
     def is_sent(self) -> bool:
-        """Who asks now has asked too late for its answer."""
-        return self._queue.generation != self._generation
+        """Return whether the message has left, so that no further read may share its answer."""
+        return self._queue.batches_sent != self._batches_before
 
     def put(self, index: int, result: bytes | TaoError) -> None:
-        """See `Gathering`."""
+        """Hand the result to all reads that share the query."""
         super().put(index, result)
-        self._items._answered(self._item, self, result)
+        self._items._on_result(self._item, self, result)
 
 
 class HotItems:
-    """The hot items of one graph. ``by_row``: looked into before each read; empty nearly always."""
+    """The hot items of one graph. ``by_row`` is looked at before each plain read, and is nearly always empty."""
 
     def __init__(
         self,
         router: Router,
-        own_versions: Mapping[Row, int],
-        attached: Mapping[Row, int],
+        own_versions: Mapping[RowKey, int],
+        attached: Mapping[RowKey, int],
         settings: ClientSettings,
         stats: ClientStats,
     ) -> None:
-        """``own_versions``: key → the version that this graph's writes have reached; ``attached``: those that its reads
-        ask for."""
-        self.by_row: Final[dict[Row, _Item]] = {}
+        """Start without items. ``own_versions`` holds the version that this graph's writes have reached, by key;
+        ``attached`` holds the versions that its reads ask for."""
+        self.by_row: Final[dict[QueryRow, _HotItem]] = {}
         self._router: Final = router
         self._own_versions: Final = own_versions
         self._attached: Final = attached
@@ -93,99 +102,102 @@ class HotItems:
         self._unchecked_seconds: Final = (settings.hot_unchecked_ms or 0.0) / 1000
         self._stats: Final = stats
         self._loop: Final = asyncio.get_running_loop()
-        self._due: Final[dict[_Item, asyncio.Handle]] = {}
+        self._paused: Final[dict[_HotItem, asyncio.Handle]] = {}
         self._bytes = 0
 
-    def read(self, row: Row, waiter: Waiter[bytes]) -> None:
-        """Answer a query for an item of `by_row`, now or with the others who ask for it."""
+    def read(self, row: QueryRow, waiter: Waiter[bytes]) -> None:
+        """Answer a read of an item of `by_row`: from its value, with a query that other reads share, or after the
+        pause."""
         item = self.by_row[row]
         if self._unchecked_seconds and self._is_current(item):
             self._stats.hot_unchecked += 1
-            settle(waiter, item.value)
+            resolve(waiter, item.value)
             return
         shared = item.shared
         if shared is not None and not shared.is_sent and self._attached.get(row[:2], 0) <= shared.minimum:
             self._stats.hot_joined += 1
             shared.waiters.append(waiter)
-        elif item in self._due:
+        elif item in self._paused:
             self._stats.hot_joined += 1
             item.waiting.append(waiter)
         elif item.not_before > self._loop.time():
             item.waiting.append(waiter)
-            self._due[item] = self._loop.call_at(item.not_before, self._ask_late, item)
+            self._paused[item] = self._loop.call_at(item.not_before, self._query_after_pause, item)
         else:
-            self._ask(item, [waiter])
+            self._query(item, [waiter])
 
-    def note(self, call: ReadCall, part: pb.ReadAnswer) -> None:
-        """Keep what this part of an answer calls hot. To be called before it is taken."""
+    def record(self, call: ReadCall, part: pb.ReadAnswer) -> None:
+        """Keep the values that this part of an answer reports as hot. Must be called before the part is applied to the
+        call."""
         asked_at = call.attempt.deadline - self._settings.timeout_seconds
         slots, values = list(part.slots), part.values
-        places = dict(zip(slots, range(len(slots)), strict=True)) if slots else range(len(values))
+        indexes = dict(zip(slots, range(len(slots)), strict=True)) if slots else range(len(values))
         now = self._loop.time()
         for slot, pause_ms in zip(part.hot_slots, part.slow_down_ms, strict=False):
-            if slot not in places or places[slot] >= len(values):
-                continue  # in another part
-            value = values[places[slot]]
-            kind, row = call.query(slot)
-            item = self.by_row.pop(row, None) or _Item(kind, row)
-            self.by_row[row] = item  # the last ones used stand last
+            if slot not in indexes or indexes[slot] >= len(values):
+                continue  # the value comes in another part
+            value = values[indexes[slot]]
+            operation, row = call.query(slot)
+            item = self.by_row.pop(row, None) or _HotItem(operation, row)
+            self.by_row[row] = item  # moves it to the end: the least recently used item is dropped first
             item.is_hot = True
             item.not_before = max(item.not_before, now + pause_ms / 1000)
-            self._keep(item, value or call.known.get(slot, b""), asked_at)
+            self._keep(item, value or call.reads.known.get(slot, b""), asked_at)
         while self.by_row and (
             len(self.by_row) > self._settings.hot_items or self._bytes > self._settings.hot_items_bytes
         ):
             self._drop(next(iter(self.by_row.values())))
 
     def clear(self) -> None:
-        """Forget what is kept: it was read by another schema."""
+        """Forget all values, because they were read by another schema."""
         for item in list(self.by_row.values()):
             self._drop(item)
 
     def close(self) -> None:
-        """Forget everything, and fail who still waits to ask."""
-        for item, handle in self._due.items():
+        """Forget everything, and fail the reads that wait for the end of a pause."""
+        for item, handle in self._paused.items():
             handle.cancel()
             for waiter in item.waiting:
                 fail(waiter, Unavailable("the graph was closed"))
             item.waiting.clear()
-        self._due.clear()
+        self._paused.clear()
         self.clear()
 
-    def _is_current(self, item: _Item) -> bool:
+    def _is_current(self, item: _HotItem) -> bool:
         if not item.value or item.checked_at + self._unchecked_seconds <= self._loop.time():
             return False
         return version_of(item.value) >= self._own_versions.get(item.row[:2], 0)
 
-    def _ask_late(self, item: _Item) -> None:
-        del self._due[item]
-        waiters = [waiter for waiter in item.waiting if not is_cancelled(waiter)]
+    def _query_after_pause(self, item: _HotItem) -> None:
+        del self._paused[item]
+        waiters = [waiter for waiter in item.waiting if not is_abandoned(waiter)]
         item.waiting = []
         if waiters:
-            self._ask(item, waiters)
+            self._query(item, waiters)
 
-    def _ask(self, item: _Item, waiters: list[Waiter[bytes]]) -> None:
+    def _query(self, item: _HotItem, waiters: list[Waiter[bytes]]) -> None:
         minimum = self._attached.get(item.row[:2], 0)
         known = item.value if item.value and version_of(item.value) >= minimum else b""
         minimum = version_of(known) if known else minimum
-        item.is_hot = False  # until the answer says so
+        item.is_hot = False  # until the answer reports it as hot again
         try:
             queue = self._router.reader(item.row[0] >> SHARD_SHIFT).reads
-        except TaoError as error:  # of a shard that a new topology does not have
+        except TaoError as error:  # the shard is not in the topology any more
             for waiter in waiters:
                 fail(waiter, type(error)(error.message))
             return
-        item.shared = shared = _Shared(self, item, queue, waiters, minimum, known)
-        queue.add(item.kind, item.row, (shared, 0), minimum, known)
+        item.shared = shared = _SharedQuery(self, item, queue, waiters, minimum, known)
+        queue.add(item.operation, item.row, (shared, 0), minimum, known)
 
-    def _answered(self, item: _Item, shared: _Shared, result: bytes | TaoError) -> None:
+    def _on_result(self, item: _HotItem, shared: _SharedQuery, result: bytes | TaoError) -> None:
         waiters = shared.waiters
         if isinstance(result, StaleRead | WriteLost) and shared.known:
-            # The version kept was lost with a master: nobody has it any more, and nobody asked for it.
+            # The version that is kept was lost with a master. No server has it any more, and no caller asked for it,
+            # so the query is repeated without it.
             self._drop(item)
             item.waiting.extend(waiters)
-            if item not in self._due:
-                self._due[item] = self._loop.call_soon(self._ask_late, item)
+            if item not in self._paused:
+                self._paused[item] = self._loop.call_soon(self._query_after_pause, item)
             return
         if not item.is_hot:
             self._drop(item)
@@ -195,17 +207,17 @@ class HotItems:
             return
         self._stats.hot_unchanged += result is shared.known
         for waiter in waiters:
-            settle(waiter, result)
+            resolve(waiter, result)
 
-    def _keep(self, item: _Item, value: bytes, asked_at: float) -> None:
+    def _keep(self, item: _HotItem, value: bytes, asked_at: float) -> None:
         held = item.value
         if held and version_of(held) > version_of(value):
-            return  # the answers have overtaken each other
+            return  # an older answer has arrived after a newer one
         self._bytes += len(value) - len(held)
         item.value = value
         item.checked_at = max(item.checked_at, asked_at)
 
-    def _drop(self, item: _Item) -> None:
+    def _drop(self, item: _HotItem) -> None:
         if self.by_row.get(item.row) is item:
             del self.by_row[item.row]
         self._bytes -= len(item.value)

@@ -1,4 +1,7 @@
-"""What all operations of a graph stand on: sending one query or write, or many, and waiting for what becomes of it."""
+"""The foundation of a graph's operations: send one query or write, or many, and wait for the results.
+
+A read goes through the hot items, if its row is one, else into the queue of the server that the router chooses.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,38 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import compress
 from typing import TypeVar, cast
 
-from tao.client.columns import Row
-from tao.client.configuration import Configuration
-from tao.client.dispatch import Dispatcher
-from tao.client.failures import SomeFailed
+from tao.client.configuration import ClientConfiguration
+from tao.client.consistency import CACHED, Consistency
+from tao.client.diagnostics import ClientStats, Trace
+from tao.client.dispatcher import Dispatcher
 from tao.client.hot_items import HotItems
-from tao.client.lanes import Lane, ReadQueue, WriteRow
-from tao.client.own_writes import CRITICAL, After, Minimums, OwnWrites, Recording
-from tao.client.requests import Requests
+from tao.client.own_writes import CRITICAL, MinimumVersions, OwnWrites, Recording
+from tao.client.request_builder import RequestBuilder
+from tao.client.reverse_lookup import ReverseLookup
+from tao.client.server_queues import JoinedFuture, Waiter, WriteRow
 from tao.client.settings import ClientSettings
-from tao.client.stats import ClientStats
-from tao.client.trace import Trace
-from tao.client.turning import Turning
-from tao.client.validation import check_staleness
 from tao.client.values import ObjectReader
-from tao.client.waiting import Gathering, Waiter
-from tao.model.errors import TaoError, UnknownType, WriteLost
+from tao.model.errors import InvalidArgument, TaoError, UnknownType, WriteLost
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
+from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
 
 Result = TypeVar("Result")
 
 
 class Operations:
-    """The state of an open graph. Follows topology and schema by itself (`use_topology`, `use_schema`)."""
+    """The state of an open graph. It follows topology and schema by itself (`use_topology`, `use_schema`)."""
 
     def __init__(
         self,
-        configuration: Configuration,
+        configuration: ClientConfiguration,
         dispatcher: Dispatcher,
         settings: ClientSettings,
         unix_seconds: Callable[[], float],
@@ -51,40 +52,43 @@ class Operations:
         self._create_future = self._loop.create_future
         self._own_writes = OwnWrites(self._loop, settings.own_writes_keys, settings.own_writes_seconds)
         self._attached = self._own_writes.versions if settings.attach_own_writes else {}
-        self._turning = Turning(self._own_writes, settings)
+        self._reverse_lookup = ReverseLookup(self._own_writes, settings)
+        self._consistency = settings.consistency
         self._timeout_seconds = settings.timeout_seconds
         self._hot = HotItems(self._router, self._own_writes.versions, self._attached, settings, dispatcher.stats)
         self._hot_rows = self._hot.by_row
         if settings.keep_hot_items:
-            dispatcher.on_hot = self._hot.note
-        self._requests = Requests(configuration.schema, configuration.topology.shards, random.randrange, unix_seconds)
+            dispatcher.on_hot = self._hot.record
+        self._builder = RequestBuilder(
+            configuration.schema, configuration.topology.shards, random.randrange, unix_seconds
+        )
         self._objects = ObjectReader(configuration.schema)
         configuration.follow(self)
 
     @property
     def schema(self) -> Schema:
-        """The types in use, as of now."""
-        return self._requests.schema
+        """Return the schema in use now."""
+        return self._builder.schema
 
     @property
     def topology(self) -> Topology:
-        """The topology routed by, as of now."""
+        """Return the topology that requests are routed by now."""
         return self._configuration.topology
 
     @property
     def region(self) -> str:
-        """The region whose followers are asked."""
+        """Return the name of the region whose followers this graph uses."""
         return self._configuration.region
 
     @property
     def stats(self) -> ClientStats:
-        """Counters since the graph was opened."""
+        """Return the counters since the graph was opened."""
         return self._dispatcher.stats
 
     @contextmanager
     def trace(self) -> Iterator[Trace]:
-        """Collect which tier answered each read of this graph, of whatever task, while the block runs. One at a time:
-        an inner trace takes over from the outer one until it ends."""
+        """Collect which tier answered each read of this graph, in all tasks, while the block runs. A trace opened
+        inside another one takes over from it until it ends."""
         trace = Trace(self._atype_name)
         outer, self._dispatcher.trace = self._dispatcher.trace, trace
         try:
@@ -94,47 +98,43 @@ class Operations:
 
     @property
     def token(self) -> WriteToken:
-        """Names the writes that this graph made of late, of whatever task (`ClientSettings.own_writes_seconds`). What
-        one request wrote, a `recording` tells."""
+        """Return a token of the recent writes of this graph in all tasks (`ClientSettings.own_writes_seconds`). Use a
+        `recording` for the writes of one request."""
         return self._own_writes.token()
 
     @contextmanager
     def recording(self) -> Iterator[Recording]:
-        """Collect the token of what this task, and the tasks it starts, write through this graph while the block runs:
-        ``with graph.recording() as recording: …``, then ``recording.token``. Recordings nest."""
+        """Collect a token of the writes that this task, and the tasks it starts, make through this graph while the
+        block runs: ``with graph.recording() as recording: …``, then ``recording.token``. Recordings nest."""
         with self._own_writes.recording() as recording:
             yield recording
 
     def use_topology(self, topology: Topology) -> None:
-        """Called with each newer topology. Raises `TopologyError` when this graph's region or tier is not in it."""
+        """Take over a newer topology. Raises `TopologyError` when it lacks this graph's region or tier."""
         self._dispatcher.use_topology(topology)
-        requests = self._requests
-        self._requests = Requests(requests.schema, topology.shards, requests.any_shard, requests.unix_seconds)
+        self._builder = replace(self._builder, shards=topology.shards)
 
     def use_schema(self, schema: Schema) -> None:
-        """Called with each newer schema."""
-        requests = self._requests
-        self._requests = Requests(schema, requests.shards, requests.any_shard, requests.unix_seconds)
+        """Take over a newer schema."""
+        self._builder = replace(self._builder, schema=schema)
         self._objects = ObjectReader(schema)
         self._hot.clear()
 
-    async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
-        if self._hot_rows and row in self._hot_rows and not critical and after is None and max_staleness_ms is None:
-            return await self._read_hot(row)
-        minimum = 0
-        if after is not None:
-            minimum = Minimums(after, self._attached).of(row)
-        elif self._attached:
-            minimum = self._attached.get(row[:2], 0)
-        lane = self._router.reader(row[0] >> SHARD_SHIFT)
-        future: asyncio.Future[bytes] = self._create_future()
-        if critical or minimum == CRITICAL:
-            # New enough for any token; but only who says what was written hears that it was lost.
-            lane.critical_reads.add(kind, row, future, max(minimum, 0))
-        elif max_staleness_ms is None:
-            lane.reads.add(kind, row, future, minimum)
+    async def _read(self, operation: int, row: QueryRow, consistency: Consistency | None) -> bytes:
+        if consistency is None:
+            consistency = self._consistency
+        if consistency is CACHED:
+            if self._hot_rows and row in self._hot_rows:
+                return await self._read_hot(row)
+            minimum = self._attached.get(row[:2], 0) if self._attached else 0
+            queue = self._router.reader(row[0] >> SHARD_SHIFT).reads
         else:
-            lane.bounded_reads.of(check_staleness(max_staleness_ms)).add(kind, row, future, minimum)
+            minimum = MinimumVersions(self._demand_of(consistency).token, self._attached).of(row)
+            queue = self._router.reader(row[0] >> SHARD_SHIFT).reads_with(consistency, minimum == CRITICAL)
+            # The master is new enough for any token, but a lost write is reported only to a read that names a version.
+            minimum = max(minimum, 0)
+        future: asyncio.Future[bytes] = self._create_future()
+        queue.add(operation, row, future, minimum)
         try:
             return await future
         except asyncio.CancelledError:
@@ -144,7 +144,7 @@ class Operations:
             self._own_writes.forget(row[:2], minimum)
             raise
 
-    async def _read_hot(self, row: Row) -> bytes:
+    async def _read_hot(self, row: QueryRow) -> bytes:
         minimum = self._attached.get(row[:2], 0)
         future: asyncio.Future[bytes] = self._create_future()
         self._hot.read(row, future)
@@ -155,88 +155,100 @@ class Operations:
             raise
 
     async def _read_many(
-        self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
+        self, operation: int, rows: Sequence[QueryRow], consistency: Consistency | None
     ) -> list[bytes | TaoError]:
-        if max_staleness_ms is not None:
-            check_staleness(max_staleness_ms)
-        gathering: Gathering[bytes] = Gathering(len(rows), self._loop)
-        waiters = [(gathering, index) for index in range(len(rows))]
-        asked = self._minimums(rows, after)
-        every_row, every_minimum = rows, asked
-        if self._hot_rows and not critical and after is None and max_staleness_ms is None:
+        consistency = self._demand_of(consistency)
+        joined: JoinedFuture[bytes] = JoinedFuture(len(rows), self._loop)
+        waiters = [(joined, index) for index in range(len(rows))]
+        minimums = self._minimums(rows, consistency)
+        all_rows, all_minimums = rows, minimums
+        if self._hot_rows and consistency is CACHED:
             hot = [row in self._hot_rows for row in rows]
             for row, waiter in zip(compress(rows, hot), compress(waiters, hot), strict=True):
                 self._hot.read(row, waiter)
             rest = [not each for each in hot]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
-            asked = list(compress(asked, rest))
-        if any(asked):
-            for row, waiter, minimum in zip(rows, waiters, asked, strict=True):
+            minimums = list(compress(minimums, rest))
+        if any(minimums):
+            for row, waiter, minimum in zip(rows, waiters, minimums, strict=True):
                 if minimum:
-                    self._add_with_minimum(kind, row, waiter, minimum, critical, max_staleness_ms)
-            rest = [not minimum for minimum in asked]
+                    self._add_with_minimum(operation, row, waiter, minimum, consistency)
+            rest = [not minimum for minimum in minimums]
             rows, waiters = list(compress(rows, rest)), list(compress(waiters, rest))
-        # Routed once per shard and handed over once per server: a third of what each row by itself would cost.
-        shards = [row[0] >> SHARD_SHIFT for row in rows]
-        lane_of = {shard: self._router.reader(shard) for shard in dict.fromkeys(shards)}
-        lanes = dict.fromkeys(lane_of.values())
-        for lane in lanes:
-            queue = _queue(lane, critical, max_staleness_ms)
-            if len(lanes) == 1:
-                queue.add_many(kind, rows, waiters)
-            else:
-                chosen = [lane_of[shard] is lane for shard in shards]
-                queue.add_many(kind, list(compress(rows, chosen)), list(compress(waiters, chosen)))
-        values = await self._gathered(gathering)
-        for row, minimum, value in zip(every_row, every_minimum, values, strict=False):
+        self._add_without_minimums(operation, rows, waiters, consistency)
+        values = await self._all_results(joined)
+        for row, minimum, value in zip(all_rows, all_minimums, values, strict=False):
             if isinstance(value, WriteLost):
                 self._own_writes.forget(row[:2], minimum)
         return values
 
-    def _minimums(self, rows: Sequence[Row], after: After) -> list[int]:
-        """What each row asks for; nothing at all when no row can."""
+    def _demand_of(self, consistency: Consistency | None) -> Consistency:
+        """Return the demand of a read, or the graph's default. Raises `InvalidArgument` for another type of value."""
+        if consistency is None:
+            return self._consistency
+        if not isinstance(consistency, Consistency):
+            raise InvalidArgument(f"consistency must be a Consistency, not {type(consistency).__name__}")
+        return consistency
+
+    def _minimums(self, rows: Sequence[QueryRow], consistency: Consistency) -> list[int]:
+        """Return the lowest version that may answer each row, or an empty list when any version may answer all."""
         own = self._attached
-        if after is None:
+        if consistency.token is None:
             return [own.get(row[:2], 0) for row in rows] if own else []
-        minimum_of = Minimums(after, own).of
+        minimum_of = MinimumVersions(consistency.token, own).of
         return [minimum_of(row) for row in rows]
 
     def _add_with_minimum(
-        self, kind: int, row: Row, waiter: Waiter[bytes], minimum: int, critical: bool, max_staleness_ms: int | None
+        self, operation: int, row: QueryRow, waiter: Waiter[bytes], minimum: int, consistency: Consistency
     ) -> None:
-        lane = self._router.reader(row[0] >> SHARD_SHIFT)
-        queue = _queue(lane, critical or minimum == CRITICAL, max_staleness_ms)
-        queue.add(kind, row, waiter, max(minimum, 0))
+        queue = self._router.reader(row[0] >> SHARD_SHIFT).reads_with(consistency, minimum == CRITICAL)
+        queue.add(operation, row, waiter, max(minimum, 0))
+
+    def _add_without_minimums(
+        self, operation: int, rows: Sequence[QueryRow], waiters: Sequence[Waiter[bytes]], consistency: Consistency
+    ) -> None:
+        # Rows are routed once for each shard and queued once for each server, for a third of the cost of doing it for
+        # each row.
+        shards = [row[0] >> SHARD_SHIFT for row in rows]
+        server_of = {shard: self._router.reader(shard) for shard in dict.fromkeys(shards)}
+        servers = dict.fromkeys(server_of.values())
+        for server in servers:
+            queue = server.reads_with(consistency)
+            if len(servers) == 1:
+                queue.add_many(operation, rows, waiters)
+            else:
+                chosen = [server_of[shard] is server for shard in shards]
+                queue.add_many(operation, list(compress(rows, chosen)), list(compress(waiters, chosen)))
 
     async def _write(self, row: WriteRow) -> pb.WriteResult:
         future: asyncio.Future[pb.WriteResult] = self._create_future()
-        self._router.writer(row[0]).writes.add(row, future)
+        self._router.writer(row.shard).writes.add(row, future)
         try:
             result = await future
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
             raise
-        self._note((result,))
+        self._record_writes((result,))
         return result
 
     async def _write_many(self, rows: Sequence[WriteRow]) -> list[pb.WriteResult | TaoError]:
-        gathering: Gathering[pb.WriteResult] = Gathering(len(rows), self._loop)
+        joined: JoinedFuture[pb.WriteResult] = JoinedFuture(len(rows), self._loop)
         for index, row in enumerate(rows):
-            self._router.writer(row[0]).writes.add(row, (gathering, index))
-        results = await self._gathered(gathering)
-        self._note([each for each in results if not isinstance(each, TaoError)])
+            self._router.writer(row.shard).writes.add(row, (joined, index))
+        results = await self._all_results(joined)
+        self._record_writes([each for each in results if not isinstance(each, TaoError)])
         return results
 
-    async def _gathered(self, gathering: Gathering[Result]) -> list[Result | TaoError]:
+    async def _all_results(self, joined: JoinedFuture[Result]) -> list[Result | TaoError]:
         try:
-            return await gathering.future
+            return await joined.future
         except asyncio.CancelledError:
             self._dispatcher.note_cancelled()
             raise
 
-    def _note(self, results: Sequence[pb.WriteResult]) -> None:
+    def _record_writes(self, results: Sequence[pb.WriteResult]) -> None:
         self._dispatcher.stats.inverse_pending += sum(result.inverse_pending for result in results)
-        self._own_writes.note(results)
+        self._own_writes.record(results)
 
     def _atype_name(self, number: int) -> str:
         try:
@@ -246,13 +258,32 @@ class Operations:
 
 
 def all_or_raise(results: list[Result | TaoError]) -> list[Result]:
-    """The results of a many-form. Raises `SomeFailed` when any is an error."""
+    """Return the results of a many-form. Raises `SomeFailed` when any of them is an error."""
     if any(issubclass(kind, TaoError) for kind in set(map(type, results))):
         raise SomeFailed(results)
     return cast("list[Result]", results)
 
 
-def _queue(lane: Lane, critical: bool, max_staleness_ms: int | None) -> ReadQueue:
-    if critical:
-        return lane.critical_reads
-    return lane.reads if max_staleness_ms is None else lane.bounded_reads.of(max_staleness_ms)
+class SomeFailed(TaoError):
+    """Some items of a many-form failed; the others were done, and this error has their results.
+
+    ``results`` are in the order of the items, with a `TaoError` in the place of each item that failed; ``errors`` maps
+    the indexes of the failed items to their errors. It is raised after every item has its result, so that nothing is
+    left in flight.
+    """
+
+    reason = "SOME_FAILED"
+
+    def __init__(self, results: Sequence[object]) -> None:
+        errors = {index: each for index, each in enumerate(results) if isinstance(each, TaoError)}
+        first, error = next(iter(errors.items()))
+        super().__init__(
+            f"{len(errors)} of {len(results)} items failed; the first is item {first}: {error.reason}: {error.message}"
+        )
+        self.results = results
+        self.errors = errors
+
+    @property
+    def all_retryable(self) -> bool:
+        """Return whether repeating the failed items may help; none of them was written then."""
+        return all(error.retryable for error in self.errors.values())

@@ -1,50 +1,85 @@
-"""The reading operations (DESIGN.md §2), and their many-forms."""
+"""The reading operations, their many-forms, and the walk over a list of any length, page by page.
+
+A page begins after the last edge of the one before, by that edge's time and id2, and not after a number of edges:
+positions move with every write, so a page asked for by position would repeat what newer edges have pushed down, or skip
+what has moved up. An edge that is in the list, at its time, from the first page to the last comes exactly once,
+whatever is written meanwhile and whichever server answers which page. An edge that comes or goes meanwhile may be seen
+or not; one whose time changes counts as another edge.
+
+The place between two pages is a *cursor*, a short text that a web page can hand out and take back. It holds no secret
+and is not signed: a reader of the list may start anywhere in it.
+"""
 
 # ruff: noqa: A002 - `id` is what an object's id is called in the paper, the design and every other client
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import struct
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from binascii import Error as NotBase64
+from binascii import crc32
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
-from tao.client.columns import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE
+import msgspec
+
+from tao.client.consistency import After, Consistency, from_keywords
 from tao.client.operations import Operations, all_or_raise
-from tao.client.own_writes import After
-from tao.client.requests import ListQuery, each_item
-from tao.client.validation import check_ids, check_otype, shard_in
-from tao.client.values import AssocList, Object
-from tao.model.errors import ProtocolError, TaoError, UnknownType, WrongType
-from tao.model.graph import COUNT_VALUE_BYTES
+from tao.client.request_builder import ListQuery, ListRow, build_each
+from tao.client.validation import MAX_LIMIT, check_ids, check_number, check_otype, shard_in
+from tao.client.values import Assoc, AssocList, Object
+from tao.model.errors import InvalidArgument, ProtocolError, TaoError, UnknownType, WrongType
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME
 from tao.model.ids import MAX_ID
+from tao.wire.read_batch import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE, EdgesRow, TimeRangeRow
+
+PAGE_EDGES: Final = 1_000
+"""Edges that `assoc_iter` asks for at a time: 16 KB without data, so that the round trip costs little beside them."""
+
+_FORMAT: Final = 1
+_CURSOR: Final = struct.Struct("<BIQQ")  # format, checksum of the list's key, time and id2 of the last edge
+_LIST_KEY: Final = struct.Struct("<QI")
+
+
+class AssocPage(msgspec.Struct, frozen=True):
+    """Some ``edges`` of a list, and the ``cursor`` of the next page, None after the last page. A page may be empty,
+    when the edges that followed the page before have been deleted."""
+
+    edges: AssocList
+    cursor: str | None
 
 
 class ReadOperations(Operations):
-    """Reads go to the nearest follower that has the shard. ``after``, a write token or its text, asks for nothing older
-    than the writes it names, wherever they were made; text that is none raises `InvalidArgument`. ``critical=True``
-    reads the master database instead of any cache: slower, for the few reads that must see what was written elsewhere
-    a moment ago without a token to tell of it. This graph's own recent writes need neither. ``max_staleness_ms`` asks
-    for no answer that may be further behind its master than that: while the region may be, and nothing is known of it,
-    the read is critical; when the master database cannot be read then, it raises `StaleRead`."""
+    """The reads of a graph. Each goes to the nearest follower that has the shard.
+
+    ``consistency`` says how fresh the answer must be (`tao.client.consistency`); without it the graph's default holds
+    (`ClientSettings.consistency`). This graph's own recent writes are seen by every read. ``critical=True`` is short
+    for `Consistency.master`, ``after=token`` for `Consistency.at_least`, ``max_staleness_ms=bound`` for
+    `Consistency.max_staleness`; a read that is given both forms raises `InvalidArgument`."""
 
     async def obj_get(
         self,
         id: int,
         otype: str | None = None,
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> Object | None:
-        """The object, or None when there is none. Raises `WrongType` when ``otype`` is given and it is of another."""
+        """Return an object, or None when there is none. Raises `WrongType` when ``otype`` is given and the object is of
+        another type."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
         if type(id) is not int or not 0 < id <= MAX_ID:
-            self._requests.object_row(id)
+            self._builder.object_row(id)
         if otype is not None:
-            check_otype(self._requests.schema, otype)
-        value = await self._read(OBJECT, (id,), critical, after, max_staleness_ms)
+            check_otype(self._builder.schema, otype)
+        value = await self._read(OBJECT, (id,), consistency)
         try:
             found = self._objects.read(id, value)
-        except UnknownType:  # of a schema newer than ours
+        except UnknownType:  # the object was written by a newer schema
             await self._configuration.refresh_schema()
             found = self._objects.read(id, value)
         if otype is not None and found is not None and found.otype != otype:
@@ -52,13 +87,21 @@ class ReadOperations(Operations):
         return found
 
     async def obj_get_many(
-        self, ids: Iterable[int], *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
+        self,
+        ids: Iterable[int],
+        *,
+        consistency: Consistency | None = None,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> list[Object | None]:
-        """The objects in the order of their ids, None in the place of each that is not there. Raises `SomeFailed`."""
+        """Return objects in the order of their ids, None for each that does not exist. Raises `SomeFailed`."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
         checked = check_ids(ids, "ids")
         if checked:
-            shard_in(self._requests.shards, max(checked), "id")  # the highest id is of the highest shard
-        values = await self._read_many(OBJECT, list(zip(checked, strict=True)), critical, after, max_staleness_ms)
+            shard_in(self._builder.shards, max(checked), "id")  # the highest id has the highest shard
+        values = await self._read_many(OBJECT, list(zip(checked, strict=True)), consistency)
         try:
             return all_or_raise(self._objects.read_all(checked, values))
         except UnknownType:
@@ -73,57 +116,76 @@ class ReadOperations(Operations):
         high: int | None = None,
         low: int | None = None,
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> AssocList:
-        """Those of the edges to ``id2s`` that exist and have ``high >= time >= low``, newest first. At most 6,000
-        id2s; one named twice is answered once. Of a long list of a type that says ``turn_gets`` they are looked for in
-        the inverse lists (`tao.client.turning`)."""
-        row, found = self._requests.edges(id1, atype, id2s, high, low)
-        if found.turn_gets and not critical and max_staleness_ms is None:
-            if self._turning.turned(row, found, self._requests.shards, after) is not None:
-                (turned,) = await self._edges_at_either_end([(row, found)], after)
-                if isinstance(turned, TaoError):
-                    raise turned
-                return AssocList(id1, found, turned)
-            value = await self._read(EDGES, row, critical, after, max_staleness_ms)
-            self._turning.learn(row, found, value)
-            return AssocList(id1, found, value)
-        return AssocList(id1, found, await self._read(EDGES, row, critical, after, max_staleness_ms))
+        """Return the edges to ``id2s`` that exist and have ``high >= time >= low``, newest first. One query takes at
+        most 6,000 id2s; an id2 named twice is answered once. For a type with ``reverse_lookup``, a long list is
+        answered by the inverse lists (`tao.client.reverse_lookup`)."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        row, assoc_type = self._builder.edges(id1, atype, id2s, high, low)
+        if assoc_type.reverse_lookup:
+            consistency = self._demand_of(consistency)
+            if self._reverse_lookup.plan(row, assoc_type, self._builder.shards, consistency) is not None:
+                (value,) = await self._edges_by_reverse_lookup([(row, assoc_type)], consistency)
+                if isinstance(value, TaoError):
+                    raise value
+                return AssocList(id1, assoc_type, value)
+            block = await self._read(EDGES, row, consistency)
+            self._reverse_lookup.record_length(row, assoc_type, block)
+            return AssocList(id1, assoc_type, block)
+        return AssocList(id1, assoc_type, await self._read(EDGES, row, consistency))
 
     async def assoc_get_many(
         self,
         queries: Iterable[Sequence[Any]],
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
-        """`assoc_get` for each ``(id1, atype, id2s[, high[, low]])``. Raises `SomeFailed`."""
-        asked = each_item(self._requests.edges, queries, 3, 5)
-        if critical or max_staleness_ms is not None or not any(atype.turn_gets for _, atype in asked):
-            return await self._lists(EDGES, asked, critical, after, max_staleness_ms)
-        return _lists_or_raise(asked, await self._edges_at_either_end(asked, after))
+        """Do `assoc_get` for each ``(id1, atype, id2s[, high[, low]])``. Raises `SomeFailed`."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        checked = build_each(self._builder.edges, queries, 3, 5)
+        if not any(atype.reverse_lookup for _, atype in checked):
+            return await self._lists(EDGES, checked, consistency)
+        return _lists_or_raise(checked, await self._edges_by_reverse_lookup(checked, self._demand_of(consistency)))
 
     async def assoc_count(
-        self, id1: int, atype: str, *, critical: bool = False, after: After = None, max_staleness_ms: int | None = None
+        self,
+        id1: int,
+        atype: str,
+        *,
+        consistency: Consistency | None = None,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
     ) -> int:
-        """How many edges the association list has."""
-        row, _ = self._requests.count(id1, atype)
-        return _count(await self._read(COUNT, row, critical, after, max_staleness_ms))
+        """Return how many edges an association list has."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        row, _ = self._builder.count(id1, atype)
+        return _count(await self._read(COUNT, row, consistency))
 
     async def assoc_count_many(
         self,
         lists: Iterable[tuple[int, str]],
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> list[int]:
-        """`assoc_count` for each ``(id1, atype)``. Raises `SomeFailed`."""
-        rows = [row for row, _ in each_item(self._requests.count, lists, 2, 2)]
-        values = await self._read_many(COUNT, rows, critical, after, max_staleness_ms)
+        """Do `assoc_count` for each ``(id1, atype)``. Raises `SomeFailed`."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        rows = [row for row, _ in build_each(self._builder.count, lists, 2, 2)]
+        values = await self._read_many(COUNT, rows, consistency)
         return all_or_raise(_each_or_error(_count, values))
 
     async def assoc_range(
@@ -133,27 +195,31 @@ class ReadOperations(Operations):
         pos: int,
         limit: int,
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> AssocList:
-        """Edges ``pos … pos + limit - 1`` of the association list, newest first. A limit above the type's is cut to
-        it, and the result's ``limit_cut`` says so."""
-        row, found = self._requests.range(id1, atype, pos, limit)
-        return AssocList(id1, found, await self._read(RANGE, row, critical, after, max_staleness_ms))
+        """Return edges ``pos … pos + limit - 1`` of an association list, newest first. A limit above the type's limit
+        is cut to it, and the result's ``limit_cut`` is True then."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        row, assoc_type = self._builder.range(id1, atype, pos, limit)
+        return AssocList(id1, assoc_type, await self._read(RANGE, row, consistency))
 
     async def assoc_range_many(
         self,
         queries: Iterable[tuple[int, str, int, int]],
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
-        """`assoc_range` for each ``(id1, atype, pos, limit)``. Raises `SomeFailed`."""
-        return await self._lists(
-            RANGE, each_item(self._requests.range, queries, 4, 4), critical, after, max_staleness_ms
-        )
+        """Do `assoc_range` for each ``(id1, atype, pos, limit)``. Raises `SomeFailed`."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        return await self._lists(RANGE, build_each(self._builder.range, queries, 4, 4), consistency)
 
     async def assoc_time_range(
         self,
@@ -163,65 +229,136 @@ class ReadOperations(Operations):
         low: int | None,
         limit: int,
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> AssocList:
-        """At most ``limit`` edges with ``high >= time >= low``, newest first; a bound that is None does not bound."""
-        row, found = self._requests.time_range(id1, atype, high, low, limit)
-        return AssocList(id1, found, await self._read(TIME_RANGE, row, critical, after, max_staleness_ms))
+        """Return at most ``limit`` edges with ``high >= time >= low``, newest first. None is no bound."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        row, assoc_type = self._builder.time_range(id1, atype, high, low, limit)
+        return AssocList(id1, assoc_type, await self._read(TIME_RANGE, row, consistency))
 
     async def assoc_time_range_many(
         self,
         queries: Iterable[tuple[int, str, int | None, int | None, int]],
         *,
+        consistency: Consistency | None = None,
         critical: bool = False,
         after: After = None,
         max_staleness_ms: int | None = None,
     ) -> list[AssocList]:
-        """`assoc_time_range` for each ``(id1, atype, high, low, limit)``. Raises `SomeFailed`."""
-        return await self._lists(
-            TIME_RANGE, each_item(self._requests.time_range, queries, 5, 5), critical, after, max_staleness_ms
-        )
+        """Do `assoc_time_range` for each ``(id1, atype, high, low, limit)``. Raises `SomeFailed`."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        return await self._lists(TIME_RANGE, build_each(self._builder.time_range, queries, 5, 5), consistency)
+
+    async def assoc_page(
+        self,
+        id1: int,
+        atype: str,
+        limit: int,
+        cursor: str | None = None,
+        high: int | None = None,
+        low: int | None = None,
+        *,
+        consistency: Consistency | None = None,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
+    ) -> AssocPage:
+        """Return a page of at most ``limit`` edges (and at most the type's limit) with ``high >= time >= low``, newest
+        first: the first page, or the one after the page that returned ``cursor`` for the same bounds. Raises
+        `InvalidArgument` for a text that is no cursor, and for the cursor of another list."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        check_number(limit, "limit", 1, MAX_LIMIT)
+        (_, number, upper, lower, _, _), assoc_type = self._builder.time_range(id1, atype, high, low, limit)
+        page_limit = min(limit, assoc_type.limit)
+        below_id2 = 0
+        if cursor is not None:
+            time, id2 = _read_cursor(cursor, id1, number)
+            if time <= upper:
+                upper, below_id2 = time, id2
+        row = TimeRangeRow(id1, number, upper, lower, page_limit, below_id2)
+        edges = AssocList(id1, assoc_type, await self._read(TIME_RANGE, row, consistency))
+        # The server may cut to a lower limit by a newer schema, so a short page is the last only when it was not cut.
+        is_last = not edges or (len(edges) < page_limit and not edges.limit_cut)
+        return AssocPage(edges, None if is_last else _make_cursor(id1, number, edges.times[-1], edges.id2s[-1]))
+
+    async def assoc_iter(
+        self,
+        id1: int,
+        atype: str,
+        *,
+        high: int | None = None,
+        low: int | None = None,
+        page: int = PAGE_EDGES,
+        consistency: Consistency | None = None,
+        critical: bool = False,
+        after: After = None,
+        max_staleness_ms: int | None = None,
+    ) -> AsyncIterator[Assoc]:
+        """Iterate over all edges with ``high >= time >= low``, newest first: ``async for edge in graph.assoc_iter(…)``.
+        ``page`` is the number of edges per query. The head of `tao.client.reads` says which edges a walk sees while the
+        list is written. Raises as `assoc_page`, for a wrong argument at the first step."""
+        if critical or after is not None or max_staleness_ms is not None:
+            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        cursor: str | None = None
+        while True:
+            result = await self.assoc_page(id1, atype, page, cursor, high, low, consistency=consistency)
+            for edge in result.edges:
+                yield edge
+            cursor = result.cursor
+            if cursor is None:
+                return
 
     async def _lists(
-        self, kind: int, queries: list[ListQuery], critical: bool, after: After, max_staleness_ms: int | None
+        self, operation: int, queries: list[ListQuery[ListRow]], consistency: Consistency | None
     ) -> list[AssocList]:
-        values = await self._read_many(kind, [row for row, _ in queries], critical, after, max_staleness_ms)
+        values = await self._read_many(operation, [row for row, _ in queries], consistency)
         return _lists_or_raise(queries, values)
 
-    async def _edges_at_either_end(self, queries: list[ListQuery], after: After) -> list[bytes | TaoError]:
-        """Each query at its list, or at the inverse lists where that is long. One that fails there is asked at its list
-        in the time that is left: what one server can answer does not fail because of another."""
-        until = self._loop.time() + self._timeout_seconds
-        turning, schema, shards = self._turning, self.schema, self._requests.shards
-        ways = [turning.turned(row, atype, shards, after) if atype.turn_gets else None for row, atype in queries]
-        rows = [
-            part for (row, _), way in zip(queries, ways, strict=True) for part in ([row] if way is None else way.parts)
+    async def _edges_by_reverse_lookup(
+        self, queries: list[ListQuery[EdgesRow]], consistency: Consistency
+    ) -> list[bytes | TaoError]:
+        """Answer each query by its list, or by the inverse lists where that list is long. A reverse look-up that fails
+        is repeated at the list itself in the time that is left, so that a query which one server can answer does not
+        fail because of another server."""
+        deadline = self._loop.time() + self._timeout_seconds
+        lookup, shards = self._reverse_lookup, self._builder.shards
+        plans = [
+            lookup.plan(row, atype, shards, consistency) if atype.reverse_lookup else None for row, atype in queries
         ]
-        counts = [way.length for way in ways if way is not None]
-        lengths: list[bytes | TaoError] = []
-        if counts:
-            self.stats.turned += len(counts)
-            values, lengths = await asyncio.gather(
-                self._read_many(EDGES, rows, False, after, None), self._read_many(COUNT, counts, False, after, None)
+        rows = [
+            part
+            for (row, _), plan in zip(queries, plans, strict=True)
+            for part in ([row] if plan is None else plan.parts)
+        ]
+        count_rows = [plan.count_row for plan in plans if plan is not None]
+        counts: list[bytes | TaoError] = []
+        if count_rows:
+            self.stats.reverse_lookups += len(count_rows)
+            values, counts = await asyncio.gather(
+                self._read_many(EDGES, rows, consistency), self._read_many(COUNT, count_rows, consistency)
             )
         else:
-            values = await self._read_many(EDGES, rows, False, after, None)
-        found = turning.answers(queries, ways, values, lengths, schema)
-        back = [
-            place
-            for place, (way, value) in enumerate(zip(ways, found, strict=True))
-            if way is not None and isinstance(value, TaoError)
+            values = await self._read_many(EDGES, rows, consistency)
+        answers = lookup.combine(queries, plans, values, counts, self.schema)
+        failed = [
+            index
+            for index, (plan, value) in enumerate(zip(plans, answers, strict=True))
+            if plan is not None and isinstance(value, TaoError)
         ]
-        if back:
-            self.stats.turned_back += len(back)
+        if failed:
+            self.stats.reverse_lookup_fallbacks += len(failed)
             with suppress(TimeoutError):
-                async with asyncio.timeout_at(until):
-                    values = await self._read_many(EDGES, [queries[place][0] for place in back], False, after, None)
-                    for place, value in zip(back, values, strict=True):
-                        found[place] = value
-        return found
+                async with asyncio.timeout_at(deadline):
+                    values = await self._read_many(EDGES, [queries[index][0] for index in failed], consistency)
+                    for index, value in zip(failed, values, strict=True):
+                        answers[index] = value
+        return answers
 
 
 def _count(value: bytes) -> int:
@@ -230,7 +367,7 @@ def _count(value: bytes) -> int:
     return int.from_bytes(value[8:16], "little")
 
 
-def _lists_or_raise(queries: list[ListQuery], values: list[bytes | TaoError]) -> list[AssocList]:
+def _lists_or_raise(queries: list[ListQuery[ListRow]], values: list[bytes | TaoError]) -> list[AssocList]:
     return all_or_raise(
         [
             value if isinstance(value, TaoError) else AssocList(row[0], atype, value)
@@ -241,3 +378,23 @@ def _lists_or_raise(queries: list[ListQuery], values: list[bytes | TaoError]) ->
 
 def _each_or_error(read: Callable[[bytes], int], values: list[bytes | TaoError]) -> list[int | TaoError]:
     return [value if isinstance(value, TaoError) else read(value) for value in values]
+
+
+def _make_cursor(id1: int, atype: int, time: int, id2: int) -> str:
+    packed = _CURSOR.pack(_FORMAT, crc32(_LIST_KEY.pack(id1, atype)), time, id2)
+    return urlsafe_b64encode(packed).decode()
+
+
+def _read_cursor(cursor: str, id1: int, atype: int) -> tuple[int, int]:
+    """Return time and id2 of the last edge of the page that returned the cursor. Raises `InvalidArgument`."""
+    refusal = f"cursor {cursor!r} is not valid: pass the cursor of an AssocPage on unchanged"
+    try:
+        packed = urlsafe_b64decode(cursor.encode("ascii"))
+        version, checksum, time, id2 = _CURSOR.unpack(packed)
+    except (AttributeError, TypeError, UnicodeEncodeError, NotBase64, struct.error) as error:
+        raise InvalidArgument(refusal) from error
+    if version != _FORMAT or time > MAX_TIME or not 0 < id2 <= MAX_ID:
+        raise InvalidArgument(refusal)
+    if checksum != crc32(_LIST_KEY.pack(id1, atype)):
+        raise InvalidArgument(f"cursor {cursor!r} is of another list than that of id1 {id1}")
+    return time, id2

@@ -1,102 +1,125 @@
-"""What an application may turn, with a default that suits a web process (DESIGN.md §12, §16)."""
+"""The settings of a graph, each with its unit, its default, and the reason for that default in a web process."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+import warnings
+from dataclasses import InitVar, dataclass, field, fields
+from typing import Final
 
+from tao.client.consistency import CACHED, Consistency
 from tao.model.errors import InvalidArgument
-from tao.peers.links import LinkSettings
-from tao.routing.retry_budget import RetrySettings
+from tao.routing.budgets import RetrySettings
+from tao.wire.links import LinkSettings
 from tao.wire.tls import TlsFiles
+
+NOT_GIVEN: Final = object()
+"""The default of a setting's former name, which tells that it was left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """Bounds of one `Graph`. Raises `InvalidArgument`, naming the field, for a number that is not above zero."""
+    """The settings of one `Graph`. Raises `InvalidArgument`, naming the field, for a number that is not above zero."""
 
     timeout_seconds: float = 2.0
-    """Of one operation, every attempt included. Longer than a slow miss, shorter than a person waits for a page; a
-    caller that has less time uses `asyncio.timeout`."""
+    """Time for one operation, all attempts included. It is longer than a slow miss and shorter than a person waits for
+    a page. A caller that has less time uses `asyncio.timeout`."""
 
     connect_timeout_seconds: float = 5.0
-    """For topology and schema together when a graph is opened. A process that starts can wait; it cannot do without."""
+    """Time for topology and schema together when a graph is opened. A process that starts can wait for them, and cannot
+    do without."""
 
     max_batch_queries: int = 1000
-    """Queries in one message. With 100-byte values it takes a server about a millisecond, so that nobody else on its
-    loop waits long; larger ones cost hardly less per query."""
+    """Queries in one message. With 100-byte values such a message takes a server about a millisecond, so that other
+    requests do not wait long behind it; larger messages cost hardly less per query."""
 
     max_batch_edges: int = 200_000
-    """Edges that the queries of one message ask for together. Without data they take 3 MB, far below what a message
-    may hold, and a list is rarely as long as its limit."""
+    """Edges that the queries of one message ask for together. Without data they take 3 MB, far below the bound of a
+    message, and a list is rarely as long as its limit."""
 
     max_batch_bytes: int = 4 << 20
-    """Data of the writes in one message: four objects of the largest size, a quarter of what a message may hold."""
+    """Bytes of the writes in one message: four objects of the largest size, a quarter of the bound of a message."""
 
     max_waiting_queries: int = 100_000
-    """Queries unanswered, of all servers together, those that wait to be asked again among them. At 100,000 a second
-    this is a second of arrears; what is asked on top fails at once as Overloaded instead of filling memory."""
+    """Unanswered queries of all servers together, including those that wait for a retry. At 100,000 queries a second
+    this is one second of backlog. Further queries fail at once with `Overloaded`, instead of filling memory."""
 
     max_attempts: int = 3
-    """Servers asked for one query, the first included: home, its stand-in in the next tier, and one more."""
+    """Servers asked for one query, the first included: the home, its stand-in in the next tier, and one more."""
 
     first_attempt_share: float = 0.5
-    """Part of the time left that a read's first server gets while another could still answer. A server that hangs
-    then costs half the time allowed and not the answer. Writes get all of it: they cannot be asked twice."""
+    """The share of the time left that a read's first server gets, while another server could still answer. A server
+    that hangs then costs half of the time and not the answer. Writes get all of the time, since a write that was sent
+    cannot be sent again."""
 
     retry_backoff_seconds: float = 0.02
-    """Before the same server is asked again, doubled each time, with jitter. A leader takes a shard over, or a server
-    learns the new topology, in tens of milliseconds."""
+    """Pause before the same server is asked again; it doubles each time and has jitter. A leader takes a shard over, or
+    a server receives a new topology, in tens of milliseconds."""
 
     retries: RetrySettings = field(default_factory=RetrySettings)
-    """How many messages may be repeated, as a share of those answered."""
+    """The budget of retries, as a share of the messages that were answered."""
 
     watch_retry_seconds: float = 1.0
-    """Before topology and schema are watched through another server when the one asked has gone, with jitter. What
-    changed meanwhile is told at once; and a request that goes astray refreshes the topology by itself."""
+    """Pause before topology and schema are watched through another server, after the connection to the one before has
+    broken; it has jitter. The new server sends at once what has changed meanwhile, and a request that a server refuses
+    refreshes the topology by itself."""
 
     attach_own_writes: bool = True
-    """Ask, in reads of what this graph has written of late, for nothing older than that. It costs a look-up in a
-    dictionary while there is anything in it; without it a read behind another tier or clone may miss a write."""
+    """Ask in each read for nothing older than this graph's own recent writes. It costs one look-up in a dictionary
+    while there are any. Without it, a read that another tier or clone answers may miss a write."""
 
     own_writes_keys: int = 10_000
-    """Objects and lists whose last write is remembered: seconds of a busy process, in 2 MB. The oldest are forgotten
-    first, and are then as fresh as anything in the tier that took the write."""
+    """Objects and lists whose last write is remembered: some seconds of a busy process, in 2 MB. The oldest are
+    forgotten first, and are then as fresh as any other item in the tier that took the write."""
 
     own_writes_seconds: float = 60.0
-    """How long a write is remembered: longer than a replica or a message is late when all is well enough to go on."""
+    """Time for which a write is remembered. It is longer than replication and messages are late in a cluster that is
+    well enough to serve."""
 
     keep_hot_items: bool = True
-    """Keep what followers call hot, ask for it once for all who want it at the same moment, and pace oneself when they
-    say so. Answers are as fresh as without it."""
+    """Keep the answers that followers report as hot, share one query among reads made in the same tick, and pause when
+    a follower asks for it. Answers are as fresh as without it."""
 
     hot_items: int = 1000
-    """Queries kept so: there are never many that a single server answers a thousand times a second."""
+    """Hot queries whose answers are kept. There are never many that one server answers a thousand times a second."""
 
     hot_items_bytes: int = 8 << 20
-    """Of their answers together, eight objects of the largest size: a thousandth of what a follower has."""
+    """Bytes of those answers together: eight objects of the largest size, a thousandth of a follower's memory."""
 
     hot_unchecked_ms: float | None = None
-    """For so long after it was asked for, a hot item is answered without asking again: what others write is seen that
-    much later, own writes at once. None: every answer is checked with a follower."""
+    """Time for which a hot item is answered without a query, counted from the query before. Writes of other processes
+    are seen that much later, own writes at once. None: a follower checks every answer."""
 
-    turned_id2s: int | None = 16
-    """Edges of a long list that one `assoc_get` may ask for at the inverse lists, where the schema allows it: each is a
-    query of its own, which by then costs as much as one of the database for them all. None: the list itself is asked
-    always."""
+    reverse_lookup_id2s: int | None = 16
+    """Id2s of one `assoc_get` on a long list that may be looked up in the inverse lists, where the schema allows it.
+    Each is a query of its own; sixteen cost as much as one database query for all of them. None: the list itself is
+    always asked."""
 
     long_lists: int = 10_000
-    """Lists remembered to be longer than their type's limit, in 2 MB; there are few of them. One that is forgotten is
-    asked itself once more."""
+    """Lists that are remembered to be longer than their type's limit, in 2 MB; there are few of them. A list that is
+    forgotten is asked itself once more."""
 
     tls: TlsFiles | None = None
-    """None: plain connections. ``TlsFiles(authorities=Path("ca.pem"))`` trusts that authority, ``TlsFiles()`` those of
-    the system; certificate and key are for servers that demand them."""
+    """Files for encrypted connections; None for plain ones. ``TlsFiles(authorities=Path("ca.pem"))`` trusts that
+    authority, ``TlsFiles()`` the authorities of the system. Certificate and key are for servers that demand them."""
 
     links: LinkSettings = field(default_factory=LinkSettings)
-    """Connections: transport, when a server is down and how it is probed, bounds of a session."""
+    """Settings of connections: the transport, the failure detector with its probes, and the bounds of a session."""
 
-    def __post_init__(self) -> None:
+    consistency: Consistency = CACHED
+    """Freshness of the reads that do not say one. The nearest cache answers in microseconds, and shows the graph's own
+    writes; reads that need more say so one by one."""
+
+    turned_id2s: InitVar[object] = NOT_GIVEN
+    """Former name of `reverse_lookup_id2s`, accepted with a warning."""
+
+    def __post_init__(self, turned_id2s: object) -> None:
+        if turned_id2s is not NOT_GIVEN:
+            default = next(each.default for each in fields(self) if each.name == "reverse_lookup_id2s")
+            if self.reverse_lookup_id2s != default:
+                raise InvalidArgument("give reverse_lookup_id2s or turned_id2s, its former name, and not both")
+            warnings.warn("turned_id2s is now called reverse_lookup_id2s", FutureWarning, stacklevel=3)
+            object.__setattr__(self, "reverse_lookup_id2s", turned_id2s)
         for each in fields(self):
             value = getattr(self, each.name)
             if (
@@ -105,5 +128,7 @@ class ClientSettings:
                 and not (value > 0 and math.isfinite(value))
             ):
                 raise InvalidArgument(f"{each.name} is {value}; it must be a number above 0")
+        if not isinstance(self.consistency, Consistency):
+            raise InvalidArgument(f"consistency must be a Consistency, not {type(self.consistency).__name__}")
         if self.first_attempt_share > 1:
             raise InvalidArgument(f"first_attempt_share is {self.first_attempt_share}; it must be at most 1")

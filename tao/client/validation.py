@@ -1,7 +1,7 @@
-"""Arguments are judged before anything is sent, and the message names the one that is wrong (DESIGN.md §12).
+"""The checks of arguments: before anything is sent, and with a message that names the wrong argument.
 
-The leader judges again, because programs in any language may write; here it saves the round trip, and the error is
-raised where the mistake was made. A bool is not an int here: ``obj_get(True)`` is a mistake.
+The leader checks again, because programs in any language may write. The check here saves a round trip, and raises the
+error where the mistake was made. A bool does not count as an int: ``obj_get(True)`` is a mistake.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.schema.registry import Schema
 from tao.schema.types import AssocType, ObjectType
 
-MAX_LIMIT = (1 << 32) - 1  # what the wire carries; a type's own limit is far below, and cuts
-MAX_STALENESS_MS = (1 << 32) - 1  # what the wire carries: seven weeks
-_SEQUENCES = (list, tuple)  # what ids come in nearly always: to ask an abstract class costs more than all other checks
-MAX_RESERVED_IDS = 100_000  # of one call: a shard gives out 64,000 a second without running ahead of its clock
+MAX_LIMIT = (1 << 32) - 1  # the bound of the wire; a type's own limit is far lower, and larger limits are cut to it
+MAX_STALENESS_MS = (1 << 32) - 1  # the bound of the wire: seven weeks
+_SEQUENCES = (list, tuple)  # the usual types; `isinstance` with an abstract class costs more than all other checks
+MAX_RESERVED_IDS = 100_000  # per call: a shard hands out 64,000 a second without running ahead of its clock
 
 
 def check_number(value: object, name: str, low: int, high: int) -> int:
@@ -26,32 +26,32 @@ def check_number(value: object, name: str, low: int, high: int) -> int:
     if type(value) is not int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidArgument(f"{name} must be an int, not {value!r} ({type(value).__name__})")
-        value = int(value)  # an IntEnum or another subclass: the wire wants the number
+        value = int(value)  # an IntEnum or another subclass: the wire needs a plain int
     if not low <= value <= high:
         raise InvalidArgument(f"{name} is {value}; it must be {low} to {_power(high)}")
     return value
 
 
 def check_id(value: object, name: str = "id") -> int:
-    """An object id."""
+    """Return an object id, or raise `InvalidArgument`."""
     return check_number(value, name, 1, MAX_ID)
 
 
 def check_ids(values: Iterable[int], name: str) -> tuple[int, ...]:
-    """Ids in order, each an id. Raises `InvalidArgument` naming the place of the first that is not."""
+    """Return ids in order. Raises `InvalidArgument` that names the index of the first value that is no id."""
     if type(values) not in _SEQUENCES and (isinstance(values, (str, bytes)) or not isinstance(values, Iterable)):
         raise InvalidArgument(f"{name} must be a sequence of ids, not {values!r}")
     ids = tuple(values)
     if len(ids) == 1 and type(ids[0]) is int and 0 < ids[0] <= MAX_ID:
-        return ids  # what most ask for, at a fifth of the price of what follows
-    # The common case at the speed of C: 6,000 ids are judged one by one only when one of them is wrong.
+        return ids  # the usual case, at a fifth of the cost of the checks below
+    # Checks at the speed of C: ids are checked one by one only when one of them is wrong.
     if ids and (set(map(type, ids)) != {int} or min(ids) < 1 or max(ids) > MAX_ID):
         return tuple(check_id(each, f"{name}[{index}]") for index, each in enumerate(ids))
     return ids
 
 
 def check_id2s(values: Iterable[int]) -> tuple[int, ...]:
-    """A set of id2s of one query, each once. Raises `TooLarge` above 6,000, duplicates counted."""
+    """Return the id2s of one query without duplicates. Raises `TooLarge` above 6,000, duplicates counted."""
     ids = check_ids(values, "id2s")
     if len(ids) > MAX_ID2_SET:
         raise TooLarge(f"id2s holds {len(ids)} ids; one query takes at most {MAX_ID2_SET}, so ask in several")
@@ -59,17 +59,17 @@ def check_id2s(values: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_staleness(value: object) -> int:
-    """A bound on how far behind its master an answer may be."""
+    """Return a bound in milliseconds on how far behind its master an answer may be. Raises `InvalidArgument`."""
     return check_number(value, "max_staleness_ms", 1, MAX_STALENESS_MS)
 
 
 def check_time(value: object, name: str) -> int:
-    """A time of an association."""
+    """Return the time of an association. Raises `InvalidArgument`."""
     return check_number(value, name, 0, MAX_TIME)
 
 
 def check_bounds(high: object, low: object) -> tuple[int, int]:
-    """Inclusive time bounds; None is no bound."""
+    """Return inclusive time bounds ``(high, low)``; None is no bound. Raises `InvalidArgument`."""
     if high is None and low is None:
         return MAX_TIME, 0
     return (
@@ -79,30 +79,30 @@ def check_bounds(high: object, low: object) -> tuple[int, int]:
 
 
 def check_page(pos: object, limit: object) -> tuple[int, int]:
-    """Position and limit of a range."""
-    # Both at once: nearly every one is right, and each check by itself costs more than all of these.
+    """Return position and limit of a range. Raises `InvalidArgument`."""
+    # One test for both: nearly all are right, and a call for each costs more than the whole test.
     if type(pos) is int and type(limit) is int and 0 <= pos <= MAX_TIME and 0 <= limit <= MAX_LIMIT:
         return pos, limit
     return check_number(pos, "pos", 0, MAX_TIME), check_limit(limit)
 
 
 def check_limit(limit: object) -> int:
-    """How many edges at most; 0 is allowed and gives none."""
+    """Return a maximal number of edges; 0 is allowed. Raises `InvalidArgument`."""
     return check_number(limit, "limit", 0, MAX_LIMIT)
 
 
 def check_otype(schema: Schema, name: object, argument: str = "otype") -> ObjectType:
-    """The object type of that name. Raises `InvalidArgument`, or `UnknownType` with near misses."""
+    """Return the object type of a name. Raises `InvalidArgument`, or `UnknownType` that names similar types."""
     return schema.otype(_type_name(name, argument))
 
 
 def check_atype(schema: Schema, name: object, argument: str = "atype") -> AssocType:
-    """The association type of that name. Raises as `check_otype`."""
+    """Return the association type of a name. Raises as `check_otype`."""
     return schema.atype(_type_name(name, argument))
 
 
 def check_new_object_place(shards: int, near: int | None, object_id: int | None) -> int | None:
-    """The shard that ``near`` or ``id`` puts a new object on, or None for any. Raises `InvalidArgument`."""
+    """Return the shard that ``near`` or ``id`` puts a new object on, None for any. Raises `InvalidArgument`."""
     of_near = None if near is None else shard_in(shards, check_id(near, "near"), "near")
     if object_id is None:
         return of_near
@@ -113,7 +113,7 @@ def check_new_object_place(shards: int, near: int | None, object_id: int | None)
 
 
 def shard_in(shards: int, object_id: int, name: str) -> int:
-    """The shard of an id of this graph. Raises `InvalidArgument` when the graph has no such shard."""
+    """Return the shard of an id. Raises `InvalidArgument` when the graph has no such shard."""
     shard = object_id >> SHARD_SHIFT
     if shard >= shards:
         raise InvalidArgument(f"{name} {object_id} is of shard {shard}; this graph has shards 0 to {shards - 1}")
@@ -121,7 +121,7 @@ def shard_in(shards: int, object_id: int, name: str) -> int:
 
 
 def check_fields(fields: Mapping[str, object] | None) -> Mapping[str, object]:
-    """Fields by name; None is none. What is in them, the schema judges."""
+    """Return fields by name, an empty mapping for None. The schema checks the values. Raises `InvalidArgument`."""
     if fields is None:
         return {}
     if not isinstance(fields, Mapping):
@@ -130,7 +130,8 @@ def check_fields(fields: Mapping[str, object] | None) -> Mapping[str, object]:
 
 
 def check_items(items: Iterable[Sequence[Any]], low: int, high: int) -> list[Sequence[Any]]:
-    """The argument tuples of a many-form, ``low`` to ``high`` long. Raises `InvalidArgument` naming the first other."""
+    """Return the argument tuples of a many-form. Raises `InvalidArgument` that names the first item that is not a tuple
+    or list of ``low`` to ``high`` values."""
     checked = list(items)
     for index, item in enumerate(checked):
         if not isinstance(item, (tuple, list)) or not low <= len(item) <= high:

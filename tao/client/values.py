@@ -1,7 +1,7 @@
-"""What the graph's operations return: objects, associations and lists of them.
+"""The values that operations return: objects, associations and lists of associations.
 
-They hold the bytes that travelled and decode fields when first asked for them: a page that shows the names of ten
-friends out of a list of a hundred pays for ten. Values are immutable; a change is a write to the graph.
+They hold the encoded bytes, and decode fields when they are first read: a page that shows the names of ten friends out
+of a list of a hundred pays for ten. Values are immutable; a change is a write to the graph.
 """
 
 from __future__ import annotations
@@ -19,16 +19,15 @@ from tao.model.edge_block import LIMIT_CUT, checked_header, columns_of, id2_colu
 from tao.model.errors import ProtocolError, TaoError
 from tao.model.graph import ABSENT, OBJECT_HEADER_BYTES
 from tao.schema.codec import decode_fields
-from tao.schema.kinds import FieldValue
 from tao.schema.registry import Schema
-from tao.schema.types import AssocType, ObjectType
+from tao.schema.types import AssocType, FieldValue, ObjectType
 
 Fields = Mapping[str, FieldValue | None]
 
 
 class Object(Struct, frozen=True, eq=False, weakref=True):
-    """A typed node. ``id`` is a 63-bit integer; ``otype`` and ``fields`` are by name, with defaults for what is not
-    set. Two are equal when id, type and fields are (DESIGN.md §2)."""
+    """A typed node. ``id`` is a 63-bit integer, ``otype`` the name of its type, and ``fields`` its values by name, with
+    the default for each that is not set. Two objects are equal when their ids, types and fields are."""
 
     id: int
     _type: ObjectType
@@ -41,12 +40,13 @@ class Object(Struct, frozen=True, eq=False, weakref=True):
 
     @property
     def object_type(self) -> ObjectType:
-        """What the schema says of its type."""
+        """Return the object's type as the schema defines it."""
         return self._type
 
     @property
     def fields(self) -> Fields:
-        """Decoded once. Raises `InvalidField` for a row that no version of the schema could have written."""
+        """Return the values by name; they are decoded once. Raises `InvalidField` for bytes that no version of the
+        schema could have written."""
         fields = self._fields
         if fields is None:
             fields = MappingProxyType(decode_fields(self._type, self._data))
@@ -70,8 +70,8 @@ class Object(Struct, frozen=True, eq=False, weakref=True):
 
 
 class Assoc(Struct, frozen=True, eq=False, weakref=True):
-    """A typed, directed edge; at most one exists per ``(id1, atype, id2)``. ``time`` is the application's, 0 … 2^63-1;
-    ``fields`` as of an `Object`."""
+    """A typed, directed edge; at most one exists per ``(id1, atype, id2)``. The application chooses ``time``, which is
+    0 … 2^63-1; ``fields`` are like those of an `Object`."""
 
     id1: int
     _type: AssocType
@@ -86,7 +86,7 @@ class Assoc(Struct, frozen=True, eq=False, weakref=True):
 
     @property
     def fields(self) -> Fields:
-        """Decoded once. Raises as `Object.fields`."""
+        """Return the values by name; they are decoded once. Raises as `Object.fields`."""
         fields = self._fields
         if fields is None:
             fields = MappingProxyType(decode_fields(self._type, self._data))
@@ -111,10 +111,10 @@ class Assoc(Struct, frozen=True, eq=False, weakref=True):
 
 
 class AssocList(Sequence[Assoc]):
-    """Edges of one association list, newest first: an immutable sequence of `Assoc`, made when first looked at.
+    """Edges of one association list, newest first: an immutable sequence of `Assoc`, which are made on first access.
 
-    ``limit_cut``: the limit asked for was above the type's and was cut to it. ``list_count``: edges of the whole list
-    at the moment of the answer. ``id2s`` and ``times`` are the columns, for those who need no more: they cost no
+    ``limit_cut`` says that the limit asked for was above the type's limit and was cut to it. ``list_count`` is the
+    number of edges of the whole list at the moment of the answer. ``id2s`` and ``times`` are columns, which cost no
     `Assoc`. Raises `ProtocolError` when the bytes are not an edge block.
     """
 
@@ -171,17 +171,17 @@ class AssocList(Sequence[Assoc]):
             return self._made() == other
         return NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # equal to a list, so as unhashable as a list
+    __hash__ = None  # type: ignore[assignment]  # equal to some lists, so unhashable like a list
 
     def __repr__(self) -> str:
         return f"AssocList({self._made()!r}{', limit_cut=True' if self.limit_cut else ''})"
 
 
 class ObjectReader:
-    """Makes objects of the values that travel, by one schema.
+    """Makes objects of encoded values, by one schema.
 
-    Types are looked up by the very bytes of their number in a value: a many-form spends half its time here, and to
-    unpack each header would double that.
+    It looks types up by the bytes of their number in a value. A many-form spends half its time here, and unpacking each
+    header would double that.
     """
 
     __slots__ = ("_schema", "_types")
@@ -191,7 +191,7 @@ class ObjectReader:
         self._types = {each.number.to_bytes(4, "little"): each for each in schema.objects}
 
     def read(self, object_id: int, value: bytes) -> Object | None:
-        """The object, None when it is absent. Raises `UnknownType` and `ProtocolError`."""
+        """Return the object, None when it is absent. Raises `UnknownType` and `ProtocolError`."""
         otype = self._types.get(value[8:12])
         if otype is None:
             if len(value) < OBJECT_HEADER_BYTES:
@@ -203,11 +203,11 @@ class ObjectReader:
         return Object(object_id, otype, value[OBJECT_HEADER_BYTES:])
 
     def read_all(self, ids: Sequence[int], values: Sequence[bytes | TaoError]) -> list[Object | TaoError | None]:
-        """`read` for each value; what is an error stays one. Raises as `read`."""
+        """Do `read` for each value, and keep each error in its place. Raises as `read`."""
         if set(map(type, values)) == {bytes}:
             whole = cast("Sequence[bytes]", values)
             types = self._types
-            with suppress(KeyError):  # when all are there, which is nearly always
+            with suppress(KeyError):  # fails only when an object is absent or of an unknown type, which is rare
                 return [
                     Object(object_id, types[value[8:12]], value[OBJECT_HEADER_BYTES:])
                     for object_id, value in zip(ids, whole, strict=True)

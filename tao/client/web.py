@@ -1,20 +1,20 @@
-"""Carries write tokens from one web request to the next, in a signed cookie or header, under any framework.
+"""Write tokens of web applications: carried from one request to the next in a signed cookie or header.
 
-A user posts, and the next page is served by another process, perhaps in another region; with the token of what was
-written it still shows the post. Browsers are not trusted: a token that anybody could make would let anybody send all
-reads to the master region. So what is handed out is signed, and what comes back unsigned, altered, too long or too old
-counts as none: a page is never refused because of it, it is as fresh as any other.
+A user posts, and the next page is served by another process, perhaps in another region. With the token of the write it
+still shows the post. Browsers are not trusted, because anybody who could make tokens could send all reads to the master
+region. So tokens are signed, and one that is unsigned, altered, too long or too old counts as missing: the page is
+never refused, it is as fresh as any other page. This works under any framework, since it reads and makes header values.
 
     carrier = TokenCarrier([secret])
 
     known = carrier.from_cookies(request.headers.get("cookie"))
     with graph.recording() as recording:
-        response = await view(request, after=known)
+        response = await view(request, Consistency.at_least(known))
     if (cookie := carrier.set_cookie(recording.token, known)) is not None:
         response.headers["set-cookie"] = cookie
 
-A view that raises `WriteLost` is best repeated with ``known = None``: what the token names is gone, and every page of
-this user would fail until its time is up.
+Repeat a view that raises `WriteLost` with ``known = None``: the writes that the token names are gone, and every page of
+this user would fail until the token expires.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from tao.model.errors import InvalidArgument
 from tao.model.tokens import MAX_TEXT_BYTES, WriteToken
 
 MIN_KEY_BYTES: Final = 16
-"""Of a signing key; a shorter one can be guessed."""
+"""Minimal length of a signing key; a shorter key can be guessed."""
 
 _FORMAT: Final = "1"
 _MAC_BYTES: Final = 16
 _MAX_SEALED_CHARACTERS: Final = MAX_TEXT_BYTES + 64
-"""Of token, time and signature. A browser drops cookies above 4,096 bytes, name and attributes included."""
+"""Maximal length of token, time and signature together. Browsers drop cookies above 4,096 bytes with attributes."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarrierSettings:
-    """How tokens are handed to browsers. Raises `InvalidArgument`."""
+    """The settings of the cookie. Raises `InvalidArgument`."""
 
     cookie: str = "tao_after"
     """Name of the cookie."""
 
     max_age_seconds: int = 60
-    """After that the write is everywhere, and reads are cheaper without a token: longer than a replica lags when all is
-    well enough to serve."""
+    """Lifetime of a token. After it the write is in every region, and reads without a token are cheaper. It is longer
+    than a replica lags in a cluster that is well enough to serve."""
 
     secure: bool = True
-    """Whether browsers send the cookie over TLS only. Off for development without TLS."""
+    """True: browsers send the cookie over TLS only. Set it to False for development without TLS."""
 
     clock_skew_seconds: int = 5
-    """How far the clock of the process that signed may be ahead of the one that reads."""
+    """Seconds by which the clock of the signing process may be ahead of the reading one."""
 
     def __post_init__(self) -> None:
         if not self.cookie.isascii() or not self.cookie.replace("_", "").replace("-", "").isalnum():
@@ -64,7 +64,7 @@ class CarrierSettings:
 
 
 class TokenCarrier:
-    """Signs tokens and reads those it, or another process with one of its keys, has signed."""
+    """Signs tokens, and reads the tokens that this process or another one with the same keys has signed."""
 
     def __init__(
         self,
@@ -72,9 +72,9 @@ class TokenCarrier:
         settings: CarrierSettings | None = None,
         unix_seconds: Callable[[], float] = time.time,
     ) -> None:
-        """``keys``: the first signs, all are accepted. To rotate: add the new key at the end everywhere, move it to the
-        front everywhere, and drop the old one ``max_age_seconds`` later. Raises `InvalidArgument` for none, or one of
-        less than `MIN_KEY_BYTES`."""
+        """Sign with the first of ``keys``, and accept all of them. To rotate keys, add the new key at the end in every
+        process, then move it to the front in every process, and drop the old key ``max_age_seconds`` later. Raises
+        `InvalidArgument` for an empty list, and for a key of less than `MIN_KEY_BYTES`."""
         if not keys or any(len(key) < MIN_KEY_BYTES for key in keys):
             raise InvalidArgument(f"a token carrier needs at least one key, each of {MIN_KEY_BYTES} bytes or more")
         self._keys: Final = tuple(keys)
@@ -82,14 +82,15 @@ class TokenCarrier:
         self._unix_seconds: Final = unix_seconds
 
     def seal(self, token: WriteToken) -> str:
-        """For a header: letters, digits, ``-``, ``_`` and ``.``; empty when the token says nothing."""
+        """Return the signed token as text for a header: letters, digits, ``-``, ``_`` and ``.``. The text is empty when
+        the token names no writes."""
         if not token:
             return ""
         body = f"{_FORMAT}.{int(self._unix_seconds())}.{token.text()}"
         return f"{body}.{_signature(self._keys[0], body)}"
 
     def unseal(self, sealed: str | None) -> WriteToken | None:
-        """The token, or None when this is nothing that a key known here has signed of late."""
+        """Return the token of a signed text, or None when no key known here has signed it, or too long ago."""
         if not sealed or len(sealed) > _MAX_SEALED_CHARACTERS or not sealed.isascii():
             return None
         body, _, signature = sealed.rpartition(".")
@@ -98,18 +99,18 @@ class TokenCarrier:
         form, _, rest = body.partition(".")
         written_at, _, text = rest.partition(".")
         if form != _FORMAT:
-            return None  # of another version of this code, with the same key
+            return None  # signed by another version of this code with the same key
         age = self._unix_seconds() - int(written_at)
         if not -self._settings.clock_skew_seconds <= age <= self._settings.max_age_seconds:
             return None
         try:
             return WriteToken.from_text(text)
         except InvalidArgument:
-            return None  # a format of tokens that this version does not know
+            return None  # a token format that this version does not know
 
     def set_cookie(self, token: WriteToken, known: WriteToken | None = None) -> str | None:
-        """The value of a ``Set-Cookie`` header, or None when nothing was written, so that the browser keeps what it has
-        until its time is up. ``known``: what the request carried, which goes on being asked for."""
+        """Return the value of a ``Set-Cookie`` header, or None when nothing was written, so that the browser keeps its
+        cookie until that expires. ``known`` is the token that the request carried; the new one covers its writes."""
         if not token:
             return None
         settings = self._settings
@@ -118,8 +119,8 @@ class TokenCarrier:
         return f"{settings.cookie}={sealed}; Path=/; Max-Age={settings.max_age_seconds}; HttpOnly; SameSite=Lax{secure}"
 
     def from_cookies(self, header: str | None) -> WriteToken | None:
-        """The token in the value of a ``Cookie`` header, or None."""
-        # Not `http.cookies`: it gives up all cookies for one of another application that is ill-formed.
+        """Return the token in the value of a ``Cookie`` header, or None."""
+        # `http.cookies` rejects all cookies when one of another application is ill-formed.
         for each in (header or "").split(";"):
             name, _, value = each.strip().partition("=")
             if name == self._settings.cookie:
@@ -130,6 +131,8 @@ class TokenCarrier:
         return any(hmac.compare_digest(signature, _signature(key, body)) for key in self._keys)
 
 
+# `itsdangerous.TimestampSigner` was tried. It rejects a cookie from the future, so a web server whose clock is a second
+# behind would drop what another has just written; and it would be a dependency of every application that uses the SDK.
 def _signature(key: bytes, body: str) -> str:
     mac = hmac.digest(key, body.encode(), hashlib.sha256)[:_MAC_BYTES]
     return base64.urlsafe_b64encode(mac).decode().rstrip("=")

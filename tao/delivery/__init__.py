@@ -1,7 +1,7 @@
-"""Maintenance messages on their way: numbered, acknowledged, kept for those who come back.
+"""Maintenance messages from leaders to subscribers: numbered, acknowledged, and kept for subscribers that come back.
 
-A message may come twice or late, which versions make harmless, but it may not be lost unnoticed. `Publisher` keeps what
-was published in a bounded memory log, with a spool on disk behind it; `Coverage` says which part of the binlog
-that is; a `Subscription` is one subscriber's cursors into it; `Inbox` is the subscriber's side. Where nothing can
-continue, the subscriber is told so and drops the shard as a whole.
+A message may arrive twice or late, which versions make harmless, but it may not be lost unnoticed. `Publisher` keeps
+published messages in a bounded memory log backed by a spool on disk. `Coverage` records which binlog positions these
+messages cover. A `Subscription` is one subscriber's cursors into the log, and `Inbox` is the subscriber's side. A
+subscriber that cannot be continued receives a reset and drops the shard as a whole.
 """

@@ -1,8 +1,8 @@
-"""What a leader remembers of the messages it has published: one numbered stream per shard (DESIGN.md §7).
+"""The messages that a leader has published and still holds in memory: one numbered stream per shard.
 
-All streams share one memory budget and leave in the order they came, whichever shard they belong to, so that a busy
-shard's past makes room and an idle shard's stays. Each message is numbered by itself, so that whoever receives a run of
-them can tell from its length and its last number whether anything is missing.
+All streams share one memory budget. Messages are evicted in the order of their arrival, whatever their shard, so that
+old messages of a busy shard make room and those of an idle shard stay. Every message has a number of its own, so that
+a subscriber can tell from the length and the last number of a run whether a message is missing.
 """
 
 from __future__ import annotations
@@ -14,15 +14,20 @@ from tao.delivery.coverage import Coverage
 from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ListChange, Message, ObjectChange, ShardMessages
 
-_MESSAGE_BYTES = 240  # a message without edges or data: its struct, its integers and its place in the log
+_MESSAGE_BYTES = 240  # a message without edges or data: its struct, its integers and its entry in the log
 _EDGE_BYTES = 120  # one edge struct with its integers
 
 
 class Stream:
-    """The numbering of one shard under one generation of ownership: messages ``first … last`` are still held
-    (none when ``first == last + 1``). ``coverage``: what of the binlog is among them."""
+    """The numbering of one shard's messages under one generation of ownership.
 
-    __slots__ = ("counted_after", "coverage", "first", "generation", "last", "name", "relied", "shard", "version_epoch")
+    Messages ``first … last`` are still held (none when ``first == last + 1``). ``coverage`` is the range of binlog
+    positions that they cover."""
+
+    __slots__ = (
+        *("coverage", "first", "generation", "last", "must_be_gapless", "name", "positions_after", "shard"),
+        "version_epoch",
+    )
 
     def __init__(self, shard: int, name: str, generation: int, version_epoch: int, coverage: Coverage) -> None:
         self.shard = shard
@@ -32,20 +37,20 @@ class Stream:
         self.coverage = coverage
         self.first = 1
         self.last = 0
-        self.counted_after = 0
-        """Messages up to here are from before the coverage began, and their positions mean nothing."""
-        self.relied = False
-        """The coverage has been told to subscribers: whoever follows the stream must miss nothing of it."""
+        self.positions_after = 0
+        """Messages up to this number came before the coverage began, and their positions mean nothing."""
+        self.must_be_gapless = False
+        """Subscribers rely on the coverage: a gap in it has to start a new stream."""
 
 
 class MessageLog:
-    """The streams' messages, bounded per shard and in total. Never refuses: it forgets the oldest instead."""
+    """The messages of all streams, bounded per shard and in total. Evicts the oldest messages to make room."""
 
     __slots__ = ("_held", "_settings", "bytes", "evicted")
 
     def __init__(self, settings: DeliverySettings) -> None:
         self._settings = settings
-        # Keyed by (shard, number): direct access for readers, and the order of arrival for eviction.
+        # Keyed by (shard, number) for direct access; the order of arrival is the order of eviction.
         self._held: OrderedDict[tuple[int, int], tuple[Stream, int, Message, int, int]] = OrderedDict()
         self.bytes = 0
         self.evicted = 0
@@ -54,7 +59,7 @@ class MessageLog:
         return len(self._held)
 
     def append(self, stream: Stream, batch: ShardMessages) -> None:
-        """Number the batch's messages and keep them, making room where a bound is reached."""
+        """Number the batch's messages and keep them, evicting the oldest where a bound is reached."""
         stream.version_epoch = max(stream.version_epoch, batch.version_epoch)
         position = stream.coverage.head
         for message in batch.messages:
@@ -68,20 +73,22 @@ class MessageLog:
             self._evict(next(iter(self._held.values()))[0])
 
     def drop(self, stream: Stream) -> None:
-        """Forget the whole stream: its numbering is over."""
+        """Evict all messages of a stream that has ended."""
         while stream.first <= stream.last:
             self._evict(stream)
-        stream.coverage.forget_memory()
+        stream.coverage.clear_memory()
 
     def number_at(self, stream: Stream, position: int) -> int:
-        """The number of the last message that was kept under that position of the binlog, or an earlier one."""
-        first = max(stream.first, stream.counted_after + 1)
+        """Return the number of the last message that was kept under the binlog position or an earlier one."""
+        first = max(stream.first, stream.positions_after + 1)
         numbers = range(first, stream.last + 1)
         return first - 1 + bisect_right(numbers, position, key=lambda number: self._held[stream.shard, number][4])
 
     def read(self, stream: Stream, after: int, max_messages: int, max_bytes: int) -> tuple[ShardMessages, int]:
-        """The run of messages that follows number ``after`` (which must still be held), as long as they fit and share
-        one version epoch, with its estimated bytes. The first is always there."""
+        """Return the messages after number ``after``, which must still be held, with their estimated size in bytes.
+
+        The run ends at ``max_messages``, at ``max_bytes`` or where the version epoch changes; it has at least one
+        message."""
         taken: list[Message] = []
         total = 0
         run_epoch = stream.version_epoch
@@ -97,14 +104,14 @@ class MessageLog:
     def _evict(self, stream: Stream) -> None:
         *_, size, position = self._held.pop((stream.shard, stream.first))
         self.bytes -= size
-        if stream.first > stream.counted_after:
-            stream.coverage.evicted(position)
+        if stream.first > stream.positions_after:
+            stream.coverage.note_evicted(position)
         stream.first += 1
         self.evicted += 1
 
 
 def estimated_bytes(message: Message) -> int:
-    """About what a message costs in memory; its encoded form is smaller."""
+    """Return the estimated size of a message in memory, in bytes; its encoded form is smaller."""
     match message:
         case ObjectChange(data=data):
             return _MESSAGE_BYTES + len(data or b"")

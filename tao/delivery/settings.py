@@ -1,4 +1,4 @@
-"""The bounds of delivery: what a leader keeps for subscribers, and how much it sends ahead of them (DESIGN.md §7)."""
+"""The bounds of delivery: how much a leader keeps for subscribers, and how much it sends without acknowledgement."""
 
 from __future__ import annotations
 
@@ -8,51 +8,54 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class DeliverySettings:
-    """Reaching any of the log's bounds costs laggards a bulk invalidation, never a writer its time."""
+    """Bounds of the memory log and of subscriptions. A subscriber that falls behind a bound of the log has to drop its
+    shards; writers are never delayed."""
 
     log_messages_per_shard: int = 4_096
-    """Messages of one shard kept for those who come back. At 100 writes a second on one shard this bridges 40 s, which
-    covers a follower's restart; a colder shard keeps hours."""
+    """Messages of one shard kept for subscribers that come back. At 100 writes a second on one shard this bridges 40 s,
+    which covers a follower's restart; a colder shard keeps hours."""
 
     log_bytes_total: int = 64 << 20
-    """Estimated memory of all logs together, oldest messages leave first. A 300-byte message: 200,000 of them, or
-    half a minute at 6,000 writes a second, for a small part of a leader's memory."""
+    """Estimated memory of all messages together; the oldest are evicted first. That is 200,000 messages of 300 bytes,
+    or half a minute at 6,000 writes a second, for a small part of a leader's memory."""
 
     window_unacknowledged_bytes: int = 4 << 20
-    """Sent to one subscriber and not acknowledged. Covers 100 ms of round trip at 40 MB/s; beyond it the messages wait
-    in the log, where they are held once for all subscribers."""
+    """Bytes sent to one subscriber and not acknowledged. Covers 100 ms of round trip at 40 MB/s; beyond it messages
+    wait in the log, which holds them once for all subscribers."""
 
     max_delivery_messages: int = 512
-    """Messages in one delivery, which a follower applies without a pause: bounds how long its hits wait for it."""
+    """Messages in one delivery. A follower applies a delivery without a pause, so this bounds how long hits wait."""
 
     max_delivery_bytes: int = 1 << 20
-    """Estimated size of one delivery; well below the largest frame. A single larger message travels alone."""
+    """Estimated size of one delivery, well below the largest frame. A single larger message is delivered alone."""
 
     max_subscribers: int = 1_024
     """Subscribers of one leader. A leader serves the followers of its own region: tens to hundreds of servers."""
 
     continue_seconds: float = 6.0
-    """For the tailer to say or to read again what came after a subscriber's position. A tailer speaks to each leader
-    once a second, by heartbeats; meanwhile the subscriber serves what it has. After it, it starts cold."""
+    """Time for the tailer to send what follows a subscriber's position, reading the binlog again if necessary. A tailer
+    sends each leader a heartbeat once a second. While it waits the subscriber serves what it has; after this time it
+    starts cold."""
 
     catching_up_shards: int = 8
-    """Shards of one subscriber that are read from the spool side by side, a delivery of each: bounds memory."""
+    """Shards of one subscriber that are read from the spool concurrently, one delivery of each: bounds memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpoolSettings:
-    """What a leader keeps on disk for subscribers that come back, and for its own restart."""
+    """The messages that a leader keeps on disk for subscribers that come back, and for its own restart."""
 
     folder: Path | None = None
-    """Where, on a disk that survives a restart; made when it is missing, and no other leader's. None: in memory only;
-    then a leader that restarts has the tailer read the binlog again."""
+    """Folder on a disk that survives a restart. It is created when it is missing, and no two leaders may share one.
+    None: keep messages in memory only; after a restart of the leader the tailer reads the binlog again."""
 
     max_bytes: int = 1 << 30
-    """Of messages, encoded; the oldest go first. A million changes of 1 KB. The file takes up to half as much again,
-    and its journal some MB."""
+    """Encoded size of all messages, such as a million changes of 1 KB; the oldest are dropped first. The file takes up
+    to half as much again, and its journal a few MB."""
 
     max_age_seconds: float = 86_400.0
-    """Older ones go, too: who was away for a day starts cold sooner than it has heard a day's changes."""
+    """Older messages are dropped: a subscriber that was away for a day is faster when it starts cold than when it
+    replays a day's changes."""
 
     retry_seconds: float = 10.0
-    """After the disk was full or failed, before it is tried again; until then messages are kept in memory only."""
+    """Pause before the disk is tried again after it was full or failed; until then messages stay in memory only."""

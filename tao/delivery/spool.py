@@ -1,9 +1,9 @@
-"""The spool: a leader's guaranteed messages in SQLite, written by a thread of its own (DESIGN.md §7).
+"""The spool: a leader's guaranteed messages in SQLite, written by a thread of its own.
 
-Everything that has gathered while the thread was busy is one commit, synced to disk before anyone is told that it is
-stored (``synchronous=FULL``): the more there is, the less each message costs, and a loss of power costs none that was
-acknowledged. Content is checksummed by row, since SQLite notices torn files but not flipped bits. A file that cannot be
-read is set aside and a new one begun: its subscribers then start cold, which costs hits and nothing else.
+Everything that was queued while the thread was busy becomes one commit, which is synced to disk before any message of
+it is reported as stored (``synchronous=FULL``). So the cost per message falls under load, and a power failure loses no
+acknowledged message. Every row has a checksum, since SQLite detects torn files but not flipped bits. A file that cannot
+be read is set aside and a new one is begun: subscribers then start cold, which costs hits and nothing else.
 """
 
 from __future__ import annotations
@@ -37,20 +37,23 @@ CREATE TABLE IF NOT EXISTS marks (
 CREATE TABLE IF NOT EXISTS proofs (source TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 """
 _FILE: Final = "spool.sqlite"
-_FORM: Final = 1
-"""``user_version`` of the file; another one is set aside."""
+_FORMAT: Final = 1
+"""The file's ``user_version``; a file with another one is set aside."""
 _PAGE_BYTES: Final = 4_096
 _MAX_JOBS: Final = 10_000
-"""In one commit."""
-_DROPPED_AT_ONCE: Final = 1_000
+"""The largest number of jobs in one commit."""
+_DROP_ROWS: Final = 1_000
+"""The largest number of rows that one statement drops."""
 
 
 class _Unreadable(Exception):
-    """What the file holds is not what was written."""
+    """The content of the file is not what was written."""
 
 
 @dataclass(slots=True)
 class _Append:
+    """Store messages and marks. ``era`` is the number of losses that the loop knew of when it queued the job."""
+
     rows: Sequence[SpoolRow]
     marks: Sequence[SpoolMark]
     stored: Callable[[], None]
@@ -59,6 +62,8 @@ class _Append:
 
 @dataclass(slots=True)
 class _Prove:
+    """Store a proven position; ``era`` as in `_Append`."""
+
     source: str
     number: int
     era: int
@@ -66,6 +71,8 @@ class _Prove:
 
 @dataclass(slots=True)
 class _Read:
+    """Read messages. The thread fills ``rows``; None: they cannot be read."""
+
     shard: int
     source: str
     after: tuple[int, int]
@@ -78,7 +85,7 @@ _Job = _Append | _Prove | _Read
 
 
 class SqliteSpool:
-    """`tao.model.ports.Spool` in a folder. Counters may be read from the loop at any time."""
+    """A `tao.model.ports.Spool` in a folder. The event loop may read its counters at any time."""
 
     def __init__(self, folder: Path, settings: SpoolSettings, log: Logger) -> None:
         self._path: Final = folder / _FILE
@@ -89,33 +96,34 @@ class SqliteSpool:
         self._marks: list[SpoolMark] = []
         self._dropped: Callable[[int, str, int], None] = lambda shard, source, number: None
         self._lost: Callable[[], None] = lambda: None
-        self._era = 0  # the loop's; what was given before a loss was known relies on what is lost
-        self._thread_era = 0
+        # Both count losses. A job that was queued before the loop knew of a loss builds on lost rows and is skipped.
+        self._era = 0  # losses that the loop knows of
+        self._thread_era = 0  # losses that the thread has had
         self._connection: sqlite3.Connection | None = None
         self._retry_at = 0.0
         self._thread: threading.Thread | None = None
         self.trouble = ""
-        """Why nothing is stored now, or empty."""
+        """The reason why nothing can be stored now; empty when all is well."""
         self.rows = 0
-        """Stored since the start."""
+        """Rows stored since the start."""
         self.commits = 0
         self.failures = 0
         """Times that the disk was full or failed."""
         self.set_aside = 0
         """Files that could not be read."""
         self.bytes = 0
-        """Of the messages held, encoded."""
+        """Encoded size of the messages held."""
         self.dropped_rows = 0
-        """Rows that have made room."""
+        """Rows dropped to make room, or for their age."""
 
     async def open(self) -> None:
-        """Read what there is, then take jobs."""
+        """Read the file, then start the thread."""
         await asyncio.to_thread(self._open)
         self._thread = threading.Thread(target=self._run, name="spool", daemon=True)
         self._thread.start()
 
     async def close(self) -> None:
-        """Store what was given, and close the file."""
+        """Finish the queued jobs and close the file."""
         if self._thread is not None:
             self._jobs.put(None)
             await asyncio.to_thread(self._thread.join)
@@ -147,10 +155,10 @@ class SqliteSpool:
         """See `tao.model.ports.Spool`."""
         self._jobs.put(_Read(shard, source, after, max_bytes, answer))
 
-    # ---- in the thread, and before it there is one ------------------------------------------------------------------
+    # ---- in the thread, or before it is started ---------------------------------------------------------------------
 
     def _open(self) -> None:
-        """Fill `_connection` and `_marks`, or say in `trouble` why there is none."""
+        """Set `_connection` and `_marks`, or set `trouble` to the reason why the file cannot be used."""
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             try:
@@ -158,7 +166,7 @@ class SqliteSpool:
             except (sqlite3.DatabaseError, _Unreadable) as error:
                 if isinstance(error, sqlite3.OperationalError):
                     raise
-                self._put_aside(error)
+                self._set_aside(error)
                 self._connect()
             self.trouble = ""
         except (sqlite3.Error, OSError) as error:
@@ -167,27 +175,18 @@ class SqliteSpool:
     def _connect(self) -> None:
         connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
         try:
-            form = connection.execute("PRAGMA user_version").fetchone()[0]
-            if form not in (0, _FORM):
-                raise _Unreadable(f"its form is {form}, not {_FORM}")
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            if found not in (0, _FORMAT):
+                raise _Unreadable(f"its format is {found}; this version reads {_FORMAT}")
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
             pages = 256 + 3 * self._settings.max_bytes // 2 // _PAGE_BYTES
             connection.execute(f"PRAGMA max_page_count={pages}")
             connection.executescript(_SCHEMA)
-            connection.execute(f"PRAGMA user_version={_FORM}")
-            proofs = dict(connection.execute("SELECT source, number FROM proofs"))
-            marks = []
-            for *mark, checksum in connection.execute(
-                "SELECT shard, source, after, head, linked, checksum FROM marks ORDER BY shard"
-            ):
-                shard, source, after, head, linked = mark
-                if checksum != _checksum_of(mark):
-                    raise _Unreadable("a mark is not what was written")
-                reached = max(head, proofs.get(source, 0)) if linked else head
-                marks.append(SpoolMark(shard, source, after, reached, linked=False))
+            connection.execute(f"PRAGMA user_version={_FORMAT}")
+            marks = _read_marks(connection)
             connection.execute("BEGIN IMMEDIATE")
-            # What is proved from here on says nothing of a shard until it is marked again.
+            # Stored as unlinked: a position proved from here on does not hold for a shard until it is marked again.
             _put_marks(connection, marks)
             connection.execute("COMMIT")
             self.bytes = connection.execute("SELECT coalesce(sum(length(body)), 0) FROM messages").fetchone()[0]
@@ -196,11 +195,12 @@ class SqliteSpool:
             raise
         self._connection, self._marks = connection, marks
 
-    def _put_aside(self, error: Exception) -> None:
-        """Raises `OSError`."""
+    def _set_aside(self, error: Exception) -> None:
+        """Rename the file and its journal. Raises `OSError`."""
         aside = self._path.with_name(f"{_FILE}.unreadable")
         self._log.error("spool_unreadable", reason=str(error), set_aside=str(aside))
-        # The file goes last: without its journal it is only older, while a new file would take over an old journal.
+        # Rename the database last. Without its journal an old file is only older, but a new file would take over an
+        # old journal.
         for suffix in ("-wal", "-shm", ""):
             part = Path(f"{self._path}{suffix}")
             if part.exists():
@@ -208,7 +208,7 @@ class SqliteSpool:
         self.set_aside += 1
 
     def _failed(self, error: Exception) -> None:
-        """Nothing is stored until it is tried again. What is on disk stays: it is true as far as it goes."""
+        """Store nothing until the next attempt. The rows on disk stay: they are valid as far as they go."""
         self.failures += 1
         self.trouble = str(error)
         self._log.error("spool_failed", reason=self.trouble, path=str(self._path))
@@ -230,13 +230,14 @@ class SqliteSpool:
                 except queue.Empty:
                     break
             if jobs:
-                self._do(jobs)
+                self._run_jobs(jobs)
             if job is None:
                 if self._connection is not None:
                     self._connection.close()
                 return
 
-    def _do(self, jobs: list[_Job]) -> None:
+    def _run_jobs(self, jobs: list[_Job]) -> None:
+        """Do the jobs in one commit, then report to the loop."""
         dropped: dict[tuple[int, str], int] = {}
         if self._connection is None and time.monotonic() >= self._retry_at:
             self._open()
@@ -245,7 +246,7 @@ class SqliteSpool:
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 for job in jobs:
-                    self._do_one(connection, job)
+                    self._run_job(connection, job)
                 self._make_room(connection, dropped)
                 connection.execute("COMMIT")
                 self.commits += 1
@@ -254,18 +255,21 @@ class SqliteSpool:
                 self._failed(error)
                 if not isinstance(error, sqlite3.OperationalError):
                     try:
-                        self._put_aside(error)
-                    except OSError as refusal:
-                        self._failed(refusal)
+                        self._set_aside(error)
+                    except OSError as second:
+                        self._failed(second)
                 self._thread_era += 1
                 for job in jobs:
                     if isinstance(job, _Read):
                         job.rows = None
         else:
             self._thread_era += any(isinstance(job, _Append) and job.era == self._thread_era for job in jobs)
-        self._tell(lambda: self._finished(jobs, dropped))
+        try:
+            self._loop.call_soon_threadsafe(lambda: self._report(jobs, dropped))
+        except RuntimeError:
+            self._log.info("spool_after_loop")  # the server has closed, and no caller waits for the answers
 
-    def _do_one(self, connection: sqlite3.Connection, job: _Job) -> None:
+    def _run_job(self, connection: sqlite3.Connection, job: _Job) -> None:
         match job:
             case _Append(rows=rows, marks=marks, era=era) if era == self._thread_era:
                 now = int(time.time())
@@ -286,19 +290,21 @@ class SqliteSpool:
             case _Read():
                 job.rows = _read(connection, job)
             case _:
-                pass  # given before it was known that what it builds on is lost
+                pass  # queued before the loop knew of a loss; the job builds on lost rows
 
     def _make_room(self, connection: sqlite3.Connection, dropped: dict[tuple[int, str], int]) -> None:
-        """The oldest go, by size and by age."""
+        """Drop the oldest rows that exceed the size or the age, and note in ``dropped`` the last position of each shard
+        and source."""
         too_old = int(time.time() - self._settings.max_age_seconds)
         while True:
             last = 0
             oldest = connection.execute(
                 "SELECT place, shard, source, number, stored_unix_s, length(body) FROM messages ORDER BY place LIMIT ?",
-                (_DROPPED_AT_ONCE,),
+                (_DROP_ROWS,),
             )
             gone = 0
-            # Row by row: mostly the first may stay, and to fetch them all at every commit is a tenth of a leader's CPU.
+            # Fetch row by row: usually even the first row may stay. Fetching all of them at each commit took a tenth of
+            # a leader's CPU.
             for place, shard, source, number, stored_unix_s, size in oldest:
                 if self.bytes <= self._settings.max_bytes and stored_unix_s >= too_old:
                     break
@@ -318,8 +324,8 @@ class SqliteSpool:
                     mark = SpoolMark(shard, source, number, max(found[1], number), bool(found[2]))
                     _put_marks(connection, (mark,))
 
-    def _finished(self, jobs: list[_Job], dropped: dict[tuple[int, str], int]) -> None:
-        """In the loop. A loss is said before anyone relies on what followed it."""
+    def _report(self, jobs: list[_Job], dropped: dict[tuple[int, str], int]) -> None:
+        """Report the results in the loop. A loss is reported first, before a caller relies on what followed it."""
         if self._era != self._thread_era:
             self._era = self._thread_era
             self._lost()
@@ -331,11 +337,20 @@ class SqliteSpool:
             elif isinstance(job, _Read):
                 job.answer(job.rows)
 
-    def _tell(self, word: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(word)
-        except RuntimeError:
-            self._log.info("spool_after_loop")  # the server has closed and nobody waits for an answer
+
+def _read_marks(connection: sqlite3.Connection) -> list[SpoolMark]:
+    """Read the marks as of the newest proofs. Raises `_Unreadable`."""
+    proofs = dict(connection.execute("SELECT source, number FROM proofs"))
+    marks = []
+    for *mark, checksum in connection.execute(
+        "SELECT shard, source, after, head, linked, checksum FROM marks ORDER BY shard"
+    ):
+        shard, source, after, head, linked = mark
+        if checksum != _checksum_of(mark):
+            raise _Unreadable(f"the mark of shard {shard} is not what was written")
+        reached = max(head, proofs.get(source, 0)) if linked else head
+        marks.append(SpoolMark(shard, source, after, reached, linked=False))
+    return marks
 
 
 def _read(connection: sqlite3.Connection, job: _Read) -> list[SpoolRow]:

@@ -1,66 +1,168 @@
-"""One subscriber as a leader sees it: a cursor per shard, what it is owed, and a window of unacknowledged bytes.
+"""The deliveries of one subscriber: a cursor per shard, the pending shards, and a window of unacknowledged bytes.
 
-Everything that is sent comes out of `Subscription.pump`, which compares each owed shard's cursor with its stream at
-that moment. Because nothing is decided earlier, a closed shard or an overflown log leaves nothing to clean up.
+`Subscription.pump` makes every delivery. It compares the cursor of each pending shard with the shard's stream at that
+moment. Because nothing is decided earlier, a closed shard or an overflowing log leaves nothing to clean up.
 
-A cursor that is none of the stream's (another leader's, another run's, or left behind by the log) goes on by its
-position in the binlog: from the log, or through the spool into the log, or once the tailer has told again what is
-missing. Until then the shard *waits*: nothing is said of it, so the subscriber knows that it is not confirmed.
+A cursor may not point into the stream: it comes from another leader or an earlier run, or the log has evicted what
+follows it. Such a cursor continues by its position in the binlog: from the log; through the spool into the log; or once
+the tailer has sent the missing messages again. Until then the shard *waits*: no delivery mentions it, so the subscriber
+knows that the shard is not confirmed yet.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Final, Literal, Protocol
 
-from tao.delivery.catching_up import CatchUp
-from tao.delivery.message_log import estimated_bytes
+from tao.delivery.message_log import MessageLog, Stream, estimated_bytes
+from tao.delivery.settings import DeliverySettings
 from tao.model.changes import ShardMessages
-from tao.model.delivery import Delivery, Position, ShardDelivery
+from tao.model.delivery import Delivery, Position, ShardDelivery, SpoolRow
 from tao.model.errors import ProtocolError, TaoError
+from tao.model.ports import Spool
 
-if TYPE_CHECKING:
-    from tao.delivery.message_log import Stream
-    from tao.delivery.publisher import Publisher
-    from tao.delivery.settings import DeliverySettings
+_AFTER_ALL_PLACES: Final = (1 << 63) - 1
+"""A place in the spool behind all rows of the same position: reading starts with the next position."""
+
+Later = Callable[[float, Callable[[], None]], object]
+"""Calls a function after so many seconds."""
+
+
+class StreamSource(Protocol):
+    """The part of the publisher that its subscriptions use."""
+
+    @property
+    def log(self) -> MessageLog:
+        """The messages that cursors point into."""
+
+    @property
+    def spool(self) -> Spool | None:
+        """The messages on disk, behind the log."""
+
+    @property
+    def later(self) -> Later | None:
+        """The clock for shards that wait; None: no shard waits."""
+
+    @property
+    def proofs(self) -> int:
+        """A number that changes whenever `proven` changes."""
+
+    @property
+    def proven(self) -> Mapping[str, int]:
+        """Database name → Unix milliseconds up to which every commit has been published."""
+
+    @property
+    def reached(self) -> tuple[tuple[str, int], ...]:
+        """The ``(source, transaction)`` up to which everything has been published, one per database."""
+
+    def stream(self, shard: int) -> Stream | None:
+        """Return the open stream of a shard, if any."""
+
+    def request_replay(self, shard: int, source: str, reached: int) -> None:
+        """Have the tailer send again what follows a subscriber's position."""
+
+    def follow(self, shard: int, subscription: Subscription) -> None:
+        """Wake the subscription when the shard has messages."""
+
+    def unfollow(self, shard: int, subscription: Subscription) -> None:
+        """Stop waking the subscription for this shard."""
+
+    def remove(self, subscription: Subscription) -> None:
+        """Remove a closed subscription."""
+
+
+class SpoolReplay:
+    """Reads one shard's messages after a cursor from the spool, until the memory log has the rest.
+
+    The replayed messages are numbered in a stream of their own. Their binlog position stays the position of the cursor
+    until all are delivered, since spooled rows may have arrived in another order than they were committed in."""
+
+    def __init__(self, stream: Stream, cursor: Position) -> None:
+        self.stream: Final = stream
+        self.cursor: Final = cursor
+        """The position at which the replay began."""
+        self.rows: deque[SpoolRow] = deque()
+        self.reading = False
+        self._delivered = 0
+        self._last = (cursor.reached, _AFTER_ALL_PLACES)
+        self._read_up_to = -1
+        self._ended = False
+
+    @property
+    def complete(self) -> bool:
+        """True when the memory log has all messages that have not been delivered."""
+        memory_after = self.stream.coverage.memory_after
+        if self.rows or self.reading:
+            return False
+        return self._last[0] > memory_after or (self._ended and self._read_up_to >= memory_after)
+
+    def read(self, spool: Spool, max_bytes: int, on_read: Callable[[bool], None]) -> None:
+        """Read the next rows, then call ``on_read`` with whether the spool could be read."""
+
+        def take(rows: Sequence[SpoolRow] | None) -> None:
+            self.reading = False
+            if rows:
+                self.rows.extend(rows)
+                self._last = (rows[-1].number, rows[-1].place)
+            self._ended = not rows
+            on_read(rows is not None)
+
+        self.reading = True
+        self._read_up_to = self.stream.coverage.head
+        spool.read(self.stream.shard, self.cursor.source, self._last, max_bytes, take)
+
+    def next_part(self) -> ShardDelivery:
+        """Remove the first row and return it as a part of a delivery."""
+        run = self.rows.popleft().messages
+        first = not self._delivered
+        self._delivered += len(run.messages)
+        shard, name = self.stream.shard, f"{self.stream.name}~"
+        position = Position(shard, name, self._delivered, self.cursor.source, self.cursor.reached)
+        return ShardDelivery(position, False, run, continued=first)
+
+    @property
+    def end(self) -> int:
+        """The binlog position from which the stream continues. Some messages after it may have been delivered already,
+        which is harmless."""
+        return max(self.cursor.reached, self.stream.coverage.memory_after)
 
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """For the tailer."""
+    """The state of a shard that waits for the tailer."""
 
     asked: bool = False
-    asked_when_whole: bool = False
-    over: bool = False
+    asked_when_complete: bool = False
+    expired: bool = False
 
 
 class Subscription:
-    """The deliveries of one subscriber on one connection, numbered from 1. Made by `Publisher.subscribe`."""
+    """The deliveries of one subscriber on one connection, numbered from 1. Created by `Publisher.subscribe`."""
 
     def __init__(
-        self, subscriber: str, publisher: Publisher, deliver: Callable[[Delivery], None], settings: DeliverySettings
+        self, subscriber: str, source: StreamSource, deliver: Callable[[Delivery], None], settings: DeliverySettings
     ) -> None:
         self.subscriber = subscriber
         self.resets = 0
         self.continued = 0
-        """Shards that went on warm by their position in the binlog."""
+        """Shards that continued by their position in the binlog, without a reset."""
         self.unacknowledged_bytes = 0
-        self._publisher = publisher
+        self._source = source
         self._deliver = deliver
         self._settings = settings
         self._cursors: dict[int, Position] = {}
-        self._owed: dict[int, None] = {}  # in order of need: a shard that has had its turn goes to the end
-        self._asked: dict[int, None] = {}  # to be confirmed or refused in the next delivery
-        self._waiting: dict[int, _Wait] = {}
-        self._catching_up: dict[int, CatchUp] = {}
-        self._joining: set[int] = set()  # have come through the spool, and not to the end of the log yet
-        self._in_flight: deque[tuple[int, int]] = deque()
+        self._pending: dict[int, None] = {}  # shards with messages to send; one that had its turn goes to the end
+        self._unanswered: dict[int, None] = {}  # shards that the next delivery confirms or refuses
+        self._waits: dict[int, _Wait] = {}
+        self._replays: dict[int, SpoolReplay] = {}
+        self._joining: set[int] = set()  # replayed from the spool, and not at the end of the log yet
+        self._in_flight: deque[tuple[int, int]] = deque()  # (number, bytes) of the unacknowledged deliveries
         self._number = 0
-        self._proofs_told = 0
+        self._proofs_delivered = 0
         self._pumping = False
         self._closed = False
 
@@ -70,52 +172,55 @@ class Subscription:
 
     @property
     def followed(self) -> int:
-        """How many shards are followed."""
+        """The number of shards that are followed."""
         return len(self._cursors)
 
     @property
-    def owed(self) -> int:
-        """How many of them have news that has not been sent."""
-        return len(self._owed)
+    def pending(self) -> int:
+        """The number of followed shards with messages that have not been sent."""
+        return len(self._pending)
 
     @property
     def waiting(self) -> int:
-        """How many are neither confirmed nor refused yet."""
-        return len(self._waiting) + len(self._catching_up)
+        """The number of followed shards that are neither confirmed nor refused yet."""
+        return len(self._waits) + len(self._replays)
 
     def waits_for(self, shard: int) -> bool:
-        """Whether the shard waits for the tailer."""
-        return shard in self._waiting
+        """Return whether the shard waits for the tailer."""
+        return shard in self._waits
 
     def add(self, positions: Sequence[Position]) -> None:
-        """Follow more shards, or these ones from another position (after a gap). The next delivery, made at once
-        whatever is unacknowledged, confirms or refuses each of them. Raises `ProtocolError` once closed."""
+        """Follow more shards, or followed ones from another position (after a gap).
+
+        The next delivery, which is made at once however much is unacknowledged, confirms or refuses each shard. Raises
+        `ProtocolError` once the subscription is closed."""
         if self._closed:
             raise ProtocolError(f"the subscription of {self.subscriber} is closed; subscribe again")
         for position in positions:
             self._forget(position.shard)
             self._cursors[position.shard] = position
-            self._asked[position.shard] = None
-            self._publisher.follow(position.shard, self)
+            self._unanswered[position.shard] = None
+            self._source.follow(position.shard, self)
         self.pump()
 
     def drop(self, shards: Sequence[int]) -> None:
-        """Follow these no longer."""
+        """Stop following these shards."""
         for shard in shards:
             self._forget(shard)
-            self._publisher.unfollow(shard, self)
+            self._source.unfollow(shard, self)
 
     def _forget(self, shard: int) -> None:
-        kept: tuple[dict[int, Any], ...] = (self._cursors, self._owed, self._asked, self._waiting)
-        for of_shards in kept:
-            of_shards.pop(shard, None)
+        by_shard: tuple[dict[int, Any], ...] = (self._cursors, self._pending, self._unanswered, self._waits)
+        for states in by_shard:
+            states.pop(shard, None)
         self._joining.discard(shard)
-        if shard in self._catching_up:
-            self._end_catching_up(shard)
+        if shard in self._replays:
+            self._end_replay(shard)
 
     def acknowledge(self, number: int) -> None:
-        """The subscriber has applied every delivery up to ``number``. Old numbers are harmless; one that was never
-        sent raises `ProtocolError`."""
+        """Record that the subscriber has applied every delivery up to ``number``.
+
+        Old numbers are harmless. Raises `ProtocolError` for a number that was never sent."""
         if number > self._number:
             raise ProtocolError(f"{self.subscriber} acknowledged delivery {number}; {self._number} is the last sent")
         while self._in_flight and self._in_flight[0][0] <= number:
@@ -123,112 +228,114 @@ class Subscription:
         self.pump()
 
     def close(self) -> None:
-        """Deliver nothing more. What was not acknowledged is delivered again when the subscriber comes back with its
+        """Stop delivering. Unacknowledged messages are delivered again when the subscriber comes back with its
         positions. May be called twice."""
         if not self._closed:
             self._closed = True
             self.drop(tuple(self._cursors))
             self._in_flight.clear()
             self.unacknowledged_bytes = 0
-            self._publisher.forget(self)
+            self._source.remove(self)
 
-    def owe(self, shard: int) -> None:
-        """The shard has news; `pump` will send it."""
-        self._owed[shard] = None
+    def mark_pending(self, shard: int) -> None:
+        """Have the next `pump` send the shard's new messages."""
+        self._pending[shard] = None
 
     def pump(self) -> None:
-        """Answer what was asked, then send what is owed, as far as the window allows."""
+        """Answer the new shards, then send the pending ones as far as the window allows."""
         if self._pumping:  # a subscriber in the same process may acknowledge from within its `deliver`
             return
         self._pumping = True
         try:
-            while self._asked or (self._owed and self._window_open()):
+            while self._unanswered or (self._pending and self._window_open()):
                 self._send()
-            self._tell_proofs()
+            self._deliver_proofs()
         finally:
             self._pumping = False
 
-    def _tell_proofs(self) -> None:
-        """Up to when everything has been told: true once nothing is owed, and not a moment earlier."""
-        publisher = self._publisher
-        behind = self._owed or self._waiting or self._catching_up or self._closed
-        if self._proofs_told != publisher.proofs and not behind and self._window_open():
-            self._proofs_told = publisher.proofs
-            if publisher.proven:
-                proven = tuple(publisher.proven.items())
-                self._hand_over(Delivery(self._number + 1, proven=proven, reached=publisher.reached), 0)
+    def _deliver_proofs(self) -> None:
+        """Deliver the time up to which everything has been delivered. It holds once nothing is pending, not before."""
+        source = self._source
+        behind = self._pending or self._waits or self._replays or self._closed
+        if self._proofs_delivered != source.proofs and not behind and self._window_open():
+            self._proofs_delivered = source.proofs
+            if source.proven:
+                proven = tuple(source.proven.items())
+                self._hand_over(Delivery(self._number + 1, proven=proven, reached=source.reached), 0)
 
     def _window_open(self) -> bool:
         return self.unacknowledged_bytes < self._settings.window_unacknowledged_bytes
 
     def _send(self) -> None:
-        """One delivery: a word on each shard asked about, then as much of what is owed as fits."""
-        asked, self._asked = self._asked, {}
+        """Make one delivery: a part for each unanswered shard, then as many pending shards as fit."""
+        unanswered, self._unanswered = self._unanswered, {}
         room = self._settings.max_delivery_messages
         room_bytes = self._settings.max_delivery_bytes if self._window_open() else 0
         size = 0
         parts: list[ShardDelivery] = []
         refused: list[int] = []
-        # Every part takes room, so no more of the owed ones can have their turn.
-        for shard in dict.fromkeys((*asked, *islice(self._owed, room))):
+        # Every part takes at least one message's room, so no more than `room` pending shards can have their turn.
+        for shard in dict.fromkeys((*unanswered, *islice(self._pending, room))):
             fits = room > 0 and room_bytes > 0
-            if not fits and shard not in asked:
+            if not fits and shard not in unanswered:
                 break
-            stream = self._publisher.stream(shard)
+            stream = self._source.stream(shard)
             if stream is None:
                 refused.append(shard)
                 continue
-            told = self._part(stream, room if fits else 0, room_bytes)
-            if told is None:  # it waits
+            sized = self._next_part(stream, room if fits else 0, room_bytes)
+            if sized is None:  # the shard waits
                 continue
-            part, part_bytes = told
+            part, part_bytes = sized
             parts.append(part)
             size += part_bytes
             room_bytes -= part_bytes
             room -= max(1, len(part.messages.messages) if part.messages else 0)
         self.drop(refused)
-        if parts or asked or refused:
+        if parts or unanswered or refused:
             self._hand_over(Delivery(self._number + 1, tuple(parts), tuple(refused)), size)
 
-    def _part(self, stream: Stream, room: int, room_bytes: int) -> tuple[ShardDelivery, int] | None:
-        """The next words on one shard, with their size: a reset, a run of at most ``room`` messages, or "nothing new"
-        (which still tells the version epoch). None: there is nothing to be said of it yet."""
+    def _next_part(self, stream: Stream, room: int, room_bytes: int) -> tuple[ShardDelivery, int] | None:
+        """Return the next part for a shard and its size in bytes, or None when the shard has to wait.
+
+        The part is a reset, a run of at most ``room`` messages, or an empty run, which still carries the version
+        epoch."""
         shard = stream.shard
-        self._owed.pop(shard, None)
+        self._pending.pop(shard, None)
         continued = False
-        if (catch_up := self._catching_up.get(shard)) is not None:
-            if catch_up.rows and catch_up.stream is stream:
+        if (replay := self._replays.get(shard)) is not None:
+            if replay.rows and replay.stream is stream:
                 if room:
-                    return self._spooled_part(catch_up)
-                self.owe(shard)
+                    return self._replayed_part(replay)
+                self.mark_pending(shard)
                 return None
-            if catch_up.stream is stream and not catch_up.complete:
-                self._read_on()
+            if replay.stream is stream and not replay.complete:
+                self._read_spool()
                 return None
-            self._end_catching_up(shard)
-            continued = catch_up.stream is stream
+            self._end_replay(shard)
+            continued = replay.stream is stream
             if continued:
                 self._joining.add(shard)
-                number = self._publisher.log.number_at(stream, catch_up.joined)
-                self._go_on(stream, catch_up.cursor, number)
+                number = self._source.log.number_at(stream, replay.end)
+                self._continue(stream, replay.cursor, number)
         cursor = self._cursors[shard]
         if cursor.stream != stream.name or not stream.first - 1 <= cursor.sequence <= stream.last:
-            match self._continuation(stream, cursor):
+            match self._find_continuation(stream, cursor):
                 case "wait":
                     return None
                 case "reset":
                     return self._reset(stream), 0
-                case "go on":
+                case "continue":
                     continued = True
                     cursor = self._cursors[shard]
         run, run_bytes = ShardMessages(shard, stream.version_epoch, ()), 0
         sequence = cursor.sequence
         if room and sequence < stream.last:
-            run, run_bytes = self._publisher.log.read(stream, sequence, room, room_bytes)
+            run, run_bytes = self._source.log.read(stream, sequence, room, room_bytes)
             sequence += len(run.messages)
         source, reached, coverage = cursor.source, cursor.reached, stream.coverage
         if sequence < stream.last:
-            self._owed[shard] = None
+            self._pending[shard] = None
         else:
             self._joining.discard(shard)
             if coverage.linked:
@@ -238,90 +345,91 @@ class Subscription:
 
     def _reset(self, stream: Stream) -> ShardDelivery:
         self.resets += 1
-        self._waiting.pop(stream.shard, None)
+        self._waits.pop(stream.shard, None)
         coverage = stream.coverage
         source, reached = (coverage.source, coverage.head) if coverage.linked else ("", 0)
         cursor = Position(stream.shard, stream.name, stream.last, source, reached)
         self._cursors[stream.shard] = cursor
         return ShardDelivery(cursor, True, ShardMessages(stream.shard, stream.version_epoch, ()))
 
-    def _continuation(self, stream: Stream, cursor: Position) -> Literal["go on", "wait", "reset"]:
-        """What becomes of a cursor that is not in the log by its number."""
+    def _find_continuation(self, stream: Stream, cursor: Position) -> Literal["continue", "wait", "reset"]:
+        """Continue a cursor that does not point into the log by its binlog position; or it must wait, or be reset."""
         shard, coverage = stream.shard, stream.coverage
-        wait = self._waiting.get(shard)
-        # One that the log has left behind again before it had all: the spool would be read for ever.
-        if not cursor.source or (wait is not None and wait.over) or shard in self._joining:
+        wait = self._waits.get(shard)
+        # A joining shard that the log has overtaken once more is reset, or it would read the spool for ever.
+        if not cursor.source or (wait is not None and wait.expired) or shard in self._joining:
             self._joining.discard(shard)
             return "reset"
-        if coverage.whole:
+        if coverage.complete:
             if coverage.source != cursor.source:
                 return "reset"
             if coverage.memory_after <= cursor.reached:
-                self._go_on(stream, cursor, self._publisher.log.number_at(stream, cursor.reached))
-                return "go on"
+                self._continue(stream, cursor, self._source.log.number_at(stream, cursor.reached))
+                return "continue"
             if coverage.has_after(cursor.reached):
-                self._waiting.pop(shard, None)
-                self._catching_up[shard] = CatchUp(stream, cursor)
-                self._read_on()
+                self._waits.pop(shard, None)
+                self._replays[shard] = SpoolReplay(stream, cursor)
+                self._read_spool()
                 return "wait"
-        if self._publisher.later is None:
+        if self._source.later is None:
             return "reset"
         if wait is None:
-            wait = self._waiting[shard] = _Wait()
-            self._publisher.later(self._settings.continue_seconds, partial(self._waited, shard, wait))
-        if not wait.asked or (coverage.whole and not wait.asked_when_whole):
-            wait.asked, wait.asked_when_whole = True, coverage.whole
-            self._publisher.want(shard, cursor.source, cursor.reached)
+            wait = self._waits[shard] = _Wait()
+            self._source.later(self._settings.continue_seconds, partial(self._wait_expired, shard, wait))
+        # Ask once more when the coverage is complete: only then is it known what is missing.
+        if not wait.asked or (coverage.complete and not wait.asked_when_complete):
+            wait.asked, wait.asked_when_complete = True, coverage.complete
+            self._source.request_replay(shard, cursor.source, cursor.reached)
         return "wait"
 
-    def _go_on(self, stream: Stream, cursor: Position, number: int) -> None:
+    def _continue(self, stream: Stream, cursor: Position, number: int) -> None:
         self.continued += 1
-        self._waiting.pop(stream.shard, None)
+        self._waits.pop(stream.shard, None)
         self._cursors[stream.shard] = Position(stream.shard, stream.name, number, cursor.source, cursor.reached)
 
-    def _waited(self, shard: int, wait: _Wait) -> None:
-        """The tailer has said nothing that helps: start cold."""
-        if self._waiting.get(shard) is wait:
-            wait.over = True
-            self.owe(shard)
+    def _wait_expired(self, shard: int, wait: _Wait) -> None:
+        """Have the shard start cold: the tailer has sent nothing that continues it."""
+        if self._waits.get(shard) is wait:
+            wait.expired = True
+            self.mark_pending(shard)
             self.pump()
 
-    # ---- through the spool -----------------------------------------------------------------------------------------
+    # ---- replays from the spool ------------------------------------------------------------------------------------
 
-    def _read_on(self) -> None:
-        """A few shards at a time, in the order in which they came."""
-        spool = self._publisher.spool
-        for shard, catch_up in tuple(islice(self._catching_up.items(), self._settings.catching_up_shards)):
-            if spool is not None and not (catch_up.reading or catch_up.rows or catch_up.complete):
-                catch_up.read(spool, self._settings.max_delivery_bytes, partial(self._rows_came, shard, catch_up))
+    def _read_spool(self) -> None:
+        """Read the next rows of the first few replays, in the order in which the replays began."""
+        spool = self._source.spool
+        for shard, replay in tuple(islice(self._replays.items(), self._settings.catching_up_shards)):
+            if spool is not None and not (replay.reading or replay.rows or replay.complete):
+                replay.read(spool, self._settings.max_delivery_bytes, partial(self._rows_read, shard, replay))
 
-    def _rows_came(self, shard: int, catch_up: CatchUp, there: bool) -> None:
-        if self._catching_up.get(shard) is catch_up:
-            if not there:
-                self._end_catching_up(shard)
+    def _rows_read(self, shard: int, replay: SpoolReplay, readable: bool) -> None:
+        if self._replays.get(shard) is replay:
+            if not readable:
+                self._end_replay(shard)
                 self._cursors[shard] = Position(shard)
-            self.owe(shard)
+            self.mark_pending(shard)
             self.pump()
 
-    def _end_catching_up(self, shard: int) -> None:
-        """Whoever leaves the spool, and however, makes room for the next."""
-        del self._catching_up[shard]
+    def _end_replay(self, shard: int) -> None:
+        """End a replay, completed or not, and let the next one read."""
+        del self._replays[shard]
         if not self._closed:
-            self._read_on()
+            self._read_spool()
 
-    def _spooled_part(self, catch_up: CatchUp) -> tuple[ShardDelivery, int]:
-        part = catch_up.next_part()
-        self.owe(catch_up.stream.shard)
+    def _replayed_part(self, replay: SpoolReplay) -> tuple[ShardDelivery, int]:
+        part = replay.next_part()
+        self.mark_pending(replay.stream.shard)
         messages = part.messages.messages if part.messages is not None else ()
         return part, sum(map(estimated_bytes, messages))
 
     def _hand_over(self, delivery: Delivery, size: int) -> None:
         self._number = delivery.number
-        # Even a delivery without messages takes some of the window: a subscriber that never acknowledges gets no more.
+        # A delivery without messages takes some of the window, too: a subscriber that never acknowledges gets no more.
         size += 64 * (1 + len(delivery.shards) + len(delivery.refused))
         self._in_flight.append((delivery.number, size))
         self.unacknowledged_bytes += size
         try:
             self._deliver(delivery)
-        except TaoError:  # the subscriber has been told why; a commit must not fail for that
+        except TaoError:  # `deliver` has sent the error to the subscriber; a commit must not fail for it
             self.close()

@@ -1,5 +1,6 @@
-"""A whole cluster on one machine, for development, the demo and end-to-end tests.
+"""A whole cluster on one machine, for development, the demonstration and end-to-end tests.
 
-Private database instances, leaders and follower tiers, each a process, in one state folder that survives a crash.
-It uses the roles only through their commands and ports, as an operator would.
+Database servers, leaders, followers, tailers and watchers are processes of their own; their data, logs and records lie
+in one state folder that survives a crash. The servers are used only through their commands and ports, as an operator
+uses them. `cluster` is the entry; it is a tool, not part of what runs in production.
 """

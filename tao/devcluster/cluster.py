@@ -1,16 +1,17 @@
-"""`DevCluster`: a whole cluster on this machine, of one region or several, started in dependency order and gated on
-health.
+"""Starts and stops a whole cluster on this machine, with one region or several.
 
-Databases first, then (with several regions) the delay line and replication, the shards' migrations at the masters,
-leaders, tailers, followers; each step waits until the one before is ready. It stops in the opposite order. What it
-knows goes into the state folder before it is needed there, so that a crash at any moment leaves a folder that the next
-start, `status` and `down` understand.
+The start goes in the order of dependency: databases, then (with several regions) the delay line and replication, the
+tables of the shards, leaders, tailers, followers, watchers. Each step waits until the servers of the one before are
+ready. The stop goes in the opposite order. Everything that is needed to find a process again is written to the state
+folder before the process starts, so that a crash at any moment leaves a folder that the next start, `tao dev status`
+and `tao dev down` understand.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from types import TracebackType
@@ -18,15 +19,7 @@ from typing import Self
 
 import msgspec
 
-from tao.devcluster.cluster_topology import build_topology, crossings
-from tao.devcluster.database import DatabaseInstance
-from tao.devcluster.identity import read_record
-from tao.devcluster.inspection import ClusterStatus, client_address, cluster_status, stop_recorded
-from tao.devcluster.layout import DEFAULT_RTT_MS, STOPPING_ORDER, ClusterSettings, Member, Role, Shape
-from tao.devcluster.ports import PortReservation, reserve_port
-from tao.devcluster.process_settings import instance_settings, lifetime_of, settings_text
-from tao.devcluster.processes import to_the_end
-from tao.devcluster.replication_sets import (
+from tao.admin.replication import (
     catch_up,
     follow,
     lead,
@@ -35,10 +28,23 @@ from tao.devcluster.replication_sets import (
     resume,
     wait_for_replicas,
 )
-from tao.devcluster.schema_copy import place_schema
-from tao.devcluster.server_binary import ServerBinary, find_server_binary
-from tao.devcluster.server_process import ServerProcess, release, reserve_again, reserve_ports
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, service_accounts
+from tao.admin.server_stats import wait_until_ready
+from tao.devcluster.configuration import build_topology, crossings, instance_settings, lifetime_of, settings_text
+from tao.devcluster.database import DatabaseInstance
+from tao.devcluster.database_program import ServerBinary, find_server_binary
+from tao.devcluster.inspection import ClusterStatus, client_address, cluster_status, stop_in_order, stop_recorded
+from tao.devcluster.layout import (
+    DEFAULT_RTT_MS,
+    PORT_KINDS,
+    ClusterSettings,
+    Member,
+    Role,
+    Shape,
+)
+from tao.devcluster.line_control import wait_until_line_answers
+from tao.devcluster.ports import LOOPBACK, PortReservation, release_all, reserve_again, reserve_port, still_free
+from tao.devcluster.processes import ManagedProcess, ProcessOptions, read_record, to_the_end
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, place_schema, service_accounts
 from tao.model.errors import OperatorError
 from tao.model.topology import DatabaseServer
 from tao.schema.registry import Schema
@@ -46,13 +52,103 @@ from tao.storage.migrations import migrate
 from tao.storage.session import ServerAccount
 from tao.topology.document import dump_topology, parse_topology
 
+_OPERATOR_ERROR_STATUS = 2
+
+
+class ServerProcess:
+    """A leader, follower, tailer, watcher or delay line, over its restarts.
+
+    It is run by its command, as an operator runs it (``tao leader --settings FILE``); the delay line, which is no
+    server of the product, is run as a module."""
+
+    def __init__(self, member: Member, admin_port: int, folder: StateFolder, settings: ClusterSettings) -> None:
+        self.member = member
+        self._admin_port = admin_port
+        self._folder = folder
+        self._settings = settings
+        self._process: ManagedProcess | None = None
+
+    @property
+    def admin(self) -> str:
+        """``host:port`` of the admin port; empty for the delay line, which has none."""
+        return f"{LOOPBACK}:{self._admin_port}" if self._admin_port else ""
+
+    @property
+    def process(self) -> ManagedProcess:
+        """The process of the latest start. Raises `OperatorError` before the first."""
+        if self._process is None:
+            raise OperatorError(f"{self.member.name} was not started")
+        return self._process
+
+    @property
+    def is_running(self) -> bool:
+        """True while the process runs."""
+        return self._process is not None and self._process.is_running
+
+    async def start(self, reservations: Iterable[PortReservation] = ()) -> None:
+        """Start the server, wait until it is ready, and release the reservations of its ports.
+
+        Raises `OperatorError`, with nothing left running, when it ends instead or takes too long."""
+        name, role, settings = self.member.name, self.member.role, self._settings
+        command = ["tao.devcluster.delay_line"] if role is Role.LINE else ["tao.cli", str(role), "--settings"]
+        process = ManagedProcess(
+            name,
+            # -P: modules in the folder where it starts must not replace installed ones.
+            [sys.executable, "-P", "-m", *command, str(self._folder.settings_file(name))],
+            {**os.environ, **settings.environment},
+            self._folder.log(name, role),
+            ProcessOptions(
+                folder=self._folder.path,
+                record_path=self._folder.process_record(name, role),
+                lifetime=lifetime_of(settings),
+                stop_seconds=settings.stop_seconds,
+            ),
+        )
+        try:
+            process.start()
+            self._process = process
+            await self._wait(process)
+        except BaseException:
+            if self._process is process:
+                await process.kill()
+            raise
+        finally:
+            release_all(reservations)
+
+    async def _wait(self, process: ManagedProcess) -> None:
+        seconds = self._settings.start_seconds
+        ready = (
+            wait_until_ready(self.admin, seconds)
+            if self.admin
+            else wait_until_line_answers(self._folder.line_control, seconds)
+        )
+        try:
+            status = await process.ended_before(ready)
+        except OperatorError as error:
+            raise OperatorError(f"{process.name} is {error.message}; log: {process.log_path}") from error
+        if status is not None:
+            # The log of an operator's mistake ends with one line that says it; another fault needs more of the log.
+            tail = process.log_tail(1 if status == _OPERATOR_ERROR_STATUS else 12)
+            raise OperatorError(
+                f"{process.name} ended with status {status} instead of starting: {tail} (log: {process.log_path})"
+            )
+
+    async def stop(self) -> bool:
+        """Send SIGTERM, and SIGKILL when it does not drain in time. Returns True without SIGKILL. Idempotent."""
+        return self._process is None or await self._process.stop()
+
+    async def kill(self) -> None:
+        """Kill it with SIGKILL, as a crash would."""
+        await self.process.kill()
+
 
 class DevCluster:
-    """An async context manager; or `start`, then `stop` (or `release`, when detached). Use it on one event loop."""
+    """A development cluster. Use it as an async context manager, or call `start`, then `stop` (`release` when it is
+    detached), on one event loop."""
 
     def __init__(self, settings: ClusterSettings, on_progress: Callable[[str], None] = lambda _: None) -> None:
         self._settings = settings
-        self._tell = on_progress
+        self._on_progress = on_progress
         self._folder = StateFolder(settings.state_dir)
         self._record = ClusterRecord(shape=settings.shape or Shape())
         self._databases: dict[str, DatabaseInstance] = {}
@@ -60,11 +156,11 @@ class DevCluster:
 
     @property
     def client_address(self) -> str:
-        """gRPC address (``host:port``) of the first follower: what `tao.client.connect` takes."""
+        """``host:port`` of the first follower's gRPC port, which `tao.client.connect` takes."""
         return client_address(self._record)
 
     def client_address_in(self, region: str) -> str:
-        """As `client_address`, of one region."""
+        """Return ``host:port`` of the gRPC port of a region's first follower."""
         return client_address(self._record, region)
 
     @property
@@ -74,46 +170,46 @@ class DevCluster:
 
     @property
     def topology_path(self) -> Path:
-        """The topology document; `tao.client.connect` takes this too."""
+        """The topology document, which `tao.client.connect` takes too."""
         return self._folder.topology
 
     @property
     def schema_path(self) -> Path:
-        """The servers' schema file."""
+        """The schema file of the servers."""
         return self._folder.schema
 
     @property
     def record(self) -> ClusterRecord:
-        """Shape, ports and passwords."""
+        """The cluster's shape, ports and passwords."""
         return self._record
 
     @property
     def processes(self) -> dict[str, Role]:
-        """Every process by name, in starting order."""
+        """The role of every process by name, in starting order."""
         return self._record.shape.server_names
 
     @property
     def running(self) -> list[str]:
-        """Names of the processes that run now."""
-        running: dict[str, DatabaseInstance | ServerProcess] = {**self._databases, **self._servers}
-        return [name for name in self.processes if name in running and running[name].is_running]
+        """The names of the processes that run now, in starting order."""
+        found = self._by_name()
+        return [name for name in self.processes if name in found and found[name].is_running]
 
     def admin(self, name: str) -> str:
-        """``host:port`` of the admin port of a leader, follower or tailer."""
+        """Return ``host:port`` of a server's admin port. Raises `OperatorError` for a process without one."""
         process = self._process(name)
         if not isinstance(process, ServerProcess) or not process.admin:
             raise OperatorError(f"{name} has no admin port")
         return process.admin
 
     def database(self, name: str) -> DatabaseInstance:
-        """A private database server of the cluster."""
+        """Return a database server. Raises `OperatorError` for another process."""
         process = self._process(name)
         if not isinstance(process, DatabaseInstance):
-            raise OperatorError(f"{name} is no database")
+            raise OperatorError(f"{name} is not a database")
         return process
 
     async def status(self) -> ClusterStatus:
-        """What runs, as `tao dev status` shows it."""
+        """Return the state of all processes, as `tao dev status` shows it."""
         return await cluster_status(self._folder.path)
 
     async def __aenter__(self) -> Self:
@@ -126,10 +222,10 @@ class DevCluster:
         await self.stop()
 
     async def start(self) -> None:
-        """Start everything; returns when every server is ready.
+        """Start all processes; return when every server is ready.
 
-        Raises `OperatorError` for an operator's mistake or a server that does not come up; then nothing runs that did
-        not run before, and data are as they were.
+        Raises `OperatorError` for an operator's mistake or a server that does not start; then nothing runs that did not
+        run before, and the data are unchanged.
         """
         binary = find_server_binary(os.environ)
         self._folder.create()
@@ -143,27 +239,26 @@ class DevCluster:
             raise
 
     async def stop(self) -> list[str]:
-        """Stop followers, leaders, databases; returns the names that had to be killed. Data are kept. Idempotent. Goes
-        on to its end also when the caller is cancelled."""
+        """Stop all processes and return the names of those that had to be killed; the data are kept.
+
+        It runs to its end even when the caller is cancelled. Idempotent."""
         killed = await to_the_end(self._stop_processes())
         self._folder.owner.unlink(missing_ok=True)
         self._folder.unlock()
         return killed
 
     def release(self) -> None:
-        """Leave the processes of a detached cluster to themselves."""
-        for instance in self._databases.values():
-            instance.process.release()
-        for server in self._servers.values():
-            server.process.release()
+        """Stop watching the processes of a detached cluster, which go on running."""
+        for each in self._by_name().values():
+            each.process.release()
         self._folder.unlock()
 
     async def kill(self, name: str) -> None:
-        """SIGKILL one process, as a crash would."""
+        """Kill one process with SIGKILL, as a crash would."""
         await self._process(name).kill()
 
     async def restart(self, name: str) -> None:
-        """Start one process again on its ports (stopping it first when it runs); returns when it is ready."""
+        """Start one process again on its ports, and return when it is ready. Stops it first when it runs."""
         process = self._process(name)
         await process.stop()
         await process.start()
@@ -172,44 +267,41 @@ class DevCluster:
             watched = self._record.shape.watchers > 0
             await resume(topology, name, service_accounts(self._record.passwords), watched=watched)
 
+    def _by_name(self) -> dict[str, DatabaseInstance | ServerProcess]:
+        return {**self._databases, **self._servers}
+
     def _process(self, name: str) -> DatabaseInstance | ServerProcess:
-        found = self._databases.get(name) or self._servers.get(name)
+        found = self._by_name().get(name)
         if found is None:
             raise OperatorError(f"there is no {name} here: the processes are {', '.join(self.processes)}")
         return found
 
     async def _take_over(self) -> None:
-        """Decide on the shape; refuse a folder whose cluster is in use, and clear what a crash left in it."""
-        settings = self._settings
-        old = self._folder.read()
-        rtt_ms = settings.rtt_ms if settings.rtt_ms is not None else old.rtt_ms if old is not None else DEFAULT_RTT_MS
+        """Take the record of the folder, or begin a new one, and end what a crash left running.
+
+        Raises `OperatorError` when a cluster runs in the folder, or its data have another shape."""
+        settings, folder = self._settings, self._folder
+        old = folder.read()
         if old is None:
             shape = (settings.shape or Shape()).check()
+            rtt_ms = DEFAULT_RTT_MS if settings.rtt_ms is None else settings.rtt_ms
             self._record = ClusterRecord(shape=shape, rtt_ms=rtt_ms, passwords=new_passwords())
             return
-        running = self._folder.running(old)
-        # Processes of a foreground that was killed are ended by the kernel, but not in the same instant.
-        owner = read_record(self._folder.owner)
+        running = folder.running(old)
+        # The kernel ends the processes of a foreground that was killed, but not in the same instant.
+        owner = read_record(folder.owner)
         orphaned = owner is not None and not owner.is_running()
         if running and old.ready and not orphaned:
             raise OperatorError(
-                f"a cluster is running in {self._folder.path} ({len(running)} processes): `tao dev status` shows it, "
+                f"a cluster is running in {folder.path} ({len(running)} processes): `tao dev status` shows it, "
                 "`tao dev down` stops it, --state-dir chooses another folder"
             )
         shape = (settings.shape or old.shape).check()
-        if (shape.shards, shape.databases) != (old.shape.shards, old.shape.databases):
-            raise OperatorError(
-                f"{self._folder.path} has data of {old.shape.shards} shards on {old.shape.databases} database "
-                "server(s), which cannot be changed: leave --shards and --databases out, or choose another --state-dir"
-            )
-        if (shape.regions, shape.mixed_mastership) != (old.shape.regions, old.shape.mixed_mastership):
-            raise OperatorError(
-                f"{self._folder.path} has data of {old.shape.regions} region(s), which cannot be changed: leave "
-                "--regions and --mixed-mastership out, or choose another --state-dir"
-            )
+        _check_shape(shape, old.shape, folder.path)
         if running:
-            self._tell("clearing what was left running")
-            await stop_recorded(self._folder, old, self._tell)
+            self._on_progress("stopping what was left running")
+            await stop_recorded(folder, old, self._on_progress)
+        rtt_ms = old.rtt_ms if settings.rtt_ms is None else settings.rtt_ms
         self._record = msgspec.structs.replace(old, shape=shape, rtt_ms=rtt_ms, ready=False)
 
     async def _start(self, binary: ServerBinary) -> None:
@@ -223,13 +315,13 @@ class DevCluster:
                 self._folder.owner.unlink(missing_ok=True)
             else:
                 self._folder.write_owner()
-            self._tell(f"starting {_listed(list(self._databases))}")
+            self._on_progress(f"starting {', '.join(self._databases)}")
             await _together(instance.start() for instance in self._databases.values())
             self._write_documents(schema)
             await self._start_role(Role.LINE, reservations)
             if shape.is_distributed:
                 await self._replicate()
-            self._tell(f"preparing {shape.shards} shards")
+            self._on_progress(f"preparing {shape.shards} shards")
             await self._migrate(schema)
             if shape.is_distributed:
                 await self._catch_up()
@@ -237,103 +329,83 @@ class DevCluster:
                 await self._start_role(role, reservations)
         finally:
             for held in reservations.values():
-                release(held)
+                release_all(held)
         self._record = msgspec.structs.replace(self._record, ready=True)
         self._folder.write(self._record)
 
     async def _start_role(self, role: Role, reservations: dict[str, list[PortReservation]]) -> None:
-        names = [name for name, server in self._servers.items() if server.role is role]
+        names = [name for name, server in self._servers.items() if server.member.role is role]
         if names:
-            self._tell(f"waiting for {_listed(names)}")
+            self._on_progress(f"waiting for {', '.join(names)}")
             await _together(self._servers[name].start(reservations[name]) for name in names)
 
     def _reserve_ports(self) -> dict[str, list[PortReservation]]:
-        """Give every process of the roles asked for its ports. The databases reserve theirs themselves."""
-        record, shape = self._record, self._record.shape
-        ports, line = dict(record.ports), dict(record.line_ports)
-        tailers, watchers = dict(record.tailer_ports), dict(record.watcher_ports)
+        """Reserve the ports of every process but the databases, which reserve theirs when they start.
+
+        A port of the last start is taken again where it is free, so that clients find its server again."""
+        record, shape, client_port = self._record, self._record.shape, self._settings.client_port
+        ports = dict(record.ports)
         first_follower = shape.followers_in(shape.region_names[0], shape.tier_names[0])[0]
         reservations: dict[str, list[PortReservation]] = {}
         try:
             for member in shape.members:
-                name, admin_port = member.name, 0
-                if member.role is Role.DATABASE:
+                name, role = member.name, member.role
+                if role is Role.DATABASE:
                     continue
-                if member.role is Role.LINE:
-                    keys = [crossing.key for crossing in crossings(shape)]
-                    reservations[name] = [reserve_again(line.get(key, 0)) for key in keys]
-                    line = {key: held.port for key, held in zip(keys, reservations[name], strict=True)}
-                elif member.role in (Role.TAILER, Role.WATCHER):
-                    admins = tailers if member.role is Role.TAILER else watchers
-                    reservations[name] = [reserve_again(admins.get(name, 0))]
-                    admin_port = admins[name] = reservations[name][0].port
-                else:
-                    fixed = self._settings.client_port if name == first_follower else 0
-                    ports[name], reservations[name] = reserve_ports(ports.get(name), fixed)
-                    admin_port = ports[name].admin
-                if member.role in self._settings.roles:
-                    self._servers[name] = self._server(member, admin_port)
+                former = ports.get(name, {})
+                kinds = [each.key for each in crossings(shape)] if role is Role.LINE else PORT_KINDS[role]
+                held = reservations[name] = []
+                for kind in kinds:
+                    fixed = client_port if (name, kind) == (first_follower, "grpc") else 0
+                    held.append(reserve_port(fixed) if fixed else reserve_again(former.get(kind, 0)))
+                ports[name] = {kind: each.port for kind, each in zip(kinds, held, strict=True)}
+                if role in self._settings.roles:
+                    self._servers[name] = ServerProcess(
+                        member, ports[name].get("admin", 0), self._folder, self._settings
+                    )
         except OperatorError:
             for held in reservations.values():
-                release(held)
+                release_all(held)
             raise
-        self._record = msgspec.structs.replace(
-            record, ports=ports, tailer_ports=tailers, watcher_ports=watchers, line_ports=line
-        )
+        self._record = msgspec.structs.replace(record, ports=ports)
         return reservations
 
-    def _server(self, member: Member, admin_port: int) -> ServerProcess:
-        settings = self._settings
-        return ServerProcess(
-            member.name,
-            member.role,
-            admin_port,
-            self._folder,
-            environment=settings.environment,
-            lifetime=lifetime_of(settings),
-            start_seconds=settings.start_seconds,
-            stop_seconds=settings.stop_seconds,
-        )
-
     def _prepare_databases(self, binary: ServerBinary) -> None:
-        record, folder = self._record, self._folder
+        record = self._record
         for member in record.shape.members:
             if member.role is Role.DATABASE:
-                port = _still_free(record.database_ports.get(member.name, 0))
-                settings = instance_settings(member, record, folder, self._settings, port=port)
+                port = still_free(record.ports.get(member.name, {}).get("mysql", 0))
+                settings = instance_settings(member, record, self._folder, self._settings, port=port)
                 self._databases[member.name] = DatabaseInstance(binary, settings)
 
     def _write_documents(self, schema: Schema) -> None:
-        """Topology and settings files; the record first, so that it is never behind them."""
-        record = msgspec.structs.replace(
+        """Write the topology and the settings files. The record is written first, so that it is never behind them."""
+        folder = self._folder
+        self._record = record = msgspec.structs.replace(
             self._record,
-            database_ports={name: instance.port for name, instance in self._databases.items()},
-            topology_version=self._next_topology_version(),
+            ports={**self._record.ports, **{name: {"mysql": at.port} for name, at in self._databases.items()}},
+            # Above the file's version too: an operator may have changed the file.
+            topology_version=max(folder.topology_version(), self._record.topology_version) + 1,
         )
-        self._record = record
-        self._folder.write(record)
+        folder.write(record)
         self._topology = build_topology(
             record.shape,
             record.topology_version,
-            record.addresses,
-            self._folder.master_regions(record.shape),
-            version_epochs=self._folder.version_epochs(),
+            record.ports,
+            folder.master_regions(record.shape),
+            version_epochs=folder.version_epochs(),
             semi_sync=self._settings.semi_sync,
         )
-        self._folder.write_file(self._folder.topology, dump_topology(self._topology).encode())
+        folder.write_file(folder.topology, dump_topology(self._topology).encode())
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
         for member in record.shape.members:
             if member.role is not Role.DATABASE:
-                text = settings_text(member, record, self._folder, self._settings, arenas)
-                self._folder.write_file(self._folder.settings_file(member.name), text)
-
-    def _next_topology_version(self) -> int:
-        """Above the recorded one and the file's: an operator may have changed the file since."""
-        return max(self._folder.topology_version(), self._record.topology_version) + 1
+                text = settings_text(member, record, folder, self._settings, arenas)
+                folder.write_file(folder.settings_file(member.name), text)
 
     async def _replicate(self) -> None:
         accounts = service_accounts(self._record.passwords)
-        self._tell("attaching replicas")
+        self._on_progress("attaching replicas")
         watched = self._record.shape.watchers > 0 and Role.WATCHER in self._settings.roles
         await _together(lead(master, accounts.administrator, keeps_lease=watched) for master in masters(self._topology))
         await _together(
@@ -342,7 +414,7 @@ class DevCluster:
 
     async def _catch_up(self) -> None:
         administrator = service_accounts(self._record.passwords).administrator
-        self._tell("waiting for replicas to catch up")
+        self._on_progress("waiting for replicas to catch up")
         await _together(
             catch_up(replica, administrator, self._settings.start_seconds) for replica in replicas(self._topology)
         )
@@ -361,36 +433,27 @@ class DevCluster:
         await _together(one(master, *shards) for master, shards in zip(masters(self._topology), ranges, strict=True))
 
     async def _stop_processes(self) -> list[str]:
-        """In reverse order of dependency; bounded by each process's own bounds."""
-        killed: list[str] = []
-        for role in STOPPING_ORDER:
-            found: dict[str, DatabaseInstance | ServerProcess] = {
-                **({} if role is not Role.DATABASE else self._databases),
-                **{name: server for name, server in self._servers.items() if server.role is role},
-            }
-            running = [name for name, process in found.items() if process.is_running]
-            if running:
-                self._tell(f"stopping {_listed(running)}")
-            quietly = await asyncio.gather(*(process.stop() for process in found.values()))
-            killed += [name for name, went in zip(found, quietly, strict=True) if not went]
-        return killed
+        """Stop all processes; each has a time limit of its own."""
+        stops = {name: process.stop for name, process in self._by_name().items()}
+        return await stop_in_order(stops, self.processes, self.running, self._on_progress)
 
 
-def _still_free(port: int) -> int:
-    """The port, or 0 when somebody took it since the last start."""
-    try:
-        reserve_port(port).release()
-    except OperatorError:
-        return 0
-    return port
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(names)
+def _check_shape(shape: Shape, old: Shape, folder: Path) -> None:
+    """Raise `OperatorError` when the data in the folder have another shape."""
+    if (shape.shards, shape.databases) != (old.shards, old.databases):
+        raise OperatorError(
+            f"{folder} has data of {old.shards} shards on {old.databases} database server(s), which cannot be changed: "
+            "leave --shards and --databases out, or choose another --state-dir"
+        )
+    if (shape.regions, shape.mixed_mastership) != (old.regions, old.mixed_mastership):
+        raise OperatorError(
+            f"{folder} has data of {old.regions} region(s), which cannot be changed: leave --regions and "
+            "--mixed-mastership out, or choose another --state-dir"
+        )
 
 
 async def _together(steps: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run all at once; the first failure cancels the others and is raised by itself."""
+    """Run all steps concurrently; the first failure cancels the others and is raised by itself."""
     try:
         async with asyncio.TaskGroup() as group:
             for step in steps:

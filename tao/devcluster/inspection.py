@@ -1,23 +1,24 @@
-"""A cluster seen from outside: which processes of a state folder run, and how to end them.
+"""Shows which processes of a state folder run, and stops them.
 
-Works on the records alone, so it serves a detached cluster, one that runs in another terminal's foreground, and what a
-crash left behind.
+It uses only the records in the folder, so it works for a detached cluster, for one in the foreground of another
+terminal, and for what a crash left behind.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Container, Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from tao.devcluster.identity import read_record, stop_process
+from tao.admin.replication import ReplicaState, replication_states
+from tao.admin.server_stats import is_ready
 from tao.devcluster.layout import STOPPING_ORDER, Member, Role
 from tao.devcluster.line_control import AskStatus, LineStatus, ask_line
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.readiness import is_ready
-from tao.devcluster.replication_sets import ReplicaState, replication_states
+from tao.devcluster.processes import ProcessIdentity, read_record, stop_process
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, service_accounts
 from tao.model.errors import TaoError
 from tao.topology.document import parse_topology
@@ -34,8 +35,10 @@ _OWNER_STOP_SECONDS = 90.0
 
 
 class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. ``state``: ready, starting (it runs and is not ready) or stopped; ``pid`` is 0 when stopped.
-    ``region`` is empty for the line; ``replication`` is that of a running database, where there are several regions."""
+    """The state of one process.
+
+    ``state``: ready, starting (it runs and is not ready) or stopped. ``pid`` is 0 when it is stopped, ``region`` is
+    empty for the delay line. ``replication``: the state of a running database, where there are several regions."""
 
     name: str
     role: Role
@@ -49,8 +52,9 @@ class ProcessStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster of a folder. ``client``: an address that clients can be given; ``clients`` has one by region.
-    ``line`` is None while no delay line runs."""
+    """The state of a cluster.
+
+    ``client``: an address for clients; ``clients``: one for each region. ``line`` is None while no delay line runs."""
 
     client: str
     clients: dict[str, str]
@@ -63,14 +67,14 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def client_address(record: ClusterRecord, region: str = "") -> str:
-    """gRPC address of the first follower of the nearest tier, in the first region where none is named."""
+    """Return the gRPC address of the first follower of the first tier, in a region or in the first one."""
     shape = record.shape
     ports = record.ports.get(shape.followers_in(region or shape.region_names[0], shape.tier_names[0])[0])
-    return f"{LOOPBACK}:{ports.grpc}" if ports else ""
+    return f"{LOOPBACK}:{ports['grpc']}" if ports else ""
 
 
 async def cluster_status(state_dir: Path) -> ClusterStatus:
-    """What runs. Raises `OperatorError` when the folder has no cluster."""
+    """Return the state of a folder's cluster. Raises `OperatorError` when the folder has none."""
     folder = StateFolder(state_dir)
     record = folder.require()
     running = folder.running(record)
@@ -79,7 +83,9 @@ async def cluster_status(state_dir: Path) -> ClusterStatus:
 
     async def one(member: Member) -> ProcessStatus:
         name, identity = member.name, running.get(member.name)
-        ports, admin = _ports_of(member, record)
+        # The delay line has dozens of ports; the topology explains them.
+        ports = {} if member.role is Role.LINE else record.ports.get(name, {})
+        admin = f"{LOOPBACK}:{ports['admin']}" if "admin" in ports else ""
         if member.role is Role.DATABASE:
             serves = True
         elif member.role is Role.LINE:
@@ -111,40 +117,25 @@ async def cluster_status(state_dir: Path) -> ClusterStatus:
     )
 
 
-def _ports_of(member: Member, record: ClusterRecord) -> tuple[dict[str, int], str]:
-    """Ports by what is spoken there, and the admin address."""
-    if member.role is Role.DATABASE:
-        port = record.database_ports.get(member.name, 0)
-        return ({"mysql": port} if port else {}), ""
-    if member.role is Role.LINE:
-        return {}, ""  # dozens, of which only the topology makes sense
-    if member.role in (Role.TAILER, Role.WATCHER):
-        admins = record.tailer_ports if member.role is Role.TAILER else record.watcher_ports
-        port = admins.get(member.name, 0)
-        return ({"admin": port}, f"{LOOPBACK}:{port}") if port else ({}, "")
-    taken = record.ports.get(member.name)
-    return (msgspec.structs.asdict(taken), f"{LOOPBACK}:{taken.admin}") if taken else ({}, "")
-
-
 async def _line_status(folder: StateFolder) -> LineStatus | None:
     try:
         return await ask_line(folder.line_control, AskStatus())
     except TaoError:
-        return None  # it runs and does not answer, which its state says
+        return None  # it runs and does not answer, as its state shows
 
 
 async def _replication(folder: StateFolder, record: ClusterRecord) -> dict[str, ReplicaState]:
     try:
         topology = parse_topology(await asyncio.to_thread(folder.topology.read_bytes), str(folder.topology))
     except (OSError, TaoError):
-        return {}  # a start that was cut short has written none yet
+        return {}  # an interrupted start has not written it yet
     return await replication_states(topology, service_accounts(record.passwords).administrator)
 
 
 async def stop_cluster(state_dir: Path, on_progress: Callable[[str], None]) -> list[str]:
-    """End whatever runs, caches before databases, each bounded and then by force; data are kept.
+    """Stop every process of a folder, caches before databases, and kill what does not stop in time; data are kept.
 
-    Returns the names that had to be killed. Raises `OperatorError` when the folder has no cluster.
+    Returns the names of killed processes. Raises `OperatorError` when the folder has no cluster.
     """
     folder = StateFolder(state_dir)
     record = folder.require()
@@ -156,17 +147,34 @@ async def stop_cluster(state_dir: Path, on_progress: Callable[[str], None]) -> l
 
 
 async def stop_recorded(folder: StateFolder, record: ClusterRecord, on_progress: Callable[[str], None]) -> list[str]:
-    """As `stop_cluster`, without asking who started the processes."""
-    running = folder.running(record)
+    """Do what `stop_cluster` does, without stopping the process that runs the cluster in its foreground."""
     roles = record.shape.server_names
+
+    async def stop(name: str, identity: ProcessIdentity) -> bool:
+        ended_on_sigterm = await stop_process(identity, _STOP_SECONDS[roles[name]])
+        folder.process_record(name, roles[name]).unlink(missing_ok=True)
+        return ended_on_sigterm
+
+    running = folder.running(record)
+    stops = {name: partial(stop, name, identity) for name, identity in running.items()}
+    return await stop_in_order(stops, roles, running, on_progress)
+
+
+async def stop_in_order(
+    stops: Mapping[str, Callable[[], Awaitable[bool]]],
+    roles: Mapping[str, Role],
+    running: Container[str],
+    on_progress: Callable[[str], None],
+) -> list[str]:
+    """Stop processes role by role, in `STOPPING_ORDER`. Returns the names of those that had to be killed.
+
+    ``stops``: for each process the call that stops it, and returns False when it had to kill it. Only the
+    ``running`` ones are reported."""
     killed: list[str] = []
     for role in STOPPING_ORDER:
-        names = [name for name in running if roles[name] is role]
-        if not names:
-            continue
-        on_progress(f"stopping {', '.join(names)}")
-        quietly = await asyncio.gather(*(stop_process(running[name], _STOP_SECONDS[role]) for name in names))
-        killed += [name for name, went in zip(names, quietly, strict=True) if not went]
-        for name in names:
-            folder.process_record(name, role).unlink(missing_ok=True)
+        names = [name for name in stops if roles[name] is role]
+        if found := [name for name in names if name in running]:
+            on_progress(f"stopping {', '.join(found)}")
+        stopped = await asyncio.gather(*(stops[name]() for name in names))
+        killed += [name for name, without_force in zip(names, stopped, strict=True) if not without_force]
     return killed

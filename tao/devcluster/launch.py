@@ -1,9 +1,9 @@
-"""The few lines that run in a new process before it becomes the server it was made for.
+"""The program that runs first in a new process, and then becomes the server.
 
-Run as a file (``python -I -S launch.py LIFETIME PARENT_PID FOLDER PROGRAM ARGUMENT…``), it changes the folder, ties its
-life to its parent's when asked to, and replaces itself by the program. It is a program of its own because the usual
-place, a function between fork and exec, may deadlock in a parent that has threads (gRPC has). It imports nothing of
-``tao``, so that it costs some fifteen milliseconds.
+It is run as a file (``python -I -S launch.py LIFETIME PARENT_PID FOLDER PROGRAM ARGUMENT…``), changes the folder, asks
+the kernel to kill the process with its parent if ``LIFETIME`` says so, and executes the program. The usual place for
+this, a function between fork and exec, may deadlock in a parent that has threads, and gRPC has. It imports nothing of
+``tao``, so that it takes only some fifteen milliseconds.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
-    """Become the program. Does not return; a failure is one line on standard error and exit status 127."""
+    """Execute the program; never returns. A failure is one line on standard error and exit status 127."""
     lifetime, parent_pid, folder, *program = arguments
     try:
         if lifetime == WITH_PARENT:
-            # SIGKILL, not SIGTERM: a server that hangs in its shutdown would be the orphan this must prevent, and
-            # every server here survives a kill by design.
+            # SIGKILL, not SIGTERM: a server that hangs in its shutdown would remain as an orphan. Every server here
+            # survives a kill by design.
             libc = ctypes.CDLL(None, use_errno=True)
             if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code))
-            if os.getppid() != int(parent_pid):  # it died before the tie was made
+            if os.getppid() != int(parent_pid):  # it ended before the call of prctl
                 os._exit(0)
         os.chdir(folder)
         # The interpreter ignores SIGPIPE, and an ignored signal is inherited through exec.

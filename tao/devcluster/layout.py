@@ -1,6 +1,6 @@
-"""What a development cluster consists of: how many of everything, in which region, and under which names.
+"""The members of a development cluster: how many of each role, in which region, with which names and ports.
 
-Pure: numbers in, values out, so that what is started can be read and tested without starting it.
+Everything here is computed from numbers, so that it can be tested without starting a process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from tao.devcluster.server_options import Durability
+from tao.devcluster.database_program import Durability
 from tao.model.errors import SettingsError
 from tao.model.ids import MAX_SHARDS
 
@@ -20,13 +20,13 @@ ONLY_REGION = "local"
 REGIONS = ("east", "west", "north", "south")
 LINE = "line"
 DEFAULT_RTT_MS = 58.1
-"""What the paper measured between its two regions (TAO, USENIX ATC 2013, §6.4)."""
+"""The round trip that the paper measured between its two regions (TAO, USENIX ATC 2013, §6.4)."""
 _MAX_PROCESSES = 64
 _MAX_PER_TIER = 26
 
 
 class Role(StrEnum):
-    """What a process of the cluster is."""
+    """The role of a process of the cluster."""
 
     DATABASE = "database"
     LINE = "line"
@@ -36,15 +36,16 @@ class Role(StrEnum):
     WATCHER = "watcher"
 
 
-STARTING_ORDER = tuple(Role)
 STOPPING_ORDER = (Role.WATCHER, Role.FOLLOWER, Role.TAILER, Role.LEADER, Role.DATABASE, Role.LINE)
-"""Watchers first, which would take the rest for an outage. The line last: a replica that loses its master while it
-stops would complain about it."""
+"""Watchers stop first: they would take the stopping servers for an outage. The delay line stops last: a replica that
+loses its master while it stops reports an error."""
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One process. ``region`` is empty for the line, which is between them; ``database``: the replication set that a
-    database server belongs to, or whose binlog a tailer reads."""
+    """One process of the cluster.
+
+    ``region`` is empty for the delay line. ``database``: the database of a database server, or whose binlog a tailer
+    reads. ``tier``: the tier of a follower."""
 
     name: str
     role: Role
@@ -54,31 +55,33 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shape(msgspec.Struct, frozen=True, kw_only=True):
-    """How many of everything. All but the cache servers is fixed once a folder has data.
+    """The number of regions, servers and shards. All but the number of cache servers is fixed once there are data.
 
-    A cluster of one region has plain names (``leader-1``); with several, each name begins with its region's
-    (``east-leader-1``), and a delay line stands between the regions. Each region has a tailer of every database.
+    In a cluster of one region servers have plain names (``leader-1``). With several regions each name begins with its
+    region (``east-leader-1``), and a delay line runs between the regions. Each region has a tailer of every database.
     """
 
     regions: int = 1
-    """Each with a server of every database, leaders, tiers and tailers of its own."""
+    """Each region has a server of every database, and leaders, tiers and tailers of its own."""
     mixed_mastership: bool = False
-    """The regions take turns at being the master region of a database; otherwise the first is that of all."""
+    """The masters of the databases are spread over the regions; otherwise the first region has all masters."""
     tiers: int = 2
-    """Follower tiers of each region: two, so that a client has a backup tier."""
+    """The follower tiers of each region. Two, so that a client has a backup tier."""
     followers: int = 2
-    """Followers of each tier: two, so that the ring has something to decide."""
+    """The followers of each tier. Two, so that a tier's shards are divided."""
     leaders: int = 2
-    """Leaders of each region's leader tier: two, so that shards move when one is lost."""
+    """The leaders of each region. Two, so that shards move when one is lost."""
     watchers: int = 0
-    """Of each region: one active, the others ready. None: nobody marks servers down, renews leases or promotes."""
+    """The watchers of each region: one is active, the others are ready to replace it. With 0 no server is marked
+    down or promoted automatically."""
     databases: int = 1
-    """Databases; each is a server in every region, some 90 MB resident."""
+    """The number of databases. Each has a server in every region, of some 90 MB resident memory."""
     shards: int = 16
-    """Logical databases, spread evenly over the servers; more cost start time, 16 show every cross-shard path."""
+    """The number of shards, spread evenly over the databases. More take longer to start; 16 exercise every path between
+    shards."""
 
     def check(self) -> Shape:
-        """Return it, or raise `SettingsError` naming what is out of bounds."""
+        """Return the shape. Raises `SettingsError` that names the option which is out of bounds."""
         for name in ("regions", "tiers", "followers", "leaders", "databases", "shards"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name} {getattr(self, name)}: at least 1 is needed")
@@ -91,11 +94,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         if self.regions > len(REGIONS):
             raise SettingsError(f"--regions {self.regions}: there are names for {len(REGIONS)}: {', '.join(REGIONS)}")
         if self.watchers and not self.is_distributed:
-            raise SettingsError("--watcher: a cluster of one region has nobody to promote; use --regions 2")
+            raise SettingsError("--watcher: a cluster of one region has no replica to promote: use --regions 2")
         if self.mixed_mastership and not 2 <= self.regions <= self.databases:
             raise SettingsError(
                 f"--mixed-mastership: {self.databases} databases cannot have masters in {self.regions} regions; use at "
-                "least two regions, and as many --databases"
+                "least two regions, and at least as many --databases"
             )
         if len(self.members) > _MAX_PROCESSES:
             raise SettingsError(
@@ -105,7 +108,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_distributed(self) -> bool:
-        """More than one region."""
+        """True when there is more than one region."""
         return self.regions > 1
 
     @property
@@ -115,49 +118,49 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def database_names(self) -> list[str]:
-        """The replication sets: ``db-1`` …"""
+        """The names of the databases: ``db-1`` …"""
         return [f"db-{number}" for number in range(1, self.databases + 1)]
 
     def database_server(self, region: str, database: str) -> str:
-        """The set's server in a region: ``db-1``, or ``east-db-1``."""
+        """Return the name of the database's server in a region: ``db-1``, or ``east-db-1``."""
         return self._named(region, database)
 
     @property
     def master_regions(self) -> dict[str, str]:
-        """Database → the region whose server is the master, as a new cluster begins."""
+        """The master region of each database in a new cluster."""
         regions = self.region_names if self.mixed_mastership else self.region_names[:1]
         return {name: regions[index % len(regions)] for index, name in enumerate(self.database_names)}
 
     @property
     def leader_names(self) -> list[str]:
-        """``leader-1`` … of every region."""
+        """The names of the leaders of all regions."""
         return [name for region in self.region_names for name in self.leaders_in(region)]
 
     def leaders_in(self, region: str) -> list[str]:
-        """``leader-1`` …, or ``east-leader-1`` …"""
+        """Return the names of a region's leaders: ``leader-1`` …, or ``east-leader-1`` …"""
         return [self._named(region, f"leader-{number}") for number in range(1, self.leaders + 1)]
 
     @property
     def tier_names(self) -> list[str]:
-        """``tier-1`` …, nearest first; the same in every region."""
+        """The names of the tiers, nearest first: ``tier-1`` …; the same in every region."""
         return [f"tier-{number}" for number in range(1, self.tiers + 1)]
 
     def follower_names(self, tier: str) -> list[str]:
-        """The followers of that tier in every region."""
+        """Return the names of a tier's followers in all regions."""
         return [name for region in self.region_names for name in self.followers_in(region, tier)]
 
     def followers_in(self, region: str, tier: str) -> list[str]:
-        """``follower-1a``, ``follower-1b`` … of ``tier-1``, or ``east-follower-1a`` …"""
+        """Return the names of a tier's followers in a region: ``follower-1a`` …, or ``east-follower-1a`` …"""
         number = tier.removeprefix("tier-")
         return [self._named(region, f"follower-{number}{chr(ord('a') + index)}") for index in range(self.followers)]
 
     def tailer(self, region: str, database: str) -> str:
-        """``tailer-1`` or ``east-tailer-1``: the one of ``db-1``."""
+        """Return the name of a database's tailer in a region: ``tailer-1``, or ``east-tailer-1``."""
         return self._named(region, f"tailer-{database.removeprefix('db-')}")
 
     @property
     def members(self) -> list[Member]:
-        """Every process, in the order in which they start; within a role, region by region."""
+        """Every process in starting order; within a role, region by region."""
         regions, found = self.region_names, list[Member]()
         sets = [(region, database) for region in regions for database in self.database_names]
         for region, database in sets:
@@ -181,7 +184,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def server_names(self) -> dict[str, Role]:
-        """Every process by name, in the order in which they start."""
+        """The role of every process by name, in starting order."""
         return {member.name: member.role for member in self.members}
 
     def _named(self, region: str, name: str) -> str:
@@ -189,7 +192,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shard_ranges(self) -> dict[str, tuple[int, int]]:
-        """Database name → its shards, first and last, both included; sizes differ by one at most."""
+        """The first and the last shard of each database; the numbers of shards differ by one at most."""
         bounds = [index * self.shards // self.databases for index in range(self.databases + 1)]
         return {
             name: (first, after - 1)
@@ -197,47 +200,52 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-class CachePorts(msgspec.Struct, frozen=True):
-    """The ports of a leader or follower on 127.0.0.1."""
+Ports = Mapping[str, Mapping[str, int]]
+"""The ports on 127.0.0.1 of each process, by its name: one for each of its `PORT_KINDS`; for the delay line one for
+each `tao.devcluster.configuration.Crossing.key`."""
 
-    grpc: int
-    frames: int
-    admin: int
+PORT_KINDS: Mapping[Role, tuple[str, ...]] = {
+    Role.DATABASE: ("mysql",),
+    Role.LEADER: ("grpc", "frames", "admin"),
+    Role.FOLLOWER: ("grpc", "frames", "admin"),
+    Role.TAILER: ("admin",),
+    Role.WATCHER: ("admin",),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """One development cluster."""
+    """The settings of one development cluster."""
 
     state_dir: Path = Path(".tao-dev")
-    """Where everything lies: data, logs, settings, records. Made on the first start; `down` leaves the data."""
+    """The folder of data, logs, settings and records. The first start creates it; `tao dev down` keeps it."""
     shape: Shape | None = None
-    """None: as the folder has it, or the defaults for a new one."""
+    """None: the shape that the folder has, or the defaults for a new folder."""
     schema_file: Path | None = None
-    """None: the folder's own copy, or the example schema for a new one."""
+    """None: the folder's own copy, or the example schema for a new folder."""
     buffer_pool_mb: int = 64
-    """Of each database server; benchmarks of writes want 512."""
+    """The buffer pool of each database server in MiB; benchmarks of writes use 512."""
     durability: Durability = Durability.FULL
-    """Relaxed is for tests only: it does not sync at commit."""
+    """`Durability.RELAXED` is for tests only: commits are not synced to disk."""
     semi_sync: bool = False
-    """Each commit waits for a replica that has received it; between two regions that is a round trip."""
+    """Each commit waits until a replica has received it; between two regions that is a round trip."""
     rtt_ms: float | None = None
-    """Round trip between regions. None: as the folder has it, or the paper's for a new one."""
+    """The round trip between regions in milliseconds. None: that of the folder, or `DEFAULT_RTT_MS` for a new one."""
     roles: frozenset[Role] = frozenset(Role)
-    """What is started: all, but tests of replication need databases and the line alone."""
+    """The roles that are started. Tests of replication start only databases and the delay line."""
     cache_mb: float = 256
-    """Memory of each leader's and follower's cache, in MiB or parts of one; a bound, not a reservation."""
+    """The limit of each leader's and follower's cache in MiB; memory is not reserved."""
     arena_mb: int = 64
-    """Of each further arena that the schema names."""
+    """The limit of each further arena that the schema names, in MiB."""
     client_port: int = 0
-    """The first follower's gRPC port; 0 keeps the one it had, or picks a free one."""
+    """The gRPC port of the first follower; 0 keeps its former port, or picks a free one."""
     log_level: str = "info"
-    """Of leaders and followers."""
+    """The log level of all servers but the databases."""
     start_seconds: float = 60.0
-    """Bound on the start of any one process: normally a second or two, but the machine may be busy."""
+    """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
     stop_seconds: float = 20.0
-    """A server drains for some seconds on SIGTERM; after this it is killed."""
+    """A server drains on SIGTERM for some seconds; after this time it is killed."""
     detached: bool = False
-    """Whether the processes may outlive the one that starts them."""
+    """True when the processes may outlive the one that starts them."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Added to this process's environment for leaders and followers."""
+    """Environment variables that servers get besides those of this process."""

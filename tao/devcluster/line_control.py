@@ -1,7 +1,7 @@
-"""What is said to the delay line of a development cluster, and what it answers: one JSON line each way.
+"""The commands of the delay line of a development cluster, and its answers: one JSON line each way.
 
-The line (`tao.devcluster.delay_line`) is a process of its own; whoever may enter the state folder may cut it, heal it
-and change its round trip through the Unix socket that lies there.
+The line (`tao.devcluster.delay_line`) is a process of its own. Everybody who can enter the state folder can cut it,
+heal it and change its round trip through the Unix socket there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from tao.model.errors import OperatorError, ProtocolError, Unavailable
 _ANSWER_SECONDS = 5.0
 _READY_PAUSE_SECONDS = 0.02
 MAX_LINE_BYTES = 64 << 10
-"""Of a request or an answer: some hundred pairs of regions."""
+"""The limit of a command or an answer: enough for some hundred pairs of regions."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """Who connects to ``listen`` on loopback stands in ``source`` and is led to ``host:port``, in ``target``."""
+    """A port of the line: connections to ``listen`` come from ``source`` and go to ``host:port`` in ``target``."""
 
     source: str
     target: str
@@ -30,40 +30,42 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """The line's settings file (JSON)."""
+    """The content of the line's settings file (JSON)."""
 
     control: str
-    """Path of the Unix socket."""
+    """The path of the Unix socket for commands."""
     routes: list[Route]
-    """Every address of one region that another uses."""
+    """One route for every address of a region that another region uses."""
     rtt_ms: float
-    """Round trip between any two regions; half of it is added each way."""
+    """The round trip between two regions in milliseconds; half of it is added each way."""
     max_direction_bytes: int = 16 << 20
-    """On their way in one direction of one connection: half a gigabyte a second at 30 ms, above any need here."""
+    """The limit of bytes on their way in one direction of a connection: half a gigabyte a second at 30 ms."""
     max_connections: int = 400
-    """Of all routes together; each takes two of the 1,024 descriptors that the line's selector can watch."""
+    """The limit over all routes; each connection takes two of the 1,024 descriptors that select() can watch."""
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag="status"):
-    """How is the line?"""
+    """Asks for the state of the line."""
 
 
 class SetRoundTrip(msgspec.Struct, frozen=True, tag="rtt"):
-    """From now on, for what is sent from now on."""
+    """Sets the round trip of bytes that are sent from now on."""
 
     rtt_ms: float
 
 
 class Cut(msgspec.Struct, frozen=True, tag="cut"):
-    """Cut two regions off from each other: connections are reset and new ones refused. ``silent``: nothing is closed
-    and nothing arrives, as when a router drops every packet; what was sent arrives after healing, as TCP resends it."""
+    """Cuts the line between two regions: connections are reset and new ones refused.
+
+    ``silent``: nothing is closed and nothing arrives, as when a router drops every packet. What was sent arrives after
+    healing, as TCP resends it."""
 
     between: tuple[str, str]
     silent: bool = False
 
 
 class Heal(msgspec.Struct, frozen=True, tag="heal"):
-    """Undo the cut between two regions, or every cut."""
+    """Undoes the cut between two regions, or every cut."""
 
     between: tuple[str, str] | None = None
 
@@ -72,7 +74,7 @@ Command = AskStatus | SetRoundTrip | Cut | Heal
 
 
 class PairStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The line between two regions, both directions. ``state``: open, cut (refusing) or silent."""
+    """The state of the line between two regions. ``state``: open, cut (connections are refused) or silent."""
 
     regions: tuple[str, str]
     state: str
@@ -81,22 +83,23 @@ class PairStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LineStatus(msgspec.Struct, frozen=True, kw_only=True, tag="line"):
-    """The whole line."""
+    """The state of the whole line."""
 
     rtt_ms: float
     pairs: list[PairStatus]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The command made no sense; nothing was changed."""
+    """The answer to a wrong command; nothing was changed."""
 
     message: str
 
 
 async def ask_line(control: Path, command: Command) -> LineStatus:
-    """The line's state once it has done ``command``.
+    """Send a command to the line and return the line's state after it.
 
-    Raises `OperatorError` when it refuses, `Unavailable` when nobody answers in time, `ProtocolError` for nonsense.
+    Raises `OperatorError` for a wrong command, `Unavailable` when the line does not answer in time, and `ProtocolError`
+    for an answer that cannot be decoded.
     """
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
@@ -118,7 +121,7 @@ async def ask_line(control: Path, command: Command) -> LineStatus:
 
 
 async def wait_until_line_answers(control: Path, timeout_seconds: float) -> None:
-    """Return once the line listens. Raises `OperatorError` when that takes longer."""
+    """Return once the line answers. Raises `OperatorError` when that takes longer than ``timeout_seconds``."""
     try:
         async with asyncio.timeout(timeout_seconds):
             while True:
@@ -129,4 +132,4 @@ async def wait_until_line_answers(control: Path, timeout_seconds: float) -> None
                 else:
                     return
     except TimeoutError:
-        raise OperatorError(f"not ready within {timeout_seconds:g} s (nobody answers at {control})") from None
+        raise OperatorError(f"not ready within {timeout_seconds:g} s (it does not answer at {control})") from None

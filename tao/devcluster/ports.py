@@ -1,16 +1,17 @@
-"""Free TCP ports of 127.0.0.1, kept until the server that needs them has taken them.
+"""Reserves free TCP ports on 127.0.0.1 until the servers that need them listen there.
 
-Ports are picked below the range from which the kernel serves outgoing connections, so that none of those takes a port
-while its server restarts. A reservation is a bound socket that never listens; Linux lets a server that sets
-``SO_REUSEADDR`` (mariadbd, mysqld, asyncio and gRPC do) bind and listen beside it, while everybody who merely looks for
-a free port passes on. What remains is a program that was told to use this very port and sets ``SO_REUSEADDR`` too:
-it may win, the server then fails to start, and the starter tries another port.
+Ports are picked below the range that the kernel uses for outgoing connections, so that none of these takes a port while
+its server restarts. A reservation is a bound socket that never listens. Linux lets a server that sets ``SO_REUSEADDR``
+(mariadbd, mysqld, asyncio and gRPC do) bind and listen beside it, while a program that looks for any free port gets
+another one. A program that uses this very port and sets ``SO_REUSEADDR`` may still win; the server then fails to start,
+and the caller tries another port.
 """
 
 from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,14 +25,14 @@ _PICK_ATTEMPTS = 200
 
 
 class PortReservation:
-    """A port that nobody else will pick until `release`; a context manager."""
+    """A port that no other program picks until `release` is called. A context manager."""
 
     def __init__(self, listener: socket.socket) -> None:
         self._socket = listener
         self.port: int = listener.getsockname()[1]
 
     def release(self) -> None:
-        """Let go of the port. Idempotent."""
+        """Release the port. Idempotent."""
         self._socket.close()
 
     def __enter__(self) -> Self:
@@ -42,12 +43,12 @@ class PortReservation:
 
 
 def reserve_port(port: int = 0) -> PortReservation:
-    """Reserve ``port``, or with 0 any free one. Raises `OperatorError` when it is taken (or no port is left)."""
+    """Reserve ``port``, or any free one for 0. Raises `OperatorError` when it is taken, or no port is left."""
     if port == 0:
         return _reserve_any()
     listener = socket.socket()
     try:
-        # Connections of the server's last run may linger in TIME_WAIT; they are no reason to refuse its own port.
+        # Connections of the server's last run may linger in TIME_WAIT; they must not make its own port unusable.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((LOOPBACK, port))
     except OSError as error:
@@ -59,15 +60,38 @@ def reserve_port(port: int = 0) -> PortReservation:
     return PortReservation(listener)
 
 
+def reserve_again(port: int) -> PortReservation:
+    """Reserve the port of the last start where it is still free, else any port (also for 0)."""
+    try:
+        return reserve_port(port)
+    except OperatorError:
+        return reserve_port()
+
+
+def still_free(port: int) -> int:
+    """Return the port, or 0 when another program has taken it since the last start."""
+    try:
+        reserve_port(port).release()
+    except OperatorError:
+        return 0
+    return port
+
+
+def release_all(reservations: Iterable[PortReservation]) -> None:
+    """Release several reservations."""
+    for reservation in reservations:
+        reservation.release()
+
+
 def _reserve_any() -> PortReservation:
     first_ephemeral = int(_EPHEMERAL_RANGE.read_text().split()[0])
     for attempt in range(_PICK_ATTEMPTS):
-        # A machine that leaves no room below its ephemeral range gets one of those, and so does a crowded one.
+        # Where no port is free below the ephemeral range, one of that range is used.
         roomy = first_ephemeral > _LOWEST_PORT and attempt < _PICK_ATTEMPTS - 1
         candidate = random.randrange(_LOWEST_PORT, first_ephemeral) if roomy else 0
         listener = socket.socket()
         try:
-            # Bound without SO_REUSEADDR: two reservations never share a port. Set afterwards, it admits the server.
+            # Bound without SO_REUSEADDR, so that two reservations never share a port. Set later, it admits the server.
             listener.bind((LOOPBACK, candidate))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         except OSError:

@@ -1,40 +1,168 @@
-"""A child process that is started, watched and ended without leaving orphans or hitting strangers.
+"""Starts, watches and stops processes without leaving orphans, and without signalling the wrong process.
 
-Two lifetimes. *With the parent*: the kernel kills the child when the thread that started it ends, so even a parent that
-was killed with SIGKILL leaves nothing behind. *Detached*: the child is meant to survive, and whoever comes later stops
-it by its record. Neither asyncio's nor the standard library's process objects are used: both insist on killing, or on
-warning about, a child that outlives them. A pidfd tells the event loop about the end of a process of any parent.
+A child has one of two lifetimes. With `Lifetime.WITH_PARENT` the kernel kills it when the thread that started it ends,
+so that even a parent killed with SIGKILL leaves nothing behind. With `Lifetime.DETACHED` it survives its parent, and a
+later command stops it by its record. The process objects of asyncio and the standard library are not used: they kill a
+child that outlives them, or warn about it. A pidfd reports the end of any process to the event loop.
+
+A state folder outlives its processes, and the kernel gives the pid of a record to another process later. So a process
+is identified by pid, start time and boot, and it is signalled through a pidfd that was opened before the identity was
+compared: exactly the process that was compared is signalled. This works on Linux only (``/proc``, pidfd).
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from tao.devcluster import launch
-from tao.devcluster.identity import ProcessIdentity, stop_process, write_record
 from tao.model.errors import InternalError, OperatorError
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A process, identified over reuse of its pid and over reboots."""
+
+    pid: int
+    start_ticks: int
+    """The start time in clock ticks since boot (field 22 of ``/proc/PID/stat``)."""
+    boot_id: str
+    """The boot that the ticks count from."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity:
+        """Return the identity of a process that exists now. Raises `ProcessLookupError` when there is none."""
+        stat = _read_stat(pid)
+        if stat is None:
+            raise ProcessLookupError(f"there is no process {pid}")
+        return cls(pid, stat[1], _BOOT_ID.read_text().strip())
+
+    def is_running(self) -> bool:
+        """True while this process runs; False for a zombie, and for another process with its pid."""
+        stat = _read_stat(self.pid)
+        if stat is None or stat[0] in "ZX" or stat[1] != self.start_ticks:
+            return False
+        return _BOOT_ID.read_text().strip() == self.boot_id
+
+    def open(self) -> int | None:
+        """Return a pidfd of this process, which the caller closes; None when it no longer runs."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if self.is_running():
+            return pidfd
+        os.close(pidfd)
+        return None
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to this process. Returns False when it no longer runs; then no process was signalled."""
+        pidfd = self.open()
+        if pidfd is None:
+            return False
+        try:
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
+
+def _read_stat(pid: int) -> tuple[str, int] | None:
+    """Return the state letter and the start time of a process, or None when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name is in parentheses, and may contain spaces and parentheses: fields count from the last one.
+    fields = stat[stat.rindex(")") + 2 :].split()
+    return fields[0], int(fields[19])
+
+
+@contextlib.asynccontextmanager
+async def exit_event(pidfd: int) -> AsyncIterator[asyncio.Event]:
+    """Give an event that is set when the process of a pidfd ends, also when it is not a child."""
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        yield ended
+    finally:
+        loop.remove_reader(pidfd)
+
+
+async def stop_process(identity: ProcessIdentity, term_seconds: float, kill_seconds: float = 10.0) -> bool:
+    """Stop a process, of any parent: send SIGTERM, and SIGKILL when it still runs after ``term_seconds``.
+
+    Returns True when it ended on SIGTERM or did not run, False when it had to be killed. Raises `OperatorError` when it
+    still runs ``kill_seconds`` after SIGKILL, which only a fault of the kernel or a disk can cause.
+    """
+    pidfd = identity.open()
+    if pidfd is None:
+        return True
+    try:
+        async with exit_event(pidfd) as ended:
+            for number, bound_seconds in ((signal.SIGTERM, term_seconds), (signal.SIGKILL, kill_seconds)):
+                try:
+                    signal.pidfd_send_signal(pidfd, number)
+                    await asyncio.wait_for(ended.wait(), bound_seconds)
+                except ProcessLookupError:
+                    return number is signal.SIGTERM
+                except TimeoutError:
+                    continue
+                return number is signal.SIGTERM
+    finally:
+        os.close(pidfd)
+    raise OperatorError(f"process {identity.pid} does not end on SIGKILL: it hangs in the kernel, look at its disk")
+
+
+def write_record(path: Path, identity: ProcessIdentity) -> None:
+    """Write the identity of a process to a file, atomically. Raises `OSError`."""
+    draft = path.with_name(f"{path.name}.draft")
+    draft.write_bytes(msgspec.json.encode(identity))
+    draft.replace(path)
+
+
+def read_record(path: Path) -> ProcessIdentity | None:
+    """Return the identity in a file; None when there is no file, or it cannot be decoded."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=ProcessIdentity)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError:
+        # Records are replaced whole, so the disk is damaged: no process can be identified, hence none signalled.
+        return None
+
 
 _LOG_TAIL_BYTES = 16 * 1024
 Result = TypeVar("Result")
 
 
 class Lifetime(StrEnum):
-    """How long a child may live."""
+    """Whether a child ends with its parent, or may survive it."""
 
     WITH_PARENT = launch.WITH_PARENT
     DETACHED = launch.DETACHED
 
 
 async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
-    """What ``work`` returns. A cancellation meanwhile does not cut it short: it is raised once the work is over, which
-    has to be bounded by itself. For ending what was started."""
+    """Run ``work`` to its end and return its result, even when the caller is cancelled meanwhile.
+
+    The cancellation is raised once the work has ended, so the work needs a time limit of its own. Use it to stop what
+    was started."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -43,18 +171,31 @@ async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None:
-        # Retrieved, because what goes wrong while something ends matters less than why it has to.
+        # Retrieve the error, if any: it matters less than the cancellation.
         task.cancelled() or task.exception()
         raise cancelled
     return task.result()
 
 
-class ManagedProcess:
-    """One run of one program; make a new one for the next run. Use it on the event loop that started it.
+@dataclass(frozen=True, slots=True)
+class ProcessOptions:
+    """How a process runs and ends."""
 
-    ``log_path`` receives standard output and error, appended; a log that has grown beyond ``log_max_bytes`` is kept
-    aside as ``….1`` when the process starts, so a folder holds at most two. ``record_path``, when given, holds the
-    process's identity as JSON while it is believed to run.
+    folder: Path | None = None
+    """Its working folder; None: the folder of its log."""
+    record_path: Path | None = None
+    """The file that holds its identity as JSON while it runs; None: it is not recorded."""
+    lifetime: Lifetime = Lifetime.WITH_PARENT
+    stop_seconds: float = 30.0
+    """How long it may take to end after SIGTERM."""
+    log_max_bytes: int = 16 * 1024 * 1024
+    """A longer log is renamed to ``….1`` when the process starts, so that a folder has at most two."""
+
+
+class ManagedProcess:
+    """One run of one program; make a new object for the next run. Use it on the event loop that started it.
+
+    Standard output and error are appended to ``log_path``.
     """
 
     def __init__(
@@ -63,22 +204,17 @@ class ManagedProcess:
         argv: Sequence[str],
         env: Mapping[str, str],
         log_path: Path,
-        *,
-        folder: Path | None = None,
-        record_path: Path | None = None,
-        lifetime: Lifetime = Lifetime.WITH_PARENT,
-        stop_seconds: float = 30.0,
-        log_max_bytes: int = 16 * 1024 * 1024,
+        options: ProcessOptions = ProcessOptions(),
     ) -> None:
         self.name = name
         self.argv = tuple(argv)
         self.log_path = log_path
         self._env = dict(env)
-        self._folder = folder if folder is not None else log_path.parent
-        self._record_path = record_path
-        self._lifetime = lifetime
-        self._stop_seconds = stop_seconds
-        self._log_max_bytes = log_max_bytes
+        self._folder = options.folder if options.folder is not None else log_path.parent
+        self._record_path = options.record_path
+        self._lifetime = options.lifetime
+        self._stop_seconds = options.stop_seconds
+        self._log_max_bytes = options.log_max_bytes
         self._identity: ProcessIdentity | None = None
         self._pidfd = -1
         self._log_start = 0
@@ -86,14 +222,14 @@ class ManagedProcess:
 
     @property
     def identity(self) -> ProcessIdentity:
-        """Who the process is (or was). Raises `InternalError` before `start`."""
+        """The identity of the process. Raises `InternalError` before `start`."""
         if self._identity is None:
             raise InternalError(f"{self.name} was not started")
         return self._identity
 
     @property
     def pid(self) -> int:
-        """Its process id. Raises `InternalError` before `start`."""
+        """The process id. Raises `InternalError` before `start`."""
         return self.identity.pid
 
     @property
@@ -104,8 +240,8 @@ class ManagedProcess:
     def start(self) -> None:
         """Start the program in a session of its own. Must be called on the event loop; takes about a millisecond.
 
-        Raises `OperatorError` when the log cannot be written, `InternalError` when it was started before. A program
-        that cannot be executed ends with status 127, and the log says why.
+        Raises `OperatorError` when the log cannot be written, and `InternalError` when it was started before. A program
+        that cannot be executed ends with status 127, with the reason in the log.
         """
         if self._identity is not None:
             raise InternalError(f"{self.name} was started already: make a new ManagedProcess for another run")
@@ -131,7 +267,7 @@ class ManagedProcess:
             )
         finally:
             os.close(log)
-        # Nobody has reaped it yet, so the pid is still this child's even if it has ended by now.
+        # It has not been reaped, so the pid is still this child's even if it has ended by now.
         self._identity = ProcessIdentity.of(pid)
         self._pidfd = os.pidfd_open(pid)
         self._exit = loop.create_future()
@@ -140,38 +276,55 @@ class ManagedProcess:
             try:
                 write_record(self._record_path, self._identity)
             except OSError as error:
-                # Unrecorded, nobody would find it after us.
+                # Without a record no later command would find it.
                 self._identity.signal(signal.SIGKILL)
                 raise OperatorError(f"cannot write {self._record_path}: {error.strerror}") from error
 
     async def wait(self) -> int:
-        """Wait for the end; the exit status, negative for the signal that ended it."""
+        """Wait for the end and return the exit status, negative for the signal that ended it."""
         if self._exit is None:
             raise InternalError(f"{self.name} was not started")
         return await asyncio.shield(self._exit)
 
+    async def ended_before(self, ready: Coroutine[Any, Any, None]) -> int | None:
+        """Wait until ``ready`` has run and return None, or return the exit status when the process ends before.
+
+        Raises what ``ready`` raises."""
+        ended = asyncio.ensure_future(self.wait())
+        waiting = asyncio.ensure_future(ready)
+        try:
+            await asyncio.wait((ended, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                return ended.result()
+            waiting.result()
+            return None
+        finally:
+            ended.cancel()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
     async def stop(self) -> bool:
-        """SIGTERM, and SIGKILL after ``stop_seconds``. True when it ended by itself or on SIGTERM. Idempotent."""
+        """Send SIGTERM, and SIGKILL after ``stop_seconds``. Returns True when no SIGKILL was needed. Idempotent."""
         if self._exit is None or self._exit.done():
             return True
-        went_quietly = await stop_process(self.identity, self._stop_seconds)
+        ended_on_sigterm = await stop_process(self.identity, self._stop_seconds)
         await self.wait()
-        return went_quietly
+        return ended_on_sigterm
 
     async def kill(self) -> None:
-        """SIGKILL, and wait for the end: what a crash of the machine's memory looks like to everybody else."""
+        """Kill it with SIGKILL, and wait for its end."""
         if self._exit is not None and not self._exit.done():
             self.identity.signal(signal.SIGKILL)
             await self.wait()
 
     def release(self) -> None:
-        """Stop watching without ending the process: the last act of the parent of a detached child."""
+        """Stop watching the process without ending it, before the parent of a detached child ends."""
         if self._exit is not None and not self._exit.done():
             self._close_pidfd()
             self._exit.cancel()
 
     def log_tail(self, lines: int = 12) -> str:
-        """The last lines that this run wrote to its log, at most 16 KiB of them."""
+        """Return the last lines that this run wrote to its log, at most 16 KiB."""
         try:
             with self.log_path.open("rb") as log:
                 size = log.seek(0, os.SEEK_END)
@@ -192,7 +345,7 @@ class ManagedProcess:
         return 0
 
     def _reap(self) -> None:
-        """The pidfd became readable: the process has ended."""
+        """Take the exit status, once the pidfd is readable because the process has ended."""
         assert self._exit is not None
         ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
         if ended is None:

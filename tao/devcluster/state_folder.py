@@ -1,8 +1,8 @@
-"""The state folder of a development cluster: what lies where, who may use it now, and what survives a crash.
+"""The state folder of a development cluster: its files, its lock, and the record that survives a crash.
 
-`cluster.json` is written before the first process starts, so whatever happens afterwards, `status` and `down` know
-what to look for. Whether a process runs is never written there: each has a record with its identity, which is compared
-with the kernel's (`tao.devcluster.identity`).
+``cluster.json`` is written before the first process starts, so that `tao dev status` and `tao dev down` find every
+process whatever happens afterwards. It never says whether a process runs: each process has a record with its identity,
+which is compared with the kernel's (`tao.devcluster.processes`).
 """
 
 from __future__ import annotations
@@ -16,49 +16,60 @@ from pathlib import Path
 
 import msgspec
 
-from tao.devcluster.cluster_topology import Addresses
-from tao.devcluster.identity import ProcessIdentity, read_record, write_record
-from tao.devcluster.layout import DEFAULT_RTT_MS, CachePorts, Role, Shape
-from tao.model.errors import OperatorError
+from tao.admin.documents import example_schema_file, read_schema
+from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape
+from tao.devcluster.processes import ProcessIdentity, read_record, write_record
+from tao.model.errors import OperatorError, SchemaError
 from tao.model.versions import FIRST_EPOCH
-from tao.storage.accounts import Account, ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts
+from tao.schema.compatibility import compare
+from tao.schema.registry import Schema
 
 _FORMAT = 1
 _PASSWORD_BYTES = 24
 
 
 class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What `cluster.json` holds. ``ready``: the start came to its end, so processes that run belong to somebody."""
+    """The content of ``cluster.json``.
+
+    ``ports``: see `tao.devcluster.layout.Ports`. ``ready``: the start was completed, so processes that run are in use.
+    The last four fields are ports as a record of the former release has them; `with_all_ports` moves them."""
 
     format: int = _FORMAT
     shape: Shape
-    ports: dict[str, CachePorts] = {}
-    database_ports: dict[str, int] = {}
-    tailer_ports: dict[str, int] = {}
-    watcher_ports: dict[str, int] = {}
-    line_ports: dict[str, int] = {}
+    ports: dict[str, dict[str, int]] = {}
     rtt_ms: float = DEFAULT_RTT_MS
     passwords: dict[str, str] = {}
     topology_version: int = 0
     ready: bool = False
+    database_ports: dict[str, int] = {}
+    tailer_ports: dict[str, int] = {}
+    watcher_ports: dict[str, int] = {}
+    line_ports: dict[str, int] = {}
 
-    @property
-    def addresses(self) -> Addresses:
-        """All ports, as the topology wants them."""
-        return Addresses(
-            caches=self.ports, databases=self.database_ports, tailers=self.tailer_ports, line=self.line_ports
+    def with_all_ports(self) -> ClusterRecord:
+        """Return the record with the ports of every process in ``ports``."""
+        ports = {
+            **self.ports,
+            **{name: {"mysql": port} for name, port in self.database_ports.items()},
+            **{name: {"admin": port} for name, port in (*self.tailer_ports.items(), *self.watcher_ports.items())},
+        }
+        if self.line_ports:
+            ports[LINE] = self.line_ports
+        return msgspec.structs.replace(
+            self, ports=ports, database_ports={}, tailer_ports={}, watcher_ports={}, line_ports={}
         )
 
 
 def new_passwords() -> dict[str, str]:
-    """A password for each service account."""
+    """Return a new random password for each service account."""
     return {
         role: secrets.token_urlsafe(_PASSWORD_BYTES) for role in ("administrator", "leader", "reader", "replicator")
     }
 
 
 def service_accounts(passwords: dict[str, str]) -> ServiceAccounts:
-    """The accounts of the cluster's databases."""
+    """Return the accounts of the cluster's databases."""
     return ServiceAccounts(
         administrator=Account("tao_admin", passwords["administrator"]),
         leader=Account("tao_leader", passwords["leader"]),
@@ -74,14 +85,14 @@ class _DatabaseOutline(msgspec.Struct, frozen=True):
 
 
 class _TopologyOutline(msgspec.Struct, frozen=True):
-    """The fields of a topology document that are wanted here."""
+    """The fields of a topology document that are needed to start the cluster again."""
 
     version: int = 0
     databases: tuple[_DatabaseOutline, ...] = ()
 
 
 class StateFolder:
-    """Paths, the record, and the lock of one folder. Makes nothing until `create`."""
+    """The paths, the record and the lock of one folder. Nothing is created before `create` is called."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -96,12 +107,12 @@ class StateFolder:
 
     @property
     def schema(self) -> Path:
-        """The cluster's own copy of the schema file: editing it is how a running cluster's schema changes."""
+        """The cluster's own copy of the schema file; edit it to change the schema of the running cluster."""
         return self.path / "schema.yaml"
 
     @property
     def owner(self) -> Path:
-        """Record of the process in whose foreground the cluster runs."""
+        """The record of the process that runs the cluster in its foreground."""
         return self.path / "owner.json"
 
     @property
@@ -110,25 +121,25 @@ class StateFolder:
         return self.path / "line.sock"
 
     def settings_file(self, name: str) -> Path:
-        """The settings file of a leader or follower."""
+        """Return the path of a server's settings file."""
         return self.path / "servers" / f"{name}.yaml"
 
     def log(self, name: str, role: Role) -> Path:
-        """The log of a process."""
+        """Return the path of a process's log."""
         return self.database(name) / "server.log" if role is Role.DATABASE else self.path / "servers" / f"{name}.log"
 
     def process_record(self, name: str, role: Role) -> Path:
-        """The identity of a process, while it is believed to run."""
+        """Return the path of the record of a process, which exists while it runs."""
         if role is Role.DATABASE:
             return self.database(name) / "process.json"
         return self.path / "servers" / f"{name}.process.json"
 
     def database(self, name: str) -> Path:
-        """The folder of a private database instance."""
+        """Return the folder of a database server."""
         return self.path / name
 
     def create(self) -> None:
-        """Make the folder, for this user alone: it holds passwords. Raises `OperatorError`."""
+        """Create the folder, readable by this user alone because it holds passwords. Raises `OperatorError`."""
         files = [self.path / name for name in (".gitignore", "lock", self.schema.name)]
         folders = [self.path / "servers", self.path, *self.path.parents]
         self._made = [path for path in (*files, *folders) if not path.exists()]
@@ -144,8 +155,9 @@ class StateFolder:
             ) from error
 
     def discard(self) -> None:
-        """Undo `create`, unless a cluster has been recorded: a start that was refused leaves nothing. To be called
-        while the lock is held. Raises `OperatorError`."""
+        """Undo `create`, unless a cluster has been recorded, so that a refused start leaves nothing.
+
+        Call it while the lock is held. Raises `OperatorError`."""
         if (self.path / "cluster.json").exists():
             return
         for path in self._made:
@@ -158,9 +170,9 @@ class StateFolder:
             self.path.chmod(self._former_mode)
 
     def lock(self) -> None:
-        """Keep others from starting a cluster here until `unlock`, or the end of this process.
+        """Keep other processes from starting a cluster here until `unlock`, or the end of this process.
 
-        Raises `OperatorError` when somebody else does so now."""
+        Raises `OperatorError` when another process holds the lock."""
         try:
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -176,13 +188,13 @@ class StateFolder:
         self._lock = descriptor
 
     def unlock(self) -> None:
-        """Let others in. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def read(self) -> ClusterRecord | None:
-        """The record; None when there is none. Raises `OperatorError` when it cannot be read."""
+        """Return the record; None when there is none. Raises `OperatorError` when it cannot be read."""
         path = self.path / "cluster.json"
         try:
             record = msgspec.json.decode(path.read_bytes(), type=ClusterRecord)
@@ -194,35 +206,35 @@ class StateFolder:
             raise OperatorError(f"{path} is damaged ({error}): remove {self.path} to start afresh") from error
         if record.format != _FORMAT:
             raise OperatorError(f"{path} has format {record.format}, this program writes {_FORMAT}: remove the folder")
-        return record
+        return record.with_all_ports()
 
     def require(self) -> ClusterRecord:
-        """The record. Raises `OperatorError` when there is no cluster here."""
+        """Return the record. Raises `OperatorError` when the folder has no cluster."""
         record = self.read()
         if record is None:
-            raise OperatorError(f"there is no cluster in {self.path}: `tao dev up` makes one")
+            raise OperatorError(f"there is no cluster in {self.path}: start one with `tao dev up`")
         return record
 
     def topology_version(self) -> int:
-        """The version of the topology file; 0 when there is none that can be read."""
+        """Return the version of the topology file; 0 when it does not exist or cannot be read."""
         return self._topology_as_it_is().version
 
     def master_regions(self, shape: Shape) -> dict[str, str]:
-        """Database → master region: the topology file's, which a promotion may have changed since the cluster was made,
+        """Return the master region of each database: that of the topology file, which a promotion may have changed,
         else that of the shape."""
         found = {database.name: database.master_region for database in self._topology_as_it_is().databases}
         regions = shape.region_names
         return {name: found[name] if found.get(name) in regions else at for name, at in shape.master_regions.items()}
 
     def version_epochs(self) -> dict[str, int]:
-        """Database → version epoch, of those that the topology file names."""
+        """Return the version epoch of each database that the topology file names."""
         return {database.name: database.version_epoch for database in self._topology_as_it_is().databases}
 
     def _topology_as_it_is(self) -> _TopologyOutline:
         try:
             return msgspec.json.decode(self.topology.read_bytes(), type=_TopologyOutline)
         except (OSError, msgspec.MsgspecError):
-            # An operator's slip in the file must not keep the cluster from being started, which writes it anew.
+            # A mistake in the file must not keep the cluster from starting, which writes the file anew.
             return _TopologyOutline()
 
     def write(self, record: ClusterRecord) -> None:
@@ -230,7 +242,7 @@ class StateFolder:
         self.write_file(self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record)))
 
     def write_file(self, path: Path, content: bytes) -> None:
-        """Write a file of this folder whole or not at all, readable by this user alone. Raises `OperatorError`."""
+        """Write a file of this folder atomically, readable by this user alone. Raises `OperatorError`."""
         draft = path.with_name(f".{path.name}.draft")
         try:
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -241,13 +253,33 @@ class StateFolder:
             raise OperatorError(f"cannot write {path}: {error.strerror}") from error
 
     def write_owner(self) -> None:
-        """Record this process as the one in whose foreground the cluster runs. Raises `OperatorError`."""
+        """Record this process as the one that runs the cluster in its foreground. Raises `OperatorError`."""
         try:
             write_record(self.owner, ProcessIdentity.of(os.getpid()))
         except OSError as error:
             raise OperatorError(f"cannot write {self.owner}: {error.strerror}") from error
 
     def running(self, record: ClusterRecord) -> dict[str, ProcessIdentity]:
-        """The recorded processes that run now, by name, in starting order."""
+        """Return the recorded processes that run now, by name, in starting order."""
         found = {name: read_record(self.process_record(name, role)) for name, role in record.shape.server_names.items()}
         return {name: identity for name, identity in found.items() if identity is not None and identity.is_running()}
+
+
+def place_schema(folder: StateFolder, wanted: Path | None) -> Schema:
+    """Copy the schema into the folder and return it; without ``wanted`` the folder's own copy stays, if there is one.
+
+    Raises `SchemaError` when it is wrong, or when it contradicts the schema of the data in the folder.
+    """
+    own = folder.schema
+    if wanted is None and own.exists():
+        return read_schema(own)[0]
+    schema, text = read_schema(wanted or example_schema_file())
+    if own.exists():
+        broken = [change for change in compare(read_schema(own)[0], schema) if not change.compatible]
+        if broken:
+            raise SchemaError(
+                f"{wanted} contradicts the data in {folder.path}: {broken[0].path}: {broken[0].why}; "
+                f"`tao schema check {own} {wanted}` lists everything"
+            )
+    folder.write_file(own, text.encode())
+    return schema

@@ -1,6 +1,6 @@
-"""The cache server that clients talk to: answers from its memory, asks its region's leader for the rest.
+"""The cache server that clients talk to: it answers from its memory, and asks its region's leader for the rest.
 
-A request's way can be read by file names: service, miss_path, maintenance_path, with reads and writes as in
-`tao.serving`. server is the only module that wires parts together. A hit is one synchronous call; only a miss while no
-leader can serve meets a database.
+The path of a request can be read from the file names: service, miss_path and subscriptions here, reads and writes in
+`tao.serving`. Only server puts parts together. A hit is one synchronous call; a follower reads a database only for a
+miss while no leader can serve it.
 """

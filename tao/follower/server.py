@@ -1,4 +1,4 @@
-"""A follower, wired: the only place where its parts are put together (DESIGN.md §14)."""
+"""The wiring of a follower: the only place where its parts are put together."""
 
 from __future__ import annotations
 
@@ -12,58 +12,56 @@ from math import inf
 from typing import Any, Final
 
 from tao.cache import CacheSettings, GraphCache
-from tao.follower.maintenance_path import Subscriptions
-from tao.follower.miss_path import MissPath
+from tao.follower.miss_path import FollowerSources, MissPath
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
+from tao.follower.subscriptions import Subscriptions
 from tao.follower.unary_path import UnaryPath
 from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
 from tao.model.topology import CacheServer
+from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
-from tao.observability.story import Story
-from tao.peers.links import Links, LinkSettings
-from tao.routing.retry_budget import RetryBudget
+from tao.routing.budgets import RetryBudget
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
-from tao.serving.amends import Amends
-from tao.serving.applying import TopologyEpochs, WriteThrough
-from tao.serving.cache_types import SchemaArenas, arena_budgets
-from tao.serving.configuration import Configuration
-from tao.serving.database_source import DatabaseSource
-from tao.serving.databases import Databases
-from tao.serving.faces import Faces
-from tao.serving.figures import ServingFigures, register_databases, register_links, register_retries
-from tao.serving.fill_source import FillSource
-from tao.serving.fills import Fills
-from tao.serving.forward_path import ForwardPath
-from tao.serving.housekeeping import keep_house
+from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs, arena_budgets, maintain_cache
+from tao.serving.configuration import Configuration, SchemaFile
+from tao.serving.context import ServerContext
+from tao.serving.database_source import Databases, DatabaseSource
+from tao.serving.fetch_source import FetchSource
+from tao.serving.forward_path import ForwardPath, SiblingInvalidation
+from tao.serving.listeners import Listeners
+from tao.serving.metrics import ReadMetrics, register_databases, register_links, register_retries
+from tao.serving.misses import ReadPolicy
+from tao.serving.pause_detection import PauseDetector
+from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
-from tao.serving.refills import PrefixRefills
 from tao.serving.remote_source import RemoteSource
-from tao.serving.schema_file import SchemaFile
-from tao.serving.stall_guard import StallGuard
+from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
+from tao.serving.write_through import WriteThrough
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings
 
 MAX_TASKS: Final = 100_000
-"""Tasks of one server at a time: writes, reads of a database, what goes another way than usual, each of which has
-bounds of its own."""
+"""Most tasks of one server at a time: writes, reads of a database and fetches past a leader, each of which has bounds
+of its own."""
 
 DRAIN_SECONDS: Final = 6.0
-"""Longest wait for requests under way when the server is told to stop: above a request's deadline of 5 s."""
+"""Longest wait for requests under way when the server is stopped: above a request's deadline of 5 s."""
 
 
 class FollowerServer:
-    """One follower process' parts. `start` serves; then the `tao.runtime.process.RunningServer` protocol."""
+    """The parts of one follower process. After `start` it is a `tao.runtime.process.RunningServer`."""
 
     def __init__(self, settings: FollowerSettings, log: Logger) -> None:
         self._settings: Final = settings
@@ -76,153 +74,68 @@ class FollowerServer:
         self._read_pools: Pools | None = None
 
     async def start(self) -> FollowerServer:
-        """Subscribe, listen and serve. Raises `OperatorError` or `OSError` when that cannot be."""
+        """Subscribe, listen and serve. Raises `OperatorError` or `OSError` when the follower cannot start."""
+        context = self._context = await self._make_context()
+        self._make_cache(context)
+        self._make_read_path(context)
+        self._make_write_path(context)
+        self._make_request_handlers(context)
+        self._follow_configuration(context)
+        self._make_admin_server(context)
+        await self._listeners.start()
+        await self._admin.start()
+        self._subscriptions.follow_routes(context.configuration.routes)
+        self._start_background_tasks(context)
+        server = context.configuration.routes.server(context.name)
+        self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(self._subscriptions.hosted))
+        return self
+
+    # ---- the steps of `start` --------------------------------------------------------------------------------------
+
+    async def _make_context(self) -> ServerContext:
         settings, name = self._settings, self._settings.name
         schema = await self._schema_file.load()
-        configuration = self._configuration = Configuration(
-            await self._topology_file.load(), schema, self._log, self._topology_file.load
-        )
+        configuration = Configuration(await self._topology_file.load(), schema, self._log, self._topology_file.load)
         place = configuration.routes.locate(name)
         if place.role != "follower":
             raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        clock = LoopClock()
-        arenas = arena_budgets(settings.cache_mb, settings.arena_mb)
-        story = Story(settings.story, clock.unix_ms)
-        cache = self._cache = GraphCache(CacheSettings(arena_bytes=arenas), SchemaArenas(schema, arenas), story)
-        tls, credentials = settings.tls.if_set, Credentials(name, "follower", settings.token)
-        links = self._links = Links(LinkSettings(), credentials, tls, region=place.region)
-        self._budget = RetryBudget(settings.retries, clock.monotonic())
-        source = self._source = self._miss_path(place.region, configuration)
-        self._types = SchemaArenas(schema, arenas)
-        fills = Fills(cache, source, clock, self._list_limit, settings.fills, past_floors=True)
-        PrefixRefills(cache, fills, self._list_limit, self._spawn("refill"), settings.refills)
-        reads = ReadService(
+        clock, credentials = LoopClock(), Credentials(name, "follower", settings.token)
+        return ServerContext(
+            name=name,
+            region=place.region,
+            tier=place.tier,
+            configuration=configuration,
+            links=Links(LinkSettings(), credentials, settings.tls.if_set, region=place.region),
+            clock=clock,
+            spawn_as=lambda task_name: partial(self._start_task, task_name),
+            budget=RetryBudget(settings.retries, clock.monotonic()),
+            log=self._log,
+        )
+
+    def _make_cache(self, context: ServerContext) -> None:
+        settings = self._settings
+        self._arenas = arena_budgets(settings.cache_mb, settings.arena_mb)
+        self._types = SchemaArenas(context.configuration.schema, self._arenas)
+        recorder = KeyHistoryRecorder(settings.key_history, context.clock.unix_ms)
+        self._cache = GraphCache(CacheSettings(arena_bytes=self._arenas), self._types, recorder)
+
+    def _make_read_path(self, context: ServerContext) -> None:
+        settings, cache = self._settings, self._cache
+        self._source = self._make_source(context)
+        single_flight = SingleFlight(cache, self._source, context.clock, self._list_limit, settings.fills)
+        self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), settings.refills)
+        self._reads = ReadService(
             cache,
-            fills,
-            schema,
-            self._admit,
-            cache.version_epoch,
-            staleness_ms=self._staleness_ms,
-            traffic=Traffic(clock, settings.rates),
-        )
-        where = (place.region, place.tier)
-        amends = Amends(links, self._spawn("amends"), settings.amends)
-        changes = WriteThrough(cache, clock, settings.subscriptions.write_answer_seconds)
-        writes = ForwardPath(
-            name,
-            configuration,
-            lambda shard: configuration.routes.leaders(place.region).home(shard),
-            lambda shard: configuration.routes.tier(place.region, place.tier).told(shard),
-            changes.take_back,
-            links,
-            clock,
-            self._admit,
-            self._spawn("write"),
-            settings.forwarding,
-            self._budget,
-            amends,
-        )
-        self._subscriptions = Subscriptions(
-            name,
-            where,
-            cache,
-            changes,
-            configuration,
-            links,
-            clock,
-            self._spawn("subscription"),
-            settings.subscriptions,
-            self._log,
-        )
-        service = FollowerService(
-            cache, reads, writes, changes.take_back, configuration, place.region, links, clock, self._spawn("request")
+            single_flight,
+            context.configuration.schema,
+            ReadPolicy(self._admit, self._staleness_ms, past_floors=True),
+            traffic=Traffic(context.clock, settings.rates),
         )
 
-        guard = self._guard = StallGuard(
-            service, frozenset({"read"}), self._look_after_pause, clock, settings.stalls, self._log
-        )
-
-        def use_schema(changed: Schema) -> None:
-            self._types = SchemaArenas(changed, arenas)
-            cache.set_types(self._types)
-            reads.use_schema(changed)
-
-        configuration.on_schema(use_schema)
-        configuration.on_routes(TopologyEpochs(cache).follow_routes)
-        configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
-        metrics = Metrics(role="follower", server=name)
-        figures = ServingFigures(metrics, cache, reads, fills, clock)
-        self._register(metrics, writes, amends)
-        server = configuration.routes.server(name)
-        self._faces = Faces(
-            server,
-            guard,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
-            lambda: configuration.routes.version,
-            lambda: random.randrange(configuration.routes.shards),
-            UnaryPath(
-                guard,
-                where,
-                configuration,
-                links,
-                clock,
-                self._spawn("unary"),
-                settings.unary,
-                lambda: self._subscriptions.hosted,
-            ),
-            tls,
-        )
-        subscriptions = self._subscriptions
-        pages = AdminPages(
-            metrics=metrics.render,
-            stats=lambda: {
-                "server": name,
-                "role": "follower",
-                "region": place.region,
-                "tier": place.tier,
-                "topology_version": configuration.routes.version,
-                "schema_hash": configuration.schema.version_hash,
-                **figures.summary(),
-                "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
-                "messages": subscriptions.messages,
-                "resets": subscriptions.resets,
-                "unsubscribed_shards": subscriptions.unsubscribed,
-                "staleness_seconds": {
-                    database: None if seconds == inf else seconds for database, seconds in self._staleness().items()
-                },
-                "direct_reads": self._direct_reads(),
-                "links": links.figures(),
-                "databases": {} if self._read_pools is None else self._read_pools.figures(),
-                "retries": self._budget.figures(),
-            },
-            not_ready=lambda: (
-                f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
-            ),
-        )
-        host, _, port = server.admin.rpartition(":")
-        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
-        await self._faces.start()
-        await self._admin.start()
-        self._subscriptions.follow_routes(configuration.routes)
-        self._stop_watching = self._topology_file.watch(configuration.use_topology)
-        self._tasks.keep(guard.keep, "signs of life")
-        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
-        self._tasks.keep(lambda: keep_house(cache, clock), "housekeeping")
-        self._tasks.keep(subscriptions.keep_following, "following leaders")
-        self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(subscriptions.hosted))
-        return self
-
-    async def _look_after_pause(self, seconds: float) -> None:
-        """What may have changed while this process did not run: who leads its shards, and what they contain."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 2):
-                await self._configuration.refresh()
-        await self._subscriptions.renew(seconds / 2)
-
-    def _miss_path(self, region: str, configuration: Configuration) -> FillSource:
-        """To the leaders, and past them where this follower has an account at the databases."""
-        settings, links, budget = self._settings, self._links, self._budget
-        spawn = self._spawn("miss that goes another way")
+    def _make_source(self, context: ServerContext) -> FetchSource:
+        """Return the source of this follower's misses: its leaders, and the database as well when the settings name an
+        account that may read it."""
+        settings, configuration, links, region = self._settings, context.configuration, context.links, context.region
 
         def leader(shard: int) -> CacheServer:
             return configuration.routes.leaders(region).home(shard)
@@ -231,7 +144,7 @@ class FollowerServer:
             return links.is_down(leader(shard))
 
         if not settings.reader_user:
-            return RemoteSource(configuration, leader, links, spawn, settings.misses, budget)
+            return RemoteSource(context, leader, settings.misses)
         databases = Databases(region, configuration)
         pools = self._read_pools = Pools(
             databases.login(settings.reader_user, settings.reader_password),
@@ -240,45 +153,120 @@ class FollowerServer:
         )
         tables = edge_tables_of(lambda: configuration.schema)
         store = MySqlReadStore(databases.local, databases.master, pools, tables)
-        return MissPath(
-            RemoteSource(configuration, leader, links, spawn, settings.misses, budget, leader_is_down),
-            DatabaseSource(store, databases.database_of, self._spawn("database read"), settings.database),
-            RemoteSource(
-                configuration,
-                lambda shard: configuration.routes.leaders(databases.other_region(shard) or region).home(shard),
-                links,
-                spawn,
-                settings.misses,
-                budget,
-            ),
-            databases,
-            leader_is_down,
-            self._is_told,
-            spawn,
-            settings.direct_reads,
+
+        def leader_in_other_region(shard: int) -> CacheServer:
+            return configuration.routes.leaders(databases.other_region(shard) or region).home(shard)
+
+        sources = FollowerSources(
+            leaders=RemoteSource(context, leader, settings.misses, gives_up=leader_is_down),
+            database=DatabaseSource(store, databases.database_of, context.spawn_as("database read"), settings.database),
+            other_region=RemoteSource(context, leader_in_other_region, settings.misses),
         )
+        spawn = context.spawn_as("fetch past the leader")
+        return MissPath(sources, databases, leader_is_down, self._is_subscribed, spawn, settings.direct_reads)
+
+    def _make_write_path(self, context: ServerContext) -> None:
+        settings, configuration = self._settings, context.configuration
+        region, tier = context.region, context.tier
+        changes = WriteThrough(self._cache, context.clock, settings.subscriptions.write_answer_seconds)
+        self._sibling_invalidation = SiblingInvalidation(context, settings.sibling_invalidation)
+        self._writes = ForwardPath(
+            context,
+            settings.forwarding,
+            next_hop=lambda shard: configuration.routes.leaders(region).home(shard),
+            hosts=lambda shard: configuration.routes.tier(region, tier).receivers(shard),
+            apply=changes.apply_write,
+            admit=self._admit,
+            sibling_invalidation=self._sibling_invalidation,
+        )
+        self._subscriptions = Subscriptions(context, self._cache, changes, settings.subscriptions)
+        self._service = FollowerService(context, self._cache, self._reads, self._writes, changes.apply_write)
+
+    def _make_request_handlers(self, context: ServerContext) -> None:
+        settings, configuration = self._settings, context.configuration
+        self._pause_detector = PauseDetector(
+            self._service,
+            frozenset({"read"}),
+            self._look_after_pause,
+            context.clock,
+            settings.pause_detection,
+            self._log,
+        )
+        self._listeners = Listeners(
+            configuration.routes.server(context.name),
+            self._pause_detector,
+            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
+            lambda: configuration.routes.version,
+            lambda: random.randrange(configuration.routes.shards),
+            UnaryPath(context, self._pause_detector, lambda: self._subscriptions.hosted, settings.unary),
+            settings.tls.if_set,
+        )
+
+    def _follow_configuration(self, context: ServerContext) -> None:
+        configuration, cache = context.configuration, self._cache
+
+        def use_schema(changed: Schema) -> None:
+            self._types = SchemaArenas(changed, self._arenas)
+            cache.set_types(self._types)
+            self._reads.use_schema(changed)
+
+        configuration.on_schema(use_schema)
+        configuration.on_routes(TopologyEpochs(cache).follow_routes)
+        configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
+
+    def _make_admin_server(self, context: ServerContext) -> None:
+        metrics = Metrics(role="follower", server=context.name)
+        read_metrics = ReadMetrics(metrics, self._cache, self._reads, self._refills, context.clock)
+        self._register_metrics(metrics, context)
+        subscriptions = self._subscriptions
+        pages = AdminPages(
+            metrics=metrics.render,
+            stats=lambda: self._stats(context, read_metrics),
+            not_ready=lambda: (
+                f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
+            ),
+        )
+        host, _, port = context.configuration.routes.server(context.name).admin.rpartition(":")
+        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
+
+    def _start_background_tasks(self, context: ServerContext) -> None:
+        configuration = context.configuration
+        self._stop_watching = self._topology_file.watch(configuration.use_topology)
+        self._tasks.keep(self._pause_detector.keep, "signs of life")
+        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
+        self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
+        self._tasks.keep(self._subscriptions.keep_following, "following leaders")
+
+    # ---- the protocol of a running server --------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
-        await self._faces.drain(DRAIN_SECONDS)
+        await self._listeners.drain(DRAIN_SECONDS)
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
         self._stop_watching()
-        await self._faces.close()
+        await self._listeners.close()
         await self._admin.close()
         await self._tasks.close()
-        await self._links.close()
+        await self._context.links.close()
         if self._read_pools is not None:
             await self._read_pools.close()
 
     async def reload(self) -> None:
-        """See `tao.runtime.process.RunningServer`: look at both files now."""
-        self._configuration.use_topology(await self._topology_file.load())
-        await self._schema_file.look(self._configuration.use_schema_text)
+        """Read the topology and schema files now. See `tao.runtime.process.RunningServer`."""
+        configuration = self._context.configuration
+        configuration.use_topology(await self._topology_file.load())
+        await self._schema_file.look(configuration.use_schema_text)
 
-    def _spawn(self, name: str) -> partial[object]:
-        return partial(self._start_task, name)
+    # ---- what the parts ask of each other --------------------------------------------------------------------------
+
+    async def _look_after_pause(self, seconds: float) -> None:
+        """Learn what may have changed while this process did not run: the leaders of its shards, and the contents."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds / 2):
+                await self._context.configuration.refresh()
+        await self._subscriptions.renew(seconds / 2)
 
     def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
         return self._tasks.start(job, name)
@@ -287,18 +275,18 @@ class FollowerServer:
         return self._types.list_limit(atype)
 
     def _admit(self, shard: int) -> TaoError | None:
-        """Why this follower does not serve the shard, or None."""
+        """Return why this follower does not serve the shard, or None."""
         if shard in self._subscriptions.hosted:
             return None
-        routes = self._configuration.routes
+        routes = self._context.configuration.routes
         if shard >= routes.shards:
             return InvalidArgument(
                 f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
             )
         return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
 
-    def _is_told(self, shard: int) -> bool:
-        return self._subscriptions.is_told(shard)
+    def _is_subscribed(self, shard: int) -> bool:
+        return self._subscriptions.is_subscribed(shard)
 
     def _direct_reads(self) -> int:
         return self._source.direct_reads if isinstance(self._source, MissPath) else 0
@@ -309,11 +297,36 @@ class FollowerServer:
     def _staleness(self) -> dict[str, float]:
         return self._subscriptions.freshness.by_database(self._subscriptions.hosted)
 
-    def _register(self, metrics: Metrics, writes: ForwardPath, amends: Amends) -> None:
-        subscriptions = self._subscriptions
+    # ---- metrics and /stats ----------------------------------------------------------------------------------------
+
+    def _stats(self, context: ServerContext, read_metrics: ReadMetrics) -> dict[str, object]:
+        configuration, writes, subscriptions = context.configuration, self._writes, self._subscriptions
+        return {
+            "server": context.name,
+            "role": "follower",
+            "region": context.region,
+            "tier": context.tier,
+            "topology_version": configuration.routes.version,
+            "schema_hash": configuration.schema.version_hash,
+            **read_metrics.summary(),
+            "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
+            "messages": subscriptions.messages,
+            "resets": subscriptions.resets,
+            "unsubscribed_shards": subscriptions.unsubscribed,
+            "staleness_seconds": {
+                database: None if seconds == inf else seconds for database, seconds in self._staleness().items()
+            },
+            "direct_reads": self._direct_reads(),
+            "links": context.links.figures(),
+            "databases": {} if self._read_pools is None else self._read_pools.figures(),
+            "retries": context.budget.figures(),
+        }
+
+    def _register_metrics(self, metrics: Metrics, context: ServerContext) -> None:
+        subscriptions, writes = self._subscriptions, self._writes
         metrics.gauge_family(
             "staleness_seconds",
-            "How far behind its master the stalest shard of a database is here at most; infinite while not known.",
+            "Upper bound on how far the stalest shard of a database is behind its master; infinite while unknown.",
             "database",
             self._staleness,
         )
@@ -327,41 +340,41 @@ class FollowerServer:
             )
         metrics.gauge_family(
             "maintenance_total",
-            "What subscriptions brought: messages applied, shards reset, gaps found. Siblings: those that missed a "
-            "change, shards that they dropped for it.",
+            "Events of subscriptions: messages applied, shards reset, gaps found; changes that siblings missed, and "
+            "shards that siblings dropped for that.",
             "event",
             lambda: {
                 "message": subscriptions.messages,
                 "reset": subscriptions.resets,
                 "gap": subscriptions.gaps,
                 "sibling_missed": writes.siblings_missed,
-                "sibling_voided": amends.voided,
+                "sibling_voided": self._sibling_invalidation.dropped,
             },
         )
         metrics.gauge(
             "unsubscribed_shards",
-            "Shards that no leader has confirmed: served from what is known.",
+            "Shards that no leader confirms: served from what is cached.",
             lambda: subscriptions.unsubscribed,
         )
         metrics.gauge_family(
             "link_failures",
-            "Failed attempts to reach a server since it answered last, by server.",
+            "Failed attempts to reach a server since its last answer.",
             "peer",
-            self._links.failures,
+            context.links.failures,
         )
         metrics.gauge(
-            "direct_read_queries", "Queries that went past a leader that could not serve.", self._direct_reads
+            "direct_read_queries", "Queries sent past a leader that could not serve them.", self._direct_reads
         )
-        register_links(metrics, self._links.standings)
+        register_links(metrics, context.links.states)
         if self._read_pools is not None:
-            register_databases(metrics, self._read_pools.standings, pool="read")
-        register_retries(metrics, self._budget)
-        self._guard.register(metrics)
+            register_databases(metrics, self._read_pools.states, pool="read")
+        register_retries(metrics, context.budget)
+        self._pause_detector.register(metrics)
         metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
 
 
 def run_follower(settings: FollowerSettings) -> int:
-    """Run a follower in this process until it is told to stop; returns the exit status."""
+    """Run a follower in this process until it is stopped. Returns the exit status."""
     configure_logs("follower", settings.name, settings.log_level, settings.log_form, sys.stderr)
     log = logger("follower")
     return run_server(lambda: FollowerServer(settings, log).start(), log=log)

@@ -1,18 +1,16 @@
-"""A follower's face on both transports: which request goes down which path."""
+"""The request handler of a follower: which path serves which kind of request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
 from tao.cache import GraphCache
 from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.errors import InvalidArgument, TaoError
-from tao.model.ports import Clock
-from tao.peers.links import Links
-from tao.routing.deadlines import work_seconds
-from tao.serving.authority import FOLLOWER_RULES, check_role
-from tao.serving.configuration import Configuration
+from tao.routing.budgets import work_seconds
+from tao.serving.access_rules import FOLLOWER_RULES, check_role
+from tao.serving.context import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
@@ -22,28 +20,25 @@ from tao.wire.v1 import session_pb2 as pb
 
 
 class FollowerService:
-    """The `RequestHandler` of a follower."""
+    """The `RequestHandler` of a follower's sessions."""
 
     def __init__(
         self,
+        context: ServerContext,
         cache: GraphCache,
         reads: ReadService,
         writes: ForwardPath,
         apply: Callable[[ShardMessages], None],
-        configuration: Configuration,
-        region: str,
-        links: Links,
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        """``apply``: takes in what a write has changed."""
+        """``apply`` applies to the cache what a write has changed."""
+        configuration = context.configuration
         self._cache: Final = cache
         self._apply_write: Final = apply
         self._configuration: Final = configuration
-        self._region: Final = region
-        self._links: Final = links
-        self._clock: Final = clock
-        self._spawn: Final = spawn
+        self._region: Final = context.region
+        self._links: Final = context.links
+        self._clock: Final = context.clock
+        self._spawn: Final = context.spawn_as("ID reservation")
         self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
             "read": reads.handle,
             "write": writes.handle,
@@ -59,7 +54,7 @@ class FollowerService:
         }
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Synchronous: what the cache can answer is answered before this returns."""
+        """Serve one request. Whatever the cache can answer is answered before this returns."""
         kind = request.WhichOneof("body") or "nothing"
         path = self._paths.get(kind)
         if path is None:
@@ -68,7 +63,7 @@ class FollowerService:
         path(request, reply)
 
     def _apply(self, request: pb.Request, reply: Reply) -> None:
-        """Changes of a write that another server of this tier has forwarded."""
+        """Apply the changes of a write that another server of this tier has forwarded."""
         for changes in request.apply.changes:
             self._apply_write(shard_messages_from_pb(changes))
         reply.send(pb.Answer(applied=pb.Applied()))
@@ -77,7 +72,7 @@ class FollowerService:
         asked = request.invalidate
         otypes, atypes = tuple(asked.otypes), tuple(asked.atypes)
         shards = [shard for shard in asked.shards if self._cache.is_open(shard)]
-        with self._cache.witness.because(f"asked by {reply.peer.name}"):
+        with self._cache.recorder.caused_by(f"asked by {reply.peer.name}"):
             for shard in shards:
                 invalidation = ShardInvalidation(shard, otypes, atypes)
                 epoch = self._cache.version_epoch(shard)

@@ -1,45 +1,43 @@
-"""Unary calls for any shard: their callers know one address and no topology (DESIGN.md §11).
+"""Serve unary calls for any shard: their callers know one address and no topology.
 
-A session's requests are sent by something that routes (the SDK, another server), so a follower answers NOT_MINE to what
-is not its own, and its peer learns. A unary call comes from a stub in any language; for it the follower that was asked
-does what the SDK would: it asks the one that has the shard, and the same shard's server in the next tier when that one
-cannot be reached. The other follower is asked in a session, so nothing is relayed twice.
+The requests of a session come from a peer that routes (the SDK, another server), so a follower answers NOT_MINE for a
+shard that it does not host, and the peer learns. A unary call comes from a stub in any language. For it, the follower
+that was asked does what the SDK would do: it asks the server that hosts the shard, and the same shard's server in the
+next tier when that one cannot be reached. It asks in a session, so no call is relayed twice.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
-from tao.model.ports import Clock
 from tao.model.topology import CacheServer
-from tao.peers.links import Links
-from tao.routing.deadlines import work_seconds
-from tao.serving.configuration import Configuration
+from tao.routing.budgets import work_seconds
+from tao.serving.context import ServerContext
 from tao.wire.convert import error_from_pb
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
-_OF_OBJECTS: Final = frozenset({"obj_add", "obj_update", "obj_delete"})
+_OBJECT_OPERATIONS: Final = frozenset({"obj_add", "obj_update", "obj_delete"})
 
 
 @dataclass(frozen=True, slots=True)
 class UnarySettings:
-    """How unary calls are relayed."""
+    """Attempts and bounds of relayed calls."""
 
     max_servers_asked: int = 3
-    """Followers asked for one call: the home, its stand-in in the next tier, and one more."""
+    """Most followers asked for one call: the shard's home, its server in the next tier, and one more."""
 
     first_attempt_share: float = 0.5
-    """Part of the time left that a read's first server gets while another could still answer. Writes get all of it:
-    one that may have reached its server is not repeated."""
+    """Share of the time left that a read's first server gets while another one could still answer. A write's server
+    gets all of it, because a write that may have reached its server is not repeated."""
 
     max_relayed: int = 10_000
-    """Calls under way to other followers: each holds a task. More are refused as overload."""
+    """Most calls under way to other followers, each of which holds a task. More are refused as overload."""
 
 
 class UnaryPath:
@@ -47,29 +45,25 @@ class UnaryPath:
 
     def __init__(
         self,
+        context: ServerContext,
         own: RequestHandler,
-        place: tuple[str, str],
-        configuration: Configuration,
-        links: Links,
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        settings: UnarySettings,
         hosted: Callable[[], frozenset[int]],
+        settings: UnarySettings,
     ) -> None:
-        """``own``: serves what this follower has itself, which are the shards ``hosted``. ``place``: its region and
-        tier."""
+        """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns."""
         self._own: Final = own
-        self._region, self._tier = place
-        self._configuration: Final = configuration
-        self._links: Final = links
-        self._clock: Final = clock
-        self._spawn: Final = spawn
+        self._region: Final = context.region
+        self._tier: Final = context.tier
+        self._configuration: Final = context.configuration
+        self._links: Final = context.links
+        self._clock: Final = context.clock
+        self._spawn: Final = context.spawn_as("unary call")
         self._settings: Final = settings
         self._hosted: Final = hosted
         self._under_way = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Serve it here, or relay it. Raises `Overloaded` when too many are being relayed."""
+        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed."""
         shard = home_shard(request)
         candidates = () if shard is None else self._candidates(shard)
         if not candidates:
@@ -80,7 +74,8 @@ class UnaryPath:
         self._spawn(self._relay(request, candidates, reply))
 
     def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
-        """Who has the shard, best first; nobody when it is this follower's own, or does not exist (which it says)."""
+        """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not
+        exist, which the own handler reports."""
         routes = self._configuration.routes
         if shard >= routes.shards or shard in self._hosted():
             return ()
@@ -104,7 +99,7 @@ class UnaryPath:
         reply.send(answer)
 
     async def _ask(self, request: pb.Request, candidates: tuple[CacheServer, ...], until: float) -> pb.Answer:
-        """The answer of the first that has one to give. Raises what the last one failed with."""
+        """Return the first answer that is not an error. Raises the error of the last server that was asked."""
         error: TaoError = Unavailable("the topology names no follower for the shard")
         is_write = request.HasField("write")
         for number, server in enumerate(candidates, 1):
@@ -118,7 +113,7 @@ class UnaryPath:
                 relayed.read.CopyFrom(request.read)
             try:
                 answer = await self._links.to(server).ask(relayed, left)
-                refused = error_inside(answer)
+                refused = error_of(answer)
                 if refused is None:
                     return answer
                 error = refused
@@ -131,7 +126,7 @@ class UnaryPath:
 
 
 def home_shard(request: pb.Request) -> int | None:
-    """The shard of a unary call's one query or write; None for a request that any follower serves."""
+    """Return the shard of a unary call's one query or write, or None for a request that any follower serves."""
     if request.HasField("read"):
         batch = request.read
         for column in (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s):
@@ -144,13 +139,13 @@ def home_shard(request: pb.Request) -> int | None:
             return write.obj_add.shard
         if operation is not None:
             message = getattr(write, operation)
-            object_id: int = message.id if operation in _OF_OBJECTS else message.id1
+            object_id: int = message.id if operation in _OBJECT_OPERATIONS else message.id1
             return object_id >> SHARD_SHIFT
     return None
 
 
-def error_inside(answer: pb.Answer) -> TaoError | None:
-    """The error of the one query or write that a whole answer is about."""
+def error_of(answer: pb.Answer) -> TaoError | None:
+    """Return the error of the one query or write in the answer, or None."""
     if answer.read.errors:
         return error_from_pb(answer.read.errors[0])
     for result in answer.write.results:

@@ -1,5 +1,5 @@
-"""The cache server that talks to the databases of its region: fills caches, coordinates and commits writes.
+"""The cache server that uses the databases of its region: it fills caches, coordinates and commits writes.
 
-A shard has one owning leader at a time, named with a generation that every transaction checks, so that two leaders
-cost a retry and never a lost write. The same file names as in the follower tell a request's way; server wires.
-"""
+A shard has one owning leader at a time, named together with a generation that every transaction checks. So two
+leaders of one shard cost a retry and never a lost write. Modules named ``*_path`` handle the requests of one kind;
+`server` puts the parts together."""

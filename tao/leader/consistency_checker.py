@@ -1,25 +1,25 @@
-"""Are caches as they should be? Samples what this leader tells, and looks into its region afterwards (DESIGN.md §15).
+"""Check the caches of the region: sample the messages that this leader publishes, and inspect the caches afterwards.
 
-In the manner of Meta's Polaris: of every message the key is looked up in every cache of the region that serves it, its
-leader's and its followers', a second later. What is older than the message said, or is of the database's version with
-other content, is looked at again ten seconds and a minute later; what is stale then is an inconsistency. So what is in
-flight is told from what is wrong, and both are counted. Bulk invalidations name no key and are left to `tao verify`.
+The method is that of Meta's Polaris. A second after a message, its key is looked up in every cache of the region that
+serves it, the leader's and the followers'. An entry that is older than the message, or has the database's version with
+other content, is inspected again ten seconds and a minute after the message. An entry that is stale then is an
+inconsistency. So delays are distinguished from errors, and both are counted. Bulk invalidations name no key and are
+left to `tao check`.
 
-Its cost is bounded by messages a second, each a few words with followers and a read of the master database. Of a second
-in which more are told as many are followed up, each message as likely as any other: the first ones would be those of
-whoever writes in bursts. Which share that is stands beside what is found.
-"""
+The cost is bounded by messages per second; each takes a short exchange with each follower and a read of the master
+database. If more messages are published in a second, each is sampled with equal probability: taking the first ones
+would sample the writers of bursts. The share that was sampled is reported beside the result."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from math import ceil
-from typing import Final
+from math import ceil, exp, log, log1p
+from typing import Final, Generic, NamedTuple, TypeVar
 
-from tao.leader.reservoir import Reservoir
 from tao.model.changes import (
     ListChange,
     ListInvalidation,
@@ -37,62 +37,125 @@ from tao.model.ports import Clock, ReadStore
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery
 from tao.model.topology import CacheServer
 from tao.model.versions import NEVER_WRITTEN
-from tao.observability.consistency import Consistency
+from tao.observability.consistency import MeasuredConsistency
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.peers.links import Links
 from tao.routing.routes import Routes
-from tao.serving.comparison import Verdict, compare_list, compare_value
+from tao.serving.inspection import Verdict, compare_list, compare_value
+from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
 
-_WINDOW_SECONDS: Final = 1.0  # of which the messages share the bound
-_COMPARED_EDGES: Final = 512  # of a longer list, version and count: to read it whole holds the loop for milliseconds
+Item = TypeVar("Item")
+Offered = TypeVar("Offered")
+
+
+class Reservoir(Generic[Item]):
+    """A uniform random sample of bounded size of a stream of unknown length, with Li's algorithm L.
+
+    See "Reservoir-sampling algorithms of time complexity O(n(1 + log(N/n)))", 1994. Once the sample is full, the
+    algorithm draws how many items to skip before the next replacement, so most items cost nothing. ``items`` is the
+    sample of what was offered since the reservoir was made or emptied."""
+
+    __slots__ = ("_passed_over", "_size", "_threshold", "items")
+
+    def __init__(self, size: int) -> None:
+        """``size``: of the sample, at least 1."""
+        self._size: Final = size
+        self.items: list[Item] = []
+        self.empty()
+
+    def empty(self) -> None:
+        """Start with another stream."""
+        self.items.clear()
+        self._passed_over = 0
+        self._threshold = 1.0
+
+    def sample(self, offered: Sequence[Offered]) -> Iterator[Offered]:
+        """Yield the next items of the stream that enter the sample. The caller must `put` each of them, in any form."""
+        at = self._passed_over
+        while at < len(offered):
+            yield offered[at]
+            at += 1
+            if len(self.items) == self._size:
+                self._threshold *= exp(log(_chance()) / self._size)
+                at += int(log(_chance()) / log1p(-self._threshold))
+        self._passed_over = at - len(offered)
+
+    def put(self, item: Item) -> None:
+        """Add an item, replacing a random one when the sample is full."""
+        if len(self.items) < self._size:
+            self.items.append(item)
+        else:
+            self.items[random.randrange(self._size)] = item
+
+
+def _chance() -> float:
+    """Return a random number above 0 and below 1."""
+    return random.random() or 0.5
+
+
+_WINDOW_SECONDS: Final = 1.0
+"""Length of the window whose messages share the bound on samples."""
+_COMPARED_EDGES: Final = 512
+"""Of a longer list only version and count are compared: reading it as a whole blocks the loop for milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckerSettings:
-    """How caches are watched for inconsistencies."""
+    """How caches are checked for inconsistencies."""
 
     max_samples_per_second: int = 100
-    """Messages followed up; of more, so many at random. Each costs a look at every server that has its shard and a read
-    by primary key at the master database. 0: none, the checker is off."""
+    """Messages checked per second, a random sample if there are more. Each costs an inspection of every server that
+    has its shard, and a read by primary key at the master database. 0 switches the checker off."""
 
     first_look_seconds: float = 1.0
-    """After the message. Delivery takes milliseconds: what is stale then is worth a second look."""
+    """After the message. Delivery takes milliseconds, so an entry that is stale then is worth a second look."""
 
     second_look_seconds: float = 10.0
     """After the message: longer than a follower's reconnection takes."""
 
     last_look_seconds: float = 60.0
-    """After the message: nobody is in flight for so long. What is stale now is an inconsistency."""
+    """After the message: longer than any delivery takes. An entry that is stale then is an inconsistency."""
 
     timeout_seconds: float = 5.0
-    """For one server's answer, or the database's. Who does not answer is not judged."""
+    """For one server's answer, or the database's. A server that does not answer is not judged."""
 
     tick_seconds: float = 0.25
-    """Between two looks at what is due: a look may come so much later."""
+    """Between two checks for due looks. A look may be late by this much."""
 
     def __post_init__(self) -> None:
         if not 0 < self.first_look_seconds < self.second_look_seconds < self.last_look_seconds:
-            raise SettingsError("first_look_seconds, second_look_seconds and last_look_seconds must grow from above 0")
+            raise SettingsError(
+                "first_look_seconds, second_look_seconds and last_look_seconds must be above 0 and ascend"
+            )
         if self.max_samples_per_second < 0:
             raise SettingsError("max_samples_per_second must be at least 0")
 
     @property
     def looks_seconds(self) -> tuple[float, float, float]:
-        """After the message."""
+        """Return the times of the looks after the message."""
         return self.first_look_seconds, self.second_look_seconds, self.last_look_seconds
 
     @property
     def max_waiting(self) -> int:
-        """Samples that wait for one of the looks: all of a time in which every answer was waited for in vain."""
+        """Return the bound on samples that wait for one look: all samples of a period in which every answer timed
+        out."""
         seconds = self.last_look_seconds + 2 * self.timeout_seconds + self.tick_seconds + _WINDOW_SECONDS
         return ceil(self.max_samples_per_second * seconds)
 
 
+class _Subject(NamedTuple):
+    """The key that a message changes, and its version after the change. ``atype`` is 0 for an object."""
+
+    key: int
+    atype: int
+    version: int
+
+
 @dataclass(slots=True)
 class _Sample:
-    """``suspects``: servers that were stale at the last look, or were before and did not answer; None before any."""
+    """A sampled key. ``suspects``: servers that were stale at the last look, or were before and did not answer; None
+    before the first look."""
 
     key: int
     atype: int
@@ -102,8 +165,8 @@ class _Sample:
 
 
 @dataclass(slots=True)
-class _Held:
-    """What a server holds of a sampled key."""
+class _Inspected:
+    """A server's cached entry of a sampled key, and the stored value."""
 
     sample: _Sample
     entry: pb.CachedEntry
@@ -111,12 +174,15 @@ class _Held:
 
 
 @dataclass(slots=True)
-class CheckerFigures:
-    """Since the start. ``told``: messages, ``followed``: those of them that were looked at, or name nothing to look at;
-    ``samples``: keys, the messages of a second being one for each; ``looks``: servers asked for a sampled key the first
-    time; ``stale``: that were, by look; ``unresolved``: that were, and were not to be asked at the last."""
+class CheckerCounts:
+    """Counts since the start.
 
-    told: int = 0
+    ``published``: messages published. ``followed``: messages that were checked, or name nothing to check. ``samples``:
+    keys; the messages of one second for a key count as one. ``looks``: first looks at a server for a sampled key.
+    ``unanswered``: looks that a server did not answer. ``stale``: stale entries, by look. ``unresolved``: stale
+    entries that could not be inspected at the last look."""
+
+    published: int = 0
     followed: int = 0
     samples: int = 0
     looks: int = 0
@@ -124,21 +190,21 @@ class CheckerFigures:
     unresolved: int = 0
     stale: list[int] = field(default_factory=lambda: [0, 0, 0])
     newest_inconsistency: float | None = None
-    """When it was found, on the checker's clock."""
+    """When the last inconsistency was found, on the checker's clock."""
 
     @property
     def followed_ratio(self) -> float:
-        """Of the messages told; 1 while there are none."""
-        return self.followed / self.told if self.told else 1.0
+        """Return the share of messages that were checked; 1 while there are none."""
+        return self.followed / self.published if self.published else 1.0
 
     @property
-    def consistency(self) -> Consistency:
-        """Of all first looks whose end is known, those that were still stale at the last."""
-        return Consistency(self.looks - self.unresolved, self.stale[-1])
+    def consistency(self) -> MeasuredConsistency:
+        """Return how many of the first looks with a known result ended as inconsistencies."""
+        return MeasuredConsistency(self.looks - self.unresolved, self.stale[-1])
 
 
 class ConsistencyChecker:
-    """One leader's. `note` is told of every message, `run` does the rest."""
+    """The checker of one leader. `note` samples every published message, `run` does the rest."""
 
     def __init__(
         self,
@@ -150,7 +216,7 @@ class ConsistencyChecker:
         settings: CheckerSettings,
         log: Logger,
     ) -> None:
-        """``region``: whose followers are looked at."""
+        """``region``: the region whose followers are checked."""
         self._store: Final = store
         self._routes: Final = routes
         self._region: Final = region
@@ -159,49 +225,50 @@ class ConsistencyChecker:
         self._settings: Final = settings
         self._log: Final = log
         self._window: Final[Reservoir[tuple[Message, float]]] = Reservoir(settings.max_samples_per_second)
-        self._window_told = 0
+        self._window_published = 0
         self._window_ends = 0.0
         self._waiting: Final = tuple(deque[_Sample]() for _ in settings.looks_seconds)
-        self.figures: Final = CheckerFigures()
+        self.counts: Final = CheckerCounts()
 
-    def note(self, told: ShardMessages) -> None:
-        """These messages are being told. Time: half a microsecond, but for the sampled ones."""
+    def note(self, published: ShardMessages) -> None:
+        """Sample messages that are being published. Takes half a microsecond for messages that are not sampled."""
         if not self._settings.max_samples_per_second:
             return
         now = self._clock.monotonic()
         if now >= self._window_ends:
             self._end_window(now)
-        self._window_told += len(told.messages)
-        for message in self._window.chosen(told.messages):
+        self._window_published += len(published.messages)
+        for message in self._window.sample(published.messages):
             self._window.put((message, now))
 
     def _end_window(self, now: float) -> None:
-        """What was sampled waits for its looks, the messages of a key together: what is as new as the newest of them is
-        as new as all."""
+        """Queue the samples of the window for their looks, the messages of a key as one sample.
+
+        An entry as new as the newest message of the key is as new as all."""
         samples: dict[tuple[int, int], _Sample] = {}
-        for message, told_at in self._window.items:
+        for message, published_at in self._window.items:
             key, atype, version = _subject(message)
             if version != NEVER_WRITTEN:
-                sample = samples.setdefault((key, atype), _Sample(key, atype, version, told_at))
-                sample.version, sample.began = max(version, sample.version), max(told_at, sample.began)
-        self.figures.told += self._window_told
+                sample = samples.setdefault((key, atype), _Sample(key, atype, version, published_at))
+                sample.version, sample.began = max(version, sample.version), max(published_at, sample.began)
+        self.counts.published += self._window_published
         if len(self._waiting[0]) + len(samples) <= self._settings.max_waiting:
-            self.figures.followed += len(self._window.items)
-            self.figures.samples += len(samples)
+            self.counts.followed += len(self._window.items)
+            self.counts.samples += len(samples)
             self._waiting[0].extend(sorted(samples.values(), key=lambda sample: sample.began))
         self._window.empty()
-        self._window_told = 0
+        self._window_published = 0
         self._window_ends = now + _WINDOW_SECONDS
 
     async def run(self) -> None:
-        """Look when looks are due, until cancelled."""
+        """Do the looks that are due, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.tick_seconds)
             for look in range(len(self._waiting)):
                 await self.look(look)
 
     async def look(self, look: int) -> None:
-        """Take the looks of that number (0 is the first) that are due."""
+        """Do the due looks of this number (0 is the first)."""
         waiting, now = self._waiting[look], self._clock.monotonic()
         if now >= self._window_ends:
             self._end_window(now)
@@ -220,65 +287,65 @@ class ConsistencyChecker:
                     if not server.down:
                         asked.setdefault(server.name, (server, []))[1].append(sample)
                     elif suspects is not None:
-                        self._leave_unanswered(server, [sample], look)
-        # Side by side: a server that hangs must not delay the looks at others.
+                        self._count_unanswered(server, [sample], look)
+        # Servers are inspected concurrently: one that hangs must not delay the looks at others.
         await asyncio.gather(*(self._look_at(server, samples, look) for server, samples in asked.values()))
         if look + 1 < len(self._waiting):
             suspect = [sample for sample in due if sample.suspects]
             room = self._settings.max_waiting - len(self._waiting[look + 1])
             self._waiting[look + 1].extend(suspect[:room])
-            self.figures.unresolved += sum(len(sample.suspects or ()) for sample in suspect[room:])
+            self.counts.unresolved += sum(len(sample.suspects or ()) for sample in suspect[room:])
 
     async def _look_at(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
         try:
-            held = await self._held_at(server, samples)
+            inspected = await self._inspect(server, samples)
         except TaoError:
-            self._leave_unanswered(server, samples, look)
+            self._count_unanswered(server, samples, look)
             return
         if look == 0:
-            self.figures.looks += len(samples)
-        if not held:
+            self.counts.looks += len(samples)
+        if not inspected:
             return
         by_version_alone = False
         try:
             read = await self._store.read(
-                [_query_for(each.entry) for each in held],
+                [_query_for(each.entry) for each in inspected],
                 critical=True,
                 timeout_seconds=self._settings.timeout_seconds,
             )
         except TaoError:
             by_version_alone = True
         else:
-            for each, stored in zip(held, read.values, strict=True):
+            for each, stored in zip(inspected, read.values, strict=True):
                 each.stored = stored
-        stale = {id(each.sample): each for each in held if _is_stale(each, by_version_alone=by_version_alone)}
-        self.figures.stale[look] += len(stale)
+        stale = {id(each.sample): each for each in inspected if _is_stale(each, by_version_alone=by_version_alone)}
+        self.counts.stale[look] += len(stale)
         for each in stale.values():
             if each.sample.suspects is not None:
                 each.sample.suspects.add(server.name)
             if look == len(self._waiting) - 1:
-                self.figures.newest_inconsistency = self._clock.monotonic()
+                self.counts.newest_inconsistency = self._clock.monotonic()
                 self._log.error(
                     "inconsistency_found",
                     server=server.name,
                     id=each.sample.key,
                     atype=each.sample.atype,
                     cached_version=version_of(each.entry.value),
-                    told_version=each.sample.version,
+                    message_version=each.sample.version,
                 )
 
-    def _leave_unanswered(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
-        """Who was found stale and does not answer now stays suspect, and is not taken for mended."""
-        self.figures.unanswered += len(samples)
+    def _count_unanswered(self, server: CacheServer, samples: Sequence[_Sample], look: int) -> None:
+        """Count servers that did not answer. A server that was stale stays suspect and does not count as repaired."""
+        self.counts.unanswered += len(samples)
         if look:
             for sample in samples:
                 if sample.suspects is not None:
                     sample.suspects.add(server.name)
         if look == len(self._waiting) - 1:
-            self.figures.unresolved += len(samples)
+            self.counts.unresolved += len(samples)
 
-    async def _held_at(self, server: CacheServer, samples: Sequence[_Sample]) -> list[_Held]:
-        """What the server has of these keys; what it has not cannot be stale."""
+    async def _inspect(self, server: CacheServer, samples: Sequence[_Sample]) -> list[_Inspected]:
+        """Return the server's entries of these keys. A key that is not cached cannot be stale."""
         lists = [sample for sample in samples if sample.atype]
         asked = pb.Inspect(
             obj_ids=[sample.key for sample in samples if not sample.atype],
@@ -288,88 +355,89 @@ class ConsistencyChecker:
         answer = await self._links.to(server).ask(pb.Request(inspect=asked), self._settings.timeout_seconds)
         entries: dict[tuple[int, int], pb.CachedEntry] = {}
         for entry in answer.inspection.entries:
-            # Of a list, its count and its edges are of one version; the edges say more, and come first.
+            # A list's count and its edges have one version. The edges say more, and come first.
             if entry.value and not (entry.kind == "list" and header(entry.value)[2] > _COMPARED_EDGES):
                 entries.setdefault((entry.id, entry.atype), entry)
         return [
-            _Held(sample, entries[sample.key, sample.atype])
+            _Inspected(sample, entries[sample.key, sample.atype])
             for sample in samples
             if (sample.key, sample.atype) in entries
         ]
 
     def register(self, metrics: Metrics) -> None:
-        """Have its figures collected."""
-        figures = self.figures
+        """Register the metrics."""
+        counts = self.counts
         metrics.gauge_family(
             "consistency_total",
-            "Messages told, those followed up, their keys, looks at servers for them, unanswered ones, inconsistencies "
-            "found, and those that were stale and could not be asked at the last look.",
+            "Messages published, messages checked, their keys, first looks at servers, unanswered looks, "
+            "inconsistencies found, and stale entries that could not be inspected at the last look.",
             "event",
             lambda: {
-                "told": figures.told,
-                "followed": figures.followed,
-                "sample": figures.samples,
-                "look": figures.looks,
-                "unanswered": figures.unanswered,
-                "inconsistency": figures.stale[-1],
-                "unresolved": figures.unresolved,
+                "told": counts.published,
+                "followed": counts.followed,
+                "sample": counts.samples,
+                "look": counts.looks,
+                "unanswered": counts.unanswered,
+                "inconsistency": counts.stale[-1],
+                "unresolved": counts.unresolved,
             },
         )
         metrics.gauge_family(
             "stale_looks_total",
-            "Looks that found an entry older than it had to be, by seconds after the message.",
+            "Looks that found a stale entry, by seconds after the message.",
             "after_seconds",
             lambda: {
-                f"{seconds:g}": stale
-                for seconds, stale in zip(self._settings.looks_seconds, figures.stale, strict=True)
+                f"{seconds:g}": stale for seconds, stale in zip(self._settings.looks_seconds, counts.stale, strict=True)
             },
         )
         metrics.gauge(
             "inconsistency_ratio",
-            "Part of the looks that found an inconsistency.",
-            lambda: figures.stale[-1] / max(1, figures.consistency.looks),
+            "Ratio of inconsistencies to first looks.",
+            lambda: counts.stale[-1] / max(1, counts.consistency.looks),
         )
         metrics.gauge(
             "followed_messages_ratio",
-            "Part of the messages told that was followed up: below 1, more were told than may be a second.",
-            lambda: figures.followed_ratio,
+            "Ratio of checked to published messages; below 1 when more are published than may be sampled per second.",
+            lambda: counts.followed_ratio,
         )
 
     def summary(self) -> dict[str, object]:
-        """For `/stats`."""
-        figures = self.figures
-        newest = figures.newest_inconsistency
+        """Return the numbers for `/stats`."""
+        counts = self.counts
+        newest = counts.newest_inconsistency
         return {
-            "told": figures.told,
-            "followed_ratio": round(figures.followed_ratio, 4),
-            "samples": figures.samples,
-            "looks": figures.looks,
-            "unanswered": figures.unanswered,
+            "published": counts.published,
+            "told": counts.published,  # the former name
+            "followed_ratio": round(counts.followed_ratio, 4),
+            "samples": counts.samples,
+            "looks": counts.looks,
+            "unanswered": counts.unanswered,
             "stale_after_seconds": {
-                f"{seconds:g}": stale
-                for seconds, stale in zip(self._settings.looks_seconds, figures.stale, strict=True)
+                f"{seconds:g}": stale for seconds, stale in zip(self._settings.looks_seconds, counts.stale, strict=True)
             },
-            "inconsistencies": figures.stale[-1],
-            "unresolved": figures.unresolved,
+            "inconsistencies": counts.stale[-1],
+            "unresolved": counts.unresolved,
             "seconds_since_inconsistency": None if newest is None else round(self._clock.monotonic() - newest, 1),
-            "nines": round(figures.consistency.nines, 2),
+            "nines": round(counts.consistency.nines, 2),
         }
 
 
-def _subject(message: Message) -> tuple[int, int, int]:
-    """Id, type (0: the object) and version; no version for what cannot be followed up: a bulk invalidation, or a change
-    of someone else's, whose version is told of in its turn."""
+def _subject(message: Message) -> _Subject:
+    """Return the key that a message changes.
+
+    The version is `NEVER_WRITTEN` for a message that cannot be checked: a bulk invalidation, or a foreign change,
+    whose version follows in a later message."""
     match message:
         case ObjectChange():
-            return message.id, 0, message.after
+            return _Subject(message.id, 0, message.after)
         case ObjectInvalidation():
-            return message.id, 0, message.version
+            return _Subject(message.id, 0, message.version)
         case ListChange():
-            return message.id1, message.atype, message.after
+            return _Subject(message.id1, message.atype, message.after)
         case ListInvalidation():
-            return message.id1, message.atype, message.version
+            return _Subject(message.id1, message.atype, message.version)
         case ShardInvalidation():
-            return 0, 0, NEVER_WRITTEN
+            return _Subject(0, 0, NEVER_WRITTEN)
 
 
 def _query_for(entry: pb.CachedEntry) -> Query:
@@ -382,12 +450,14 @@ def _query_for(entry: pb.CachedEntry) -> Query:
             return RangeQuery(entry.id, entry.atype, 0, header(entry.value)[2] + 1)
 
 
-def _is_stale(held: _Held, *, by_version_alone: bool) -> bool:
-    """Older than the message, or of the stored version with other content. What equals the database is right, even when
-    the message told of more: a write that was lost with its master."""
-    behind = version_of(held.entry.value) < held.sample.version
+def _is_stale(inspected: _Inspected, *, by_version_alone: bool) -> bool:
+    """Return whether the entry is older than the message, or has the stored version with other content.
+
+    An entry that equals the database is correct, even if the message had a higher version: that write was lost with
+    its master."""
+    behind = version_of(inspected.entry.value) < inspected.sample.version
     if by_version_alone:
         return behind
-    compare = compare_list if held.entry.kind == "list" else compare_value
-    verdict = compare(held.entry.value, held.stored)
+    compare = compare_list if inspected.entry.kind == "list" else compare_value
+    verdict = compare(inspected.entry.value, inspected.stored)
     return verdict is Verdict.DIFFERENT or (behind and verdict is not Verdict.EQUAL)

@@ -1,11 +1,10 @@
-"""Heartbeat rows on the masters (DESIGN.md §8).
+"""Write heartbeat rows to the master databases.
 
-A row with the time at which it was written travels the way of every commit: whoever meets it in a binlog has met all
-that was acknowledged before it, so an idle stream still proves how far it has come. Each leader writes one row per
-database, in the table of the lowest shard that it owns there; several leaders' rows do no harm, the newest counts. That
-a leader may have lost its shard meanwhile does none either: the row says something of the database's order of commits,
-and nothing of the shard.
-"""
+A row with the time at which it was written follows every commit through replication. A reader that meets it in a
+binlog has met everything that was acknowledged before it, so an idle stream still proves how fresh it is. Each
+leader writes one row per database, in the table of the lowest shard that it owns there. Rows of several leaders do
+no harm, because the newest counts. Neither does a row of a leader that has lost the shard meanwhile: the row says
+something about the database's order of commits, and nothing about the shard."""
 
 from __future__ import annotations
 
@@ -22,20 +21,23 @@ from tao.observability.logs import Logger
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSettings:
-    """How often the masters are told the time."""
+    """How often heartbeat rows are written."""
 
     interval_seconds: float = 1.0
-    """Between two rows of one database: what an idle region is known to be behind at most grows by this, and each row
+    """Between two rows of one database. The known staleness of an idle region grows by at most this, and each row
     costs the master one small commit."""
 
     timeout_seconds: float = 2.0
-    """For one row. A database that takes longer gets the next one when it has answered."""
+    """For one row. A slower database gets the next row once it has answered."""
 
 
 @dataclass(slots=True)
-class Beat:
-    """Of one database: the time in the newest row committed (0: none yet), and why the last one failed, or empty.
-    ``waits_for_replica``: so did commits there when that row was written; None before the first."""
+class HeartbeatStatus:
+    """The state of one database's heartbeats.
+
+    ``written_unix_ms``: the time in the newest committed row (0: none yet). ``trouble``: why the last row failed, or
+    empty. ``waits_for_replica``: whether commits waited for a replica when that row was written; None before the
+    first row."""
 
     written_unix_ms: int = 0
     trouble: str = ""
@@ -43,7 +45,7 @@ class Beat:
 
 
 class Heartbeats:
-    """The rows of one leader, one per database of which it owns a shard."""
+    """Writes the heartbeat rows of one leader, one per database of which it owns a shard."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Heartbeats:
         settings: HeartbeatSettings,
         log: Logger,
     ) -> None:
-        """``owned``: shards; ``database_of``: shard → name of its database."""
+        """``owned``: returns the owned shards. ``database_of``: returns the name of a shard's database."""
         self._name: Final = name
         self._store: Final = store
         self._owned: Final = owned
@@ -64,50 +66,51 @@ class Heartbeats:
         self._settings: Final = settings
         self._log: Final = log
         self._under_way: Final[dict[str, asyncio.Task[None]]] = {}
-        self.beats: Final[dict[str, Beat]] = {}
-        """By database, of those that this leader owns shards of."""
+        self.statuses: Final[dict[str, HeartbeatStatus]] = {}
+        """By name of the database, for databases of which this leader owns shards."""
 
     async def run(self) -> None:
-        """Until cancelled. Databases side by side: one that hangs keeps no other from its row."""
+        """Write heartbeats until cancelled, to all databases concurrently: one that hangs must not delay the others."""
         try:
             while True:
-                self._beat()
+                self._write_all()
                 await asyncio.sleep(self._settings.interval_seconds)
         finally:
             for task in tuple(self._under_way.values()):
                 task.cancel()
 
-    def _beat(self) -> None:
+    def _write_all(self) -> None:
         chosen: dict[str, int] = {}
         for shard in self._owned():
             database = self._database_of(shard)
             chosen[database] = min(shard, chosen.get(database, shard))
-        for gone in self.beats.keys() - chosen.keys():
-            del self.beats[gone]
+        for gone in self.statuses.keys() - chosen.keys():
+            del self.statuses[gone]
         for database, shard in chosen.items():
             if database not in self._under_way:
                 task = asyncio.create_task(self._write(database, shard), name=f"{self._name}: heartbeat {database}")
                 self._under_way[database] = task
-                task.add_done_callback(partial(self._over, database))
+                task.add_done_callback(partial(self._forget_task, database))
 
     async def _write(self, database: str, shard: int) -> None:
-        beat = self.beats.setdefault(database, Beat())
-        # Before the transaction begins: what is acknowledged by now is committed before it.
+        status = self.statuses.setdefault(database, HeartbeatStatus())
+        # The time is read before the transaction begins: everything acknowledged by then is committed before the row.
         now = self._clock.unix_ms()
         try:
-            beat.waits_for_replica = await self._store.write_heartbeat(
+            status.waits_for_replica = await self._store.write_heartbeat(
                 shard, self._name, now, timeout_seconds=self._settings.timeout_seconds
             )
         except TaoError as error:
-            # Read-only while another server is promoted, or away: said once, and tried again at the next beat.
-            if not beat.trouble:
+            # The database is read-only during a promotion, or unavailable. Log it once, and try again at the next
+            # heartbeat.
+            if not status.trouble:
                 self._log.warning("heartbeat_not_written", database=database, shard=shard, reason=error.message)
-            beat.trouble = error.message
-        except Exception as error:  # noqa: BLE001 - a row whose writing ended for a fault would be silence without a word
-            beat.trouble = repr(error)
+            status.trouble = error.message
+        except Exception as error:  # noqa: BLE001 - a bug must show up as trouble of this database
+            status.trouble = repr(error)
             self._log.exception("heartbeat_failed", database=database)
         else:
-            beat.written_unix_ms, beat.trouble = now, ""
+            status.written_unix_ms, status.trouble = now, ""
 
-    def _over(self, database: str, _: asyncio.Task[None]) -> None:
+    def _forget_task(self, database: str, _: asyncio.Task[None]) -> None:
         del self._under_way[database]

@@ -1,118 +1,118 @@
-"""Edges whose other side lies with another leader or on another database (DESIGN.md §6).
+"""Write edges whose other side belongs to another leader or another database.
 
-The coordinator - the leader of the smaller id's shard - commits its side together with an *intent*, has the other
-leader copy its rows, and removes the intent. The writes of a pair are one at a time until the copy is acknowledged or
-can no longer happen; so an older copy never overtakes a newer one. What is left open by a failure stays as an intent,
-which the next write of the pair or the repair loop settles from the coordinator's rows as they are then.
-"""
+The coordinator, which is the leader of the smaller id's shard, commits its side together with an *intent*. It then
+has the other leader copy its rows, and removes the intent. Only one write of a pair runs at a time, until the copy
+is acknowledged or can no longer happen; so an older copy never overtakes a newer one. A failure leaves the intent.
+The next write of the pair or the repair loop settles it from the coordinator's rows as they are then."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tao.leader.other_leaders import Deposed, OtherLeaders, may_be_under_way, unknown_of
 from tao.leader.ownership import Ownership
-from tao.leader.pair_queue import Hold, PairQueue
-from tao.leader.transaction_ends import first_half, second_half
+from tao.leader.remote_inverses import Deposed, OtherLeaders, may_still_be_written, unknown_outcome_of
 from tao.leader.write_path import WritePath, Written, forget_intent_of
 from tao.model.changes import ShardMessages
 from tao.model.edge_block import decode_block
 from tao.model.errors import (
     DatabaseDown,
+    DeadlineExceeded,
     Fenced,
     MasterReadOnly,
     NotMine,
     OutcomeUnknown,
+    Overloaded,
     RequestError,
     RetryableError,
     TaoError,
 )
 from tao.model.graph import Edge, EdgeKey
 from tao.model.ids import SHARD_SHIFT
-from tao.model.ports import Clock, ReadStore, WriteStore
+from tao.model.ports import ReadStore, WriteStore
 from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
-from tao.observability.logs import Logger
-from tao.planning.coordination import names_far_side
-from tao.planning.write_plan import coordinator_edges_of, coordinator_side, settle_writes
-from tao.schema.registry import Schema
+from tao.planning.coordination import coordinator_side, names_far_side
+from tao.planning.draft import coordinator_edges_of, settle_writes
+from tao.serving.context import ServerContext
 
 MAX_STUCK: Final = 1_000
-"""Intents remembered as not to be settled just now; more than that are tried again and again instead."""
+"""Intents remembered as impossible to settle just now. Further ones are retried with every look."""
 
 _PAUSE_SECONDS: Final = 0.05
-"""Before the other side is asked for again, however quickly it was refused; it doubles, up to ten of these."""
+"""Pause before the first retry at the other side, even after an immediate refusal. It doubles, up to ten times this."""
 
 
 @dataclass(frozen=True, slots=True)
 class InverseSettings:
-    """Bounds of pair writes."""
+    """Bounds of writes of pairs."""
 
     settle_timeout_seconds: float = 2.0
-    """For one try of the other leader's side at most: less when the writer waits for less, so that it hears what
-    happened. A writer who named the coordinator's side waits for one; who named the other for as many as it takes."""
+    """Maximum for one attempt at the other leader. It is less when the writer's deadline is nearer, so that the
+    writer learns the outcome. A writer that named the coordinator's side waits for one attempt, one that named the
+    far side for as many as it takes."""
 
     settle_linger_seconds: float = 5.0
-    """How long a copy that was not acknowledged may still be under way after its deadline: the bound on the other
-    leader's transaction, and some. The pair is not written meanwhile."""
+    """How long an unacknowledged copy may still be executing after its deadline: the bound on the other leader's
+    transaction, and a margin. The pair is not written meanwhile."""
 
     max_waiting_per_pair: int = 256
-    """Writes of one pair that wait for each other."""
+    """Writes of one pair that may wait for each other."""
 
     repair_seconds: float = 2.0
-    """Between two looks for intents left over."""
+    """Interval between two looks for leftover intents."""
 
     repair_age_seconds: float = 10.0
-    """An intent younger than this is taken to be under way: above the deadlines of all that writing one involves."""
+    """Age above which an intent counts as left over. It exceeds the deadlines of all steps of a write, so a younger
+    intent may still be in progress."""
 
     repair_batch: int = 100
-    """Intents settled in one look; the rest waits for the next."""
+    """Intents settled in one look; the others wait for the next look."""
 
 
 class InversePath:
-    """Writes of any kind, with the mirrors that they owe."""
+    """Executes writes of any kind, including the mirrors of edges."""
 
     def __init__(
         self,
+        context: ServerContext,
+        settings: InverseSettings,
         writes: WritePath,
         ownership: Ownership,
         others: OtherLeaders,
         read_store: ReadStore,
         write_store: WriteStore,
-        schema: Callable[[], Schema],
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        settings: InverseSettings,
-        log: Logger,
     ) -> None:
         self._writes: Final = writes
         self._ownership: Final = ownership
         self._others: Final = others
         self._read_store: Final = read_store
         self._write_store: Final = write_store
-        self._schema: Final = schema
-        self._clock: Final = clock
-        self._spawn: Final = spawn
+        self._configuration: Final = context.configuration
+        self._clock: Final = context.clock
+        self._spawn: Final = context.spawn_as("inverse")
         self._settings: Final = settings
-        self._log: Final = log
-        self._pairs: Final = PairQueue(settings.max_waiting_per_pair)
+        self._log: Final = context.log
+        self._pairs: Final = PairLocks(settings.max_waiting_per_pair)
         self._stuck: dict[IntentKey, float] = {}
         self.settled_later = 0
         self.left_pending = 0
 
     @property
     def pairs_held(self) -> int:
-        """Pairs being written now."""
+        """Return the number of pairs being written now."""
         return len(self._pairs)
 
     async def write(self, write: Write, deadline: float, *, sub_write: bool = False) -> tuple[Written, bool]:
-        """Do a checked write. The second value says that the inverse is still pending. Raises as `WritePath.commit`."""
-        ids = coordinator_side(write, self._schema())
+        """Execute a checked write.
+
+        Returns the result, and whether the inverse is still pending. Raises as `WritePath.commit`."""
+        ids = coordinator_side(write, self._configuration.schema)
         if ids is None:
             return await self._writes.commit(write, deadline, both_sides=True, sub_write=sub_write), False
         pair = IntentKey(*ids)
@@ -121,45 +121,48 @@ class InversePath:
                 written = await self._writes.commit(write, deadline, both_sides=True)
             if written.intent is None:
                 return written, False
-            # An intent from before covers more than was read here, so this write is done at one side only, too.
-            insists = names_far_side(write, self._schema())
-            return written, not await self._settle_found(written, deadline, insists=insists)
-        insists = names_far_side(write, self._schema())
-        async with self._held(pair, deadline - self._clock.monotonic(), insists=insists) as hold:
+            # An earlier intent covers more than was read here, so this write, too, is executed at one side only.
+            needs_far_side = names_far_side(write, self._configuration.schema)
+            return written, not await self._settle_found(written, deadline, needs_far_side=needs_far_side)
+        needs_far_side = names_far_side(write, self._configuration.schema)
+        async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
             if isinstance(write, AssocChangeType) and self._changes_far_side(write, pair):
                 return await self._change_far_side(write, deadline, hold)
             return await self._commit_and_settle(write, deadline, hold)
 
-    async def _settle_found(self, written: Written, deadline: float, *, insists: bool) -> bool:
+    async def _settle_found(self, written: Written, deadline: float, *, needs_far_side: bool) -> bool:
         intent = written.intent
-        assert intent is not None, "asked only for what is owed"
+        assert intent is not None, "only called for a write with an intent"
         rest = Written(written.outcome, intent=intent)
         pair = IntentKey(intent.low_id, intent.high_id)
         try:
-            async with self._held(pair, deadline - self._clock.monotonic(), insists=insists) as hold:
+            async with self._held(pair, deadline - self._clock.monotonic(), needs_far_side=needs_far_side) as hold:
                 settled = await self._settle(rest, hold)
         except RetryableError as error:
-            # Others write the pair until the deadline; they meet the intent as well.
+            # Other writes hold the pair until the deadline. They will meet the intent as well.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             return False
         written.messages.extend(rest.messages)
         return settled
 
     def _changes_far_side(self, write: AssocChangeType, pair: IntentKey) -> bool:
-        """Whether the edge changes between a type with an inverse and one without, and lies at the other leader: what
-        is then owed there is not a mirror of the coordinator's rows, so no intent can say it."""
-        schema = self._schema()
+        """Return whether the edge changes between a type with an inverse and one without, and is stored at the other
+        leader.
+
+        The row to change there is then not a mirror of the coordinator's rows, so no intent can express it."""
+        schema = self._configuration.schema
         paired = (schema.atype(write.atype).inverse is not None, schema.atype(write.new_atype).inverse is not None)
         return paired[0] != paired[1] and write.id1 == pair.high_id
 
-    async def _change_far_side(self, write: AssocChangeType, deadline: float, hold: Hold) -> tuple[Written, bool]:
-        """Add under the new type first, then delete under the old one: a failure in between leaves both, and the same
-        write done again ends it. The edge is never lost."""
-        schema = self._schema()
+    async def _change_far_side(self, write: AssocChangeType, deadline: float, hold: PairHold) -> tuple[Written, bool]:
+        """Add the edge under the new type, then delete it under the old one.
+
+        A failure in between leaves both edges, and repeating the write completes it. The edge is never lost."""
+        schema = self._configuration.schema
         old, new = schema.atype(write.atype), schema.atype(write.new_atype)
         coordinator = self._coordinator(IntentKey(write.id2, write.id1))
         key = EdgeKey(write.id1, old.number, write.id2)
-        # Of a pair the coordinator's row is the truth; an edge without inverse has only its own.
+        # The coordinator's row of a pair is authoritative; an edge without inverse has only its own row.
         at = key if old.inverse is None else EdgeKey(write.id2, old.inverse, write.id1)
         edge = (await self._read_edges([at])).get(at)
         if edge is None:
@@ -168,38 +171,42 @@ class InversePath:
         self._writes.check(added)
         if old.inverse is None:
             written, pending = await self._commit_and_settle(added, deadline, hold)
-            rest = SettleEdge(key.id1, key.atype, key.id2, present=False)
-            with second_half():
-                told = await self._settle_there(key.id1 >> SHARD_SHIFT, (rest,), coordinator, hold)
+            removal = SettleEdge(key.id1, key.atype, key.id2, present=False)
+            with after_first_commit():
+                messages = await self._settle_there(key.id1 >> SHARD_SHIFT, (removal,), coordinator, hold)
         else:
             far = SettleEdge(write.id1, new.number, write.id2, present=True, time=edge.time, data=edge.data)
-            with first_half(hold):
-                told = await self._settle_there(key.id1 >> SHARD_SHIFT, (far,), coordinator, hold)
+            with before_first_commit(hold):
+                messages = await self._settle_there(key.id1 >> SHARD_SHIFT, (far,), coordinator, hold)
             deletion = AssocDelete(write.id1, old.number, write.id2)
-            with second_half():
+            with after_first_commit():
                 written, pending = await self._commit_and_settle(deletion, deadline, hold)
-        written.messages.extend(told)
+        written.messages.extend(messages)
+        # The outcome of the whole change replaces that of one of its two commits.
         written.outcome = WriteOutcome(found=True)
         return written, pending
 
     def _coordinator(self, pair: IntentKey) -> Coordinator:
-        """Under which ownership this leader coordinates the pair. Raises `NotMine`."""
+        """Return the ownership under which this leader coordinates the pair. Raises `NotMine`."""
         row = self._ownership.row(pair.low_id >> SHARD_SHIFT)
         return Coordinator(row.shard, row.generation)
 
-    def _far_side_seconds(self, hold: Hold) -> float:
-        """What is committed here is to be acknowledged in time, with its mirror or without."""
+    def _far_side_seconds(self, hold: PairHold) -> float:
+        """Return the timeout of one attempt: a write committed here must be acknowledged in time, with its mirror or
+        without."""
         return min(self._patience_seconds(hold), self._settings.settle_timeout_seconds)
 
-    def _patience_seconds(self, hold: Hold) -> float:
-        """For shards that change hands, when nothing is under way at anybody: as long as the writer waits. When it
-        waits no longer there is no hurry."""
+    def _patience_seconds(self, hold: PairHold) -> float:
+        """Return how long to wait for a shard that changes hands, when no copy is in progress anywhere.
+
+        That is as long as the writer waits. Once the writer no longer waits, it is the timeout of one attempt."""
         left = hold.deadline - self._clock.monotonic()
         return left if left > 0 else self._settings.settle_timeout_seconds
 
-    async def _commit_and_settle(self, write: Write, deadline: float, hold: Hold) -> tuple[Written, bool]:
-        """The coordinator's side, then its mirror. The second value says that the inverse is still pending."""
-        ids = coordinator_side(write, self._schema())
+    async def _commit_and_settle(self, write: Write, deadline: float, hold: PairHold) -> tuple[Written, bool]:
+        """Commit the coordinator's side, then write its mirror. Returns the result, and whether the inverse is
+        pending."""
+        ids = coordinator_side(write, self._configuration.schema)
         assert ids is not None, "only writes of pairs have a mirror"
         coordinator = self._coordinator(IntentKey(*ids))
         written = await self._writes.commit(write, deadline, both_sides=False)
@@ -208,62 +215,73 @@ class InversePath:
         return written, not await self._settle(written, hold, coordinator)
 
     @asynccontextmanager
-    async def _held(self, pair: IntentKey, timeout_seconds: float, *, insists: bool = False) -> AsyncIterator[Hold]:
-        hold = Hold(self._clock.monotonic() + timeout_seconds, insists=insists)
+    async def _held(
+        self, pair: IntentKey, timeout_seconds: float, *, needs_far_side: bool = False
+    ) -> AsyncIterator[PairHold]:
+        hold = PairHold(self._clock.monotonic() + timeout_seconds, needs_far_side=needs_far_side)
         await self._pairs.acquire(pair, timeout_seconds)
         try:
             yield hold
         finally:
-            if hold.until is None:
+            if hold.release_at is None:
                 self._pairs.release(pair)
             else:
-                # By a timer, which nothing can refuse: a task may be one too many, and the pair held for ever.
-                left = max(0.0, hold.until - self._clock.monotonic())
+                # A timer cannot be refused. A task could be, by the bound on tasks, and the pair would be held for
+                # ever.
+                left = max(0.0, hold.release_at - self._clock.monotonic())
                 asyncio.get_running_loop().call_later(left, self._pairs.release, pair)
 
-    def _start(self, job: Coroutine[Any, Any, None]) -> None:
-        """Do what can also be left to the repair loop: it must not fail a write that is committed."""
+    def _spawn_optional(self, job: Coroutine[Any, Any, None]) -> None:
+        """Start work that the repair loop can do as well: a failure to start it must not fail a committed write."""
         try:
             self._spawn(job)
         except TaoError as error:
-            self._log.warning("left_to_repair", reason=error.message)
+            self._log.warning("work_left_to_repair", reason=error.message)
 
     async def _settle(
-        self, written: Written, hold: Hold, coordinator: Coordinator | None = None, *, hands_over: bool = True
+        self, written: Written, hold: PairHold, coordinator: Coordinator | None = None, *, hands_over: bool = True
     ) -> bool:
-        """Write the mirror. On failure the intent stays, and the pair is held until no copy can still be under way.
-        ``coordinator``: the ownership under which what is copied was written; None: it is read under the present one.
-        ``hands_over``: when the shard has changed hands since, its owner is asked to do it, so that a planned change
-        leaves nobody in the dark."""
+        """Write the mirror; return whether it is written.
+
+        On failure the intent stays, and the pair is held until no copy can still be in progress. ``coordinator``:
+        the ownership under which the rows to copy were committed; None: read them under the present ownership.
+        ``hands_over``: if the shard has changed hands since, ask its new owner to settle the pair, so that a planned
+        change of owners leaves no inverse pending."""
         intent = written.intent
-        assert intent is not None, "asked only for what is owed"
+        assert intent is not None, "only called for a write with an intent"
         try:
-            told, is_owner = await self._pay(intent, written.settles, hold, coordinator, hands_over=hands_over)
+            messages, is_owner = await self._write_mirror(
+                intent, written.settles, hold, coordinator, hands_over=hands_over
+            )
         except RequestError as error:
-            self._log.error("settle_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
+            self._log.error(
+                "intent_settlement_refused", low_id=intent.low_id, high_id=intent.high_id, reason=error.message
+            )
             self.left_pending += 1
             return False
         except TaoError as error:
             self._log.warning("inverse_pending", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
             self.left_pending += 1
-            if may_be_under_way(error):
+            if may_still_be_written(error):
                 self._linger(hold)
             return False
-        written.messages.extend(told)
+        written.messages.extend(messages)
         if is_owner:
-            self._start(self._forget(intent))
+            self._spawn_optional(self._forget(intent))
         return True
 
-    async def _pay(
+    async def _write_mirror(
         self,
         intent: IntentRow,
         settles: tuple[SettleEdge, ...] | None,
-        hold: Hold,
+        hold: PairHold,
         coordinator: Coordinator | None,
         *,
         hands_over: bool,
     ) -> tuple[list[ShardMessages], bool]:
-        """Write the mirror, or have it written. The second value says that the intent is this leader's to remove."""
+        """Write the mirror here, or have the new owner write it.
+
+        Returns the messages for caches, and whether this leader has to remove the intent."""
         while True:
             try:
                 return await self._copy(intent, settles, hold, coordinator), True
@@ -273,27 +291,32 @@ class InversePath:
             try:
                 return await self._others.hand_over(intent, self._patience_seconds(hold)), False
             except Deposed:
-                # This leader takes it anew, as after a commit of unknown outcome: then by the rows as they are then.
+                # This leader is taking the shard again, as after a commit of unknown outcome. Then settle by the rows
+                # as they are then.
                 if not self._is_waited_for(hold):
                     raise
             settles = coordinator = None
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _copy(
-        self, intent: IntentRow, settles: tuple[SettleEdge, ...] | None, hold: Hold, coordinator: Coordinator | None
+        self, intent: IntentRow, settles: tuple[SettleEdge, ...] | None, hold: PairHold, coordinator: Coordinator | None
     ) -> list[ShardMessages]:
         present = self._coordinator(IntentKey(intent.low_id, intent.high_id))
         if coordinator not in (None, present):
-            raise Deposed(f"shard {present.shard} has changed hands since; its owner settles the intent")
+            raise Deposed(f"another leader owns shard {present.shard} now and settles the intent")
         if settles is None:
-            settles = tuple(settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._schema()))
+            settles = tuple(
+                settle_writes(intent, await self._read_edges(coordinator_edges_of(intent)), self._configuration.schema)
+            )
         return await self._settle_there(intent.high_id >> SHARD_SHIFT, settles, present, hold)
 
     async def _settle_there(
-        self, shard: int, settles: tuple[SettleEdge, ...], coordinator: Coordinator, hold: Hold
+        self, shard: int, settles: tuple[SettleEdge, ...], coordinator: Coordinator, hold: PairHold
     ) -> list[ShardMessages]:
-        """The other leader's side. That shard, or its database, may be changing hands, and nothing is under way: who
-        has it next will be there in a moment. Any other failure is for repair to mend, unless the writer insists."""
+        """Have the other leader write the far side.
+
+        When that shard or its database is changing hands, no copy is in progress and the next owner will answer
+        soon, so the request is retried. Any other failure is left to repair, unless the writer needs the far side."""
         pause = _PAUSE_SECONDS
         while True:
             try:
@@ -301,29 +324,29 @@ class InversePath:
             except (Deposed, DatabaseDown):
                 raise
             except (RetryableError, OutcomeUnknown) as error:
-                hold.unknown = unknown_of(error) or hold.unknown
-                if may_be_under_way(error):
-                    # Once more does no harm while the pair is held: it is the same copy. The next write's would be
-                    # another, which this one must not overtake.
+                hold.unknown_outcome = unknown_outcome_of(error) or hold.unknown_outcome
+                if may_still_be_written(error):
+                    # Repeating the same copy while the pair is held does no harm. The next write's copy would be
+                    # another one, which this one must not overtake.
                     self._linger(hold)
                 is_moving = isinstance(error, (NotMine, Fenced, MasterReadOnly))
-                if not (is_moving or hold.insists) or not self._is_waited_for(hold, pause):
+                if not (is_moving or hold.needs_far_side) or not self._is_waited_for(hold, pause):
                     raise
             await asyncio.sleep(pause)
             pause = min(2 * pause, 10 * _PAUSE_SECONDS)
 
-    def _is_waited_for(self, hold: Hold, pause_seconds: float = _PAUSE_SECONDS) -> bool:
-        """Whether the writer waits for another try."""
+    def _is_waited_for(self, hold: PairHold, pause_seconds: float = _PAUSE_SECONDS) -> bool:
+        """Return whether the writer waits long enough for another attempt."""
         return hold.deadline - self._clock.monotonic() > pause_seconds
 
-    def _linger(self, hold: Hold) -> None:
-        """A copy is not known not to have been written: the other leader may have begun with it at the last moment of
-        its deadline."""
+    def _linger(self, hold: PairHold) -> None:
+        """Keep the pair held after a copy whose outcome is unknown: the other leader may have begun it at the last
+        moment of its deadline."""
         settings = self._settings
-        hold.until = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
+        hold.release_at = self._clock.monotonic() + settings.settle_timeout_seconds + settings.settle_linger_seconds
 
     def _coordinates(self, intent: IntentRow, coordinator: Coordinator | None) -> bool:
-        """Whether the pair is still this leader's; then it was the other side that did not answer."""
+        """Return whether this leader still owns the pair; then it was the other side that did not answer."""
         row = self._ownership.owned.get(intent.low_id >> SHARD_SHIFT)
         return row is not None and (coordinator is None or row.generation == coordinator.generation)
 
@@ -332,11 +355,11 @@ class InversePath:
         try:
             await self._writes.commit(forget_intent_of(intent), deadline, both_sides=False, sub_write=True)
         except TaoError as error:
-            # Harmless: the intent is settled once more by repair.
+            # Harmless: repair settles the intent once more.
             self._log.info("intent_not_forgotten", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
 
     async def _read_edges(self, keys: Sequence[EdgeKey]) -> dict[EdgeKey, Edge]:
-        """These rows as they are now, read from the master database."""
+        """Read the current rows of these edges from the master database."""
         read = await self._read_store.read(
             [EdgesQuery(key.id1, key.atype, (key.id2,)) for key in keys],
             critical=True,
@@ -345,40 +368,42 @@ class InversePath:
         return {key: edge for key, block in zip(keys, read.values, strict=True) for edge in decode_block(block)}
 
     async def settle_pair(self, intent: IntentRow) -> list[ShardMessages] | None:
-        """Copy the coordinator's rows of a pair to its other side, and forget the intent. Returns what caches were
-        told; None: it was not done. Raises `Overloaded` or `DeadlineExceeded` when the pair's turn does not come."""
-        pair = IntentKey(intent.low_id, intent.high_id)
-        owed = Written(WriteOutcome(), intent=intent)
-        async with self._held(pair, self._settings.repair_age_seconds) as hold:
-            return owed.messages if await self._settle(owed, hold, hands_over=False) else None
+        """Copy the coordinator's rows of a pair to its other side, and forget the intent.
 
-    async def _settle_left_over(self, intent: IntentRow) -> None:
+        Returns the messages for caches, or None when the pair could not be settled. Raises `Overloaded` or
+        `DeadlineExceeded` when the pair stays busy."""
+        pair = IntentKey(intent.low_id, intent.high_id)
+        pending = Written(WriteOutcome(), intent=intent)
+        async with self._held(pair, self._settings.repair_age_seconds) as hold:
+            return pending.messages if await self._settle(pending, hold, hands_over=False) else None
+
+    async def _settle_leftover(self, intent: IntentRow) -> None:
         try:
             if await self.settle_pair(intent) is not None:
                 self.settled_later += 1
                 return
         except TaoError as error:
-            # The intent stands, and is met again.
+            # The intent stays, and the next look finds it.
             self._log.info("intent_not_settled", low_id=intent.low_id, high_id=intent.high_id, reason=error.message)
         if len(self._stuck) < MAX_STUCK:
             until = self._clock.monotonic() + self._settings.repair_age_seconds
             self._stuck[IntentKey(intent.low_id, intent.high_id)] = until
 
     async def repair(self) -> None:
-        """Settle intents that were left over, until cancelled."""
+        """Settle leftover intents, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.repair_seconds)
-            # A full look is followed by the next at once, as long as that gets anywhere.
+            # A full batch is followed by the next look at once, as long as intents get settled.
             while await self._settle_old() == self._settings.repair_batch:
                 pass
 
     async def _settle_old(self) -> int:
-        """Settle the oldest intents, side by side; returns how many were."""
+        """Settle the oldest intents of every database concurrently; return how many were settled."""
         by_server: dict[str, list[int]] = {}
         for shard, row in self._ownership.owned.items():
             by_server.setdefault(row.master_server, []).append(shard)
         settled = self.settled_later
-        # Each database by itself: one that is away must not keep the others' intents waiting.
+        # Databases are handled concurrently: one that is unavailable must not delay the intents of the others.
         await asyncio.gather(*(self._settle_of_server(shards) for shards in by_server.values()))
         return self.settled_later - settled
 
@@ -387,13 +412,146 @@ class InversePath:
         now = self._clock.monotonic()
         self._stuck = {pair: until for pair, until in self._stuck.items() if until > now}
         try:
-            # Those that could not be settled lately are passed over for a while, or they would hide all newer ones.
+            # Intents that recently could not be settled are skipped for a while, or they would hide all newer ones.
             intents = await self._write_store.old_intents(
                 shards, before_unix_ms=before, limit=self._settings.repair_batch + len(self._stuck)
             )
         except TaoError as error:
-            self._log.warning("intents_unread", reason=error.message)
+            self._log.warning("intents_not_read", reason=error.message)
             return
         pairs = [(IntentKey(intent.low_id, intent.high_id), intent) for intent in intents]
         free = [intent for pair, intent in pairs if pair not in self._stuck and not self._pairs.holds(pair)]
-        await asyncio.gather(*(self._settle_left_over(intent) for intent in free[: self._settings.repair_batch]))
+        await asyncio.gather(*(self._settle_leftover(intent) for intent in free[: self._settings.repair_batch]))
+
+
+class PairLocks:
+    """Fair mutual exclusion per pair of ids. It uses memory only for pairs being written.
+
+    Writes of both sides in one transaction *share* a pair, because the commit lanes serialise them. A copy from one
+    side to the other holds the pair exclusively: otherwise the far side would undo a shared write that was committed
+    between the copy's read and its write."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting: Final = max_waiting
+        self._held: dict[IntentKey, deque[asyncio.Future[None]]] = {}
+        self._shared: dict[IntentKey, int] = {}
+        self._drained: dict[IntentKey, asyncio.Future[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def holds(self, pair: IntentKey) -> bool:
+        """Return whether the pair is held exclusively."""
+        return pair in self._held
+
+    async def acquire(self, pair: IntentKey, timeout_seconds: float) -> None:
+        """Hold the pair exclusively.
+
+        Raises `Overloaded` when too many writes wait for it, `DeadlineExceeded` when it does not become free in
+        time."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._turn(pair)
+                if pair in self._shared:
+                    await self._drain(pair)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"other writes of the edges between {pair.low_id} and {pair.high_id} lasted until the deadline"
+            ) from None
+
+    async def _turn(self, pair: IntentKey) -> None:
+        queue = self._held.get(pair)
+        if queue is None:
+            self._held[pair] = deque()
+            return
+        if len(queue) >= self._max_waiting:
+            raise Overloaded(f"{len(queue)} writes wait for the edges between {pair.low_id} and {pair.high_id}")
+        turn = asyncio.get_running_loop().create_future()
+        queue.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(pair)
+            raise
+
+    async def _drain(self, pair: IntentKey) -> None:
+        drained = self._drained[pair] = asyncio.get_running_loop().create_future()
+        try:
+            await drained
+        except asyncio.CancelledError:
+            self._drained.pop(pair, None)
+            self.release(pair)
+            raise
+
+    @contextmanager
+    def shared(self, pair: IntentKey) -> Iterator[None]:
+        """Share the pair. The caller must have checked that no write `holds` it."""
+        self._shared[pair] = self._shared.get(pair, 0) + 1
+        try:
+            yield
+        finally:
+            self._shared[pair] -= 1
+            if not self._shared[pair]:
+                del self._shared[pair]
+                drained = self._drained.pop(pair, None)
+                if drained is not None and not drained.done():
+                    drained.set_result(None)
+
+    def release(self, pair: IntentKey) -> None:
+        """Pass the pair to the next waiting write, or free it."""
+        queue = self._held[pair]
+        while queue:
+            turn = queue.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._held[pair]
+
+
+class PairHold:
+    """A pair that one write holds.
+
+    ``deadline``: the time until which the writer waits. ``needs_far_side``: the writer named the far side, so the
+    write must not be acknowledged before that side has it. ``release_at``: keep the pair held until this time,
+    because a copy may still be in progress. ``unknown_outcome``: the error of a copy that may have been written,
+    whatever the outcome of later copies."""
+
+    __slots__ = ("deadline", "needs_far_side", "release_at", "unknown_outcome")
+
+    def __init__(self, deadline: float, *, needs_far_side: bool = False) -> None:
+        self.deadline = deadline
+        self.needs_far_side = needs_far_side
+        self.release_at: float | None = None
+        self.unknown_outcome: OutcomeUnknown | None = None
+
+
+@contextmanager
+def before_first_commit(hold: PairHold) -> Iterator[None]:
+    """Translate failures of a copy before which nothing is committed.
+
+    A refused last attempt does not mean that nothing was written if an earlier attempt has an unknown outcome. A
+    deposed coordinator reports that it is deposed; its successor completes the write."""
+    try:
+        yield
+    except Deposed:
+        raise
+    except RetryableError as error:
+        unknown = unknown_outcome_of(error) or hold.unknown_outcome
+        if unknown is None:
+            raise
+        raise unknown from error
+
+
+@contextmanager
+def after_first_commit() -> Iterator[None]:
+    """Translate failures of the second of two commits: they no longer mean that nothing was written."""
+    try:
+        yield
+    except OutcomeUnknown:
+        raise
+    except TaoError as error:
+        raise OutcomeUnknown(
+            f"the edge was added under its new type and still exists under the old one ({error.message}); "
+            "repeat the change"
+        ) from error

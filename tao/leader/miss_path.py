@@ -1,12 +1,11 @@
-"""Where a leader's misses go when the shard is mastered in another region (DESIGN.md §8).
+"""Choose the source of a leader's misses by the region that masters the shard.
 
-To the region's replica first: a read must not cross an ocean. But a cache may have heard of a version that the replica
-does not have yet - from a write forwarded through here, from a message, from a reader's token - and then the replica's
-answer would take a value back in time. What is known decides, and the master region is asked instead.
+A shard mastered in another region is read from this region's replica first, so that a read need not cross an ocean. But
+a cache may know of a version that the replica does not have yet, from a forwarded write, a message or a reader's token.
+Then the replica's answer would take a value back in time, and the query goes to the master region instead.
 
-A critical read goes to the master region's leader, and where none is there to be asked, or it is silent, to its
-database: what it needs is the master.
-"""
+A critical read goes to the master region's leader. If there is none to be asked, or it is silent, the read goes to
+its database: a critical read needs the master."""
 
 from __future__ import annotations
 
@@ -28,8 +27,9 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.queries import Fetched, Query, shard_of
+from tao.model.settings import renamed
 from tao.serving.database_source import DatabaseSource
-from tao.serving.fill_source import Take, fetched, give, wait_for
+from tao.serving.fetch_source import Take, deliver, deliver_from_task, fetch_and_wait
 from tao.serving.remote_source import RemoteSource
 
 
@@ -37,17 +37,18 @@ from tao.serving.remote_source import RemoteSource
 class ReplicaSettings:
     """How the region's replica is read."""
 
-    patience_seconds: float = 1.0
-    """How long it may take before the master region is asked, and its leader by a critical read before its database is.
-    Misses take milliseconds, and going there a round trip: a replica that hangs costs this, until it is marked down."""
+    fallback_seconds: float = renamed(1.0, formerly="patience_seconds")
+    """How long the replica may take before the master region is asked, and how long the master region's leader may
+    take with a critical read before its database is asked. Misses take milliseconds, and the way to the master
+    region a round trip. So a replica that hangs costs this delay, until it is marked down."""
 
-    max_spread: int = 64
+    max_fallbacks: int = renamed(64, formerly="max_spread")
     """Queries at a time that go to the master region because the replica was slow, or to its database because its
-    leader was. A replica that has more to do than it can must not take the master region with it."""
+    leader was. An overloaded replica must not overload the master region."""
 
 
 class RegionSource:
-    """The `FillSource` of a leader, whatever the shard's master region is."""
+    """The `FetchSource` of a leader, for shards of every master region."""
 
     def __init__(
         self,
@@ -59,9 +60,10 @@ class RegionSource:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         settings: ReplicaSettings,
     ) -> None:
-        """``master`` reads the region's own server, critically that of any master region; it waits for rows that are
-        about to become visible. ``replica``, which may be behind for seconds, only for as long as that commonly takes.
-        ``replica_is_down``: shard → whether the topology says so."""
+        """``master``: reads the region's own server, and for critical reads the server of any master region. It
+        waits for rows that are about to become visible. ``replica``: reads the replica, which may be seconds behind,
+        and waits only for its usual lag. ``replica_is_down``: returns whether the topology marks the shard's replica
+        as down."""
         self._master: Final = master
         self._replica: Final = replica
         self._master_region: Final = master_region
@@ -70,23 +72,23 @@ class RegionSource:
         self._spawn: Final = spawn
         self._settings: Final = settings
         self._now: Final = asyncio.get_running_loop().time
-        self._spread = 0
-        self.sent_away = 0
+        self._diverted = 0
+        self.sent_to_master_region = 0
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        """As `tao.serving.fill_source.FillSource`."""
+        """See `tao.serving.fetch_source.FetchSource`."""
         shard = shard_of(query)
         if self._is_mastered_here(shard):
             self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)
             return
         until = self._now() + timeout_seconds
         if critical:
-            wait_for(self._spawn, self._fetch_critically(query, minimum, until), take)
+            deliver_from_task(self._spawn, self._fetch_critical(query, minimum, until), take)
         elif self._replica_is_down(shard):
-            wait_for(self._spawn, self._fetch_away(query, minimum, until), take)
+            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until), take)
         else:
-            # Where there is another way, a replica that hangs must leave time for it.
-            seconds = min(self._settings.patience_seconds, timeout_seconds)
+            # The master region is an alternative, so a replica that hangs must leave time for it.
+            seconds = min(self._settings.fallback_seconds, timeout_seconds)
             take_from_replica = partial(self._take_from_replica, query, minimum, until, take)
             self._replica.fetch(query, minimum, take_from_replica, critical=False, timeout_seconds=seconds)
 
@@ -94,49 +96,52 @@ class RegionSource:
         self, query: Query, minimum: int, until: float, take: Take, answer: Fetched | TaoError
     ) -> None:
         if isinstance(answer, StaleRead | Unavailable | OperatorError | InternalError):
-            # Behind what is known here, or away, or without its tables or rights, as one that is being seeded: the
-            # master region has it.
-            wait_for(self._spawn, self._fetch_away(query, minimum, until), take)
-        elif isinstance(answer, DeadlineExceeded) and self._spread < self._settings.max_spread:
-            # It hangs, or has more to do than it can: a little of that may go elsewhere, and not all of it.
-            self._spread += 1
-            wait_for(self._spawn, self._fetch_away(query, minimum, until), partial(self._take_spread, take))
+            # The replica is behind a known version, unavailable, or lacks tables or rights while it is being seeded.
+            # Ask the master region.
+            deliver_from_task(self._spawn, self._fetch_from_master_region(query, minimum, until), take)
+        elif isinstance(answer, DeadlineExceeded) and self._diverted < self._settings.max_fallbacks:
+            # The replica hangs or is overloaded. Only a bounded share of its queries may go to the master region.
+            self._diverted += 1
+            deliver_from_task(
+                self._spawn, self._fetch_from_master_region(query, minimum, until), partial(self._take_diverted, take)
+            )
         else:
             take(answer)
 
-    def _take_spread(self, take: Take, answer: Fetched | TaoError) -> None:
-        self._spread -= 1
-        give(take, answer)
+    def _take_diverted(self, take: Take, answer: Fetched | TaoError) -> None:
+        self._diverted -= 1
+        deliver(take, answer)
 
-    async def _fetch_critically(self, query: Query, minimum: int, until: float) -> Fetched:
-        # A leader that has stopped in the middle, or is starting, must leave time for the other way.
-        seconds = min(self._settings.patience_seconds, until - self._now())
+    async def _fetch_critical(self, query: Query, minimum: int, until: float) -> Fetched:
+        # A leader that has stopped in the middle, or is starting, must leave time for the database.
+        seconds = min(self._settings.fallback_seconds, until - self._now())
         try:
-            return await fetched(self._master_region, query, minimum, critical=True, timeout_seconds=seconds)
+            return await fetch_and_wait(self._master_region, query, minimum, critical=True, timeout_seconds=seconds)
         except DatabaseDown:
             raise
-        except (NotMine, Unavailable, DeadlineExceeded) as away:
-            is_late = isinstance(away, DeadlineExceeded)
-            if is_late and self._spread >= self._settings.max_spread:
+        except (NotMine, Unavailable, DeadlineExceeded) as error:
+            is_late = isinstance(error, DeadlineExceeded)
+            if is_late and self._diverted >= self._settings.max_fallbacks:
                 raise
-            self._spread += is_late
+            self._diverted += is_late
             try:
                 left = until - self._now()
-                return await fetched(self._master, query, minimum, critical=True, timeout_seconds=left)
+                return await fetch_and_wait(self._master, query, minimum, critical=True, timeout_seconds=left)
             except (Unavailable, DeadlineExceeded):
-                raise away from None
+                raise error from None
             finally:
-                self._spread -= is_late
+                self._diverted -= is_late
 
-    async def _fetch_away(self, query: Query, minimum: int, until: float) -> Fetched:
-        self.sent_away += 1
+    async def _fetch_from_master_region(self, query: Query, minimum: int, until: float) -> Fetched:
+        self.sent_to_master_region += 1
         left = until - self._now()
         try:
-            return await fetched(self._master_region, query, minimum, critical=False, timeout_seconds=left)
-        except (Unavailable, DeadlineExceeded) as cut:
-            # The way there is cut; by now the replica may have what it lacked a moment ago, even one marked down.
-            seconds = max(until - self._now(), self._settings.patience_seconds)
+            return await fetch_and_wait(self._master_region, query, minimum, critical=False, timeout_seconds=left)
+        except (Unavailable, DeadlineExceeded) as error:
+            # The master region cannot be reached. By now the replica may have the version that it lacked, even one
+            # marked down.
+            seconds = max(until - self._now(), self._settings.fallback_seconds)
             try:
-                return await fetched(self._replica, query, minimum, critical=False, timeout_seconds=seconds)
+                return await fetch_and_wait(self._replica, query, minimum, critical=False, timeout_seconds=seconds)
             except RetryableError:
-                raise cut from None
+                raise error from None

@@ -1,27 +1,26 @@
-"""Which shards this leader owns, and under which generation (DESIGN.md §6).
+"""Take, watch and give up the shards that this leader owns.
 
-A shard's owner is named in the database, in the one row that every write transaction locks. A leader takes a shard by
-raising the generation there, exclusively: whoever owned it before is refused from then on, whatever it believes. Until
-it has taken a shard a leader writes and caches nothing of it, and when it finds the generation raised it gives the
-shard up at once and drops what it cached: someone else may have written.
+The database names a shard's owner in the one row that every write transaction locks. A leader takes a shard by raising
+the generation in that row, under an exclusive lock: from then on the former owner is rejected, whatever it believes. A
+leader writes and caches nothing of a shard before it has taken it. When it finds the generation raised, it gives the
+shard up at once and drops what it cached, because another leader may have written.
 
-Reads need no ownership, only caching does: what the database says is true whoever may write there. So a leader answers
-for every shard that the topology gives it, from the database alone until it has taken it. That may last: a takeover is
-a commit, which a new master takes only when it is opened, and which waits for a replica to acknowledge it, while other
-regions have nobody else to ask.
-"""
+Only caching needs ownership, reading does not: what the database says is true, whichever leader may write there. So a
+leader answers queries for every shard that the topology assigns to it, from the database alone until it has taken the
+shard. That may last: a takeover is a commit, which a new master accepts only once it is opened, and which waits for
+a replica to acknowledge it. Meanwhile other regions have no other leader to ask."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tao.model.errors import NotMine, TaoError
 from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
-from tao.observability.logs import Logger
+from tao.serving.context import ServerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,43 +28,42 @@ class OwnershipSettings:
     """How shards are taken and watched."""
 
     take_timeout_seconds: float = 5.0
-    """For one shard's takeover: it waits for open write transactions, which are bounded at a few seconds."""
+    """For one shard's takeover. It waits for open write transactions, which are bounded at a few seconds."""
 
     parallel_takeovers: int = 8
-    """Takeovers at once: each holds a connection of the write pool."""
+    """Takeovers at a time. Each uses a connection of the write pool."""
 
     check_seconds: float = 1.0
-    """Between two looks at the generations of all owned shards: how long a leader that lost a shard without noticing
-    may answer from a cache that nobody keeps fresh."""
+    """Between two checks of the generations of all owned shards. A leader that lost a shard without noticing may
+    answer for this long from a cache that no message corrects."""
 
     retry_seconds: float = 0.5
-    """Pause before a takeover that failed is tried again."""
+    """Pause before a failed takeover is tried again."""
 
 
 class Ownership:
-    """The shards owned now. ``opened`` and ``closed`` are called when one is taken and given up, synchronously, so
-    that cache, publisher and allocator change together with it."""
+    """The shards that this leader owns now.
+
+    ``on_taken`` and ``on_given_up`` are called synchronously when a shard is taken or given up, so that cache,
+    publisher and allocator change together with the ownership."""
 
     def __init__(
         self,
-        name: str,
-        store: WriteStore,
+        context: ServerContext,
         settings: OwnershipSettings,
-        log: Logger,
+        store: WriteStore,
         *,
-        opened: Callable[[ShardRow], None],
-        closed: Callable[[int], None],
-        topology_version: Callable[[], int],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        on_taken: Callable[[ShardRow], None],
+        on_given_up: Callable[[int], None],
     ) -> None:
-        self._name: Final = name
+        self._name: Final = context.name
         self._store: Final = store
         self._settings: Final = settings
-        self._log: Final = log
-        self._opened: Final = opened
-        self._closed: Final = closed
-        self._topology_version: Final = topology_version
-        self._spawn: Final = spawn
+        self._log: Final = context.log
+        self._on_taken: Final = on_taken
+        self._on_given_up: Final = on_given_up
+        self._configuration: Final = context.configuration
+        self._spawn: Final = context.spawn_as("takeover")
         self._owned: dict[int, ShardRow] = {}
         self._wanted: frozenset[int] = frozenset()
         self._being_taken: set[int] = set()
@@ -74,78 +72,84 @@ class Ownership:
 
     @property
     def name(self) -> str:
-        """Of this leader."""
+        """Return the name of this leader."""
         return self._name
 
     @property
     def owned(self) -> dict[int, ShardRow]:
-        """The shards owned, each with its row as it was taken. Not to be changed."""
+        """Return the owned shards, each with its row as it was taken. Callers must not change the dictionary."""
         return self._owned
 
     @property
     def complete(self) -> bool:
-        """Everything wanted is owned."""
+        """Return whether every wanted shard is owned."""
         return self._wanted <= self._owned.keys()
 
     def may_read(self, shard: int) -> bool:
-        """Whether queries are answered: from the cache where the shard is owned, from the database alone until then."""
+        """Return whether queries are answered: from the cache if the shard is owned, from the database alone before."""
         return shard in self._wanted
 
     def row(self, shard: int) -> ShardRow:
-        """The row of an owned shard. Raises `NotMine`."""
+        """Return the row of an owned shard. Raises `NotMine`."""
         row = self._owned.get(shard)
         if row is None:
-            raise self.refusal(shard)
+            raise self.not_owned(shard)
         return row
 
-    def refusal(self, shard: int) -> NotMine:
-        """The error that says that this leader does not own the shard."""
-        return NotMine(f"leader {self._name} does not own shard {shard}", self._topology_version())
+    def not_owned(self, shard: int) -> NotMine:
+        """Return the error that this leader does not own the shard."""
+        return NotMine(f"leader {self._name} does not own shard {shard}", self._configuration.routes.version)
 
     def want(self, shards: Iterable[int]) -> None:
-        """Own exactly these shards, from now on; `take` takes what is missing."""
+        """Own exactly these shards from now on. `take` takes the missing ones."""
         self._wanted = frozenset(shards)
         for shard in [shard for shard in self._owned if shard not in self._wanted]:
-            self._give_up(shard, "moved by the topology")
+            self._give_up(shard, "the topology assigns it to another leader")
         self._changed.set()
 
     def lost(self, shard: int) -> None:
-        """A write found another owner, generation or master: give the shard up. It is taken again only when the
-        topology still says that it is this leader's, after a pause, so that two leaders do not chase each other."""
+        """Give up a shard of which a write found another owner, generation or master.
+
+        It is taken again only when the topology still assigns it to this leader, and after a pause, so that two
+        leaders do not take it from each other in turn."""
         if shard in self._owned:
-            self._give_up(shard, "owned by another, or under another generation")
+            self._give_up(shard, "it has another owner, generation or master")
 
     def retake(self, shard: int) -> None:
-        """The outcome of a commit is unknown: cache nothing of the shard, and write nothing, until its row has been
-        locked exclusively on another connection, when that commit has happened or never will."""
+        """Give up and take again a shard with a commit of unknown outcome.
+
+        Nothing of the shard is cached or written until its row has been locked exclusively on another connection. By
+        then that commit has happened or never will."""
         if shard in self._owned:
             self._give_up(shard, "the outcome of a commit is unknown")
             self._changed.set()
 
     async def confirm(self, timeout_seconds: float) -> None:
-        """After a pause: keep what the database says to be this leader's still, and take the rest anew, what it does
-        not tell in time among it."""
+        """Confirm the ownership of all shards after the process was paused.
+
+        Shards that the database still assigns to this leader are kept. The others are taken again, as are those that
+        the database does not confirm in time."""
         self._pauses += 1
         by_server = self._by_server()
-        told = await asyncio.gather(
+        checked = await asyncio.gather(
             *(self._check_server(server, shards, timeout_seconds) for server, shards in by_server.items())
         )
-        for shards, was_told in zip(by_server.values(), told, strict=True):
-            if not was_told:
+        for shards, was_checked in zip(by_server.values(), checked, strict=True):
+            if not was_checked:
                 for shard in shards:
                     if shard in self._owned:
-                        self._give_up(shard, "it is not known whether another has taken it")
+                        self._give_up(shard, "the database did not confirm the ownership")
                 self._changed.set()
 
     async def take(self) -> None:
-        """Take what is wanted, until cancelled."""
+        """Take the wanted shards, until cancelled."""
         while True:
             self._changed.clear()
             by_server: dict[str, list[int]] = {}
             for shard in sorted(self._wanted - self._owned.keys() - self._being_taken):
                 by_server.setdefault(self._store.server_of(shard), []).append(shard)
             for server, shards in by_server.items():
-                # Side by side: a database that hangs must not keep this leader from the shards of the others.
+                # Databases are handled concurrently: one that hangs must not delay the shards of the others.
                 self._spawn(self._take_of_server(server, shards))
                 self._being_taken.update(shards)
             try:
@@ -165,16 +169,16 @@ class Ownership:
                         shard, self._name, timeout_seconds=self._settings.take_timeout_seconds
                     )
                 except TaoError as error:
-                    # Of whatever kind, an unknown outcome among them: the next attempt raises the generation again.
+                    # Any failure, even one of unknown outcome, is safe: the next attempt raises the generation again.
                     self._log.warning("takeover_failed", shard=shard, reason=error.message)
                     return False
                 finally:
-                    # Each by itself: one that hangs must not keep another from being taken again.
+                    # Released one by one: a takeover that hangs must not keep another shard from being taken again.
                     self._being_taken.discard(shard)
-            # Taken before a pause and told after it, it may be somebody else's again: it is taken once more.
+            # A takeover before a pause whose answer came after it may be outdated: then the shard is taken once more.
             if shard in self._wanted and pauses == self._pauses:
                 self._owned[shard] = row
-                self._opened(row)
+                self._on_taken(row)
             return True
 
         try:
@@ -185,15 +189,15 @@ class Ownership:
             self._being_taken.difference_update(shards)
 
     async def check(self) -> None:
-        """Look now and then whether another leader has taken what is owned, until cancelled."""
+        """Check regularly whether another leader has taken an owned shard, until cancelled."""
         while True:
             await asyncio.sleep(self._settings.check_seconds)
             await self._check()
 
     async def _check(self) -> None:
-        """Give up what another leader has taken meanwhile."""
+        """Give up shards that another leader has taken."""
         seconds = self._settings.take_timeout_seconds
-        # Each database by itself: one that is away must not hide what another has to say.
+        # Databases are checked concurrently: one that is unavailable must not hide the answer of another.
         await asyncio.gather(*(self._check_server(*each, seconds) for each in self._by_server().items()))
 
     def _by_server(self) -> dict[str, list[int]]:
@@ -203,11 +207,11 @@ class Ownership:
         return by_server
 
     async def _check_server(self, server: str, shards: list[int], timeout_seconds: float) -> bool:
-        """Whether the database has told."""
+        """Give up this database's shards that another leader has taken; return whether the database answered."""
         try:
             rows = await self._store.read_ownership(shards, timeout_seconds=timeout_seconds)
         except TaoError as error:
-            self._log.warning("ownership_unchecked", database_server=server, reason=error.message)
+            self._log.warning("ownership_check_failed", database_server=server, reason=error.message)
             return False
         for shard, row in rows.items():
             mine = self._owned.get(shard)
@@ -217,5 +221,5 @@ class Ownership:
 
     def _give_up(self, shard: int, why: str) -> None:
         del self._owned[shard]
-        self._closed(shard)
+        self._on_given_up(shard)
         self._log.warning("shard_given_up", shard=shard, reason=why)

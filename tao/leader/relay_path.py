@@ -1,122 +1,185 @@
-"""What the region's tailer relays: every commit of the region's databases, whoever made it (DESIGN.md §7).
+"""Apply the relays of the region's tailer: every commit of the region's databases, foreign writers' included.
 
-The leader applies a relay before it forwards it, so that no subscriber can fill from here what the message has
-overtaken. Most of it this leader has told already, when it committed; versions make the second telling harmless.
+The leader applies a relay before it forwards it, so that no subscriber can fill from here a value that the message has
+overtaken. Most of a relay this leader has published already, when it committed; versions make the repetition harmless.
 
-What was changed by someone who keeps no versions names no version to apply. Its keys are dropped at once, here and at
-the subscribers. A fill that is under way then may still bring the old value under the same version; so the owner of
-the shard *touches* them (`tao.leader.touch_path`), and the version that this gives them follows through the binlog into
-every region, in order, and makes an end of all older ones. A relay is acknowledged when its keys have been touched: one
-that the owner could not touch is told again, to the next owner if need be.
-"""
+A change by a foreign writer, which keeps no versions, gives no version to apply. Its keys are dropped at once, here and
+at the subscribers. A fill in progress may still bring the old value under the same version. So the owner of the shard
+*touches* these keys: it gives them a new version, which follows through the binlog into every region, in order, and
+supersedes all older ones. A relay is acknowledged when its keys have been touched. If the owner could not touch them,
+the tailer sends the relay again, to the next owner if the shard has moved.
+
+A touch is a write like any other: it runs under the lanes, the shard's lock and the generation, in the order of the
+shard's own commits. It appears in the binlog as a version that rises alone, so no tailer takes it for one more foreign
+change. Keys are touched by the hundred in one transaction."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
+import msgspec
+
+from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
-from tao.leader.touch_path import TouchPath
 from tao.model.changes import ListInvalidation, ObjectInvalidation, ShardInvalidation, ShardMessages
 from tao.model.delivery import Span
 from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
-from tao.model.ports import Clock
 from tao.model.relay import Relay, Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
+from tao.model.writes import TouchKeys
+from tao.serving.context import ServerContext
 from tao.wire.convert import error_to_pb, relay_from_pb, span_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
-@dataclass(frozen=True, slots=True)
-class RelaySettings:
-    """How foreign writes reach caches."""
-
-    visible_after_seconds: float = 0.1
-    """A binlog runs a few milliseconds ahead of what a SELECT sees. A value without a version step that is read again
-    too early looks like the new one, so a shard is voided a second time after this."""
-
-    max_drops_per_shard: int = 256
-    """Keys of one shard in one relay that are dropped one by one. A relay takes along what has gathered while the one
-    before it was under way; more than this in so short a time is a bulk import, and the shard is voided as a whole. Its
-    keys are touched all the same."""
-
-    touched_keys_per_write: int = 256
-    """Keys that are given new versions, and lists counted, by one write: some ten milliseconds under lock, which writes
-    of the same keys wait for."""
+def touched_floor(cache: GraphCache, touch: Touch) -> int:
+    """Return the highest version that the cache knows of for the key, 0 when it knows none."""
+    if touch.kind is TouchKind.OBJECT:
+        return cache.floor_of_object(touch.id)
+    return cache.floor_of_list(touch.id, touch.atype)
 
 
-class RelayPath:
-    """Relays, onto this leader's cache and its subscribers."""
+class TouchPath:
+    """Executes touches as writes of this leader."""
 
     def __init__(
         self,
-        serves: Callable[[int], bool],
-        hosts: Callable[[int], bool],
-        apply: Callable[[ShardMessages], None],
-        because: Callable[[str], AbstractContextManager[object]],
+        commit: Callable[[TouchKeys, float], Awaitable[object]],
+        floor: Callable[[Touch], int],
+        keys_per_write: int,
+    ) -> None:
+        """``commit``: executes the write before a time of the clock. ``floor``: returns the highest known version of
+        a key. ``keys_per_write``: keys touched by one write."""
+        self._commit: Final = commit
+        self._floor: Final = floor
+        self._keys_per_write: Final = keys_per_write
+        self.keys = 0
+        """Keys that got a new version."""
+        self.failed = 0
+        """Keys that did not, and are sent again."""
+
+    async def touch(self, touches: Iterable[Touch], deadline: float) -> None:
+        """Give all of these keys new versions. Lists also get the count of their edges.
+
+        Raises the first `TaoError` when some keys may be untouched; another attempt does no harm."""
+        writes = list(self._writes(touches))
+        results = await asyncio.gather(*(self._commit(write, deadline) for write in writes), return_exceptions=True)
+        failure: BaseException | None = None
+        for write, result in zip(writes, results, strict=True):
+            if isinstance(result, BaseException):
+                self.failed += len(write.touches)
+                # An exception that is no TaoError is a bug here, and must not be hidden by a busy database.
+                if failure is None or not isinstance(result, TaoError):
+                    failure = result
+            else:
+                self.keys += len(write.touches)
+        if failure is not None:
+            raise failure
+
+    def _writes(self, touches: Iterable[Touch]) -> Iterator[TouchKeys]:
+        by_shard: dict[int, dict[tuple[int, int], Touch]] = {}
+        for touch in touches:
+            keys = by_shard.setdefault(touch.shard, {})
+            key = touch.id, touch.atype
+            known = keys.get(key)
+            version = max(touch.version, self._floor(touch) if known is None else known.version)
+            keys[key] = msgspec.structs.replace(touch, version=version)
+        size = self._keys_per_write
+        for shard, keys in by_shard.items():
+            merged = tuple(keys.values())
+            for start in range(0, len(merged), size):
+                yield TouchKeys(shard, merged[start : start + size])
+
+
+@dataclass(frozen=True, slots=True)
+class RelayPathSettings:
+    """How foreign writes reach caches."""
+
+    visible_after_seconds: float = 0.1
+    """A binlog runs a few milliseconds ahead of what a SELECT sees. A value without a version step that is read
+    again too early looks like the new one, so a shard is invalidated a second time after this delay."""
+
+    max_drops_per_shard: int = 256
+    """Keys of one shard in one relay that are dropped one by one. A relay includes everything that was queued while
+    the previous one was in progress. More keys in so short a time are a bulk import, and the shard is invalidated as
+    a whole. Its keys are touched all the same."""
+
+    touched_keys_per_write: int = 256
+    """Keys that one write touches, and lists that it counts: some ten milliseconds under lock, which writes of the
+    same keys wait for."""
+
+
+class RelayPath:
+    """Applies relays to this leader's cache and publishes them to its subscribers."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        settings: RelayPathSettings,
+        cache: GraphCache,
         touches: TouchPath,
         publisher: Publisher,
-        version_epoch: Callable[[int], int],
-        topology_version: Callable[[], int],
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        settings: RelaySettings,
+        *,
+        hosts: Callable[[int], bool],
+        apply: Callable[[ShardMessages], None],
     ) -> None:
-        """``serves``: whether the shard is this leader's, owned or hosted; ``hosts``: whether its owner is in another
-        region. ``apply`` to its cache, ``because`` of its witness."""
-        self._serves: Final = serves
+        """``hosts``: returns whether the shard is served here for an owner in another region. ``apply``: applies
+        messages to the cache."""
+        self._serves: Final = cache.is_open
         self._hosts: Final = hosts
         self._apply: Final = apply
-        self._because: Final = because
+        self._caused_by: Final = cache.recorder.caused_by
         self.touches: Final = touches
         self._publisher: Final = publisher
-        self._version_epoch: Final = version_epoch
-        self._topology_version: Final = topology_version
-        self._clock: Final = clock
-        self._spawn: Final = spawn
+        self._version_epoch: Final = cache.version_epoch
+        self._configuration: Final = context.configuration
+        self._clock: Final = context.clock
+        self._spawn: Final = context.spawn_as("relay")
         self._settings: Final = settings
         self.messages = 0
-        self.voided = 0
+        self.invalidated_shards = 0
         self.dropped = 0
-        """Keys dropped because someone else changed them."""
+        """Keys dropped because a foreign writer changed them."""
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Apply, forward, touch, and acknowledge. Raises `NotMine`, with nothing applied, for a shard that is not
-        served."""
+        """Apply a relay, forward it, touch its foreign keys, and acknowledge it.
+
+        Raises `NotMine`, with nothing applied, for a shard that is not served."""
         relay = relay_from_pb(request.relay)
         foreign = Counter(touch.shard for touch in relay.touches)
         for shard in {messages.shard for messages in relay.changes} | foreign.keys() | set(relay.bulk_shards):
             if not self._serves(shard):
-                raise NotMine(f"this leader does not serve shard {shard}", self._topology_version())
+                raise NotMine(f"this leader does not serve shard {shard}", self._configuration.routes.version)
         cause = f"binlog of {relay.source} up to {relay.position}"
-        with self._because(cause):
+        with self._caused_by(cause):
             for messages in relay.changes:
                 self._apply(messages)
                 self.messages += len(messages.messages)
         most = self._settings.max_drops_per_shard
-        void = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
-        with self._because(f"changed by someone else: {cause}"):
-            dropped = self._drop([touch for touch in relay.touches if touch.shard not in void])
-        # A void shard has been told this much only when it has been voided again: so far it is a quicker copy.
-        self._publisher.publish_all(messages for messages in relay.changes if messages.shard in void)
-        self.void(void, cause)
+        bulk = {*relay.bulk_shards, *(shard for shard, keys in foreign.items() if keys > most)}
+        with self._caused_by(f"changed by a foreign writer: {cause}"):
+            dropped = self._drop_keys([touch for touch in relay.touches if touch.shard not in bulk])
+        # Of a bulk changed shard, this publication is only an early copy: the relay counts as delivered when the shard
+        # has been invalidated again.
+        self._publisher.publish_all(messages for messages in relay.changes if messages.shard in bulk)
+        self.invalidate(bulk, cause)
         kept = asyncio.Event()
-        told = [*(messages for messages in relay.changes if messages.shard not in void), *dropped]
-        self._publisher.relayed(told, self._spans(relay, lambda shard: shard not in void), kept.set)
+        changes = [*(messages for messages in relay.changes if messages.shard not in bulk), *dropped]
+        self._publisher.publish_relay(changes, self._spans(relay, lambda shard: shard not in bulk), kept.set)
         own = [touch for touch in relay.touches if not self._hosts(touch.shard)]
-        if own or void or not kept.is_set():
-            self._spawn(self._finish(relay, own, void, kept, request, reply))
+        if own or bulk or not kept.is_set():
+            self._spawn(self._finish(relay, own, bulk, kept, request, reply))
         else:
-            self._done(relay, request, reply)
+            self._acknowledge(relay, request, reply)
 
     def _spans(self, relay: Relay, chosen: Callable[[int], bool]) -> list[Span]:
-        # What only says where a shard goes on is nothing to a leader that has given it up, and nothing at all from a
-        # tailer that reads another database: it would be taken at its word that it has told everything.
+        # A span continues a shard's stream. A leader that has given the shard up has no use for it. A span of a tailer
+        # that reads another database must be ignored, because it would claim that everything has been delivered.
         return [
             span
             for span in relay.spans
@@ -125,30 +188,30 @@ class RelayPath:
             and self._publisher.database_of(span.shard) == relay.source
         ]
 
-    def _done(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
-        """Everything in the relay has been told, and is kept."""
-        # Of another topology the tailer may have told another leader what it says here that all have been told.
-        if relay.source_unix_ms and request.topology_version == self._topology_version():
+    def _acknowledge(self, relay: Relay, request: pb.Request, reply: Reply) -> None:
+        """Acknowledge a relay once everything in it has been published and is kept for subscribers."""
+        # Under another topology the tailer may have sent another leader the messages that this proof would cover.
+        if relay.source_unix_ms and request.topology_version == self._configuration.routes.version:
             self._publisher.prove(relay.source, relay.source_unix_ms, *relay.reached)
-        wanted = map(span_to_pb, self._publisher.wants(relay.source))
+        wanted = map(span_to_pb, self._publisher.take_wanted(relay.source))
         reply.send(pb.Answer(relayed=pb.Relayed(wanted=wanted)))
 
     async def _finish(
         self,
         relay: Relay,
         own: Sequence[Touch],
-        void: set[int],
+        bulk: set[int],
         kept: asyncio.Event,
         request: pb.Request,
         reply: Reply,
     ) -> None:
         try:
-            if void:
+            if bulk:
                 await asyncio.sleep(self._settings.visible_after_seconds)
-                await self._void_again(relay, void)
-            if not own or await self._touched(own, request, reply):
+                await self._invalidate_again(relay, bulk)
+            if not own or await self._touch(own, request, reply):
                 await kept.wait()
-                self._done(relay, request, reply)
+                self._acknowledge(relay, request, reply)
         except NotMine as error:
             reply.send(pb.Answer(error=error_to_pb(error)))
         except Exception as error:
@@ -156,37 +219,39 @@ class RelayPath:
             reply.send(pb.Answer(error=error_to_pb(failure)))
             raise
 
-    async def _void_again(self, relay: Relay, void: set[int]) -> None:
-        """Now what made the shards void can be seen by whoever reads. Raises `NotMine`."""
-        for shard in void:
+    async def _invalidate_again(self, relay: Relay, bulk: set[int]) -> None:
+        """Invalidate bulk changed shards once more, now that a SELECT sees the change. Raises `NotMine`."""
+        for shard in bulk:
             if not self._serves(shard):
-                raise NotMine(f"this leader does not serve shard {shard} any more", self._topology_version())
-        told = [messages for messages in relay.changes if messages.shard in void]
-        for shard in void:
+                raise NotMine(f"this leader does not serve shard {shard} any more", self._configuration.routes.version)
+        changes = [messages for messages in relay.changes if messages.shard in bulk]
+        for shard in bulk:
             invalidation = ShardMessages(shard, self._version_epoch(shard), (ShardInvalidation(shard),))
-            with self._because(f"binlog of {relay.source} up to {relay.position}"):
+            with self._caused_by(f"binlog of {relay.source} up to {relay.position}"):
                 self._apply(invalidation)
-            told.append(invalidation)
-        self.voided += len(void)
+            changes.append(invalidation)
+        self.invalidated_shards += len(bulk)
         kept = asyncio.Event()
-        self._publisher.relayed(told, self._spans(relay, void.__contains__), kept.set)
+        self._publisher.publish_relay(changes, self._spans(relay, bulk.__contains__), kept.set)
         await kept.wait()
 
-    async def _touched(self, touches: Sequence[Touch], request: pb.Request, reply: Reply) -> bool:
-        """Whether they are; if not, that has been answered."""
+    async def _touch(self, touches: Sequence[Touch], request: pb.Request, reply: Reply) -> bool:
+        """Return whether the keys are touched; if not, the relay has been answered with the error."""
         deadline = self._clock.monotonic() + request.deadline_ms / 1000
         try:
             await self.touches.touch(touches, deadline)
         except NotMine:
             raise
         except TaoError as error:
-            # Whatever it was, it is this shard's: what the tailer has to tell of others must not wait for it.
+            # Whatever the error, report it as this shard's: the tailer's messages for other shards must not wait for
+            # it.
             reply.send(pb.Answer(error=error_to_pb(ShardBlocked(f"keys not touched yet: {error.message}"))))
             return False
         return True
 
-    def _drop(self, touches: Iterable[Touch]) -> list[ShardMessages]:
-        """Forget these keys, whatever their version. Returns what makes all subscribers do likewise."""
+    def _drop_keys(self, touches: Iterable[Touch]) -> list[ShardMessages]:
+        """Drop these keys from the cache, whatever their version. Returns messages that make all subscribers drop
+        them."""
         by_shard: dict[int, list[ObjectInvalidation | ListInvalidation]] = {}
         for touch in touches:
             by_shard.setdefault(touch.shard, []).append(
@@ -194,20 +259,21 @@ class RelayPath:
                 if touch.kind is TouchKind.OBJECT
                 else ListInvalidation(touch.id, touch.atype, NEVER_WRITTEN)
             )
-        # No version epoch: what is older than the cache's own drops its key and tells nothing.
-        told = [ShardMessages(shard, 0, tuple(dropped)) for shard, dropped in by_shard.items()]
-        for messages in told:
+        # No version epoch: an epoch below the cache's own drops the key and conveys nothing else.
+        changes = [ShardMessages(shard, 0, tuple(dropped)) for shard, dropped in by_shard.items()]
+        for messages in changes:
             self._apply(messages)
             self.dropped += len(messages.messages)
-        return told
+        return changes
 
-    def void(
+    def invalidate(
         self, shards: Iterable[int], cause: str, *, otypes: tuple[int, ...] = (), atypes: tuple[int, ...] = ()
     ) -> int:
-        """Bulk invalidation, here and at all subscribers, of the served ones among these shards: of everything, or of
-        these types. Returns how many shards."""
+        """Invalidate the served ones among these shards, here and at all subscribers: everything, or only these types.
+
+        Returns the number of shards."""
         done = 0
-        with self._because(cause):
+        with self._caused_by(cause):
             for shard in shards:
                 if self._serves(shard):
                     done += 1
@@ -215,5 +281,5 @@ class RelayPath:
                     messages = ShardMessages(shard, self._version_epoch(shard), (invalidation,))
                     self._apply(messages)
                     self._publisher.publish(messages)
-        self.voided += done
+        self.invalidated_shards += done
         return done

@@ -1,4 +1,4 @@
-"""A leader's settings file. Its addresses and its databases are in the topology document."""
+"""The settings file of a leader. Its addresses and its databases are in the topology document."""
 
 from __future__ import annotations
 
@@ -10,86 +10,89 @@ from typing import Literal
 from tao.delivery.settings import DeliverySettings, SpoolSettings
 from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
-from tao.leader.hosting import HostingSettings
 from tao.leader.inverse_path import InverseSettings
-from tao.leader.membership_path import MembershipSettings
+from tao.leader.membership_filters import MembershipSettings
 from tao.leader.miss_path import ReplicaSettings
 from tao.leader.ownership import OwnershipSettings
-from tao.leader.relay_path import RelaySettings
-from tao.leader.write_path import WriteSettings
-from tao.observability.story import StorySettings
-from tao.routing.retry_budget import RetrySettings
-from tao.serving.database_source import MissSettings
-from tao.serving.flights import FillSettings
+from tao.leader.relay_path import RelayPathSettings
+from tao.leader.replica_shards import ReplicaShardSettings
+from tao.leader.write_path import WritePathSettings
+from tao.model.settings import renamed
+from tao.observability.key_history import KeyHistorySettings
+from tao.routing.budgets import RetrySettings
+from tao.serving.database_source import DatabaseReadSettings
 from tao.serving.forward_path import ForwardSettings
-from tao.serving.refills import RefillSettings
+from tao.serving.pause_detection import PauseSettings
+from tao.serving.prefix_refills import RefillSettings
 from tao.serving.remote_source import RemoteSettings
-from tao.serving.stall_guard import StallSettings
+from tao.serving.single_flight import FillSettings
 from tao.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderSettings:
-    """Everything that one leader process is told."""
+    """The settings of one leader process."""
 
     name: str
-    """As the topology calls it."""
+    """The leader's name in the topology."""
 
     topology_file: Path
-    """The topology document, watched."""
+    """The topology document. Changes are applied while serving."""
 
     schema_file: Path
-    """The schema, watched; a compatible change is in use within a second."""
+    """The schema. A compatible change is in use within a second."""
 
     leader_user: str
-    """Database account that reads and writes."""
+    """The database account that reads and writes."""
 
     leader_password: str = field(repr=False)
 
     reader_user: str
-    """Database account that only reads, for fills."""
+    """The database account that only reads, for fills."""
 
     reader_password: str = field(repr=False)
 
     cache_mb: float = 256
-    """Memory for the default arena, in MiB or parts of one."""
+    """Memory of the default arena, in MiB; fractions are allowed."""
 
     arena_mb: Mapping[str, int] = field(default_factory=dict)
-    """Further arenas by name, in MiB."""
+    """Memory of further arenas by name, in MiB."""
 
     token: str = field(default="", repr=False)
-    """Shared secret of the servers: shown to other leaders, asked of every peer. Empty: none, on loopback."""
+    """Shared secret of the servers, which this leader shows to other leaders and requires from every peer. Empty:
+    no secret, which suits loopback and closed networks."""
 
     client_token: str = field(default="", repr=False)
-    """That of clients, who get nothing from a leader but topology and schema. Empty: clients show ``token``."""
+    """Secret of clients, which get only topology and schema from a leader. Empty: clients show ``token``."""
 
     tls: TlsFiles = TlsFiles()
-    """Certificates for all connections with followers and other leaders. None: plain ones."""
+    """Certificates for all connections with followers and other leaders. None: connections without TLS."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged."""
+    """Minimum level of logged events."""
 
     log_form: Literal["json", "console"] = "json"
     """``json`` for machines, ``console`` for a person at a terminal."""
 
     fills: FillSettings = FillSettings(max_refetches=2)
-    """A leader's source repeats a read that is behind by itself."""
+    """Bounds of fills. A leader refetches less often than a follower, because its source itself repeats a read that is
+    behind."""
 
     refills: RefillSettings = RefillSettings()
-    misses: MissSettings = MissSettings()
+    misses: DatabaseReadSettings = DatabaseReadSettings()
     replica: ReplicaSettings = ReplicaSettings()
     membership: MembershipSettings = MembershipSettings()
     ownership: OwnershipSettings = OwnershipSettings()
-    writes: WriteSettings = WriteSettings()
+    writes: WritePathSettings = WritePathSettings()
     inverses: InverseSettings = InverseSettings()
-    hosting: HostingSettings = HostingSettings()
-    stalls: StallSettings = StallSettings()
-    relays: RelaySettings = RelaySettings()
+    replica_shards: ReplicaShardSettings = renamed(ReplicaShardSettings(), formerly="hosting")
+    pause_detection: PauseSettings = renamed(PauseSettings(), formerly="stalls")
+    relays: RelayPathSettings = RelayPathSettings()
     heartbeats: HeartbeatSettings = HeartbeatSettings()
     forwarding: ForwardSettings = ForwardSettings()
     retries: RetrySettings = RetrySettings()
     master_region: RemoteSettings = RemoteSettings()
     delivery: DeliverySettings = DeliverySettings()
     spool: SpoolSettings = SpoolSettings()
-    story: StorySettings = StorySettings()
+    key_history: KeyHistorySettings = renamed(KeyHistorySettings(), formerly="story")
     checker: CheckerSettings = CheckerSettings()

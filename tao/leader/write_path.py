@@ -1,87 +1,86 @@
-"""A write through its leader: validate, queue, commit with others, tell the caches, answer (DESIGN.md §3, §6).
+"""Execute a write at its leader: validate, queue, commit in groups, update caches, answer.
 
-Writes of all shards on one database server are committed in groups, a few transactions side by side, a key in at most
-one of them. The order of the last steps is what keeps caches right: a change is applied to this leader's cache before
-it is published, published before its keys are free for the next write, and all that before the writer is answered.
-"""
+Writes of all shards on one database server are committed in groups, with a few transactions side by side and each
+key in at most one of them. The order of the last steps keeps caches correct: a change is applied to this leader's
+cache before it is published, published before its keys are free for the next write, and all that happens before the
+writer is answered."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
-from tao.leader.messages import by_shard
 from tao.leader.ownership import Ownership
-from tao.leader.transaction_ends import ShardLost, commit_or_unknown
-from tao.model.changes import Message, ShardMessages
+from tao.model.changes import Message, ObjectChange, ShardMessages
 from tao.model.errors import (
     DeadlineExceeded,
     Fenced,
     InternalError,
     OutcomeUnknown,
+    Overloaded,
     ShardBlocked,
     TaoError,
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT, IdAllocator
-from tao.model.ports import Clock, WriteStore
+from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
-from tao.observability.logs import Logger
-from tao.planning.lanes import LaneScheduler
-from tao.planning.write_plan import (
-    IdTaken,
-    Plan,
+from tao.planning.coordination import (
     PlannedWrite,
     coordinating_shard,
     data_bytes_of,
     keys_of,
     lane_keys,
     mixes_touches,
-    plan,
     shards_of,
-    validate,
 )
-from tao.schema.registry import Schema
+from tao.planning.draft import IdTaken
+from tao.planning.lanes import LaneScheduler
+from tao.planning.write_plan import WritePlan, plan_writes, validate
+from tao.serving.context import ServerContext
 
 
 @dataclass(frozen=True, slots=True)
-class WriteSettings:
+class WritePathSettings:
     """Bounds of the write path."""
 
     lanes_per_server: int = 4
-    """Transactions side by side on one database server: measured, four lanes commit twice what one does."""
+    """Transactions side by side on one database server. Measured: four lanes commit twice as much as one."""
 
     max_batch_writes: int = 64
-    """Writes in one transaction: beyond that, the time that its keys are held grows faster than what is saved."""
+    """Writes in one transaction. Beyond this, the time that its keys are held grows faster than what batching saves."""
 
     max_batch_bytes: int = 4 << 20
-    """Data in one transaction: some tens of milliseconds of the database's time, which small writes of the same lane
-    wait for."""
+    """Data in one transaction, in bytes. This takes the database some tens of milliseconds, which small writes of
+    the same lane wait for."""
 
     max_waiting_per_shard: int = 2_000
-    """Writes that wait for one shard: at a few thousand a second, what can be done within a request's deadline."""
+    """Writes that may wait for one shard. At a few thousand a second, this is what can be done within a request's
+    deadline."""
 
     transaction_timeout_seconds: float = 4.0
-    """For a whole transaction, within a request's deadline of 5 s and above the servers' bound on lock waits."""
+    """For a whole transaction. It is below a request's deadline of 5 s and above the servers' bound on lock waits."""
 
     max_id_attempts: int = 8
-    """Ids tried for one new object: a taken id means clock skew or another leader, which a few steps get past."""
+    """Ids tried for one new object. A taken id means clock skew or another leader, which a few attempts get past."""
 
     inline_object_bytes: int = 64 << 10
-    """Larger objects are not sent along with the message that they changed: caches read them when they are asked."""
+    """Objects above this size are left out of the messages about them; caches read such an object on demand."""
 
 
 @dataclass(slots=True)
 class Written:
-    """What became of one write. ``messages``: what the caches of its writer have to know; writes committed together
-    that report the same change share the value. ``intent`` and ``settles``: a mirror that is owed, and how to write it
+    """The result of one write.
+
+    ``messages``: what the caches of its writer must apply. Writes committed together that report the same change
+    share the value. ``intent`` and ``settles``: a mirror that is still to be written, and the writes that do so
     (None: the coordinator's edges must be read first)."""
 
     outcome: WriteOutcome
@@ -91,7 +90,9 @@ class Written:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedWrite:
+    """A write that waits for its transaction, or is in it."""
+
     planned: PlannedWrite
     shards: frozenset[int]
     server: str
@@ -99,65 +100,93 @@ class _Waiting:
     done: asyncio.Future[Written]
 
 
+class _Committed(NamedTuple):
+    """What a transaction committed, and the locked rows of its shards."""
+
+    plan: WritePlan
+    rows: dict[int, ShardRow]
+
+
+class ShardLost(Overloaded):
+    """This leader does not own a shard of the batch any more. The other writes are planned again without it."""
+
+    def __init__(self, shard: int, message: str) -> None:
+        super().__init__(message)
+        self.shard = shard
+
+
+async def commit_or_unknown(transaction: Transaction) -> None:
+    """Commit the transaction.
+
+    Raises what `Transaction.commit` raises. Any other failure becomes `OutcomeUnknown`, because the commit may have
+    happened."""
+    try:
+        await transaction.commit()
+    except TaoError:
+        raise
+    except Exception as error:
+        raise OutcomeUnknown(f"{type(error).__name__} in COMMIT: {error}") from error
+
+
 class WritePath:
-    """Queues and commits the writes of the shards that this leader owns. Inverses on other leaders are
-    `tao.leader.inverse_path`'s affair."""
+    """Queues and commits the writes of the shards that this leader owns.
+
+    `tao.leader.inverse_path` writes inverse edges at other leaders."""
 
     def __init__(
         self,
+        context: ServerContext,
+        settings: WritePathSettings,
         ownership: Ownership,
         store: WriteStore,
         cache: GraphCache,
         publisher: Publisher,
-        schema: Callable[[], Schema],
-        clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        settings: WriteSettings,
-        log: Logger,
     ) -> None:
         self._ownership: Final = ownership
         self._store: Final = store
         self._cache: Final = cache
         self._publisher: Final = publisher
-        self._schema: Final = schema
-        self._clock: Final = clock
-        self._spawn: Final = spawn
+        self._configuration: Final = context.configuration
+        self._clock: Final = context.clock
+        self._spawn: Final = context.spawn_as("transaction")
         self._settings: Final = settings
-        self._log: Final = log
+        self._log: Final = context.log
         self._lanes: Final = LaneScheduler(
             settings.lanes_per_server,
             settings.max_batch_writes,
             settings.max_waiting_per_shard,
             settings.max_batch_bytes,
         )
-        self._waiting: dict[int, _Waiting] = {}
-        self._pumped: set[str] = set()
-        self._last_ticket = 0
+        self._waiting: dict[int, _QueuedWrite] = {}
+        self._starting: set[str] = set()
+        self._last_number = 0
         self.ids: Final = IdAllocator()
         self.committed_writes = 0
         self.committed_transactions = 0
         self.failed_writes = 0
         self.unknown_outcomes = 0
-        self.transaction_seconds: Callable[[float], None] = _nobody_observes
+        self.transaction_seconds: Callable[[float], None] = _ignore_duration
 
     @property
     def waiting(self) -> int:
-        """Writes queued or in an open transaction."""
+        """Return the number of writes that are queued or in an open transaction."""
         return len(self._waiting)
 
     def check(self, write: Write) -> None:
-        """Raises `RequestError` for a write that cannot be done as it is."""
-        validate(write, self._schema())
+        """Validate a write without its rows. Raises `RequestError`."""
+        validate(write, self._configuration.schema)
 
     def hosts_both_sides(self, write: Write) -> bool:
-        """Whether this leader owns every shard of the write, on one database server."""
+        """Return whether this leader owns every shard of the write, on one database server."""
         owned = self._ownership.owned
-        rows = [owned.get(shard) for shard in shards_of(write, self._schema())]
+        rows = [owned.get(shard) for shard in shards_of(write, self._configuration.schema)]
         return None not in rows and len({row.master_server for row in rows if row is not None}) == 1
 
     async def commit(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool = False) -> Written:
-        """Do a write that has been checked; ``deadline`` in the clock's seconds. Raises `TaoError` when nothing of it
-        was written, `OutcomeUnknown` when that cannot be told. A cancelled caller withdraws what still waits."""
+        """Execute a checked write; ``deadline`` is a time of the clock, in seconds.
+
+        Raises `TaoError` when nothing of the write was committed, `OutcomeUnknown` when it may have been. Cancelling
+        the caller withdraws a write that still waits."""
         for _ in range(self._settings.max_id_attempts):
             written = await self._commit_once(write, deadline, both_sides=both_sides, sub_write=sub_write)
             error = written.outcome.error
@@ -166,182 +195,187 @@ class WritePath:
             if not isinstance(error, IdTaken) or not isinstance(write, ObjAdd):
                 raise error
             write = msgspec.structs.replace(write, id=self.ids.allocate(write.id >> SHARD_SHIFT, self._clock.unix_ms()))
-        raise Unavailable(f"{self._settings.max_id_attempts} ids in a row were taken; are the leaders' clocks right?")
+        raise Unavailable(f"{self._settings.max_id_attempts} ids in a row were taken; check the clocks of the leaders")
 
     async def _commit_once(self, write: Write, deadline: float, *, both_sides: bool, sub_write: bool) -> Written:
-        schema = self._schema()
+        schema = self._configuration.schema
         home = coordinating_shard(write, schema)
         row = self._ownership.row(home)
         planned = PlannedWrite(write, both_sides)
         shards = shards_of(write, schema) if both_sides else frozenset((home,))
-        self._last_ticket += 1
-        ticket = self._last_ticket
+        self._last_number += 1
+        number = self._last_number
         done: asyncio.Future[Written] = asyncio.get_running_loop().create_future()
         self._lanes.offer(
-            ticket, row.master_server, lane_keys(planned, schema), shards, sub_write, data_bytes_of(write)
+            number, row.master_server, lane_keys(planned, schema), shards, sub_write, data_bytes_of(write)
         )
-        self._waiting[ticket] = _Waiting(planned, shards, row.master_server, deadline, done)
-        self._pump_soon(row.master_server)
-        late = done.get_loop().call_later(deadline - self._clock.monotonic(), self._refuse_in_line, ticket)
+        self._waiting[number] = _QueuedWrite(planned, shards, row.master_server, deadline, done)
+        self._start_batches_soon(row.master_server)
+        late = done.get_loop().call_later(deadline - self._clock.monotonic(), self._refuse_queued, number)
         try:
             return await done
         except asyncio.CancelledError:
-            if self._lanes.withdraw(ticket):
-                del self._waiting[ticket]
+            if self._lanes.withdraw(number):
+                del self._waiting[number]
             raise
         finally:
             late.cancel()
 
-    def _refuse_in_line(self, ticket: int) -> None:
-        if self._lanes.withdraw(ticket):
-            self._resolve(ticket, DeadlineExceeded("the write waited for its turn until its deadline had passed"))
+    def _refuse_queued(self, number: int) -> None:
+        if self._lanes.withdraw(number):
+            self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
 
-    def _pump_soon(self, server: str) -> None:
-        # At the end of the tick: what arrives together is committed together.
-        if server not in self._pumped:
-            self._pumped.add(server)
-            asyncio.get_running_loop().call_soon(self._pump, server)
+    def _start_batches_soon(self, server: str) -> None:
+        # Start at the end of the tick, so that writes that arrive together are committed together.
+        if server not in self._starting:
+            self._starting.add(server)
+            asyncio.get_running_loop().call_soon(self._start_batches, server)
 
-    def _pump(self, server: str) -> None:
-        self._pumped.discard(server)
-        while (tickets := self._lanes.next_batch(server)) is not None:
+    def _start_batches(self, server: str) -> None:
+        self._starting.discard(server)
+        while (numbers := self._lanes.next_batch(server)) is not None:
             try:
-                self._spawn(self._run(server, tickets))
+                self._spawn(self._run(server, numbers))
             except TaoError as error:
-                # Nobody will run this batch, so it ends here: else its keys would be held for ever.
-                self._end(tickets, error)
+                # No task will run this batch, so fail it here; otherwise its keys would be held for ever.
+                self._fail_batch(numbers, error)
 
-    async def _run(self, server: str, tickets: list[int]) -> None:
+    async def _run(self, server: str, numbers: list[int]) -> None:
         try:
-            await self._run_batch(server, tickets)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is logged, answered, and the batch ends
-            # The batch must end whatever happened, or its keys would be held for ever.
-            self._log.error("batch_failed", writes=len(tickets), exc_info=error)
-            self._end(tickets, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
+            await self._run_batch(server, numbers)
+        except Exception as error:  # noqa: BLE001 - any failure is logged and answered, and the batch ends
+            # The batch must end in any case, or its keys would be held for ever.
+            self._log.error("batch_failed", writes=len(numbers), exc_info=error)
+            self._fail_batch(numbers, InternalError(f"{type(error).__name__} in the write path; see the leader's log"))
         finally:
-            self._pump(server)
+            self._start_batches(server)
 
-    async def _run_batch(self, server: str, tickets: list[int]) -> None:
-        self._refuse_late(tickets)
-        # Who is refused or has gone keeps a place in the batch, also when it is put back, until the batch ends.
-        batch = {ticket: self._waiting[ticket] for ticket in tickets if ticket in self._waiting}
+    async def _run_batch(self, server: str, numbers: list[int]) -> None:
+        self._refuse_expired(numbers)
+        # A write that is refused or whose caller has gone keeps its place in the batch, even a requeued one, until the
+        # batch ends.
+        batch = {number: self._waiting[number] for number in numbers if number in self._waiting}
         if not batch:
-            self._lanes.finished(tickets)
+            self._lanes.finish(numbers)
             return
-        if len(batch) > 1 and mixes_touches([waiting.planned for waiting in batch.values()], self._schema()):
-            await self._run_one_by_one(server, tickets, batch)
+        if len(batch) > 1 and mixes_touches([queued.planned for queued in batch.values()], self._configuration.schema):
+            await self._run_one_by_one(server, numbers, batch)
             return
         began = self._clock.monotonic()
         try:
-            planned, rows = await self._transact(server, list(batch.values()))
+            committed = await self._transact(server, list(batch.values()))
             self.transaction_seconds(self._clock.monotonic() - began)
         except ShardLost as lost:
-            self._without(tickets, lost.shard, Fenced(lost.message))
+            self._requeue_without(numbers, lost.shard, Fenced(lost.message))
         except ShardBlocked as blocked:
             if blocked.shard >= 0:
-                self._without(tickets, blocked.shard, blocked)
+                self._requeue_without(numbers, blocked.shard, blocked)
             else:
-                self._end(tickets, blocked)
+                self._fail_batch(numbers, blocked)
         except OutcomeUnknown as unknown:
-            self._end_unknown(tickets, batch, unknown)
+            self._fail_batch_unknown(numbers, batch, unknown)
         except TaoError as error:
             if error.retryable or len(batch) == 1:
-                self._end(tickets, error)
+                self._fail_batch(numbers, error)
             else:
-                # Something about one of them, as a type whose table is not there yet: the others must not pay for it.
-                await self._run_one_by_one(server, tickets, batch)
+                # One write causes the error, such as a type whose table does not exist yet. The others must not fail
+                # with it.
+                await self._run_one_by_one(server, numbers, batch)
         except asyncio.CancelledError:
-            # Perhaps in COMMIT, which goes on at the server.
-            self._end_unknown(tickets, batch, OutcomeUnknown("the leader stopped in the middle of the transaction"))
+            # The cancellation may have come during COMMIT, which goes on at the server.
+            self._fail_batch_unknown(
+                numbers, batch, OutcomeUnknown("the leader stopped in the middle of the transaction")
+            )
             raise
         else:
             try:
-                self._conclude(tickets, batch, planned, rows)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the rows are written and caches may not know
-                self._log.error("caches_not_told", writes=len(tickets), exc_info=error)
+                self._finish_batch(numbers, batch, committed)
+            except Exception as error:  # noqa: BLE001 - the rows are committed, and caches may lack the change
+                self._log.error("caches_not_updated", writes=len(numbers), exc_info=error)
                 failure = OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
-                self._end_unknown(tickets, batch, failure)
+                self._fail_batch_unknown(numbers, batch, failure)
 
-    async def _run_one_by_one(self, server: str, tickets: list[int], batch: dict[int, _Waiting]) -> None:
-        """The batch, each write in a transaction of its own. Its keys are held all the while."""
-        for ticket, waiting in batch.items():
-            alone = {ticket: waiting}
+    async def _run_one_by_one(self, server: str, numbers: list[int], batch: dict[int, _QueuedWrite]) -> None:
+        """Execute each write of the batch in a transaction of its own. The keys of the batch stay held until the
+        last."""
+        for number, queued in batch.items():
+            alone = {number: queued}
             try:
-                planned, rows = await self._transact(server, [waiting])
+                committed = await self._transact(server, [queued])
             except OutcomeUnknown as unknown:
                 self._retake(alone)
-                self._resolve(ticket, unknown)
+                self._resolve(number, unknown)
             except TaoError as error:
-                self._resolve(ticket, error)
+                self._resolve(number, error)
             except asyncio.CancelledError:
                 stopped = OutcomeUnknown("the leader stopped in the middle of the transaction")
-                self._end_unknown(tickets, alone, stopped)
+                self._fail_batch_unknown(numbers, alone, stopped)
                 raise
             else:
-                self._tell_writers(alone, planned, rows)
-        self._lanes.finished(tickets)
+                self._answer_writers(alone, committed)
+        self._lanes.finish(numbers)
 
-    def _refuse_late(self, tickets: Iterable[int]) -> None:
+    def _refuse_expired(self, numbers: Iterable[int]) -> None:
         now = self._clock.monotonic()
-        for ticket in tickets:
-            waiting = self._waiting.get(ticket)
-            if waiting is None:
+        for number in numbers:
+            queued = self._waiting.get(number)
+            if queued is None:
                 continue
-            if waiting.done.done():
-                del self._waiting[ticket]  # its caller gave up while it was in a batch that did not come about
-            elif waiting.deadline <= now:
-                self._resolve(ticket, DeadlineExceeded("the write waited for its turn until its deadline had passed"))
+            if queued.done.done():
+                del self._waiting[number]  # its caller gave up while it was in a batch that was rolled back
+            elif queued.deadline <= now:
+                self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
 
-    def _conclude(
-        self, tickets: list[int], batch: dict[int, _Waiting], planned: Plan, rows: dict[int, ShardRow]
-    ) -> None:
-        """The transaction is committed: caches first, then the writers, then the keys."""
-        self._tell_writers(batch, planned, rows)
-        self._lanes.finished(tickets)
+    def _finish_batch(self, numbers: list[int], batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
+        """Finish a committed batch: update the caches, answer the writers, then free the keys."""
+        self._answer_writers(batch, committed)
+        self._lanes.finish(numbers)
 
-    def _tell_writers(self, batch: dict[int, _Waiting], planned: Plan, rows: dict[int, ShardRow]) -> None:
-        self._tell_caches(planned.changes, rows)
-        # Made once for all writes: hundreds of edges of one list are one change, which each of them reports.
-        changes = [self._carried(change, rows) for change in planned.changes]
-        for index, ticket in enumerate(batch):
-            messages = [changes[at] for at in planned.changes_of[index]]
-            messages.extend(self._carried(message, rows) for message in planned.unchanged_of[index])
-            written = Written(planned.outcomes[index], messages, planned.intents[index], planned.settles[index])
-            self._resolve(ticket, written)
+    def _answer_writers(self, batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
+        plan, rows = committed
+        self._publish_changes(plan.changes, rows)
+        # Converted once for all writes: hundreds of edges of one list are one change, which each of them reports.
+        changes = [self._shard_messages(change, rows) for change in plan.changes]
+        for index, number in enumerate(batch):
+            messages = [changes[at] for at in plan.changes_of[index]]
+            messages.extend(self._shard_messages(message, rows) for message in plan.unchanged_of[index])
+            written = Written(plan.outcomes[index], messages, plan.intents[index], plan.settles[index])
+            self._resolve(number, written)
         self.committed_transactions += 1
-        failed = sum(outcome.error is not None for outcome in planned.outcomes)
+        failed = sum(outcome.error is not None for outcome in plan.outcomes)
         self.failed_writes += failed
         self.committed_writes += len(batch) - failed
 
-    def _end_unknown(self, tickets: list[int], batch: dict[int, _Waiting], unknown: OutcomeUnknown) -> None:
+    def _fail_batch_unknown(self, numbers: list[int], batch: dict[int, _QueuedWrite], unknown: OutcomeUnknown) -> None:
         self._retake(batch)
-        self._end(tickets, unknown)
+        self._fail_batch(numbers, unknown)
 
-    def _retake(self, batch: dict[int, _Waiting]) -> None:
-        """Serve nothing of these shards until they have been taken anew, when what happened is in the database."""
+    def _retake(self, batch: dict[int, _QueuedWrite]) -> None:
+        """Serve nothing of these shards until they have been taken again; then the database knows the outcome."""
         self.unknown_outcomes += 1
-        for shard in {shard for waiting in batch.values() for shard in waiting.shards}:
+        for shard in {shard for queued in batch.values() for shard in queued.shards}:
             self._ownership.retake(shard)
 
-    async def _transact(self, server: str, batch: Sequence[_Waiting]) -> tuple[Plan, dict[int, ShardRow]]:
-        schema = self._schema()
-        writes = [waiting.planned for waiting in batch]
-        shards = sorted({shard for waiting in batch for shard in waiting.shards})
-        # No longer than the last of the writers waits: that a database hangs is then said, not met with silence.
-        left = max(waiting.deadline for waiting in batch) - self._clock.monotonic()
+    async def _transact(self, server: str, batch: Sequence[_QueuedWrite]) -> _Committed:
+        """Lock and read the rows, plan the writes, and commit the plan. Raises `ShardLost` and `TaoError`."""
+        schema = self._configuration.schema
+        writes = [queued.planned for queued in batch]
+        shards = sorted({shard for queued in batch for shard in queued.shards})
+        # The timeout ends when the last writer stops queued, so that a database that hangs is reported.
+        left = max(queued.deadline for queued in batch) - self._clock.monotonic()
         timeout = min(self._settings.transaction_timeout_seconds, left)
         async with self._store.transaction(server, timeout_seconds=timeout) as transaction:
             rows, existing = await transaction.lock_and_read(shards, keys_of(writes, schema))
             for shard in shards:
                 self._check_owned(shard, rows.get(shard), server)
-            planned = plan(existing, rows, writes, schema, self._clock.unix_ms())
-            if planned.rows:
-                await transaction.apply(planned.rows)
+            plan = plan_writes(existing, rows, writes, schema, self._clock.unix_ms())
+            if plan.rows:
+                await transaction.apply(plan.rows)
                 await commit_or_unknown(transaction)
-        return planned, rows
+        return _Committed(plan, rows)
 
     def _check_owned(self, shard: int, row: ShardRow | None, server: str) -> None:
-        """The fence: what the locked row says must be what this leader believes (DESIGN.md §6)."""
+        """Check the fence: the locked row must name the ownership that this leader believes it has."""
         mine = self._ownership.owned.get(shard)
         if row is None or mine is None:
             raise ShardLost(shard, f"this leader no longer owns shard {shard}")
@@ -349,52 +383,66 @@ class WritePath:
             self._ownership.lost(shard)
             raise ShardLost(shard, f"shard {shard} is owned by {row.owner} under generation {row.generation} now")
 
-    def _carried(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:
-        return next(iter(by_shard((message,), rows, self._settings.inline_object_bytes)))
+    def _shard_messages(self, message: Message, rows: dict[int, ShardRow]) -> ShardMessages:
+        return next(iter(group_by_shard((message,), rows, self._settings.inline_object_bytes)))
 
-    def _tell_caches(self, changes: Sequence[Message], rows: dict[int, ShardRow]) -> None:
-        # Given up while this was committed: its next owner, which may be this leader again, begins with an empty cache
-        # and a new stream after this commit, and may have gone on to later versions. There is nobody to tell.
+    def _publish_changes(self, changes: Sequence[Message], rows: dict[int, ShardRow]) -> None:
+        # Skip shards given up during the commit. The next owner, which may be this leader again, begins with an empty
+        # cache and a new stream after this commit, and may have gone on to later versions.
         owned = self._ownership.owned
-        told = [
+        kept = [
             change
             for change in changes
             if change.shard in owned and owned[change.shard].generation == rows[change.shard].generation
         ]
         now = self._clock.monotonic()
-        with self._cache.witness.because("committed here"):
-            for change in told:
+        with self._cache.recorder.caused_by("committed here"):
+            for change in kept:
                 self._cache.apply_message(change, rows[change.shard].version_epoch, now, insert=True)
-        self._publisher.publish_all(by_shard(told, rows, self._settings.inline_object_bytes))
+        self._publisher.publish_all(group_by_shard(kept, rows, self._settings.inline_object_bytes))
 
-    def _without(self, tickets: list[int], shard: int, error: TaoError) -> None:
-        for ticket in self._lanes.requeue(tickets, shard):
-            self._resolve(ticket, error)
+    def _requeue_without(self, numbers: list[int], shard: int, error: TaoError) -> None:
+        for number in self._lanes.requeue(numbers, shard):
+            self._resolve(number, error)
 
-    def _end(self, tickets: list[int], error: TaoError) -> None:
-        for ticket in tickets:
-            self._resolve(ticket, error)
-        self._lanes.finished(tickets)
+    def _fail_batch(self, numbers: list[int], error: TaoError) -> None:
+        for number in numbers:
+            self._resolve(number, error)
+        self._lanes.finish(numbers)
 
-    def _resolve(self, ticket: int, result: Written | TaoError) -> None:
-        waiting = self._waiting.pop(ticket, None)
-        if waiting is None:
+    def _resolve(self, number: int, result: Written | TaoError) -> None:
+        queued = self._waiting.pop(number, None)
+        if queued is None:
             return
         if isinstance(result, TaoError):
             self.failed_writes += 1
-        if waiting.done.done():
+        if queued.done.done():
             return
         if isinstance(result, TaoError):
-            waiting.done.set_exception(result)
-            waiting.done.exception()  # the caller may be gone
+            queued.done.set_exception(result)
+            queued.done.exception()  # marks it as retrieved: the caller may be gone
         else:
-            waiting.done.set_result(result)
+            queued.done.set_result(result)
 
 
-def _nobody_observes(_: float) -> None:
-    """Until the server wires a metric in."""
+def _ignore_duration(_: float) -> None:
+    """Stand in for the metric until the server sets it."""
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:
-    """The write that removes an intent once its mirror is written."""
+    """Return the write that removes an intent once its mirror is written."""
     return ForgetIntent(intent.low_id, intent.high_id, intent.token)
+
+
+def group_by_shard(
+    messages: Iterable[Message], rows: dict[int, ShardRow], inline_object_bytes: int
+) -> Iterable[ShardMessages]:
+    """Return one batch of messages per shard, in order, under the version epoch of its locked row.
+
+    An object above ``inline_object_bytes`` is sent without its data."""
+    grouped: dict[int, list[Message]] = {}
+    for message in messages:
+        if isinstance(message, ObjectChange) and message.data is not None and len(message.data) > inline_object_bytes:
+            message = msgspec.structs.replace(message, data=None)
+        grouped.setdefault(message.shard, []).append(message)
+    return (ShardMessages(shard, rows[shard].version_epoch, tuple(batch)) for shard, batch in grouped.items())

@@ -1,9 +1,9 @@
-"""What a committed write changed, and the maintenance messages made of it (DESIGN.md §6, §7).
+"""The changes of a committed write, and the maintenance messages made of them.
 
 A *change* is the net effect of one transaction on one key, ``before → after``. A cache that holds ``before`` applies
 it; one that holds ``after`` or later ignores it; one that holds something older drops its entry. So changes may arrive
 twice, late or out of order. A *changeset* is the tuple of changes of one transaction. Leader and tailer produce the
-same one: the leader from the rows it locked, the tailer from the row images in the binlog.
+same changeset: the leader from the rows it locked, the tailer from the row images in the binlog.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from tao.model.ids import SHARD_SHIFT
 
 class ObjectChange(msgspec.Struct, frozen=True, tag="object"):
     """The object is now ``(otype, data)`` at version ``after``; ``otype=ABSENT``: it does not exist any more.
-
-    ``data=None`` says that the new value is not carried (too large to send along): drop and re-read."""
+    ``data=None`` says that the new value is not carried (too large to send along): drop the entry and read it again."""
 
     id: int
     before: int
@@ -37,17 +36,18 @@ class ObjectChange(msgspec.Struct, frozen=True, tag="object"):
 
 
 class GoneEdge(msgspec.Struct, frozen=True, gc=False):
-    """Where an edge was: its id2 and its *old* time, so that a holder finds its old place in the list."""
+    """The former place of an edge: its id2 and its *old* time, by which a cache finds it in the list."""
 
     id2: int
     time: int
 
 
 class ListChange(msgspec.Struct, frozen=True, tag="list"):
-    """The list ``(id1, atype)`` lost ``gone`` and gained ``put``, and has ``count`` edges at version ``after``.
+    """The list ``(id1, atype)`` lost ``gone``, gained ``put``, and has ``count`` edges at version ``after``.
 
-    An edge whose time changed is in both, with its old time in ``gone``. An edge whose data alone changed is in
-    ``put`` only. Both are in list order (newest first)."""
+    An edge whose time changed is in both, with its old time in ``gone``. An edge whose data alone changed is in ``put``
+    only. Both are in list order (newest first).
+    """
 
     id1: int
     atype: int
@@ -63,7 +63,7 @@ class ListChange(msgspec.Struct, frozen=True, tag="list"):
 
 
 class ObjectInvalidation(msgspec.Struct, frozen=True, tag="invalidate_object"):
-    """Drop the object unless it is held at ``version`` or later."""
+    """Drop the object unless it is cached at ``version`` or later."""
 
     id: int
     version: int
@@ -74,7 +74,7 @@ class ObjectInvalidation(msgspec.Struct, frozen=True, tag="invalidate_object"):
 
 
 class ListInvalidation(msgspec.Struct, frozen=True, tag="invalidate_list"):
-    """Drop list and count unless held at ``version`` or later."""
+    """Drop list and count unless they are cached at ``version`` or later."""
 
     id1: int
     atype: int
@@ -86,7 +86,7 @@ class ListInvalidation(msgspec.Struct, frozen=True, tag="invalidate_list"):
 
 
 class ShardInvalidation(msgspec.Struct, frozen=True, tag="invalidate_shard"):
-    """Bulk invalidation: everything cached of the shard is void; or, when types are named, what is of these types."""
+    """Bulk invalidation: drop everything that is cached of the shard, or of the named types of the shard."""
 
     shard: int
     otypes: tuple[int, ...] = ()
@@ -99,7 +99,7 @@ Changeset = tuple[Change, ...]
 
 
 class ShardMessages(msgspec.Struct, frozen=True):
-    """Messages of one shard with the version epoch of the shard when they were made."""
+    """Messages of one shard, with the version epoch of the shard when they were made."""
 
     shard: int
     version_epoch: int
@@ -107,5 +107,5 @@ class ShardMessages(msgspec.Struct, frozen=True):
 
 
 def sort_edges(edges: Iterable[Edge]) -> list[Edge]:
-    """List order: time descending, ties by id2 descending."""
+    """Sort into list order: time descending, ties by id2 descending."""
     return sorted(edges, key=lambda edge: (edge.time, edge.id2), reverse=True)

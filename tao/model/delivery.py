@@ -1,9 +1,9 @@
-"""Positions and deliveries: how maintenance messages reach the caches that subscribed (DESIGN.md §7).
+"""Positions and deliveries: how maintenance messages reach the caches that subscribe to them.
 
-A leader numbers what it tells of a shard one by one, in a *stream* whose name changes whenever that numbering starts
-anew (another leader, another generation of ownership): so a subscriber sees at once when anything is missing, and a
-connection that broke is continued. What outlives leaders is the place in the region's binlog up to which a subscriber
-has been told: from there any leader can continue it. A leader that can do neither says ``reset``.
+A leader numbers the messages of a shard one by one, in a *stream* whose name changes whenever the numbering starts anew
+(another leader, another generation of ownership). So a subscriber sees at once when a message is missing, and a broken
+connection is continued. The position in the region's binlog up to which a subscriber has received everything outlives
+leaders: any leader can continue from there. A leader that can do neither sends ``reset``.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from tao.model.changes import ShardMessages
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far a subscriber has been told. ``stream=""``: it has nothing.
+    """How far a subscriber has received the messages of a shard. ``stream=""``: it has nothing.
 
-    ``source`` names a history of commits as binlogs number it, and ``reached`` a transaction in it: everything that was
-    ever committed to the shard up to then has been told. ``source=""``: that is not known."""
+    ``source`` names a history of commits as binlogs number it, and ``reached`` a transaction in it: the subscriber has
+    received everything that was committed to the shard up to then. ``source=""``: that is not known.
+    """
 
     shard: int
     stream: str = ""
@@ -27,9 +28,12 @@ class Position(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """What a tailer tells of a shard: everything committed to it in ``source`` after transaction ``after``, up to
-    ``number``. ``source=""``: no position counts it, and nothing that was told before is continued. ``more``: others
-    have been told what follows, and it is on its way; until it has come, no proof says anything of the shard."""
+    """The part of a shard's history that a tailer delivers: everything committed to the shard in ``source`` after
+    transaction ``after``, up to ``number``.
+
+    ``source=""``: no position counts it, and it continues nothing that was delivered before. ``more``: other leaders
+    have received what follows, and it is on its way here; until it has come, no proof of time covers the shard.
+    """
 
     shard: int
     source: str
@@ -39,9 +43,9 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class ShardDelivery(msgspec.Struct, frozen=True):
-    """Messages of one shard. ``position`` is the subscriber's once they are applied; with ``reset`` it first drops
-    everything it holds of the shard. ``continued``: the stream is a new one, and goes on from where the subscriber has
-    been told in the position's ``source``."""
+    """Messages of one shard. ``position`` is the subscriber's position once they are applied; with ``reset`` it first
+    drops everything that it holds of the shard. ``continued``: the stream is new, and goes on from where the subscriber
+    has received the position's ``source``."""
 
     position: Position
     reset: bool = False
@@ -51,8 +55,8 @@ class ShardDelivery(msgspec.Struct, frozen=True):
 
 class Delivery(msgspec.Struct, frozen=True):
     """One acknowledged unit. ``refused``: shards that this leader does not own. ``proven``: ``(database, Unix
-    milliseconds)``, every commit up to then has been told in this series once the messages here are applied.
-    ``reached``: ``(source, transaction)``, likewise by number."""
+    milliseconds)``; once the messages here are applied, this series has delivered every commit up to then. ``reached``:
+    ``(source, transaction)``, the same by number."""
 
     number: int
     shards: tuple[ShardDelivery, ...] = ()
@@ -71,8 +75,8 @@ class SpoolRow(msgspec.Struct, frozen=True, gc=False):
 
 
 class SpoolMark(msgspec.Struct, frozen=True, gc=False):
-    """Of a shard: everything told in ``source`` after ``after`` and up to ``head`` is in the spool. ``linked``: what is
-    proved of the source from here on, until the next mark, is proved of the shard, too."""
+    """A mark of a shard: the spool holds everything delivered in ``source`` after ``after`` and up to ``head``.
+    ``linked``: proofs about the source cover the shard too, from here on until the next mark."""
 
     shard: int
     source: str

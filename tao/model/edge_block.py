@@ -1,4 +1,4 @@
-"""The edge block: a run of an association list, packed in columns (DESIGN.md §4, §11).
+"""The edge block: a run of an association list, packed in columns.
 
 The same bytes are a cache entry, a message between tiers and an answer to a client, so that a list travels without
 being taken apart. Layout, little-endian::
@@ -8,8 +8,8 @@ being taken apart. Layout, little-endian::
 ``count`` is the length of the whole list at ``version``; ``n`` the number of edges here, newest first (time, then id2,
 descending). The bracketed part is there only when some edge has data; ``data_end`` is cumulative.
 
-Columns, because the questions asked of a block are column questions: an id2 is looked for with one C-level byte search
-over 8 n bytes, a time bound by bisection, and a page is one slice per column.
+Blocks have columns, because queries ask for columns: an id2 is found by one C-level byte search over 8 n bytes, a time
+bound by bisection, and a page is one slice per column.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if sys.byteorder != "little":  # pragma: no cover - every platform that we suppo
 COMPLETE: Final = 1
 """The block holds the whole list."""
 LIMIT_CUT: Final = 2
-"""The limit asked for was above the type's bound and was cut to it."""
+"""The query's limit was above the type's bound and was cut to it."""
 HAS_DATA: Final = 4
 PREFIX: Final = 8
 """The block starts at position 0: it may be cached as a prefix."""
@@ -41,7 +41,7 @@ HEADER_BYTES: Final = _HEADER.size
 
 
 def encode_block(version: int, count: int, edges: Sequence[Edge], flags: int) -> bytes:
-    """Pack edges, which must be newest first. ``HAS_DATA`` is worked out here."""
+    """Pack edges, which must be newest first. ``HAS_DATA`` is set here."""
     n = len(edges)
     id2s = [edge.id2 for edge in edges]
     times = [edge.time for edge in edges]
@@ -62,20 +62,25 @@ def pack_columns(
 
 
 def empty_block(version: int, count: int = 0, flags: int = COMPLETE | PREFIX) -> bytes:
-    """A block without edges; by default that of an empty list."""
+    """Return a block without edges; by default that of an empty list."""
     return _HEADER.pack(version, count, 0, flags)
 
 
 def header(block: bytes) -> tuple[int, int, int, int]:
-    """``(version, count, n, flags)``."""
+    """Return ``(version, count, n, flags)``."""
     return _HEADER.unpack_from(block)
 
 
 def with_flags(block: bytes, flags: int) -> bytes:
-    """The same block with these flags instead of its own (``HAS_DATA`` stays as it is)."""
+    """Return the same block with these flags instead of its own (``HAS_DATA`` stays as it is)."""
     version, count, n, old = _HEADER.unpack_from(block)
     new = (flags & ~HAS_DATA) | (old & HAS_DATA)
     return block if new == old else _HEADER.pack(version, count, n, new) + block[HEADER_BYTES:]
+
+
+def mark_cut(block: bytes) -> bytes:
+    """Return the block with the flag which says that the query's limit was above the type's bound."""
+    return with_flags(block, header(block)[3] | LIMIT_CUT)
 
 
 def check_block(block: bytes) -> bytes:
@@ -85,7 +90,7 @@ def check_block(block: bytes) -> bytes:
 
 
 def checked_header(block: bytes) -> tuple[int, int, int, int]:
-    """`header` of a block that `check_block` would return; raises as that does."""
+    """Return the `header` of a block that `check_block` would return; raises as that does."""
     if len(block) < HEADER_BYTES:
         raise ProtocolError(f"an edge block has at least {HEADER_BYTES} bytes, this one {len(block)}")
     version, count, n, flags = _HEADER.unpack_from(block)
@@ -103,19 +108,19 @@ def checked_header(block: bytes) -> tuple[int, int, int, int]:
 
 
 def id2_column(block: bytes) -> memoryview:
-    """The id2 column as a typed view (items are int)."""
+    """Return the id2 column as a typed view (items are int)."""
     n = int.from_bytes(block[16:20], "little")
     return memoryview(block)[HEADER_BYTES : HEADER_BYTES + 8 * n].cast("Q")
 
 
 def time_column(block: bytes) -> memoryview:
-    """The time column as a typed view (items are int)."""
+    """Return the time column as a typed view (items are int)."""
     n = int.from_bytes(block[16:20], "little")
     return memoryview(block)[HEADER_BYTES + 8 * n : HEADER_BYTES + 16 * n].cast("Q")
 
 
 def data_at(block: bytes, index: int) -> bytes:
-    """The data of the edge at ``index`` of this block."""
+    """Return the data of the edge at ``index`` of this block."""
     _, _, n, flags = _HEADER.unpack_from(block)
     if not flags & HAS_DATA:
         return b""
@@ -127,12 +132,12 @@ def data_at(block: bytes, index: int) -> bytes:
 
 
 def decode_block(block: bytes) -> list[Edge]:
-    """All edges, newest first."""
+    """Return all edges, newest first."""
     return list(map(Edge, *columns_of(block)))
 
 
 def columns_of(block: bytes) -> tuple[Sequence[int], Sequence[int], Iterable[bytes]]:
-    """The id2s, times and data of all edges, newest first."""
+    """Return the id2s, times and data of all edges, newest first."""
     _, _, n, flags = _HEADER.unpack_from(block)
     if not flags & HAS_DATA:
         numbers = struct.unpack_from(f"<{2 * n}Q", block, HEADER_BYTES)
@@ -144,7 +149,7 @@ def columns_of(block: bytes) -> tuple[Sequence[int], Sequence[int], Iterable[byt
 
 
 def position_of(block: bytes, id2: int) -> int:
-    """Index of the edge to ``id2`` in this block, or -1. One byte search, whatever the length."""
+    """Return the index of the edge to ``id2`` in this block, or -1. One byte search, whatever the length."""
     n = int.from_bytes(block[16:20], "little")
     needle = id2.to_bytes(8, "little")
     end = HEADER_BYTES + 8 * n
@@ -157,12 +162,12 @@ def position_of(block: bytes, id2: int) -> int:
 
 
 def first_not_newer(block: bytes, time: int) -> int:
-    """Index of the first edge whose time is ≤ ``time``; n when there is none."""
+    """Return the index of the first edge whose time is ≤ ``time``; n when there is none."""
     return bisect_left(time_column(block), -time, key=neg)  # newest first: their negatives ascend
 
 
 def first_after(block: bytes, time: int, id2: int) -> int:
-    """Index of the first edge that comes after ``(time, id2)`` in list order; n when there is none."""
+    """Return the index of the first edge that comes after ``(time, id2)`` in list order; n when there is none."""
     times, id2s = time_column(block), id2_column(block)
     low, high = 0, len(times)
     while low < high:
@@ -175,7 +180,8 @@ def first_after(block: bytes, time: int, id2: int) -> int:
 
 
 def slice_block(block: bytes, start: int, stop: int, flags: int) -> bytes:
-    """The edges at ``start … stop-1`` (clamped to the block) with its version and count, under the given flags."""
+    """Return the edges at ``start`` to ``stop - 1`` (clamped to the block) with the block's version and count, under
+    the given flags."""
     version, count, n, old = _HEADER.unpack_from(block)
     if stop > n:  # `min` would take a fifth of the time of a page
         stop = n
@@ -205,7 +211,7 @@ def slice_block(block: bytes, start: int, stop: int, flags: int) -> bytes:
 
 
 def pick_edges(block: bytes, indexes: Iterable[int], flags: int) -> bytes:
-    """The edges at these indexes, in the order given, with the block's version and count."""
+    """Return the edges at these indexes, in the order given, with the block's version and count."""
     version, count, _, _ = _HEADER.unpack_from(block)
     id2s, times = id2_column(block), time_column(block)
     chosen = list(indexes)

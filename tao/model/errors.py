@@ -1,4 +1,4 @@
-"""The one error tree of the system (DESIGN.md §2, §6, §9).
+"""The one error tree of the system.
 
 TaoError
  ├─ RequestError              the caller must change something before trying again
@@ -80,7 +80,7 @@ class InvalidField(RequestError):
 
 
 class TooLarge(RequestError):
-    """Data, an id2 set or a message above the limit that DESIGN.md §2 states."""
+    """Data, an id2 set or a message above its limit (docs/reference/limits.md)."""
 
     reason = "TOO_LARGE"
 
@@ -132,21 +132,23 @@ class AnswerFull(Overloaded):
 
 
 class Unavailable(RetryableError):
-    """A server, leader or database that the request needs cannot be reached."""
+    """A server, leader or database that the request needs cannot be reached. Catching it catches `DatabaseDown` and
+    `MasterReadOnly` too."""
 
     reason = "UNAVAILABLE"
 
 
 class MasterReadOnly(Unavailable):
-    """The database server is closed to writes: it is being replaced as master, or was (DESIGN.md §9). Nothing was
+    """The database server is closed to writes: it is being replaced as master, or was. Nothing was
     written; a moment later the same request finds the new master."""
 
     reason = "MASTER_READ_ONLY"
 
 
 class DatabaseDown(Unavailable):
-    """The database server that holds the shard has failed and does not answer probes: nobody else in the region can
-    serve what needs it, so nobody is asked again before it is back."""
+    """The database server that holds the shard has failed and does not answer probes: no other server of the
+    region can serve what needs it (and none at all a critical read, when it is the master), so none is asked before it
+    is back."""
 
     reason = "DATABASE_DOWN"
 
@@ -158,7 +160,7 @@ class DeadlineExceeded(RetryableError):
 
 
 class Fenced(RetryableError):
-    """The leader that tried to write no longer owns the shard; its owner can do the write (DESIGN.md §6)."""
+    """The leader that tried to write no longer owns the shard; its owner can do the write."""
 
     reason = "FENCED"
 
@@ -178,7 +180,7 @@ class OutcomeUnknown(TaoError):
 
 class WriteLost(TaoError):
     """The read asks for nothing older than a write that no longer exists: it was acknowledged, and lost when its master
-    database was replaced before a replica had it (DESIGN.md §8). The same read without the token is answered."""
+    database was replaced before a replica had it. The same read without the token is answered."""
 
     reason = "WRITE_LOST"
 

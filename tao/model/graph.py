@@ -1,4 +1,4 @@
-"""The graph's values, and the encoded forms in which they are cached and sent (DESIGN.md §2, §4).
+"""The graph's values, and the encoded forms in which they are cached and sent.
 
 A cache hit must cost a look-up and an append, so a value is held as the bytes that go on the wire:
 
@@ -31,8 +31,8 @@ COUNT_VALUE_BYTES: Final = _COUNT.size
 
 
 class Edge(msgspec.Struct, frozen=True, gc=False):
-    """One association as its list sees it: ``(id2, time, data)``. ``data`` is a msgpack map keyed by field number, or
-    empty."""
+    """One association as an entry of its list: ``(id2, time, data)``. ``data`` is a msgpack map keyed by field number,
+    or empty."""
 
     id2: int
     time: int
@@ -40,14 +40,14 @@ class Edge(msgspec.Struct, frozen=True, gc=False):
 
 
 class ListKey(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Names an association list."""
+    """The key of an association list."""
 
     id1: int
     atype: int
 
 
 class EdgeKey(msgspec.Struct, frozen=True, gc=False, order=True):
-    """Names one association: at most one exists per triple."""
+    """The key of one association: at most one exists per triple."""
 
     id1: int
     atype: int
@@ -55,26 +55,27 @@ class EdgeKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 def encode_object(version: int, otype: int, data: bytes) -> bytes:
-    """The ready-to-send form of an object; ``otype=ABSENT`` with empty data for one that does not exist."""
+    """Return the value of an object, ready to send; ``otype=ABSENT`` with empty data for one that does not exist."""
     return _OBJECT_HEADER.pack(version, otype) + data
 
 
 def decode_object(value: bytes) -> tuple[int, int, bytes]:
-    """``(version, otype, data)`` of an object value. Raises `struct.error` when it is shorter than its header."""
+    """Return ``(version, otype, data)`` of an object value. Raises `struct.error` when it is shorter than its
+    header."""
     version, otype = _OBJECT_HEADER.unpack_from(value)
     return version, otype, value[OBJECT_HEADER_BYTES:]
 
 
 def encode_count(version: int, count: int) -> bytes:
-    """The ready-to-send form of an association count."""
+    """Return the value of an association count, ready to send."""
     return _COUNT.pack(version, count)
 
 
 def decode_count(value: bytes) -> tuple[int, int]:
-    """``(version, count)`` of a count value, or of an edge block's first 16 bytes."""
+    """Return ``(version, count)`` of a count value, or of an edge block's first 16 bytes."""
     return _COUNT.unpack_from(value)
 
 
 def version_of(value: bytes) -> int:
-    """The version in any encoded value: object, count or edge block."""
+    """Return the version in any encoded value: object, count or edge block."""
     return int.from_bytes(value[:8], "little")

@@ -1,6 +1,6 @@
-"""Object ids, 63 bits: ``shard (16) | milliseconds since 2020-01-01 UTC (41) | sequence (6)`` (DESIGN.md §2).
+"""Object ids, 63 bits: ``shard (16) | milliseconds since 2020-01-01 UTC (41) | sequence (6)``.
 
-The shard is part of the id, so any holder of an id can route without a look-up, and an object stays on its shard for
+The shard is part of the id, so every holder of an id can route without a look-up, and an object stays on its shard for
 life. Ids of a shard grow with time, so that InnoDB inserts at the end of the clustered index.
 """
 
@@ -25,7 +25,7 @@ _MAX_TIME_MS: Final = (1 << TIME_BITS) - 1
 
 
 def shard_of(object_id: int) -> int:
-    """The shard that hosts the object for life, 0 … 65535."""
+    """Return the shard that hosts the object for life, 0 to 65535."""
     return object_id >> SHARD_SHIFT
 
 
@@ -49,7 +49,7 @@ def check_id(object_id: int, name: str = "id") -> int:
 
 
 class IdAllocator:
-    """Hands out growing ids per shard; time is passed in. Memory: one integer per shard used.
+    """Allocates growing ids per shard; time is passed in. Memory: one integer per shard used.
 
     Two allocators may propose the same id (two leaders, a clock set back). The store decides: a duplicate key is
     answered by taking the next one, so no two objects ever share an id.
@@ -61,7 +61,7 @@ class IdAllocator:
         self._last: dict[int, int] = {}
 
     def allocate(self, shard: int, unix_ms: int) -> int:
-        """The next id of the shard: never lower than one given before, even when the clock goes back or more than
+        """Return the next id of the shard: never lower than an earlier one, even when the clock goes back or more than
         64 are asked for within a millisecond (the time part then runs ahead of the clock)."""
         candidate = make_id(shard, unix_ms, 0)
         last = self._last.get(shard, -1)

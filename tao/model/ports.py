@@ -1,7 +1,7 @@
-"""Ports: what the core asks of the outside, as Protocols (DESIGN.md §14).
+"""Ports: the interfaces of the core to the outside, as Protocols.
 
-Above these there are no threads, no sockets and no time but the loop's, so that a simulator can put its own clock,
-store and network under the same code.
+Above them there are no threads, no sockets and no time but the loop's, so that a simulator can put its own clock, store
+and network under the same code.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Clock(Protocol):
     """Time, from the loop."""
 
     def monotonic(self) -> float:
-        """Seconds; only differences mean something."""
+        """Return seconds; only differences have a meaning."""
 
     def unix_ms(self) -> int:
-        """Milliseconds since 1970, for ids and people."""
+        """Return milliseconds since 1970, for ids and people."""
 
 
 OnRead = Callable[[Sequence[int], FillRead | TaoError], None]
-"""Takes the answers to some of the queries, given by their places, or why these have none."""
+"""Receives the answers to some of the queries, given by their indexes, or the errors of queries without answers."""
 
 
 class ReadStore(Protocol):
@@ -37,13 +37,15 @@ class ReadStore(Protocol):
     async def read_each(
         self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
     ) -> None:
-        """Answer each query by its encoded value, once, as soon as it is there: what is slow or refused holds up and
-        fails its own shard's queries alone, by `Unavailable`, `Overloaded`, `DeadlineExceeded` or `OperatorError`.
-        Every answer is of one snapshot. ``critical`` goes to the master database. An error that ``on_read`` raises
-        ends the read, and is raised here."""
+        """Answer each query once by its encoded value, as soon as it is there. A slow or rejected query delays and
+        fails only the queries of its own shard, by `Unavailable`, `Overloaded`, `DeadlineExceeded` or `OperatorError`.
+
+        Every answer is of one snapshot. ``critical`` reads the master database. An error that ``on_read`` raises ends
+        the read, and is raised here.
+        """
 
     async def read(self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float) -> FillRead:
-        """`read_each` for those to whom only all answers together, in the order of the queries, are of use. Raises the
+        """Read as `read_each` does, for callers that need all answers together, in the order of the queries. Raises the
         first failure."""
         values = [b""] * len(queries)
         epochs: dict[int, int] = {}
@@ -60,11 +62,11 @@ class ReadStore(Protocol):
 
 
 class MemberScans(Protocol):
-    """Reads long lists for their membership filters (DESIGN.md §10)."""
+    """Reads long lists for their membership filters."""
 
     async def read_members(self, id1: int, atype: int, after_id2: int, limit: int, *, deadline: float) -> MemberPage:
-        """The id2s above ``after_id2``, ascending, at most ``limit``, all of one snapshot of the region's database.
-        ``deadline`` is in the loop's time. Raises `TaoError`."""
+        """Return the id2s above ``after_id2``, ascending, at most ``limit``, all of one snapshot of the region's
+        database. ``deadline`` is in the loop's time. Raises `TaoError`."""
 
 
 class Transaction(Protocol):
@@ -75,50 +77,52 @@ class Transaction(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Rolls back unless committed; the connection is never returned to the pool with a transaction open."""
+        """Roll back unless committed; the connection is never returned to the pool with a transaction open."""
 
     async def lock_and_read(self, shards: Sequence[int], keys: WriteKeys) -> tuple[dict[int, ShardRow], ExistingRows]:
-        """Share-lock the rows of table ``shard`` in shard order, then lock and read the named rows in key order.
-        Raises `ShardBlocked` when a lock was not had in time; everything is rolled back."""
+        """Share-lock the rows of table ``shard`` in shard order, then lock and read the named rows in key order. Raises
+        `ShardBlocked` when a lock was not granted in time; everything is rolled back."""
 
     async def apply(self, rows: RowChanges) -> None:
-        """Write, now or with `commit`; raises as `lock_and_read` does."""
+        """Write the changes, now or with `commit`; raises as `lock_and_read` does."""
 
     async def commit(self) -> None:
-        """Raises as `apply` for rows that are refused, and `OutcomeUnknown` when the connection broke meanwhile."""
+        """Commit. Raises as `apply` for rows that are rejected, and `OutcomeUnknown` when the connection broke
+        meanwhile."""
 
 
 class WriteStore(Protocol):
     """Writes to the master databases (leaders only)."""
 
     def server_of(self, shard: int) -> str:
-        """Name of the database server that is master of the shard. Writes of shards with one name can share a
-        transaction."""
+        """Return the name of the database server that is master of the shard. Writes of shards with one name can share
+        a transaction."""
 
     def transaction(self, server: str, *, timeout_seconds: float) -> Transaction:
-        """A transaction on that server, to be used as a context manager; begins with `Transaction.lock_and_read`."""
+        """Return a transaction on that server, to be used as a context manager; it begins with
+        `Transaction.lock_and_read`."""
 
     async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
-        """Make ``owner`` the owner of the shard under a generation one higher, under the exclusive lock. When it is
-        the owner already the generation is raised all the same: an older incarnation must be fenced off."""
+        """Make ``owner`` the owner of the shard under a generation one higher, under the exclusive lock. The generation
+        is raised even when it is the owner already, because an older incarnation must be fenced off."""
 
     async def read_ownership(self, shards: Sequence[int], *, timeout_seconds: float) -> dict[int, ShardRow]:
-        """The rows of table ``shard`` as they are, without locks."""
+        """Return the rows of table ``shard`` as they are, without locks."""
 
     async def write_heartbeat(self, shard: int, writer: str, unix_ms: int, *, timeout_seconds: float) -> bool:
-        """Commit the writer's row in the shard's table ``heartbeat``: whoever sees it has seen every commit to the
-        shard's database that was acknowledged before ``unix_ms``. Returns whether commits there wait until a replica
-        has received them. Fails as any write does, whole or with an unknown outcome; another one follows."""
+        """Commit the writer's row in the shard's table ``heartbeat``. A reader that sees it has seen every commit to
+        the shard's database that was acknowledged before ``unix_ms``. Returns whether commits there wait until a
+        replica has received them. It fails as any write does, whole or with an unknown outcome; another one follows."""
 
     async def old_intents(self, shards: Sequence[int], *, before_unix_ms: int, limit: int) -> list[IntentRow]:
-        """Intents created before the given time, at most ``limit``, for repair."""
+        """Return intents created before the given time, at most ``limit``, for repair."""
 
 
 class TopologyStore(Protocol):
-    """Where the topology document lives."""
+    """Stores the topology document."""
 
     async def load(self) -> Topology:
-        """Raises `TopologyError` when there is none or it is wrong."""
+        """Return the document. Raises `TopologyError` when there is none or it is wrong."""
 
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """Compare-and-set: store ``changed`` as version ``expected_version + 1``. Raises `TopologyConflict`."""
@@ -128,22 +132,22 @@ class TopologyStore(Protocol):
 
 
 class Spool(Protocol):
-    """Guaranteed messages on disk, behind a leader's memory (DESIGN.md §7). Nothing here blocks; jobs are done in the
-    order in which they were given, and ``stored`` and ``answer`` are called from the loop."""
+    """Guaranteed messages on disk, behind a leader's memory. Nothing here blocks; jobs are done in the order in which
+    they were given, and ``stored`` and ``answer`` are called from the loop."""
 
     def marks(self) -> Sequence[SpoolMark]:
-        """What the spool held when it was opened."""
+        """Return the marks that the spool held when it was opened."""
 
     def on_change(self, dropped: Callable[[int, str, int], None], lost: Callable[[], None]) -> None:
-        """Whom to tell that a shard's rows up to a number of a source have made room for newer ones, and that nothing
-        stored so far can be relied on (the disk is full or broken)."""
+        """Register two listeners: one is called when a shard's rows up to a number of a source have made room for newer
+        ones, the other when nothing stored so far can be relied on (the disk is full or broken)."""
 
     def append(self, rows: Sequence[SpoolRow], marks: Sequence[SpoolMark], stored: Callable[[], None]) -> None:
-        """Keep them, all or none. ``stored``: a loss of power does them no harm any more, or they are not in the spool,
-        which has been said by ``lost``."""
+        """Store the rows, all or none. ``stored`` is called when a loss of power does them no harm any more, or when
+        they are not in the spool, which ``lost`` has reported before."""
 
     def prove(self, source: str, number: int) -> None:
-        """All linked shards of the source have been told everything up to there."""
+        """Record that everything up to this number has been delivered to all linked shards of the source."""
 
     def read(
         self,
@@ -153,5 +157,5 @@ class Spool(Protocol):
         max_bytes: int,
         answer: Callable[[Sequence[SpoolRow] | None], None],
     ) -> None:
-        """The shard's rows after ``(number, place)``, in their order, as many as fit and at least one if there is one.
-        None: they cannot be read."""
+        """Return the shard's rows after ``(number, place)``, in their order, as many as fit and at least one if there
+        is one. None: they cannot be read."""

@@ -1,5 +1,5 @@
-"""Read queries, as the store answers them for fills (DESIGN.md §2, §3). Answers are the encoded values of
-`tao.model.graph` and `tao.model.edge_block`."""
+"""Read queries, as the store answers them for fills. Answers are the encoded values of `tao.model.graph` and
+`tao.model.edge_block`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from tao.model.ids import SHARD_SHIFT
 
 
 class ObjectQuery(msgspec.Struct, frozen=True, tag="object"):
-    """→ object value."""
+    """Asks for an object value."""
 
     id: int
 
 
 class CountQuery(msgspec.Struct, frozen=True, tag="count"):
-    """→ count value; version 0, count 0 for a list that was never written."""
+    """Asks for a count value; version 0, count 0 for a list that was never written."""
 
     id1: int
     atype: int
 
 
 class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
-    """→ edge block of positions ``pos … pos+limit-1``; with ``pos=0`` a prefix that may be cached."""
+    """Asks for an edge block of positions ``pos`` to ``pos + limit - 1``; with ``pos=0`` it is a prefix that may be
+    cached."""
 
     id1: int
     atype: int
@@ -32,8 +33,8 @@ class RangeQuery(msgspec.Struct, frozen=True, tag="range"):
 
 
 class TimeRangeQuery(msgspec.Struct, frozen=True, tag="time_range"):
-    """→ edge block of at most ``limit`` edges with ``high ≥ time ≥ low``, newest first; of those at ``high`` only the
-    ones to ids below ``below_id2``, when it is not 0: what comes after the edge ``(high, below_id2)``."""
+    """Asks for an edge block of at most ``limit`` edges with ``high >= time >= low``, newest first. When ``below_id2``
+    is not 0, of the edges at ``high`` only those to lower ids: the edges after ``(high, below_id2)`` in list order."""
 
     id1: int
     atype: int
@@ -44,7 +45,7 @@ class TimeRangeQuery(msgspec.Struct, frozen=True, tag="time_range"):
 
 
 class EdgesQuery(msgspec.Struct, frozen=True, tag="edges"):
-    """→ edge block, in list order, of the edges to ``id2s`` with ``high ≥ time ≥ low``."""
+    """Asks for an edge block, in list order, of the edges to ``id2s`` with ``high >= time >= low``."""
 
     id1: int
     atype: int
@@ -57,12 +58,12 @@ Query = ObjectQuery | CountQuery | RangeQuery | TimeRangeQuery | EdgesQuery
 
 
 def shard_of(query: Query) -> int:
-    """Where what it asks for lies."""
+    """Return the shard of the query's object or list."""
     return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
 
 
 class MemberPage(msgspec.Struct, frozen=True):
-    """Some id2s of a list, ascending, and what shard and list were in the snapshot that they are of."""
+    """Some id2s of a list, ascending, with the versions of shard and list in their snapshot."""
 
     version_epoch: int
     version: int
@@ -78,8 +79,8 @@ class FillRead(msgspec.Struct, frozen=True):
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """One answer from further up, the version epoch that its shard had no later than the answer was read, and which
-    tier answered (``leader``, ``database``), for people. ``keep``: whether it may be cached where it was asked for."""
+    """One answer from further up; the version epoch that its shard had before the answer was read or at that time; and
+    the tier that answered (``leader``, ``database``), for people. ``keep``: whether the answer may be cached here."""
 
     value: bytes
     version_epoch: int

@@ -1,7 +1,8 @@
-"""What a tailer hands to a leader: messages read from a binlog, and keys that someone else wrote (DESIGN.md §7).
+"""Relays from a tailer to a leader: messages read from a binlog, and keys that another program wrote.
 
-A leader applies the messages, forwards them to its subscribers and acknowledges. A *touch* names a key whose rows were
-changed without their version step: nothing can be told of it until the owner of the shard has raised its version.
+A leader applies the messages, forwards them to its subscribers and acknowledges the relay. A *touch* names a key whose
+rows were changed without their version step: no message can be sent until the owner of the shard has raised its
+version.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ WHOLE_OBJECT: Final = 0
 
 
 class TouchKind(Enum):
-    """What a touch names."""
+    """The key that a touch names."""
 
     OBJECT = "object"
     LIST = "list"
 
 
 class Touch(msgspec.Struct, frozen=True, order=True):
-    """Object ``id`` (``atype=WHOLE_OBJECT``) or list ``(id, atype)`` was changed by someone who keeps no versions.
-
-    ``version`` is the highest seen in its rows: of a row that is gone, nothing else remembers it. The new version must
-    be above that, above the row's, and above any that the leader has heard of."""
+    """Object ``id`` (``atype=WHOLE_OBJECT``) or list ``(id, atype)`` was changed by a program that keeps no versions.
+    ``version`` is the highest seen in its rows, because nothing else remembers the version of a row that is gone. The
+    new version must be above it, above the row's, and above any that the leader knows."""
 
     id: int
     atype: int
@@ -48,10 +48,11 @@ class Touch(msgspec.Struct, frozen=True, order=True):
 class Relay(msgspec.Struct, frozen=True, kw_only=True):
     """One acknowledged unit from a tailer to a leader, in binlog order. Duplicates are harmless.
 
-    ``bulk_shards`` are void as a whole. ``source`` is the database (replication set) whose binlog was read, and
-    ``source_unix_ms`` the time up to which all of its commits have been told, this relay included (0: not known).
-    ``position`` is the GTID of its newest transaction, for people. ``spans`` say what all of this is everything of, and
-    ``reached`` is ``source_unix_ms`` by transaction: ``(history, number)``."""
+    ``bulk_shards`` are invalidated as a whole. ``source`` is the database (replication set) whose binlog was read, and
+    ``source_unix_ms`` the time up to which all of its commits have been delivered, this relay included (0: not known).
+    ``position`` is the GTID of its newest transaction, for people. ``spans`` name the parts of shards' histories that
+    the relay holds completely, and ``reached`` is ``source_unix_ms`` by transaction: ``(history, number)``.
+    """
 
     changes: tuple[ShardMessages, ...] = ()
     touches: tuple[Touch, ...] = ()

@@ -1,6 +1,6 @@
-"""Rows of a shard's tables as values, and what a write transaction reads and changes (DESIGN.md §3).
+"""Rows of a shard's tables as values, and the reads and changes of a write transaction.
 
-The store port speaks in these; SQL is known to `tao.storage` alone.
+The store port uses these values; only `tao.storage` knows SQL.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tao.model.graph import Edge, EdgeKey, ListKey
 
 
 class ShardRow(msgspec.Struct, frozen=True):
-    """The one row of table ``shard``: who may write, and under which version epoch."""
+    """The one row of table ``shard``: its owner, who may write, and its version epoch."""
 
     shard: int
     master_server: str
@@ -47,7 +47,7 @@ class IntentKey(msgspec.Struct, frozen=True, gc=False, order=True):
 
 
 class IntentRow(msgspec.Struct, frozen=True):
-    """An inverse that is still to be written: copy the coordinator's edges of these ``atypes`` (as seen from
+    """An inverse edge that is still to be written: copy the coordinator's edges of these ``atypes`` (as seen from
     ``low_id``) to the other side. ``token`` grows with every write of the pair while the intent stands."""
 
     low_id: int
@@ -71,8 +71,8 @@ class WriteKeys:
 
 @dataclass(slots=True)
 class ExistingRows:
-    """The locked rows; what is missing here does not exist. ``recounted``: how many edges a list has, and the highest
-    version that one of them was written at."""
+    """The locked rows; a row that is missing here does not exist. ``recounted``: the number of edges of a list, and the
+    highest version that one of them was written at."""
 
     objects: dict[int, ObjectRow] = field(default_factory=dict)
     lists: dict[ListKey, ListRow] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class ExistingRows:
 
 @dataclass(slots=True)
 class RowChanges:
-    """What a transaction writes; every row at most once."""
+    """The rows that a transaction writes; every row at most once."""
 
     put_objects: list[ObjectRow] = field(default_factory=list)
     put_lists: dict[ListKey, ListRow] = field(default_factory=dict)

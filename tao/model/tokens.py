@@ -1,10 +1,10 @@
-"""Write tokens: read your writes anywhere (DESIGN.md §8).
+"""Write tokens: read your writes anywhere.
 
-A write returns one; a read that carries it never answers with something older, at any tier in any region. It names the
-keys that the write changed with the versions that they have reached. Applications keep it, merge it, put it into a
-cookie - and never look inside: the text form is versioned and carries a checksum, so that garbage is refused.
+A write returns a token; a read that carries it never answers with an older state, at any tier in any region. The token
+names the keys that the write changed with the versions that they have reached. Applications keep it, merge it, put it
+into a cookie, and never look inside: the text form is versioned and carries a checksum, so that garbage is rejected.
 
-At most `MAX_KEYS` keys are named; beyond that the oldest become "critical for this shard": reads of the shard go to the
+At most `MAX_KEYS` keys are named. Beyond that the oldest become "critical for this shard": reads of the shard go to the
 master database, which is always new enough.
 """
 
@@ -42,13 +42,13 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class WriteToken:
-    """Immutable. ``keys``: ``(id, atype) → version`` in the order in which they were written, atype 0 for objects;
-    ``shards``: those that must be read critically."""
+    """An immutable token. ``keys``: ``(id, atype) → version`` in the order of the writes, atype 0 for objects;
+    ``shards``: shards that must be read critically."""
 
     __slots__ = ("_keys", "_shards")
 
     def __init__(self, keys: Iterable[tuple[int, int, int]] = (), shards: Iterable[int] = ()) -> None:
-        """``keys``: ``(id, atype, version)``, oldest first. More than fit make their shards critical."""
+        """``keys``: ``(id, atype, version)``, oldest first. Keys beyond the limit make their shards critical."""
         newest: dict[tuple[int, int], int] = {}
         for key_id, atype, version in keys:
             known = newest.pop((key_id, atype), 0)
@@ -58,7 +58,7 @@ class WriteToken:
             del newest[oldest]
             critical[oldest[0] >> SHARD_SHIFT] = None
         self._keys = newest
-        # One more than it can name says "all"; which they are does not matter then.
+        # One shard more than a token can name means "all"; which shards they are does not matter then.
         self._shards = tuple(islice(critical, MAX_SHARDS_NAMED + 1))
 
     def __bool__(self) -> bool:
@@ -76,30 +76,31 @@ class WriteToken:
         return f"WriteToken({len(self._keys)} keys, {len(self._shards)} shards)"
 
     def minimum_of_object(self, object_id: int) -> int:
-        """The least version that may answer; 0 when the token says nothing of it."""
+        """Return the lowest version that may answer a read of the object; 0 when the token does not name it."""
         return self._keys.get((object_id, 0), 0)
 
     def minimum_of_list(self, key: ListKey) -> int:
-        """The least version of list and count that may answer."""
+        """Return the lowest version that may answer a read of the list or its count; 0 when the token does not name
+        it."""
         return self._keys.get((key.id1, key.atype), 0)
 
     def is_critical(self, shard: int) -> bool:
-        """Whether reads of the shard must be critical: the token holds more writes there than it can name, or more
-        shards than it can."""
+        """Return whether reads of the shard must be critical: the token stands for more writes there than it can name,
+        or for more shards than it can name."""
         return shard in self._shards or len(self._shards) > MAX_SHARDS_NAMED
 
     def merged(self, other: WriteToken) -> WriteToken:
-        """Both: what ``other`` says counts as the newer."""
+        """Return a token for both; the keys of ``other`` count as the newer ones."""
         return WriteToken([*self._triples(), *other._triples()], [*self._shards, *other._shards])
 
     def text(self) -> str:
-        """The opaque form, for a cookie or header: letters, digits, ``-`` and ``_``."""
+        """Return the opaque form, for a cookie or header: letters, digits, ``-`` and ``_``."""
         body = bytes((_FORMAT,)) + _encode(_Packed(list(self._triples()), list(self._shards)))
         return base64.urlsafe_b64encode(body + _checksum(body)).decode().rstrip("=")
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Raises `InvalidArgument` for anything that `text` has not made."""
+        """Parse the form that `text` returns. Raises `InvalidArgument` for any other text."""
         if len(text) > MAX_TEXT_BYTES:
             raise InvalidArgument(f"a write token has at most {MAX_TEXT_BYTES} characters, this one {len(text)}")
         try:

@@ -1,7 +1,7 @@
-"""The topology document as values: which servers, tiers, regions, databases and mappings exist (DESIGN.md §1, §5).
+"""The topology document as values: which servers, tiers, regions, databases and mappings exist.
 
-Clients and servers hold the same document, at some version, and derive the same routes from it (`tao.routing`).
-It changes by compare-and-set on ``version``; who stores and watches it is `tao.topology`'s affair.
+Clients and servers hold the same document, at some version, and derive the same routes from it (`tao.routing`). It
+changes by compare-and-set on ``version``; `tao.topology` stores and watches it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import msgspec
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a cache server is reached; written as in `CacheServer`."""
+    """The addresses of a cache server; written as in `CacheServer`."""
 
     grpc: str
     frames: str = ""
@@ -18,8 +18,8 @@ class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
     """A follower or leader. Addresses are ``host:port`` (or ``unix:/path`` for ``frames``); an empty ``frames`` means
-    that peers use gRPC. ``reached_from``: region → the addresses to use from there, where they are others (a gateway, a
-    tunnel)."""
+    that peers use gRPC. ``reached_from`` maps a region to the addresses to use from there, where they differ (a
+    gateway, a tunnel)."""
 
     name: str
     grpc: str
@@ -33,16 +33,19 @@ class CacheServer(msgspec.Struct, frozen=True, kw_only=True):
         return hash(self.name)  # the generated one would hash `reached_from`, which is a dictionary
 
     def seen_from(self, region: str) -> CacheServer:
-        """This server with the addresses that are good in ``region``; itself where those are the usual ones."""
+        """Return this server with the addresses to use from ``region``; itself where those are the usual ones."""
         there = self.reached_from.get(region)
         return self if there is None else msgspec.structs.replace(self, grpc=there.grpc, frames=there.frames)
 
 
 class Tier(msgspec.Struct, frozen=True, kw_only=True):
-    """Cache servers that together answer any request. ``moved`` holds explicit mappings ``shard → server names``
-    (the first is the home, more are clones, of leaders those who stand in for it), which win over the ring. ``told``:
-    shard → servers that are handed its changes and do not answer for it: clones about to begin, or just ended.
-    ``cloned_by_watcher``: shards whose clones a watcher has made, and gives back; those made by hand it leaves."""
+    """Cache servers that together answer any request.
+
+    ``moved`` holds explicit mappings ``shard → server names``, which win over the ring: the first is the home; further
+    servers are clones in a follower tier, and stand-ins in a leader tier. ``told``: shard → servers that receive its
+    changes and do not serve it: clones about to start, or just stopped. ``cloned_by_watcher``: shards whose clones a
+    watcher has made and will remove; it leaves clones made by hand.
+    """
 
     name: str
     servers: tuple[CacheServer, ...]
@@ -70,15 +73,15 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a database server is reached by TCP."""
+    """The TCP address of a database server."""
 
     host: str
     port: int
 
 
 class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
-    """A MySQL or MariaDB server of one region. ``socket`` wins over ``host:port`` when both are given.
-    ``reached_from``: region → the address to use from there, where it is another."""
+    """A MySQL or MariaDB server of one region. ``socket`` wins over ``host:port`` when both are given. ``reached_from``
+    maps a region to the address to use from there, where it differs."""
 
     name: str
     host: str = "127.0.0.1"
@@ -91,15 +94,15 @@ class DatabaseServer(msgspec.Struct, frozen=True, kw_only=True):
         return hash(self.name)  # the generated one would hash `reached_from`, which is a dictionary
 
     def seen_from(self, region: str) -> DatabaseServer:
-        """This server with the address that is good in ``region``; itself where that is the usual one."""
+        """Return this server with the address to use from ``region``; itself where that is the usual one."""
         there = self.reached_from.get(region)
         return self if there is None else msgspec.structs.replace(self, host=there.host, port=there.port, socket="")
 
 
 class Database(msgspec.Struct, frozen=True, kw_only=True):
     """A replication set: one server per region. ``shards`` are inclusive ranges ``(first, last)``. ``version_epoch`` is
-    that of its shards, one higher after each promotion; ``semi_sync``: a commit waits until a replica has received it
-    (DESIGN.md §6, §9)."""
+    the epoch of its shards, one higher after each promotion; ``semi_sync``: a commit waits until a replica has received
+    it."""
 
     name: str
     master_region: str
@@ -110,8 +113,9 @@ class Database(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole document. ``shards``: how many logical shards exist (fixed for the life of the data).
-    ``marked_by_watcher``: servers whose ``down`` mark a watcher has set, and takes away; one set by hand it leaves."""
+    """The whole document. ``shards``: the number of logical shards (fixed for the life of the data).
+    ``marked_by_watcher``: servers whose ``down`` mark a watcher has set and will remove; it leaves marks set by hand.
+    """
 
     version: int
     shards: int

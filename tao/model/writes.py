@@ -1,4 +1,4 @@
-"""Writes as the leader plans them: validated, ids fixed, types numeric (DESIGN.md §2, §6)."""
+"""Writes as the leader plans them: validated, ids fixed, types numeric."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ObjAdd(msgspec.Struct, frozen=True, tag="obj_add"):
 
 
 class ObjUpdate(msgspec.Struct, frozen=True, tag="obj_update"):
-    """Merge ``patch`` (msgpack map; nil removes a field) into the object. ``otype=0``: whatever type it has."""
+    """Merge ``patch`` (msgpack map; nil removes a field) into the object. ``otype=0``: of any type."""
 
     id: int
     otype: int
@@ -73,16 +73,16 @@ class SettleEdge(msgspec.Struct, frozen=True, tag="settle_edge"):
 
 
 class Coordinator(msgspec.Struct, frozen=True):
-    """Under whose ownership the mirrors of a pair are written: the shard that coordinates the pair, and the generation
-    of its owner. A leader refuses the copies of an owner that has been deposed: they may be older than what its
-    successor has had written."""
+    """The ownership under which the mirrors of a pair are written: the shard that coordinates the pair, and the
+    generation of its owner. A leader rejects copies of a deposed owner, because they may be older than what its
+    successor has written."""
 
     shard: int
     generation: int
 
 
 class ForgetIntent(msgspec.Struct, frozen=True, tag="forget_intent"):
-    """The pair's other side has been settled up to ``token``: remove the intent if it still carries that token."""
+    """Remove the intent of a pair if it still carries ``token``: the pair's other side has been settled up to then."""
 
     low_id: int
     high_id: int
@@ -90,8 +90,8 @@ class ForgetIntent(msgspec.Struct, frozen=True, tag="forget_intent"):
 
 
 class TouchKeys(msgspec.Struct, frozen=True, tag="touch"):
-    """Someone who keeps no versions has changed these keys of ``shard``: give each a new version, and each list the
-    count that its edges have. An object whose row is gone leaves a tombstone."""
+    """Give these keys of ``shard`` a new version each, and each list the count that its edges have, because a program
+    that keeps no versions has changed them. An object whose row is gone leaves a tombstone."""
 
     shard: int
     touches: tuple[Touch, ...]
@@ -103,9 +103,8 @@ Write = (
 
 
 class WriteOutcome(msgspec.Struct):
-    """What became of one write. ``id``: the object's id for `ObjAdd`. ``found``: the thing named existed before (the
-    edge to delete or change, the object to delete or update). ``error``: the write failed and nothing of it was
-    written."""
+    """The outcome of one write. ``id``: the object's id for `ObjAdd`. ``found``: the object or edge named existed
+    before. ``error``: the write failed and nothing of it was written."""
 
     id: int = 0
     found: bool = False

@@ -1,12 +1,13 @@
-"""Structured logs: an event with fields, one line each (DESIGN.md §13, STYLE "a log line is an event with fields").
+"""Structured logs: an event with fields, one line each.
 
 A JSON line looks like this; fields of the event follow the fixed ones::
 
     {"time": "2025-01-31T12:00:00.000000Z", "level": "warning", "role": "leader", "server": "leader-1",
      "logger": "tao.delivery", "event": "subscriber reset", "subscriber": "follower-2", "shard": 7}
 
-``event`` is constant text (what happened), so that lines can be counted by it; whatever varies is a field. An exception
-adds ``exception``, its traceback as text. Libraries that log by the standard library come out in the same shape.
+``event`` is constant text (what happened), so that lines can be counted by it; everything that varies is a field. An
+exception adds ``exception``, its traceback as text. Libraries that log through the standard library produce the same
+form.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from structlog.typing import EventDict, FilteringBoundLogger, Processor, Wrapped
 Level = Literal["debug", "info", "warning", "error"]
 Form = Literal["json", "console"]
 Logger = FilteringBoundLogger
-"""``info(event, **fields)`` and so on; ``exception`` within an ``except`` block adds the traceback."""
+"""Logs events: ``info(event, **fields)`` and so on. ``exception`` within an ``except`` block adds the traceback."""
 
 _LEVELS: Final[dict[Level, int]] = {
     "debug": logging.DEBUG,
@@ -35,8 +36,7 @@ _FIRST: Final = ("time", "level", "role", "server", "logger", "event")
 
 
 def configure_logs(role: str, server: str, level: Level, form: Form, stream: TextIO) -> None:
-    """Set up the logs of this process: a server is a process, so this is the process's configuration. A second call
-    replaces the first."""
+    """Set up the logs of this process. A second call replaces the first."""
     renderer: Processor
     if form == "json":
         renderer = structlog.processors.JSONRenderer(serializer=_to_json)
@@ -57,21 +57,21 @@ def configure_logs(role: str, server: str, level: Level, form: Form, stream: Tex
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy(stream))),
-        # Off, so that loggers made before this call (at import, in a test) follow it too. It costs 5 µs a line, and
-        # nothing is logged per request.
+        # The cache is off, so that loggers made before this call (at import, in a test) follow it too. This costs 5 µs
+        # a line, and nothing is logged per request.
         cache_logger_on_first_use=False,
     )
     logging.basicConfig(handlers=[_Forward()], level=max(_LEVELS[level], logging.INFO), force=True)
 
 
 def logger(name: str) -> Logger:
-    """A logger whose lines carry ``logger=name``. Usable before `configure_logs`, and follows it."""
+    """Return a logger whose lines carry ``logger=name``. It works before `configure_logs`, and follows it."""
     return cast(Logger, structlog.get_logger(logger_name=name))
 
 
 class _Lossy:
-    """A log that cannot be written, to a full disk say, loses lines. It must not end the thread or task that has
-    something to say, least of all one that would tell of the full disk."""
+    """Drops lines that cannot be written, for instance to a full disk. Logging must not end the thread or task that
+    logs, least of all one that reports the full disk."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -87,7 +87,7 @@ class _Lossy:
 
 
 class _Forward(logging.Handler):
-    """Standard-library records (asyncio, grpc, drivers) as events of ours."""
+    """Turns records of the standard library (asyncio, grpc, drivers) into structured events."""
 
     def emit(self, record: logging.LogRecord) -> None:
         logger(record.name).log(record.levelno, record.getMessage(), exc_info=record.exc_info or None)
@@ -97,17 +97,17 @@ def _constant_fields(role: str, server: str) -> Callable[[WrappedLogger, str, Ev
     def add(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
         event["role"] = role
         event["server"] = server
-        event["logger"] = event.pop("logger_name", "")  # structlog has an argument of the name "logger" itself
+        event["logger"] = event.pop("logger_name", "")  # structlog has an argument named "logger" itself
         return event
 
     return add
 
 
 def _fixed_fields_first(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """People read lines too: the same order in each."""
+    """Put the fields of each line into the same order, because people read lines too."""
     return {**{key: event[key] for key in _FIRST if key in event}, **event}
 
 
 def _to_json(event: object, default: object = None, **_: object) -> str:
-    """``default`` is structlog's own fallback; a value that JSON does not know is shown by its ``repr`` instead."""
+    """Render values that JSON does not know by their ``repr``. ``default`` is structlog's own fallback."""
     return msgspec.json.encode(event, enc_hook=repr).decode()

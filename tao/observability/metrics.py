@@ -1,9 +1,10 @@
-"""Metrics of one server: plain attributes on the hot path, Prometheus text when they are scraped (DESIGN.md §11, §13).
+"""Metrics of one server: plain attributes on the hot path, Prometheus text when they are scraped.
 
-A labelled Prometheus increment costs 1 µs, more than a cache hit; ``counter.value += 1`` costs 0.04. So instruments are
-plain objects that their owner holds, and one collector turns them into samples at scrape time. Every server has its own
-`Metrics`, and so several servers can live in one process. Labels are few and fixed when an instrument is made: never
-a key, an id or anything else that grows with the data.
+The client library's own counters were tried: a labelled increment costs 1.4 µs, and one by a held child 0.7 µs, more
+than a cache hit; ``counter.value += 1`` costs 0.05 µs. So instruments are plain objects that their owner holds, and one
+collector turns them into samples at scrape time. Every server has its own `Metrics`, so several servers can live in one
+process. Labels are few and fixed when an instrument is made: never a key, an id or anything else that grows with the
+data.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ UNITS: Final = (
     "_version",
     "_writes",
 )
-"""What a gauge's or histogram's name may end in: the unit of its value."""
+"""Endings of the names of gauges and histograms: the unit of the value."""
 
 LATENCY_BUCKETS_SECONDS: Final = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""From a cache hit over the network to the longest deadline, each about double the last."""
+"""From a cache hit over the network to the longest deadline; each bound is about double the previous one."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
 class Counter:
-    """Only grows. The owner adds to ``value``."""
+    """A number that only grows. The owner adds to ``value``."""
 
     __slots__ = ("value",)
 
@@ -61,7 +62,7 @@ class Counter:
 
 
 class Histogram:
-    """Counts of observations by upper bound; the last count is that of everything above the highest bound."""
+    """Counts of observations by upper bound. The last count is that of everything above the highest bound."""
 
     __slots__ = ("bounds", "counts", "sum")
 
@@ -78,8 +79,8 @@ class Histogram:
         self.sum += value
 
     def quantile(self, fraction: float) -> float:
-        """The bound at or below which this part of the observations lies, 0 without observations. Above the highest
-        bound nothing is known, and the highest bound is given."""
+        """Return the bound at or below which this part of the observations lies, 0 without observations. Above the
+        highest bound nothing is known, and the highest bound is returned."""
         total = sum(self.counts)
         for bound, reached in zip(self.bounds, accumulate(self.counts), strict=False):
             if total and reached >= fraction * total:
@@ -107,12 +108,13 @@ class _Family:
 class Metrics:
     """The instruments of one server. Names are given without the namespace and must end in their unit.
 
-    Every method that makes an instrument raises `ValueError` for a name without a unit, a second instrument of the same
-    name and labels, or one that differs in kind or label names from the others of its name: programming mistakes.
+    Every method that makes an instrument raises `ValueError` for a name without a unit, for a second instrument of the
+    same name and labels, and for one that differs in kind or label names from the others of its name. These are
+    programming mistakes.
     """
 
     def __init__(self, *, role: str, server: str, namespace: str = "tao", process: bool = True) -> None:
-        """``process``: also collect CPU, memory, open files and collections of this process."""
+        """``process``: also collect CPU, memory, open files and garbage collections of this process."""
         self._namespace = namespace
         self._constant: Labels = (("role", role), ("server", server))
         self._families: dict[str, _Family] = {}
@@ -123,7 +125,7 @@ class Metrics:
             GCCollector(registry=self._registry)
 
     def counter(self, name: str, help_text: str, **labels: str) -> Counter:
-        """A number that only grows; its name ends in ``_total``."""
+        """Return a number that only grows; its name ends in ``_total``."""
         if not name.endswith("_total"):
             raise ValueError(f"counter {name} must end in _total")
         made = Counter()
@@ -131,13 +133,13 @@ class Metrics:
         return made
 
     def gauge(self, name: str, help_text: str, read: Callable[[], float], **labels: str) -> None:
-        """A number that is read when scraped."""
+        """Register a number that is read when scraped."""
         _check_unit(name)
         self._add(name, "gauge", help_text, labels, read)
 
     def gauge_family(self, name: str, help_text: str, label: str, read: Readings, **labels: str) -> None:
-        """Numbers that are read together when scraped, one per value of ``label``. A name in ``_total`` makes them
-        counters, for parts that count by themselves."""
+        """Register numbers that are read together when scraped, one per value of ``label``. A name in ``_total`` makes
+        them counters, for parts that count by themselves."""
         if not name.endswith("_total"):
             _check_unit(name)
         kind = "counter" if name.endswith("_total") else "gauge"
@@ -150,20 +152,20 @@ class Metrics:
     def histogram(
         self, name: str, help_text: str, buckets: Sequence[float] = LATENCY_BUCKETS_SECONDS, **labels: str
     ) -> Histogram:
-        """A distribution; ``buckets`` are upper bounds in the unit of the name, growing."""
+        """Return a distribution; ``buckets`` are ascending upper bounds in the unit of the name."""
         _check_unit(name)
         made = Histogram(buckets)
         self._add(name, "histogram", help_text, labels, made)
         return made
 
     def render(self) -> bytes:
-        """The Prometheus text format, version 0.0.4."""
+        """Return the Prometheus text format, version 0.0.4."""
         return generate_latest(self._registry)
 
     def snapshot(self) -> dict[str, list[dict[str, object]]]:
-        """The same for people and JSON: per name (with namespace) a list of ``{"labels": {…}, "value": …}``, or for
-        histograms ``{"labels", "count", "sum", "p50", "p95", "p99"}``, where quantiles are bucket bounds. Without the
-        constant labels and the process."""
+        """Return the metrics for people and JSON: per name (with namespace) a list of ``{"labels": {…}, "value": …}``,
+        or for histograms ``{"labels", "count", "sum", "p50", "p95", "p99"}``, where quantiles are bucket bounds.
+        Constant labels and metrics of the process are left out."""
         found: dict[str, list[dict[str, object]]] = {}
         for family in self._families.values():
             rows = found[f"{self._namespace}_{family.name}"] = []
@@ -178,7 +180,7 @@ class Metrics:
         return found
 
     def collect(self) -> Iterator[Metric]:
-        """The families as Prometheus samples, with the constant labels."""
+        """Yield the families as Prometheus samples, with the constant labels."""
         constant_names = [name for name, _ in self._constant]
         constant = [value for _, value in self._constant]
         for family in self._families.values():
@@ -219,7 +221,8 @@ class Metrics:
 
 
 class _Collector:
-    """What the registry asks at scrape time. It must have no ``describe``: instruments are still to come."""
+    """The collector that the registry asks at scrape time. It must have no ``describe``, because instruments may be
+    added later."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics

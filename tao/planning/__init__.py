@@ -1,6 +1,5 @@
-"""What a write does to rows, decided without touching them: existing rows and writes in, rows and changesets out.
+"""Plan what a write does to stored rows, without I/O: existing rows and writes in, new rows and changesets out.
 
-The write planner stands above the store port and carries the property tests: versions rise by exactly one for each
-transaction, a list's count equals its edges, an invalid write fails alone. Row events of the binlog are turned into
-maintenance messages here as well, so that a leader and a tailer derive the identical changeset from one function.
-"""
+The invariants of a write transaction are decided and tested here: a version rises by exactly one per transaction, a
+list's count equals its number of edges, and an invalid write fails alone. `row_events` turns row events of the
+binlog into maintenance messages with the same function, so that a leader and a tailer derive identical changesets."""

@@ -1,10 +1,10 @@
-"""Which rows a write names, and who coordinates it (DESIGN.md §6).
+"""Find the rows that a write names, and the shard that coordinates it.
 
-An edge whose type has an inverse is two rows, one at each end, often on two shards. Were each end written by whoever
-is called there, an add from one end and a delete from the other could pass each other and leave half an edge for ever.
-So every such write of a *pair* of ids has one coordinator, the shard of the smaller id, whichever way the caller named
-the edge; the row at that end is the truth, and the other one its mirror.
-"""
+An edge whose type has an inverse is stored as two rows, one at each end, often on two shards. If each end were
+written by the leader that the caller happens to reach, an add from one end and a delete from the other could pass
+each other and leave half an edge for ever. So all writes of a *pair* of ids have one coordinator: the shard of the
+smaller id, whichever id the caller names first. The row at that end is authoritative, and the row at the other end
+is its mirror."""
 
 from __future__ import annotations
 
@@ -32,22 +32,26 @@ from tao.model.writes import (
 from tao.schema.registry import Schema
 
 TOUCHED_KEY_BYTES: Final = 8 << 10
-"""What a touched key counts for among data: its edges are counted one by one, under lock."""
+"""Bytes that a touched key counts against the size bound of a transaction: its edges are counted one by one under
+lock."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWrite:
-    """A write as its leader will do it. ``both_sides``: this leader owns the shards of both ends on one database
-    server, so both rows are written in this transaction; otherwise the coordinator's alone, and an intent. It says
-    nothing for writes that `coordinator_side` knows no pair of."""
+    """A write, and where its leader executes it.
+
+    ``both_sides``: this leader owns the shards of both ends on one database server, so one transaction writes both
+    rows. Otherwise it writes only the coordinator's row and an intent. The field has no meaning for writes for which
+    `coordinator_side` returns None."""
 
     write: Write
     both_sides: bool
 
 
 def coordinator_side(write: Write, schema: Schema) -> tuple[int, int] | None:
-    """``(low_id, high_id)`` of a write that concerns two ids' rows; None for all others, an edge from an id to itself
-    among them: both its rows lie in one place. Raises `UnknownType`."""
+    """Return ``(low_id, high_id)`` of a write that changes the rows of two ids, else None.
+
+    An edge from an id to itself gives None, too: both of its rows are stored in one place. Raises `UnknownType`."""
     match write:
         case AssocAdd(id1=id1, id2=id2, atype=atype) | AssocDelete(id1=id1, id2=id2, atype=atype):
             paired = schema.atype(atype).inverse is not None
@@ -61,13 +65,13 @@ def coordinator_side(write: Write, schema: Schema) -> tuple[int, int] | None:
 
 
 def names_far_side(write: Write, schema: Schema) -> bool:
-    """Whether the id that the caller names first is the one whose rows are a copy of the coordinator's."""
+    """Return whether the id that the caller names first is the larger one, whose rows mirror the coordinator's."""
     pair = coordinator_side(write, schema)
     return pair is not None and getattr(write, "id1", pair[0]) == pair[1]
 
 
 def coordinating_shard(write: Write, schema: Schema) -> int:
-    """The shard whose owner does the write. Raises `UnknownType`."""
+    """Return the shard whose owner executes the write. Raises `UnknownType`."""
     pair = coordinator_side(write, schema)
     if pair is not None:
         return pair[0] >> SHARD_SHIFT
@@ -81,7 +85,7 @@ def coordinating_shard(write: Write, schema: Schema) -> int:
 
 
 def shards_of(write: Write, schema: Schema) -> frozenset[int]:
-    """Every shard that the write touches when both sides are one transaction. Raises `UnknownType`."""
+    """Return every shard that the write changes when one transaction writes both sides. Raises `UnknownType`."""
     pair = coordinator_side(write, schema)
     if pair is None:
         return frozenset((coordinating_shard(write, schema),))
@@ -89,7 +93,7 @@ def shards_of(write: Write, schema: Schema) -> frozenset[int]:
 
 
 def edges_of(write: Write, schema: Schema) -> Sequence[EdgeKey]:
-    """The edges that the write may read or change, of both sides. Raises `UnknownType`."""
+    """Return the edges of both sides that the write may read or change. Raises `UnknownType`."""
     match write:
         case AssocAdd(id1=id1, id2=id2, atype=atype) | AssocDelete(id1=id1, id2=id2, atype=atype):
             return _with_inverse(id1, atype, id2, schema)
@@ -108,7 +112,7 @@ def _with_inverse(id1: int, atype: int, id2: int, schema: Schema) -> Sequence[Ed
 
 
 def _edges_within(planned: PlannedWrite, pair: tuple[int, int] | None, schema: Schema) -> Iterable[EdgeKey]:
-    """The edges of the sides that are written here."""
+    """Return the edges of the sides that this leader writes."""
     edges = edges_of(planned.write, schema)
     if pair is None or planned.both_sides:
         return edges
@@ -116,8 +120,9 @@ def _edges_within(planned: PlannedWrite, pair: tuple[int, int] | None, schema: S
 
 
 def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
-    """What no other open transaction may hold meanwhile: object ids, `ListKey`s and the `IntentKey` of the pair (so
-    that the writes of a pair are one at a time). Raises `UnknownType`."""
+    """Return the keys that no other open transaction may hold meanwhile. Raises `UnknownType`.
+
+    They are object ids, `ListKey`s and the `IntentKey` of the pair, so that only one write of a pair runs at a time."""
     write = planned.write
     match write:
         case ObjAdd(id=home) | ObjUpdate(id=home) | ObjDelete(id=home):
@@ -135,13 +140,15 @@ def lane_keys(planned: PlannedWrite, schema: Schema) -> frozenset[Hashable]:
 
 
 def touched_key(touch: Touch) -> int | ListKey:
-    """The object's id, or the list."""
+    """Return the object's id, or the key of the list."""
     return touch.id if touch.kind is TouchKind.OBJECT else ListKey(touch.id, touch.atype)
 
 
 def mixes_touches(writes: Sequence[PlannedWrite], schema: Schema) -> bool:
-    """Whether one of the writes changes a key that another touches. Who reads the binlog could not tell such a
-    transaction from a foreign one, and would have the key touched again."""
+    """Return whether one of the writes changes a key that another one touches.
+
+    A reader of the binlog could not tell such a transaction from a foreign one, and would have the key touched
+    again."""
     touched: set[Hashable] = set()
     for planned in writes:
         if isinstance(planned.write, TouchKeys):
@@ -153,14 +160,14 @@ def mixes_touches(writes: Sequence[PlannedWrite], schema: Schema) -> bool:
             try:
                 keys = lane_keys(planned, schema)
             except UnknownType:
-                continue  # its own write fails of it
+                continue  # planning reports the error of this write
             if not touched.isdisjoint(keys):
                 return True
     return False
 
 
 def data_bytes_of(write: Write) -> int:
-    """How much of a transaction the write takes up, in bytes of data."""
+    """Return the share of a transaction's size bound that the write uses, in bytes of data."""
     match write:
         case ObjAdd(data=data) | AssocAdd(data=data) | SettleEdge(data=data) | ObjUpdate(patch=data):
             return len(data)
@@ -171,10 +178,10 @@ def data_bytes_of(write: Write) -> int:
 
 
 def keys_of(writes: Iterable[PlannedWrite], schema: Schema) -> WriteKeys:
-    """The rows that a batch has to lock and read before it can be planned.
+    """Return the rows that a batch has to lock and read before it can be planned.
 
-    A pair's intent is among them always: one may stand from before. A write of a type that has left the schema since
-    it was queued names nothing here; `plan` gives it its error."""
+    They always include the intents of the pairs, because an earlier transaction may have left one. A write of a type
+    that has left the schema since it was queued names no rows here; `plan_writes` gives it its error."""
     keys = WriteKeys()
     for planned in writes:
         write = planned.write

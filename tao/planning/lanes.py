@@ -1,13 +1,13 @@
-"""Which writes may share the next transaction: the queue in front of group commit (DESIGN.md §3).
+"""Choose the writes that share the next transaction: the queue in front of group commit.
 
-A few *lanes* per database server work side by side, each with one open transaction. A key is in at most one of them,
-and of two writes that share a key the earlier goes first (or both go in one batch, in order).
+A few *lanes* per database server work side by side, each with one open transaction. At most one lane holds a key at a
+time. Of two writes that share a key, the earlier goes first, or both go in one batch, in order.
 
-Each key has its own queue of waiting tickets. A ticket counts the keys at which another stands before it (``behind``)
-and, once there are none, the keys that an open batch holds (``held``); at zero it is ready. Taking a ticket or
-finishing a batch touches the counts of those next in line and nobody else, so the cost of a write depends on its own
-keys, not on how many wait: also when thousands wait for one key.
-"""
+Each key has its own queue of waiting writes. A write counts the keys at which another write is queued before it
+(``behind``) and, once there are none, the keys that an open batch holds (``held``). When both counts are zero, the
+write is ready. Taking a write or finishing a batch updates only the counts of the writes next in line. So the cost
+of a write depends on its own keys and not on the length of the queue, even when thousands of writes wait for one
+key."""
 
 from __future__ import annotations
 
@@ -20,28 +20,41 @@ from tao.model.errors import InternalError, Overloaded
 
 _WAITING: Final = 0  # batch numbers start at 1
 _WITHDRAWN: Final = -1
-_SMALL_HEAP: Final = 64  # below this many entries, dead ones are not worth a sweep
+_SMALL_HEAP: Final = 64  # below this many entries, a sweep costs more than it frees
 
-_AHEAD: Final = 1 << 62  # more than ever arrive
+_AHEAD: Final = 1 << 62  # larger than the number of writes that can ever arrive
 
 
 class _Entry:
-    """A write, waiting or in the open batch ``batch``. ``listed``: it is in its server's heap of ready entries."""
+    """A write that waits or belongs to the open batch ``batch``.
 
-    __slots__ = ("batch", "behind", "data_bytes", "held", "keys", "listed", "rank", "shards", "sub_write", "ticket")
+    ``listed``: the entry is in its server's heap of ready entries."""
+
+    __slots__ = (
+        "batch",
+        "behind",
+        "data_bytes",
+        "held",
+        "keys",
+        "listed",
+        "rank",
+        "sequence_number",
+        "shards",
+        "sub_write",
+    )
 
     def __init__(
         self,
-        ticket: int,
+        sequence_number: int,
         order: int,
         keys: frozenset[Hashable],
         shards: frozenset[int],
         sub_write: bool,
         data_bytes: int,
     ) -> None:
-        self.ticket = ticket
-        # Sub-writes go first: a writer at another leader holds its pair until they are done, while callers who wait
-        # longer for their turn hold nothing.
+        self.sequence_number = sequence_number
+        # Sub-writes go first: a writer at another leader holds its pair until they are done, while callers that wait
+        # longer hold nothing.
         self.rank = order - _AHEAD if sub_write else order
         self.keys = keys
         self.shards = shards
@@ -60,7 +73,7 @@ class _Entry:
 
 
 class _Key:
-    """``holder``: the open batch that has the key, or `_WAITING`."""
+    """The queue of one key. ``holder``: the number of the open batch that has the key, or `_WAITING`."""
 
     __slots__ = ("holder", "queue")
 
@@ -73,7 +86,9 @@ class _Key:
 
 
 class _Server:
-    """``ready`` is a heap by order of arrival; an entry that is ready no longer stays in it until it is met."""
+    """The queues and open batches of one database server.
+
+    ``ready`` is a heap ordered by rank. An entry that is no longer ready stays in it until it reaches the top."""
 
     __slots__ = ("keys", "open", "ready", "waiting")
 
@@ -84,7 +99,7 @@ class _Server:
         self.waiting = 0
 
     def arrive_at_front(self, entry: _Entry) -> None:
-        """No other waits before the entry at any of its keys."""
+        """Count the held keys of an entry that is now first in the queues of all its keys."""
         entry.held = sum(self.keys[name].holder != _WAITING for name in entry.keys)
         if not entry.held:
             self.list_ready(entry)
@@ -95,7 +110,7 @@ class _Server:
             heappush(self.ready, entry)
 
     def pop_first(self, joining: list[_Entry]) -> _Entry | None:
-        """The earliest of the ready entries and of those that can only join the batch being made."""
+        """Return the earliest of the ready entries and of ``joining``, the entries that can only join this batch."""
         ready = self.ready
         while ready and not ready[0].is_ready():
             heappop(ready).listed = False
@@ -108,11 +123,12 @@ class _Server:
         return entry
 
     def leave_queue(self, name: Hashable, entry: _Entry) -> _Entry | None:
-        """Take the entry out of the key's queue; returns the one that has no key left at which it is not the first,
-        if this made it so."""
+        """Remove the entry from the key's queue.
+
+        Returns the new head when this removal made it the first in the queues of all its keys."""
         key = self.keys[name]
         was_head = key.head() is entry
-        del key.queue[entry.ticket]
+        del key.queue[entry.sequence_number]
         successor = key.head()
         if successor is None:
             if key.holder == _WAITING:
@@ -124,7 +140,7 @@ class _Server:
         return None if successor.behind else successor
 
     def free_keys(self, number: int, entries: Sequence[_Entry]) -> None:
-        """The batch has ended: those next in line at its keys may go when nothing else holds them up."""
+        """Release the keys of a finished batch, and list the next entries that nothing else blocks as ready."""
         for entry in entries:
             for name in entry.keys:
                 key = self.keys.get(name)
@@ -140,8 +156,9 @@ class _Server:
                         self.list_ready(head)
 
     def sweep(self) -> None:
-        """Drop dead entries once they are most of the heap, so that writes withdrawn while every lane is busy do not
-        pile up in it."""
+        """Drop entries that are no longer ready once they fill most of the heap.
+
+        Otherwise writes that are withdrawn while every lane is busy would accumulate in it."""
         if len(self.ready) <= _SMALL_HEAP + 2 * self.waiting:
             return
         for entry in self.ready:
@@ -151,14 +168,14 @@ class _Server:
 
 
 class LaneScheduler:
-    """Tickets stand for writes; the caller keeps what they mean.
+    """Queues writes by sequence number; the caller keeps what each number stands for.
 
-    ``lanes_per_server``: transactions open at a time on one server. ``max_batch_writes``: writes in one of them, of
-    which the last may go beyond ``max_batch_bytes`` of data.
-    ``max_waiting_per_shard``: waiting writes that touch one shard, and as many sub-writes beside them: they come from
-    leaders in the middle of a write, who would wait for each other if callers' writes could fill their space. What
-    `requeue` puts back may exceed the bound by the writes of the open batches.
-    """
+    ``lanes_per_server``: open transactions per database server. ``max_batch_writes``: writes in one transaction.
+    ``max_batch_bytes``: bytes of data in one transaction, which only its last write may exceed.
+    ``max_waiting_per_shard``: waiting writes that change one shard, and as many sub-writes besides. Sub-writes have
+    room of their own because they come from leaders in the middle of a write, which would wait for each other if
+    callers' writes could fill that room. Writes that `requeue` puts back may exceed the bound by the size of the
+    open batches."""
 
     __slots__ = (
         "_entries",
@@ -187,26 +204,28 @@ class LaneScheduler:
 
     def offer(
         self,
-        ticket: int,
+        sequence_number: int,
         server: str,
         keys: frozenset[Hashable],
         shards: frozenset[int],
         sub_write: bool,
         data_bytes: int = 0,
     ) -> None:
-        """Let the write wait for its turn. Raises `Overloaded`, with nothing changed, when as many writes as may
-        already wait for one of its shards; `InternalError` when the ticket is in use."""
-        if ticket in self._entries:
-            raise InternalError(f"ticket {ticket} is in use")
+        """Queue a write.
+
+        Raises `Overloaded`, with nothing changed, when one of its shards has the maximum of waiting writes, and
+        `InternalError` when the sequence number is in use."""
+        if sequence_number in self._entries:
+            raise InternalError(f"sequence number {sequence_number} is in use")
         for shard in shards:
             if self._shards.get((shard, sub_write), 0) >= self._max_waiting:
                 raise Overloaded(f"{self._max_waiting} writes wait for shard {shard}; try again later")
         self._last_order += 1
-        entry = _Entry(ticket, self._last_order, keys, shards, sub_write, data_bytes)
+        entry = _Entry(sequence_number, self._last_order, keys, shards, sub_write, data_bytes)
         state = self._servers.get(server)
         if state is None:
             state = self._servers[server] = _Server()
-        self._entries[ticket] = (state, entry)
+        self._entries[sequence_number] = (state, entry)
         self._count(state, entry, 1)
         for name in keys:
             key = state.keys.get(name)
@@ -214,19 +233,20 @@ class LaneScheduler:
                 key = state.keys[name] = _Key()
             elif key.queue:
                 entry.behind += 1
-            key.queue[ticket] = entry
+            key.queue[sequence_number] = entry
         if not entry.behind:
             state.arrive_at_front(entry)
 
     def next_batch(self, server: str) -> list[int] | None:
-        """Tickets for one transaction, sub-writes first, else in order of arrival; None when every lane is busy or
-        nobody is ready."""
+        """Return the sequence numbers of one transaction: sub-writes first, then in order of arrival.
+
+        Returns None when every lane is busy or no write is ready."""
         state = self._servers.get(server)
         if state is None or len(state.open) >= self._lanes:
             return None
         number = self._last_batch + 1
         batch: list[_Entry] = []
-        # Those who can go only because this batch has their keys: the next in line behind its writes.
+        # Entries that can go only because this batch holds their keys: the next in line behind its writes.
         joining: list[_Entry] = []
         data_bytes = 0
         while len(batch) < self._max_batch and data_bytes < self._max_bytes:
@@ -240,38 +260,38 @@ class LaneScheduler:
             return None
         self._last_batch = number
         state.open[number] = batch
-        return [entry.ticket for entry in batch]
+        return [entry.sequence_number for entry in batch]
 
-    def finished(self, batch: Sequence[int]) -> None:
-        """The transaction has ended and its tickets are done with. ``batch`` as `next_batch` returned it."""
+    def finish(self, batch: Sequence[int]) -> None:
+        """Forget the writes of a transaction that has ended. ``batch`` is what `next_batch` returned."""
         _, entries = self._close(batch)
         for entry in entries:
-            del self._entries[entry.ticket]
+            del self._entries[entry.sequence_number]
 
     def requeue(self, batch: Sequence[int], without_shard: int | None) -> list[int]:
-        """The transaction was rolled back: its writes wait again, before all that share a key with them.
+        """Queue the writes of a rolled back transaction again, before all others that share a key with them.
 
-        Those that touch ``without_shard`` are not put back but returned, and forgotten here: their caller fails them
-        or offers them again later (behind what came meanwhile)."""
+        Writes that change ``without_shard`` are forgotten and returned instead. The caller fails them, or offers
+        them again later, behind the writes that arrived meanwhile."""
         state, entries = self._close(batch)
         removed: list[int] = []
         for entry in reversed(entries):
             entry.batch = _WAITING
             if without_shard is not None and without_shard in entry.shards:
-                del self._entries[entry.ticket]
-                removed.append(entry.ticket)
+                del self._entries[entry.sequence_number]
+                removed.append(entry.sequence_number)
             else:
                 self._put_first(state, entry)
         removed.reverse()
         return removed
 
-    def withdraw(self, ticket: int) -> bool:
-        """Take a waiting write away. False when it does not wait: it is in an open batch, or unknown."""
-        found = self._entries.get(ticket)
+    def withdraw(self, sequence_number: int) -> bool:
+        """Remove a waiting write. Returns False when it does not wait: it is in an open batch, or unknown."""
+        found = self._entries.get(sequence_number)
         if found is None or found[1].batch != _WAITING:
             return False
         state, entry = found
-        del self._entries[ticket]
+        del self._entries[sequence_number]
         self._count(state, entry, -1)
         entry.batch = _WITHDRAWN
         for name in entry.keys:
@@ -281,8 +301,8 @@ class LaneScheduler:
         state.sweep()
         return True
 
-    def waiting(self, server: str) -> int:
-        """How many writes wait for a lane of the server."""
+    def waiting_writes(self, server: str) -> int:
+        """Return the number of writes that wait for a lane of the server."""
         state = self._servers.get(server)
         return 0 if state is None else state.waiting
 
@@ -314,11 +334,11 @@ class LaneScheduler:
         if found is not None:
             state, first = found
             entries = state.open.get(first.batch)
-            if entries is not None and [entry.ticket for entry in entries] == list(batch):
+            if entries is not None and [entry.sequence_number for entry in entries] == list(batch):
                 del state.open[first.batch]
                 state.free_keys(first.batch, entries)
                 return state, entries
-        raise InternalError(f"tickets {list(batch)} are not an open batch")
+        raise InternalError(f"sequence numbers {list(batch)} are not an open batch")
 
     def _put_first(self, state: _Server, entry: _Entry) -> None:
         self._count(state, entry, 1)
@@ -330,6 +350,6 @@ class LaneScheduler:
             head = key.head()
             if head is not None:
                 head.behind += 1
-            key.queue[entry.ticket] = entry
-            key.queue.move_to_end(entry.ticket, last=False)
+            key.queue[entry.sequence_number] = entry
+            key.queue.move_to_end(entry.sequence_number, last=False)
         state.list_ready(entry)

@@ -1,9 +1,8 @@
-"""Row images before and after a transaction → its changeset (DESIGN.md §6).
+"""Compute the changeset of a transaction from its row images before and after.
 
-A leader derives the images from the rows it locked, a tailer reads them from the binlog; because both come here, both
-produce the identical changeset, byte for byte and in one order. So this module knows nothing of writes: only of what
-rows were and what they became.
-"""
+A leader derives the images from the rows it locked, a tailer reads them from the binlog. Because both use this
+module, both produce the identical changeset, byte for byte and in one order. So the module knows nothing of writes,
+only what rows were and what they became."""
 
 from __future__ import annotations
 
@@ -18,20 +17,21 @@ from tao.model.rows import ListRow, ObjectRow
 from tao.model.versions import NEVER_WRITTEN
 
 EdgeImages = tuple[Edge | None, Edge | None]
-"""One edge before and after; None where it did not exist."""
+"""One edge before and after the transaction; None where it did not exist."""
 
 _PLACE = attrgetter("time", "id2")
 
 
 class ObjectImages(msgspec.Struct, frozen=True):
-    """The row of one object before (None: there was none) and after the transaction."""
+    """The row of one object before the transaction (None: there was none) and after it."""
 
     before: ObjectRow | None
     after: ObjectRow
 
 
 class ListImages(msgspec.Struct, frozen=True):
-    """One list: its ``assoc_lists`` row before (None: there was none) and after, and the edges that were written."""
+    """One list: its ``assoc_lists`` row before (None: there was none) and after, and the images of its written
+    edges."""
 
     key: ListKey
     before: ListRow | None
@@ -40,7 +40,7 @@ class ListImages(msgspec.Struct, frozen=True):
 
 
 def object_change(images: ObjectImages) -> ObjectChange:
-    """The net change of one object."""
+    """Return the net change of one object."""
     before, after = images.before, images.after
     version_before = NEVER_WRITTEN if before is None else before.version
     if after.deleted:
@@ -49,7 +49,7 @@ def object_change(images: ObjectImages) -> ObjectChange:
 
 
 def list_change(images: ListImages) -> ListChange:
-    """The net change of one list. Edges that are the same before and after are passed over."""
+    """Return the net change of one list. Edges that are the same before and after are left out."""
     gone: list[GoneEdge] = []
     put: list[Edge] = []
     for before, after in images.edges:
@@ -69,9 +69,9 @@ def list_change(images: ListImages) -> ListChange:
 
 
 def net_changes(objects: Iterable[ObjectImages], lists: Iterable[ListImages]) -> tuple[Change, ...]:
-    """The changeset of one transaction: objects by id, then lists by ``(id1, atype)``.
+    """Return the changeset of one transaction: objects by id, then lists by ``(id1, atype)``.
 
-    Each object and each list is given once, with its first image before and its last image after."""
+    The caller passes each object and each list once, with its first image before and its last image after."""
     changed_objects = sorted(map(object_change, objects), key=attrgetter("id"))
     changed_lists = sorted(map(list_change, lists), key=attrgetter("id1", "atype"))
     return (*changed_objects, *changed_lists)

@@ -1,14 +1,14 @@
-"""Row events of a committed transaction → its changeset, and the keys that someone else wrote (DESIGN.md §7).
+"""Translate row events of a committed transaction into its changeset and the keys that foreign writers changed.
 
-What a leader did is recognised by its version steps: every edge that changes comes with one step of its list, every
-object with a rise of its own version. The changeset then is the leader's own, because both go through
-`tao.planning.net_changes`. Rows that changed without their step are *foreign*: no version tells their new state from
-the old one, so nothing can be said to caches but "touch this". A version that rises alone is how a touch comes back,
-and drops the key everywhere below it; it is no foreign change, or touching would never end.
+A leader's transaction is recognised by its version steps: the edges that change come with one step of their list's
+version, and a changed object with a rise of its own version. Its changeset equals the leader's, because both are
+computed by `tao.planning.net_changes`. Rows that changed without their step are *foreign*: no version tells their new
+state from the old one, so the only message to caches is a touch. A version that rises without changed rows is how a
+touch returns through the binlog; it invalidates the key everywhere below it. It is not a foreign change, or touching
+would never end.
 
-Nothing in a binlog may stop the stream: a shard of whose rows something cannot be read becomes void as a whole, and
-what does not belong to the graph is counted and passed over.
-"""
+Nothing in a binlog may stop the stream. When a row of a shard cannot be read, the whole shard is invalidated; rows
+that do not belong to the graph are counted and skipped."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ EDGES_TABLE: Final = "assocs"
 CUSTOM_EDGES_PREFIX: Final = "assocs_"
 HEARTBEAT_TABLE: Final = "heartbeat"
 HOUSEKEEPING_TABLES: Final = frozenset({"shard", "inverse_intents", "schema_migrations"})
-"""Of leaders and operators among themselves: no cache holds anything of them."""
+"""Tables of leaders and operators; caches hold nothing of them."""
 
 MAX_TOUCHES_PER_SHARD: Final = 100_000
-"""In one transaction. Some hundred bytes each, and seconds of a leader's time: what changes more is a restored shard
-rather than an import, and whoever does that counts its lists himself."""
+"""Touched keys of one shard in one transaction. Each costs some hundred bytes and all of them seconds of a leader's
+time: a transaction that changes more is a restored shard rather than an import, and its operator recounts the lists."""
 
 Row = Mapping[str, Any]
 """A row image by column name: int, bytes or None as the column says, which no type checker can know."""
@@ -48,7 +48,7 @@ _EDGE_COLUMNS: Final = 6
 
 
 class RowEvent(msgspec.Struct, frozen=True, gc=False):
-    """One row of a shard's table before and after; an insertion has no ``before``, a deletion no ``after``."""
+    """One row of a shard's table before and after. An insertion has no ``before``, a deletion no ``after``."""
 
     shard: int
     table: str
@@ -57,6 +57,7 @@ class RowEvent(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def kind(self) -> Literal["insert", "update", "delete"]:
+        """Return the kind of the row event."""
         if self.before is None:
             return "insert"
         return "delete" if self.after is None else "update"
@@ -70,11 +71,12 @@ class Heartbeat(msgspec.Struct, frozen=True):
 
 
 class Translated(msgspec.Struct, frozen=True):
-    """What one transaction means to caches.
+    """The meaning of one transaction for caches.
 
-    ``messages``: by shard (and version epoch), each the part of the leader's changeset that lies on the shard.
-    ``touches``: in key order. ``bulk_shards``: void as a whole; nothing else is said of them. ``passed_over``: rows
-    that are no part of the graph, and rows with columns unknown here."""
+    ``messages``: by shard and version epoch, each the part of the leader's changeset that concerns the shard.
+    ``touches``: in key order. ``bulk_shards``: shards to invalidate as a whole; nothing else is reported for them.
+    ``passed_over``: the number of rows that are no part of the graph. ``unknown_columns``: the number of rows with
+    columns unknown here."""
 
     messages: tuple[ShardMessages, ...] = ()
     touches: tuple[Touch, ...] = ()
@@ -85,17 +87,17 @@ class Translated(msgspec.Struct, frozen=True):
 
 
 class _Unreadable(ValueError):
-    """A row image lacks a column, or has nothing in one that is never empty."""
+    """A row image lacks a column, or has NULL in a column that is never NULL."""
 
 
 _Value = TypeVar("_Value")
 _Images = list[_Value | None]
-"""The first image before and the last one after."""
+"""The first image before the transaction, and the last image after it."""
 
 
 @dataclass(slots=True)
-class _Draft:
-    """The transaction's images, net."""
+class _NetImages:
+    """The net row images of the transaction."""
 
     objects: dict[int, _Images[ObjectRow]] = field(default_factory=dict)
     lists: dict[ListKey, _Images[ListRow]] = field(default_factory=dict)
@@ -109,8 +111,8 @@ class _Draft:
 def translate(
     transaction: Sequence[RowEvent], schema: Schema, max_touches_per_shard: int = MAX_TOUCHES_PER_SHARD
 ) -> Translated:
-    """The meaning of one transaction's row events, given in their order. Never raises for what a row holds."""
-    draft = _Draft()
+    """Translate the row events of one transaction, given in their order. Never raises for the content of a row."""
+    draft = _NetImages()
     for event in transaction:
         try:
             _take(draft, event, schema)
@@ -118,11 +120,11 @@ def translate(
             draft.bulk.add(event.shard)
     by_shard: dict[tuple[int, int], list[Message]] = {}
     touches: dict[int, list[Touch]] = {}
-    for shard, version, told in _told(draft):
-        if isinstance(told, Touch):
-            touches.setdefault(shard, []).append(told)
+    for shard, version, message in _messages_and_touches(draft):
+        if isinstance(message, Touch):
+            touches.setdefault(shard, []).append(message)
         else:
-            by_shard.setdefault((shard, epoch_of(version)), []).append(told)
+            by_shard.setdefault((shard, epoch_of(version)), []).append(message)
     bulk = draft.bulk | {shard for shard, keys in touches.items() if len(keys) > max_touches_per_shard}
     return Translated(
         tuple(
@@ -141,7 +143,7 @@ def translate(
 # ---- rows into net images --------------------------------------------------------------------------------------
 
 
-def _take(draft: _Draft, event: RowEvent, schema: Schema) -> None:
+def _take(draft: _NetImages, event: RowEvent, schema: Schema) -> None:
     table, before, after = event.table, event.before, event.after
     known: int | None
     if table == EDGES_TABLE or table.startswith(CUSTOM_EDGES_PREFIX):
@@ -163,8 +165,10 @@ def _take(draft: _Draft, event: RowEvent, schema: Schema) -> None:
         _take_image(draft, event.shard, table, after, 1, schema)
 
 
-def _take_image(draft: _Draft, shard: int, table: str, row: Row, side: int, schema: Schema) -> None:
-    """``side``: 0 before, 1 after. An update that changes the key takes one row away and puts another."""
+def _take_image(draft: _NetImages, shard: int, table: str, row: Row, side: int, schema: Schema) -> None:
+    """Add one row image; ``side`` is 0 for before, 1 for after.
+
+    An update that changes the key removes one row and puts another."""
     if table == OBJECTS_TABLE:
         object_id, otype, version, deleted, data = _columns(row, "id", "otype", "version", "deleted", "data")
         if object_id >> SHARD_SHIFT != shard:
@@ -179,7 +183,7 @@ def _take_image(draft: _Draft, shard: int, table: str, row: Row, side: int, sche
         _put(draft.lists, ListKey(id1, atype), ListRow(count, version), side)
     else:
         id1, atype, id2, time, data = _columns(row, "id1", "atype", "id2", "time", "data")
-        if id1 >> SHARD_SHIFT != shard or not _kept_in(schema, atype, table):
+        if id1 >> SHARD_SHIFT != shard or not _is_stored_in(schema, atype, table):
             draft.passed_over += 1
             return
         key = ListKey(id1, atype)
@@ -193,14 +197,14 @@ def _columns(row: Row, *names: str) -> tuple[Any, ...]:
     try:
         values = tuple([row[name] for name in names])
     except KeyError as error:
-        raise _Unreadable(f"column {error} is missing") from error
+        raise _Unreadable(f"the column {error} is missing") from error
     if None in values:
-        raise _Unreadable("a column that is never empty is: the row image is not complete")
+        raise _Unreadable("a column that is never NULL is NULL: the row image is incomplete")
     return values
 
 
 def _bytes(value: object) -> bytes:
-    """A binary column. Readers that go by character sets make text of it when it is empty."""
+    """Return the value of a binary column. Readers that decode by character set return text for an empty value."""
     if isinstance(value, bytes):
         return value
     if value == "":
@@ -216,18 +220,19 @@ def _put(images: dict[_Key, _Images[_Value]], key: _Key, row: _Value, side: int)
     if found is None:
         images[key] = [row, None] if side == 0 else [None, row]
     else:
-        # The first image before stands. A further one before means that what was put since is gone or replaced.
+        # The first image before stands. A further image before means that the row put since is deleted or replaced.
         found[1] = row if side else None
 
 
-def _take_heartbeat(draft: _Draft, row: Row) -> None:
+def _take_heartbeat(draft: _NetImages, row: Row) -> None:
     writer, unix_ms = _columns(row, "writer", "written_unix_ms")
     name = writer.decode(errors="replace") if isinstance(writer, bytes) else str(writer)
     draft.heartbeats[name] = max(unix_ms, draft.heartbeats.get(name, 0))
 
 
-def _kept_in(schema: Schema, atype: int, table: str) -> bool:
-    """Whether the type's edges lie in this table. Of a type unknown here, which a leader may know already, they do."""
+def _is_stored_in(schema: Schema, atype: int, table: str) -> bool:
+    """Return whether the table stores edges of this type. A type unknown here, which a leader may know already,
+    passes."""
     try:
         return (schema.atype(atype).table or EDGES_TABLE) == table
     except UnknownType:
@@ -237,8 +242,8 @@ def _kept_in(schema: Schema, atype: int, table: str) -> bool:
 # ---- net images into messages and touches ----------------------------------------------------------------------
 
 
-def _told(draft: _Draft) -> Iterator[tuple[int, int, Message | Touch]]:
-    """``(shard, version after, message or touch)``: objects by id, then lists by key, as in a changeset."""
+def _messages_and_touches(draft: _NetImages) -> Iterator[tuple[int, int, Message | Touch]]:
+    """Yield ``(shard, version after, message or touch)``: objects by id, then lists by key, as in a changeset."""
     for object_id in sorted(draft.objects):
         before, after = draft.objects[object_id]
         if before == after:
@@ -249,12 +254,12 @@ def _told(draft: _Draft) -> Iterator[tuple[int, int, Message | Touch]]:
         else:
             yield shard, after.version, object_change(ObjectImages(before, after))
     for key in sorted(draft.lists.keys() | draft.edges.keys()):
-        told = _list_told(key, draft.lists.get(key), draft.edges.get(key))
-        if told is not None:
-            yield key.id1 >> SHARD_SHIFT, *told
+        message = _list_message(key, draft.lists.get(key), draft.edges.get(key))
+        if message is not None:
+            yield key.id1 >> SHARD_SHIFT, *message
 
 
-def _list_told(
+def _list_message(
     key: ListKey, rows: _Images[ListRow] | None, edge_rows: Mapping[EdgeKey, _Images[Edge]] | None
 ) -> tuple[int, Message | Touch] | None:
     changed: list[EdgeImages] = []
@@ -273,7 +278,7 @@ def _list_told(
 
 
 def _rose(before: ObjectRow | ListRow | None, after: ObjectRow | ListRow) -> bool:
-    """Whether the version is one that the product gives, and higher than before."""
+    """Return whether the version was given by a leader and is higher than before."""
     floor = NEVER_WRITTEN if before is None else before.version
     return after.version > floor and epoch_of(after.version) >= FIRST_EPOCH
 
@@ -283,7 +288,7 @@ def _is_one_step(before: ListRow | None, after: ListRow) -> bool:
 
 
 def _counts_right(before: ListRow | None, after: ListRow, changed: Sequence[EdgeImages]) -> bool:
-    """Whether the count moved with the edges. A leader never writes one below zero, whatever it found."""
+    """Return whether the count moved with the edges. A leader never writes a count below zero, whatever it found."""
     grown = sum((new is not None) - (old is not None) for old, new in changed)
     return after.count == max(0, (0 if before is None else before.count) + grown)
 

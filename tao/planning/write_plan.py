@@ -1,12 +1,15 @@
-"""The write planner: locked rows and a batch of writes in, rows to write and the changeset out (DESIGN.md §3, §6).
+"""Plan a write transaction: locked rows and a batch of writes in, rows to write and the changeset out.
 
-A pure function, because everything that must hold of a write transaction is decided here: a version rises by exactly
-one for each key whose rows change and not at all for others, a count equals the edges, an invalid write fails alone, a
-pair's mirror is written or owed. The shell around it only locks, reads, applies and commits.
+A pure function decides everything that must hold of a write transaction: a version rises by exactly one for each key
+whose rows change and not at all for others, a count equals the edges, an invalid write fails alone, and a pair's mirror
+is either written or recorded as an intent. Its caller only locks, reads, applies and commits.
 
-A write that changes nothing succeeds all the same. Since no version rises, no changeset tells its writer's caches of a
-state that they may not have heard of yet; so such a write gets invalidations at the current version instead.
-"""
+A write that changes nothing succeeds. Since no version rises, no changeset tells its writer's caches of a state that
+they may not have yet, so the write gets invalidations at the current version instead.
+
+`validate` refuses, before a write is queued, everything that can be judged without rows. Refusing early keeps
+invalid input out of the transactions that others wait for. What depends on stored rows (a merged size, an object's
+type, whether data fits a new type) is left to `plan_writes`."""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tao.model.changes import Change, ListInvalidation, ObjectChange, ObjectInvalidation
-from tao.model.errors import RequestError, RetryableError, UnknownType
-from tao.model.graph import EdgeKey, ListKey
-from tao.model.ids import SHARD_SHIFT
+from tao.model.errors import InvalidArgument, RequestError, RetryableError, TooLarge, UnknownType
+from tao.model.graph import MAX_OBJECT_DATA_BYTES, MAX_TIME, EdgeKey, ListKey
+from tao.model.ids import SHARD_SHIFT, check_id
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ObjectRow, RowChanges, ShardRow
 from tao.model.versions import NEVER_WRITTEN, epoch_of, next_version
 from tao.model.writes import (
@@ -30,68 +33,103 @@ from tao.model.writes import (
     ObjUpdate,
     SettleEdge,
     TouchKeys,
+    Write,
     WriteOutcome,
 )
 from tao.planning.coordination import (
     PlannedWrite,
-    coordinating_shard,
     coordinator_side,
-    data_bytes_of,
-    edges_of,
     keys_of,
-    lane_keys,
-    mixes_touches,
-    shards_of,
     touched_key,
 )
-from tao.planning.draft import Draft, TouchedKey
-from tao.planning.edge_writes import (
+from tao.planning.draft import (
+    Draft,
+    VersionedKey,
     add_edge,
+    add_object,
     change_edge_type,
     coordinator_edges_of,
     delete_edge,
+    delete_object,
     forget_intent,
     set_settled_edge,
     settle_in_place,
     settle_writes,
+    update_object,
 )
 from tao.planning.net_changes import EdgeImages, ListImages, ObjectImages, net_changes
-from tao.planning.object_writes import IdTaken, add_object, delete_object, update_object
-from tao.planning.validation import validate
+from tao.schema.codec import validate_data, validate_patch
 from tao.schema.registry import Schema
 
-__all__ = [
-    "IdTaken",
-    "Plan",
-    "PlannedWrite",
-    "coordinating_shard",
-    "coordinator_edges_of",
-    "coordinator_side",
-    "data_bytes_of",
-    "edges_of",
-    "keys_of",
-    "lane_keys",
-    "mixes_touches",
-    "plan",
-    "settle_writes",
-    "shards_of",
-    "validate",
-]
+
+def validate(write: Write, schema: Schema) -> None:
+    """Check a write without its rows. Raises `UnknownType`, `InvalidArgument` (ids, time, token), `InvalidField` or
+    `TooLarge`."""
+    match write:
+        case ObjAdd(id=home, otype=otype, data=data):
+            check_id(home)
+            validate_data(schema.otype(otype), data)
+        case ObjUpdate(id=home, otype=otype, patch=patch):
+            check_id(home)
+            if otype:
+                validate_patch(schema.otype(otype), patch)
+            elif len(patch) > MAX_OBJECT_DATA_BYTES:
+                # Without a type the fields can be checked only once the object is read.
+                raise TooLarge(f"the patch is {len(patch)} bytes; at most {MAX_OBJECT_DATA_BYTES} are allowed")
+        case ObjDelete(id=home):
+            check_id(home)
+        case AssocAdd(id1=id1, atype=atype, id2=id2, time=time, data=data):
+            _check_ends(id1, id2)
+            _check_time(time)
+            validate_data(schema.atype(atype), data)
+        case AssocDelete(id1=id1, atype=atype, id2=id2):
+            _check_ends(id1, id2)
+            schema.atype(atype)
+        case AssocChangeType(id1=id1, atype=atype, id2=id2, new_atype=new):
+            _check_ends(id1, id2)
+            schema.atype(atype)
+            schema.atype(new)
+        case SettleEdge(id1=id1, atype=atype, id2=id2, present=present, time=time, data=data):
+            _check_ends(id1, id2)
+            known = schema.atype(atype)
+            if present:
+                _check_time(time)
+                validate_data(known, data)
+        case ForgetIntent(low_id=low, high_id=high, token=token):
+            _check_ends(low, high)
+            if low >= high or token < 0:
+                raise InvalidArgument(
+                    f"({low}, {high}, token {token}) names no intent; it needs low_id < high_id and token ≥ 0"
+                )
+        case TouchKeys():
+            pass  # touches name existing rows, whoever created them
+
+
+def _check_ends(id1: int, id2: int) -> None:
+    check_id(id1, "id1")
+    check_id(id2, "id2")
+
+
+def _check_time(time: int) -> None:
+    if not 0 <= time <= MAX_TIME:
+        raise InvalidArgument(f"time {time} is outside 0 … 2^63 - 1")
+
 
 Invalidation = ObjectInvalidation | ListInvalidation
 _NEW_LIST: Final = ListRow(0, NEVER_WRITTEN)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What one transaction writes, and what to tell whom. All lists but ``changes`` have one entry per write.
+class WritePlan:
+    """The rows that one transaction writes, and the messages for each writer's caches.
 
-    ``changes``: one per key whose rows change, objects by id, then lists by key, then the lists that were touched.
-    ``changes_of``: indexes into it of the keys that the write named, also when another write of the batch changed
-    them. ``unchanged_of``: for the keys it named that nobody changed, the version that the writer's caches must not
-    fall short of. ``intents``: the intent under which the write's mirror is owed, as it stands after the transaction
-    (None: nothing is owed). ``settles``: the writes that settle this intent; None when it covers edges that were not
-    read here, so that `coordinator_edges_of` it must be read first."""
+    All lists but ``changes`` have one entry per write. ``changes``: one per key whose rows change, objects by id,
+    then lists by key, then the touched lists. ``changes_of``: indexes into ``changes`` of the keys that the write
+    named, even when another write of the batch changed them. ``unchanged_of``: for the keys it named that nobody
+    changed, the version that the writer's caches must have at least. ``intents``: the intent that records the
+    write's missing mirror, as it is after the transaction (None: nothing is missing). ``settles``: the writes that
+    settle this intent; None when it covers edges that were not read here, so that `coordinator_edges_of` it must be
+    read first."""
 
     rows: RowChanges
     changes: tuple[Change | ListInvalidation, ...]
@@ -102,26 +140,26 @@ class Plan:
     settles: list[tuple[SettleEdge, ...] | None]
 
 
-def plan(
+def plan_writes(
     existing: ExistingRows,
     shards: Mapping[int, ShardRow],
     writes: Sequence[PlannedWrite],
     schema: Schema,
     now_unix_ms: int,
-) -> Plan:
-    """Apply the writes in order to a copy of the rows, and work out the difference.
+) -> WritePlan:
+    """Apply the writes in order to a draft of the rows, and compute the difference.
 
-    ``existing`` holds the rows of `keys_of` the writes, ``shards`` the row of every shard they write to. Raises
-    nothing for a write's own fault: that is in its outcome (`RequestError`, or `IdTaken`)."""
+    ``existing`` holds the rows of `keys_of` the writes, ``shards`` the row of every shard they change. The fault of
+    a write raises nothing: its outcome carries the error (`RequestError`, or `IdTaken`)."""
     draft = Draft(existing)
-    # Which rows were read matters only where an intent of an earlier transaction speaks of some.
+    # The set of read rows matters only where an intent of an earlier transaction names some.
     read = frozenset(keys_of(writes, schema).edges) if existing.intents else frozenset()
     one_sided = _one_sided_pairs(writes, schema)
     outcomes: list[WriteOutcome] = []
-    named: list[Sequence[TouchedKey]] = []
+    named: list[Sequence[VersionedKey]] = []
     pairs: list[IntentKey | None] = []
     for planned in writes:
-        draft.touched = []
+        draft.named_keys = []
         try:
             pair = _one_sided_pair(draft, planned, one_sided, read, schema)
             outcomes.append(_apply(draft, planned, pair, schema))
@@ -130,7 +168,7 @@ def plan(
             named.append(())
             pairs.append(None)
         else:
-            named.append(draft.touched)
+            named.append(draft.named_keys)
             pairs.append(pair)
     rows = RowChanges()
     lists, touched = _write_lists(draft, shards, rows)
@@ -139,7 +177,7 @@ def plan(
     changes_of, unchanged_of = _shares(existing, changes, named)
     intents = [None if pair is None else draft.intent(pair) for pair in pairs]
     settles = [None if intent is None else _settlement(draft, intent, read, schema) for intent in intents]
-    return Plan(rows, changes, outcomes, changes_of, unchanged_of, intents, settles)
+    return WritePlan(rows, changes, outcomes, changes_of, unchanged_of, intents, settles)
 
 
 def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozenset[IntentKey]:
@@ -150,7 +188,7 @@ def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozense
         try:
             ids = coordinator_side(planned.write, schema)
         except UnknownType:
-            # Its own write fails of it later.
+            # Planning reports the error of this write.
             continue
         if ids is not None:
             pairs.add(IntentKey(*ids))
@@ -160,11 +198,11 @@ def _one_sided_pairs(writes: Sequence[PlannedWrite], schema: Schema) -> frozense
 def _one_sided_pair(
     draft: Draft, planned: PlannedWrite, one_sided: frozenset[IntentKey], read: frozenset[EdgeKey], schema: Schema
 ) -> IntentKey | None:
-    """The pair of a write that is done at the coordinator's side alone.
+    """Return the pair of a write that is executed at the coordinator's side only, else None.
 
-    All of a pair's writes are when one of them must be: what an intent is owed for is judged by the net change, and a
-    mirror that some writes of the batch keep up and others do not would escape it. An intent in the way of both sides
-    is settled here when all its rows are at hand. If not, it stays and grows, and its settler copies the rest."""
+    When one write of a pair must be one-sided, all are. The intent is derived from the net change, and a mirror that
+    some writes of the batch update and others do not would escape it. When both sides are written, an intent in the
+    way is settled here if all its rows were read. If not, it stays and grows, and its settler copies the rest."""
     if not one_sided and not draft.existing.intents:
         return None
     ids = coordinator_side(planned.write, schema)
@@ -204,7 +242,7 @@ def _apply(draft: Draft, planned: PlannedWrite, pair: IntentKey | None, schema: 
         case TouchKeys() as write:
             for touch in write.touches:
                 key = touched_key(touch)
-                # Of a type that has left the schema nobody reads, and its table is not known.
+                # Nobody reads lists of a type that has left the schema, and their table is unknown.
                 if isinstance(key, int) or schema.knows_atype(key.atype):
                     draft.raise_version(key, touch.version)
             return WriteOutcome(found=True)
@@ -227,7 +265,9 @@ def _write_objects(draft: Draft, shards: Mapping[int, ShardRow], rows: RowChange
 def _write_lists(
     draft: Draft, shards: Mapping[int, ShardRow], rows: RowChanges
 ) -> tuple[list[ListImages], list[ListInvalidation]]:
-    """The lists that were written, and those that were touched: what someone else did to these no change can tell."""
+    """Return the images of the written lists, and invalidations of the touched ones.
+
+    No change can describe what a foreign writer did to a touched list."""
     images: list[ListImages] = []
     touched: list[ListInvalidation] = []
     stored_lists, stored_edges = draft.existing.lists, draft.existing.edges
@@ -251,7 +291,7 @@ def _write_lists(
             continue
         before, epoch = stored_lists.get(key, _NEW_LIST), shards[key.id1 >> SHARD_SHIFT].version_epoch
         if raised is None:
-            # Rows changed by hand can leave a count too low; below zero it would fail everybody's transaction.
+            # Rows changed by hand can leave a count too low. A negative count would fail everybody's transactions.
             after = ListRow(max(0, before.count + grown), next_version(before.version, epoch))
             images.append(ListImages(key, before, after, changed))
         else:
@@ -263,19 +303,21 @@ def _write_lists(
 
 
 def _above(before: int, epoch: int, *seen: int) -> int:
-    """The next version, above all that were seen. One of an epoch that is not the shard's yet is somebody's invention:
-    to follow it would make it everybody's."""
+    """Return the next version, above all versions seen.
+
+    A version of an epoch that the shard has not reached is invalid; following it would spread it."""
     return next_version(max([before, *(version for version in seen if epoch_of(version) <= epoch)]), epoch)
 
 
 def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
-    """An intent for each pair whose coordinator's edges are not what they were; gone are those settled or forgotten."""
+    """Put an intent for each pair whose coordinator's edges changed, and delete intents that are settled or
+    forgotten."""
     for pair, edges in draft.one_sided.items():
         changed = {key.atype for key in edges if draft.edge(key) != draft.existing.edges.get(key)}
         if not changed:
             continue
         stored, standing = draft.existing.intents.get(pair), draft.intent(pair)
-        # Tokens start at the clock: one that a slow settler still remembers must not name a later intent of the pair.
+        # Tokens start at the clock: a token that a slow settler remembers must not name a later intent of the pair.
         token = now_unix_ms if stored is None else stored.token + 1
         created = now_unix_ms
         if standing is not None:
@@ -288,10 +330,11 @@ def _write_intents(draft: Draft, rows: RowChanges, now_unix_ms: int) -> None:
 
 
 def _shares(
-    existing: ExistingRows, changes: Sequence[Change | ListInvalidation], named: Sequence[Sequence[TouchedKey]]
+    existing: ExistingRows, changes: Sequence[Change | ListInvalidation], named: Sequence[Sequence[VersionedKey]]
 ) -> tuple[list[tuple[int, ...]], list[tuple[Invalidation, ...]]]:
-    """For each write, of the keys it named: the changes, and the versions of those that nobody changed."""
-    places: dict[TouchedKey, int] = {}
+    """Return, for each write, the changes of the keys it named, and the versions of the named keys that nobody
+    changed."""
+    places: dict[VersionedKey, int] = {}
     for index, change in enumerate(changes):
         places[change.id if isinstance(change, ObjectChange) else ListKey(change.id1, change.atype)] = index
     changes_of: list[tuple[int, ...]] = []
@@ -304,7 +347,7 @@ def _shares(
     return changes_of, unchanged_of
 
 
-def _at_current_version(existing: ExistingRows, keys: Iterable[TouchedKey]) -> Iterator[Invalidation]:
+def _at_current_version(existing: ExistingRows, keys: Iterable[VersionedKey]) -> Iterator[Invalidation]:
     for key in keys:
         if isinstance(key, int):
             if (row := existing.objects.get(key)) is not None:
@@ -317,7 +360,7 @@ def _settlement(
     draft: Draft, intent: IntentRow, read: frozenset[EdgeKey], schema: Schema
 ) -> tuple[SettleEdge, ...] | None:
     keys = coordinator_edges_of(intent)
-    # Without an earlier intent all of its types were written, hence read, in this transaction.
+    # Without an earlier intent, all of its types were written and hence read in this transaction.
     if draft.existing.intents and not read.issuperset(keys):
         return None
     edges = {key: edge for key in keys if (edge := draft.edge(key)) is not None}

@@ -1,10 +1,10 @@
-"""What is read most, by samples: a bounded list of keys with rates that fade (DESIGN.md §10).
+"""Sampled read rates: the keys and shards that are read most, with counts that decay.
 
-Lossy counting (Manku and Motwani): when there are twice as many counters as wanted, the smaller half goes. What is read
-often enough to be of interest is never in that half for long, and what stands there is never too high; a stream summary
-would be exact to the end and costs twenty times as much for keys that come once. Counts fade by half in every
-half-life, so that a rate is that of the last few seconds, whatever the process has seen before. Shards are few and are
-counted one by one. Pure: time is passed in, and so is how many reads a sample stands for.
+Lossy counting (Manku and Motwani): when there are twice as many counters as wanted, the smaller half is dropped. A key
+that is read often enough to be of interest is never in that half for long, and no count is ever too high. A stream
+summary would be exact, but costs twenty times as much for keys that are read once. Counts halve in every half-life, so
+that a rate is that of the last few seconds, whatever the process has seen before. Shards are few, and each has a
+counter. Pure: the time and the number of reads that a sample stands for are passed in.
 """
 
 from __future__ import annotations
@@ -23,46 +23,51 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RateSettings:
-    """How reads are sampled and which items are hot."""
+    """Settings for sampling reads, and the rates at which items count as hot."""
 
     keys: int = 512
-    """Counters: keys above a few thousandths of all reads are found, whatever else is read."""
+    """Number of key counters: keys with more than a few thousandths of all reads are found, whatever else is read."""
 
     half_life_seconds: float = 5.0
-    """After which a read counts half: a burst is seen within a second, and a lull is told from an end."""
+    """Time after which a read counts half: a burst shows within a second, and a short lull does not look like an
+    end."""
 
     queries_per_sample: int = 256
-    """One query in so many is looked at, on average. At 100,000 reads a second a key with one in a hundred of them has
-    some 30 samples in a half-life, and a sample costs some 2 µs."""
+    """One query in this many is sampled, on average. At 100,000 reads per second a key with one in a hundred of them
+    has about 30 samples in a half-life, and a sample costs about 2 µs."""
 
     hot_reads_per_second: float = 1_000.0
-    """From this rate of one item at one server on, answers say that it is hot, and clients keep it. Below, an item is
-    no load worth a client's memory."""
+    """Rate of one item at one server from which answers mark the item as hot, so that clients cache it. Below, an item
+    is not worth a client's memory."""
 
     slow_down_reads_per_second: float = 20_000.0
-    """From this rate on clients are told to pace themselves: about a fifth of what a server can answer at all."""
+    """Rate from which answers ask clients to pause: about a fifth of what a server can answer at all."""
 
     slow_down_ms: int = 2
-    """For how long a client waits before it asks for such an item again, at that rate; more in proportion to it."""
+    """Pause of a client at that rate before it asks for the item again; longer in proportion to the rate."""
 
     max_slow_down_ms: int = 50
-    """The longest pause: what a person does not notice."""
+    """The longest pause: short enough that people do not notice it."""
 
     def __post_init__(self) -> None:
         if min(self.keys, self.queries_per_sample, self.half_life_seconds, self.hot_reads_per_second) <= 0:
-            raise SettingsError(f"numbers of a rate have to be above 0: {self}")
+            raise SettingsError(
+                f"keys, queries_per_sample, half_life_seconds and hot_reads_per_second must be above 0: {self}"
+            )
 
 
 class Rate(NamedTuple):
-    """Reads a second of a key."""
+    """Reads per second of a key."""
 
     key: Key
     per_second: float
 
 
 class ReadRates:
-    """Fading counts of one server's reads. ``hot``: key → reads a second, of those above the threshold, as of the last
-    `fade`; empty nearly always, so that looking whether it is costs next to nothing."""
+    """Decaying counts of one server's reads.
+
+    ``hot`` maps the keys above the threshold to their reads per second, as of the last `fade`. It is nearly always
+    empty, so that checking it costs next to nothing."""
 
     __slots__ = ("_began", "_counts", "_faded_at", "_settings", "_shards", "_total", "hot")
 
@@ -75,7 +80,7 @@ class ReadRates:
         self.hot: dict[Key, float] = {}
 
     def count(self, key: Key, shard: int, reads: float) -> None:
-        """A sample of ``key`` stands for so many reads."""
+        """Add a sample of ``key`` that stands for so many ``reads``."""
         counts = self._counts
         counts[key] = counts.get(key, 0.0) + reads
         if len(counts) >= 2 * self._settings.keys:
@@ -84,7 +89,7 @@ class ReadRates:
         self._total += reads
 
     def fade(self, now: float) -> None:
-        """Let time pass; to be called once a second or so. Finds out what is hot."""
+        """Decay the counts up to ``now`` and update `hot`. Call it about once a second."""
         if now <= self._faded_at:
             return
         factor = exp2((self._faded_at - now) / self._settings.half_life_seconds)
@@ -97,26 +102,26 @@ class ReadRates:
         self.hot = {key: count * scale for key, count in self._counts.items() if count * scale >= least}
 
     def keys(self, limit: int, now: float) -> list[Rate]:
-        """The keys read most, first."""
+        """Return the keys that are read most, in descending order."""
         self.fade(now)
         scale = self._per_second(now)
         most = nlargest(limit, self._counts.items(), key=itemgetter(1))
         return [Rate(key, count * scale) for key, count in most]
 
     def shards(self, limit: int, now: float) -> list[tuple[int, float]]:
-        """The shards read most, first, with reads a second."""
+        """Return the shards that are read most and their reads per second, in descending order."""
         self.fade(now)
         scale = self._per_second(now)
         most = nlargest(limit, self._shards.items(), key=itemgetter(1))
         return [(shard, count * scale) for shard, count in most]
 
     def total(self, now: float) -> float:
-        """Reads a second of everything."""
+        """Return the reads per second of all keys together."""
         self.fade(now)
         return self._total * self._per_second(now)
 
     def slow_down_ms(self, per_second: float) -> int:
-        """How long a client should wait before it asks for an item with this rate again; 0: it need not."""
+        """Return how long a client should pause before it asks again for an item with this rate; 0: no pause."""
         settings = self._settings
         if per_second < settings.slow_down_reads_per_second:
             return 0
@@ -124,8 +129,9 @@ class ReadRates:
         return min(round(pause), settings.max_slow_down_ms)
 
     def _per_second(self, now: float) -> float:
-        """What a faded count has to be multiplied by: steady reads of r a second add up to r × half-life ÷ ln 2, after
-        a while, and to a part of that before."""
+        """Return the factor from a decayed count to reads per second.
+
+        Steady reads of r per second add up to r × half-life ÷ ln 2 in the long run, and to a part of that before."""
         half_life = self._settings.half_life_seconds
         seen = 1 - exp2(-max(now - self._began, half_life / 8) / half_life)
         return log(2) / (half_life * seen)

@@ -1,8 +1,8 @@
-"""What follows from a topology document: who serves a shard in each tier, and which database holds it (DESIGN.md §5).
+"""Routes computed from a topology document: the servers of a shard in each tier, and the database that holds it.
 
-Worked out once per document, so that a request pays an index. A tier is worked out when it is first asked for, and
-taken over from the former document's routes when only something else changed: marking one server down must not make
-every client hash every shard of every tier again. Servers that are down keep their shards; callers look at ``down``.
+Routes are computed once per document, so that a request pays an index. A tier is computed on first use, and its map is
+taken over from the former document's routes when the tier's mapping has not changed: marking one server down must not
+make every client hash every shard of every tier again. Servers that are down keep their shards; callers check ``down``.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from typing import Final, Literal
 
 from tao.model.errors import InvalidArgument, TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.routing.ring import Ring
-from tao.routing.shard_map import ShardMap
+from tao.routing.shard_map import Ring, ShardMap
 
 Role = Literal["leader", "follower"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a cache server stands."""
+class ServerLocation:
+    """The region, tier and role of a cache server."""
 
     region: str
     tier: str
@@ -31,14 +30,16 @@ class Place:
 class TierRoutes:
     """The servers of one tier, by shard. Immutable.
 
-    A shard has one leader: the first server that is up among those that it is mapped to by hand, then around the ring
-    from its place; its home, when no server is up."""
+    A shard has one leader: the first server that is up among the servers of its explicit mapping, then along the ring
+    from its point; its home, when no server is up."""
 
-    __slots__ = ("_different", "_hosts", "_placement", "_told", "map", "region", "role", "servers", "tier")
+    __slots__ = ("_distinct", "_extra_receivers", "_hosts", "_placement", "map", "region", "role", "servers", "tier")
 
     def __init__(self, region: str, tier: Tier, role: Role, shards: int, former: TierRoutes | None = None) -> None:
-        """``former``: routes of the same tier under an earlier document. Raises `TopologyError` when the tier has no
-        server that the ring could use, or a mapping names something that does not exist."""
+        """``former`` are the routes of the same tier under an earlier document.
+
+        Raises `TopologyError` when no server of the tier has a weight above 0, or a mapping names an unknown shard or
+        server."""
         self.region: Final = region
         self.tier: Final = tier.name
         self.role: Final[Role] = role
@@ -50,7 +51,7 @@ class TierRoutes:
         else:
             self.map = ShardMap(shards, Ring(weights), tier.moved)
         by_name = {server.name: server for server in tier.servers}
-        # Few different sets of hosts exist, whatever the number of shards: each is one shared tuple.
+        # There are few distinct sets of hosts, whatever the number of shards, so each is one shared tuple.
         shared: dict[tuple[str, ...], tuple[CacheServer, ...]] = {}
         hosts: list[tuple[CacheServer, ...]] = []
         down = frozenset(server.name for server in tier.servers if server.down) if role == "leader" else frozenset()
@@ -63,8 +64,11 @@ class TierRoutes:
                 known = shared[names] = tuple(by_name[name] for name in names)
             hosts.append(known)
         self._hosts: Final = hosts
-        self._told: Final = {shard: tuple(by_name[name] for name in names) for shard, names in tier.told.items()}
-        self._different: Final = tuple(shared.values())
+        # Servers beside the hosts that receive a shard's changes: future hosts, and former hosts for a moment.
+        self._extra_receivers: Final = {
+            shard: tuple(by_name[name] for name in names) for shard, names in tier.told.items()
+        }
+        self._distinct: Final = tuple(shared.values())
 
     @property
     def up(self) -> tuple[CacheServer, ...]:
@@ -72,46 +76,48 @@ class TierRoutes:
         return tuple(server for server in self.servers if not server.down)
 
     def hosts(self, shard: int) -> tuple[CacheServer, ...]:
-        """Who serves the shard: its home, then its clones. Raises `InvalidArgument` for a shard that does not exist."""
+        """Return the servers of the shard: its home, then its clones. Raises `InvalidArgument` for an unknown shard."""
         if 0 <= shard < len(self._hosts):
             return self._hosts[shard]
         raise InvalidArgument(f"there is no shard {shard}; they are 0 to {len(self._hosts) - 1}")
 
-    def told(self, shard: int) -> tuple[CacheServer, ...]:
-        """To whom the shard's changes are handed: its hosts, and who is about to be one or was one a moment ago. Raises
-        as `hosts`."""
-        return (*self.hosts(shard), *self._told.get(shard, ()))
+    def receivers(self, shard: int) -> tuple[CacheServer, ...]:
+        """Return the servers that receive the shard's changes: its hosts, and the servers that are about to become
+        hosts or were hosts a moment ago. Raises as `hosts`."""
+        return (*self.hosts(shard), *self._extra_receivers.get(shard, ()))
 
     def home(self, shard: int) -> CacheServer:
-        """Where the shard's writes and messages go first: of a leader tier, who leads the shard now. Raises as
-        `hosts`."""
+        """Return the server that receives the shard's writes and messages first; in a leader tier, the shard's present
+        leader. Raises as `hosts`."""
         return self.hosts(shard)[0]
 
     def shards_of(self, server: str) -> tuple[int, ...]:
-        """The shards that the server serves, ascending: as home or clone, or as their leader now. None for a server of
-        another tier."""
-        serving = {id(hosts) for hosts in self._different if any(host.name == server for host in hosts)}
+        """Return the shards that the server serves as home or clone, or as their present leader, in ascending order;
+        none for a server of another tier."""
+        serving = {id(hosts) for hosts in self._distinct if any(host.name == server for host in hosts)}
         return tuple(shard for shard, hosts in enumerate(self._hosts) if id(hosts) in serving)
 
 
 class Routes:
-    """All look-ups that a client or a server makes in one topology document (which has been checked)."""
+    """All look-ups of a client or a server in one topology document, which has been checked."""
 
-    __slots__ = ("_databases", "_former", "_places", "_regions", "_servers", "_tiers", "shards", "topology", "version")
+    __slots__ = (
+        *("_databases", "_former", "_locations", "_regions", "_servers", "_tiers", "shards", "topology", "version"),
+    )
 
     def __init__(self, topology: Topology, former: Routes | None = None) -> None:
-        """``former``: the routes in use until now, of which tiers that did not change are kept."""
+        """``former`` are the routes in use until now; tiers that did not change are taken over from them."""
         self.topology: Final = topology
         self.version: Final = topology.version
         self.shards: Final = topology.shards
         self._regions: Final[dict[str, Region]] = {region.name: region for region in topology.regions}
         self._servers: Final[dict[str, CacheServer]] = {}
-        self._places: Final[dict[str, Place]] = {}
+        self._locations: Final[dict[str, ServerLocation]] = {}
         for region in topology.regions:
             for tier, role in _tiers(region):
                 for server in tier.servers:
                     self._servers[server.name] = server
-                    self._places[server.name] = Place(region.name, tier.name, role)
+                    self._locations[server.name] = ServerLocation(region.name, tier.name, role)
         self._tiers: Final[dict[tuple[str, str], TierRoutes]] = {}
         self._former: Final = dict(former._tiers) if former is not None else {}
         databases: list[Database | None] = [None] * topology.shards
@@ -121,7 +127,7 @@ class Routes:
         self._databases: Final = databases
 
     def tier(self, region: str, tier_name: str) -> TierRoutes:
-        """A follower tier, or the leader tier by its name. Raises `TopologyError` when there is none."""
+        """Return a follower tier, or the leader tier, by its name. Raises `TopologyError` for an unknown tier."""
         key = (region, tier_name)
         found = self._tiers.get(key)
         if found is None:
@@ -134,50 +140,51 @@ class Routes:
         return found
 
     def leaders(self, region: str) -> TierRoutes:
-        """The leader tier of a region. Raises `TopologyError` when there is no such region."""
+        """Return the leader tier of a region. Raises `TopologyError` for an unknown region."""
         return self.tier(region, self.region(region).leaders.name)
 
     def follower_tiers(self, region: str) -> tuple[TierRoutes, ...]:
-        """The follower tiers of a region, nearest first. Raises as `leaders`."""
+        """Return the follower tiers of a region, nearest first. Raises as `leaders`."""
         return tuple(self.tier(region, tier.name) for tier in self.region(region).followers)
 
     def region(self, name: str) -> Region:
-        """A region by name. Raises `TopologyError` when there is none."""
+        """Return a region by name. Raises `TopologyError` for an unknown name."""
         found = self._regions.get(name)
         if found is None:
             raise TopologyError(f"there is no region {name!r} in topology version {self.version}")
         return found
 
     def server(self, name: str) -> CacheServer:
-        """A cache server by name. Raises `TopologyError` when there is none."""
+        """Return a cache server by name. Raises `TopologyError` for an unknown name."""
         found = self._servers.get(name)
         if found is None:
             raise TopologyError(f"there is no cache server {name!r} in topology version {self.version}")
         return found
 
     def server_names(self) -> set[str]:
-        """The cache servers of all regions, for whoever keeps something for each."""
+        """Return the names of the cache servers of all regions."""
         return set(self._servers)
 
-    def locate(self, server_name: str) -> Place:
-        """Region, tier and role of a cache server. Raises as `server`."""
+    def locate(self, server_name: str) -> ServerLocation:
+        """Return the region, tier and role of a cache server. Raises as `server`."""
         self.server(server_name)
-        return self._places[server_name]
+        return self._locations[server_name]
 
     def shards_of(self, server_name: str) -> Sequence[int]:
-        """The shards that a cache server serves in its tier now, ascending. Raises as `server`."""
-        place = self.locate(server_name)
-        return self.tier(place.region, place.tier).shards_of(server_name)
+        """Return the shards that a cache server serves in its tier now, in ascending order. Raises as `server`."""
+        location = self.locate(server_name)
+        return self.tier(location.region, location.tier).shards_of(server_name)
 
     def database_of(self, shard: int) -> Database:
-        """The database that holds the shard. Raises `InvalidArgument` for a shard that does not exist."""
+        """Return the database that holds the shard. Raises `InvalidArgument` for an unknown shard."""
         found = self._databases[shard] if 0 <= shard < self.shards else None
         if found is None:
             raise InvalidArgument(f"no database holds shard {shard}; shards are 0 to {self.shards - 1}")
         return found
 
     def database_server(self, shard: int, region: str) -> DatabaseServer:
-        """The server of the shard's database in a region. Raises `InvalidArgument`, or `TopologyError`."""
+        """Return the server of the shard's database in a region. Raises `InvalidArgument` for an unknown shard and
+        `TopologyError` when the database has no server there."""
         database = self.database_of(shard)
         found = database.servers.get(region)
         if found is None:
@@ -185,8 +192,8 @@ class Routes:
         return found
 
     def binlog_server(self, database: str, region: str) -> DatabaseServer:
-        """Whose binlog tells a region of what was committed: its own server's, and while that is marked down the
-        master's, unless that is down, too. Raises `TopologyError`."""
+        """Return the server whose binlog a region's tailer reads: the region's own, or the master while the own server
+        is marked down and the master is not. Raises `TopologyError`."""
         found = next((each for each in self.topology.databases if each.name == database), None)
         own = found.servers.get(region) if found is not None else None
         if found is None or own is None:
@@ -195,7 +202,7 @@ class Routes:
         return master if own.down and not master.down else own
 
     def master_region(self, shard: int) -> str:
-        """The region whose server of the shard's database is writable. Raises `InvalidArgument`."""
+        """Return the region with the master of the shard's database. Raises `InvalidArgument` for an unknown shard."""
         return self.database_of(shard).master_region
 
 

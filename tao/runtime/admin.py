@@ -1,8 +1,8 @@
-"""The admin port: metrics, health, readiness and figures over plain HTTP, for scrapers, probes and `tao stats`.
+"""The admin port: metrics, health, readiness and statistics over plain HTTP, for scrapers, probes and `tao stats`.
 
-Written out, because what is needed is one request line and a fixed set of pages without bodies: a web framework would
-be a server's largest dependency and its largest attack surface. It listens on loopback unless told otherwise, reads a
-bounded request within a bounded time, and answers one request a connection, so a stuck client holds nothing.
+It is written by hand, because it needs one request line and a fixed set of pages without bodies: a web framework would
+be a server's largest dependency and its largest attack surface. It listens on loopback by default, reads a bounded
+request within a bounded time, and answers one request a connection, so a stuck client holds nothing.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ _JSON = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class AdminSettings:
-    """Where the admin port is and what it bears."""
+    """Address and bounds of the admin port."""
 
     host: str = "127.0.0.1"
-    """Loopback: the pages have no authentication, and an agent on the machine can scrape them."""
+    """Loopback by default: the pages have no authentication, and an agent on the machine can scrape them."""
     port: int = 0
     """0: any free port."""
     request_bytes: int = 8_192
-    """A request's line and headers; browsers and scrapers send well under 2 KB."""
+    """Bound of a request's line and headers; browsers and scrapers send well under 2 KB."""
     request_timeout_seconds: float = 5.0
     """From accepting a connection to having sent the answer; a scrape takes milliseconds."""
     max_connections: int = 32
-    """Open at a time; a scraper, a probe and a few people need five."""
+    """Connections open at a time; a scraper, a probe and a few people need five."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdminPages:
-    """What the pages say. All are called in the loop and must be quick."""
+    """The contents of the pages. All are called in the event loop and must be quick."""
 
     metrics: Callable[[], bytes]
     """``/metrics``: the Prometheus text."""
     stats: Callable[[], Mapping[str, object]]
-    """``/stats``: figures for people and the CLI, as JSON."""
+    """``/stats``: statistics for people and the CLI, as JSON."""
     not_ready: Callable[[], str]
-    """``/ready``: why the server should get no traffic (503), or "" when it should (200)."""
+    """``/ready``: the reason why the server should get no traffic (503), or "" when it should (200)."""
 
 
 class AdminServer:
-    """The port itself. ``/health`` answers 200 as long as the loop turns."""
+    """The admin port. ``/health`` answers 200 as long as the event loop runs."""
 
     def __init__(self, settings: AdminSettings, pages: AdminPages, log: Logger) -> None:
         self._settings = settings
@@ -60,7 +60,7 @@ class AdminServer:
         self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        """Listen; returns the address, ``host:port``. Raises `OSError` when the port is taken."""
+        """Listen. Returns the address, ``host:port``. Raises `OSError` when the port is taken."""
         settings = self._settings
         self._server = await asyncio.start_server(
             self._accept, settings.host, settings.port, limit=settings.request_bytes
@@ -95,7 +95,7 @@ class AdminServer:
         except asyncio.LimitOverrunError:
             writer.write(_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TEXT, b"request too large\n"))
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
-            writer.transport.abort()  # it said nothing that could be answered, or does not read the answer
+            writer.transport.abort()  # The client sent nothing that could be answered, or does not read the answer.
         finally:
             writer.close()
 

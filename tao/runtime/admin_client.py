@@ -1,7 +1,7 @@
-"""Asking a server's admin port for one of its pages.
+"""A client of the admin port.
 
-A GET over a plain connection: the admin port speaks HTTP/1.1, one request a connection is enough here, and an HTTP
-client would be one more dependency for four lines of text.
+The admin port speaks HTTP/1.1 and answers one request a connection; an HTTP client would be one more dependency for
+four lines of text.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ _PROBE_SECONDS: Final = 2.0
 
 
 class NobodyListens(Unavailable):
-    """The connection was refused: the machine is there, and no process has the port."""
+    """The connection was refused: the machine is up, and no process listens on the port."""
 
 
 async def admin_get(address: str, path: str, timeout_seconds: float = _PROBE_SECONDS) -> tuple[int, bytes]:
-    """Status and body of ``GET path`` at ``host:port``.
+    """Return status and body of ``GET path`` at ``host:port``.
 
-    Raises `NobodyListens`, `Unavailable` when nobody answers in time, `ProtocolError` when the answer is not HTTP.
+    Raises `NobodyListens`, `Unavailable` when there is no answer in time, and `ProtocolError` when the answer is not
+    HTTP.
     """
     host, _, port = address.rpartition(":")
     try:

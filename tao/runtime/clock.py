@@ -1,6 +1,6 @@
 """The real clock behind the `tao.model.ports.Clock` port: the loop's time, and the wall clock for ids and people.
 
-The loop's time and not `time.monotonic`, so that under a loop with virtual time everything agrees on it.
+It reads the loop's time, not `time.monotonic`, so that everything agrees under a loop with virtual time.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import time
 
 
 class LoopClock:
-    """Made within a running loop, whose time it gives."""
+    """The clock of the running event loop."""
 
     __slots__ = ("monotonic",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        # Bound once: reading the time is on the hit path.
+        # Bound once, because cache hits read the time.
         self.monotonic = (loop or asyncio.get_running_loop()).time
 
     @staticmethod
     def unix_ms() -> int:
-        """Milliseconds since 1970."""
+        """Return the milliseconds since 1970."""
         return time.time_ns() // 1_000_000

@@ -1,9 +1,10 @@
-"""The life of a server process: build, announce, serve until told to stop, drain, close (DESIGN.md §13).
+"""The life of a server process: build, announce, serve until a signal, drain, close.
 
-The same for every role. SIGTERM or SIGINT drains and closes, each within its bound; a second one forces; SIGHUP
-reloads.
-Exit status: 0 stopped as asked, 1 a fault of the program, 2 an operator's mistake (one line on standard error),
-128 + signal when forced.
+It is the same for every role. SIGTERM or SIGINT drains and closes, each within its bound; a second signal forces the
+end; SIGHUP reloads.
+
+Exit status: 0 stopped on request, 1 a fault of the program, 2 an operator's mistake (one line on standard error), 128 +
+signal when forced.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ Result = TypeVar("Result")
 
 
 class RunningServer(Protocol):
-    """What a role hands over once it serves."""
+    """A server of some role while it serves."""
 
     async def drain(self) -> None:
-        """Take no new work, tell callers to go elsewhere, and return when what is under way is done."""
+        """Accept no new work, send callers elsewhere, and return when the requests under way are done."""
 
     async def close(self) -> None:
-        """Let go of everything, finished or not. Called exactly once, after `drain` or instead of it."""
+        """Release everything, finished or not. Called exactly once, after `drain` or instead of it."""
 
     async def reload(self) -> None:
-        """Read again what can be changed while serving (schema, topology). Raises `TaoError` and keeps the old."""
+        """Read again what can be changed while serving (schema, topology). Raises `TaoError` and keeps the old
+        state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +55,11 @@ class ProcessSettings:
     """Longest wait for connections and files to close: they are local operations."""
     gc_allocations: int = 50_000
     """New containers between two collections of the youngest generation. Cached entries are bytes, which the collector
-    does not look at, and reference counting frees what requests make; at Python's default of 700 it would look at the
+    does not look at, and reference counting frees what requests make. At Python's default of 700 it would look at the
     requests under way again and again to find nothing."""
     gc_generation_ratio: int = 20
-    """Collections of one generation before the next is collected too: rarer full collections, each of which stops the
-    loop for as long as it takes to look at everything made since the start."""
+    """Collections of one generation before the next is collected too. Full collections become rarer; each of them stops
+    the loop for as long as it takes to look at everything made since the start."""
 
 
 def run_server(
@@ -67,9 +69,9 @@ def run_server(
     settings: ProcessSettings | None = None,
     stderr: TextIO | None = None,
 ) -> int:
-    """Run one server in this process on a uvloop until it is told to stop; returns the exit status.
+    """Run one server in this process on uvloop until a signal stops it. Returns the exit status.
 
-    ``build`` starts everything and returns when the server serves; it is cancelled when the order to stop comes first.
+    ``build`` starts everything and returns when the server serves; it is cancelled when the signal comes first.
     """
     life = _Life(build, log, settings or ProcessSettings(), stderr or sys.stderr)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -111,7 +113,7 @@ class _Life:
         try:
             server = starting.result()
         except (OperatorError, OSError) as error:
-            # An OSError while starting is a taken port, a missing file, a folder that may not be written.
+            # An OSError while starting is a taken port, a missing file, or a folder that may not be written.
             self._stderr.write(f"tao: {error}\n")
             return EXIT_OPERATOR
         except Exception:  # noqa: BLE001 - the end of the process; the log is where the traceback is read
@@ -145,7 +147,8 @@ class _Life:
         return await self._within("close", server.close(), self._settings.close_seconds)
 
     async def _within(self, step: str, job: Awaitable[None], seconds: float) -> bool:
-        """Do one step of the end. It may fail, take too long or be cut short by a second signal; the end goes on."""
+        """Run one step of the end. The step may fail, take too long or be cut short by a second signal; the end goes
+        on."""
         doing = asyncio.ensure_future(job)
         try:
             async with asyncio.timeout(seconds):
@@ -158,7 +161,7 @@ class _Life:
         except Exception:  # noqa: BLE001 - the next step still has to be done
             self._log.exception("failed", step=step)
         doing.cancel()
-        await asyncio.wait((doing,), timeout=1.0)  # lets its cleanup run; a task that refuses to end is left
+        await asyncio.wait((doing,), timeout=1.0)  # lets its cleanup run; a task that refuses to end is left behind
         return False
 
     async def _reload_when_told(self, server: RunningServer) -> None:
@@ -181,7 +184,7 @@ class _Life:
 
 
 async def _before(job: asyncio.Future[Result], event: asyncio.Event) -> bool:
-    """Whether the job is over, rather than the event set first."""
+    """Return whether the job is over, and not the event set first."""
     waiting = asyncio.ensure_future(event.wait())
     try:
         await asyncio.wait((job, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -1,12 +1,13 @@
-"""Settings files: YAML on the outside, frozen dataclasses within, one readable error in between.
+"""Settings files: YAML outside, frozen dataclasses inside, one readable error between them.
 
-The dataclasses are the single definition: field names, types, defaults. Nothing else knows that a file was there, and
-tests make settings by calling them.
+The dataclasses are the single definition: field names, types and defaults. No other code knows that a file was there,
+and tests make settings by calling the dataclasses.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar, get_type_hints
@@ -15,6 +16,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from tao.model.errors import SettingsError
+from tao.model.settings import FORMERLY
 
 MAX_SETTINGS_BYTES: Final = 1 << 20  # a settings file has a hundred lines; anything larger is another file
 
@@ -22,8 +24,8 @@ SettingsType = TypeVar("SettingsType")
 
 
 def load_settings(path: Path, model: type[SettingsType]) -> SettingsType:
-    """Read a YAML file into the dataclass ``model`` (whose fields may be dataclasses). What the file leaves out has its
-    default; an empty file is all defaults.
+    """Read a YAML file into the dataclass ``model``, whose fields may be dataclasses. A field that the file leaves out
+    has its default; an empty file is all defaults.
 
     Raises `SettingsError` for a file that cannot be read or is not YAML, and for unknown, missing or wrong fields, with
     every fault in one message as ``file: field: what is wrong``.
@@ -43,9 +45,10 @@ def load_settings(path: Path, model: type[SettingsType]) -> SettingsType:
 
 
 def parse_settings(found: object, model: type[SettingsType], source: str) -> SettingsType:
-    """The same from plain data; ``source`` names it in errors."""
+    """Make settings from plain data, as `load_settings` does; ``source`` names the data in errors."""
     if not isinstance(found, Mapping):
         raise SettingsError(f"{source}: must be a mapping of settings, not {type(found).__name__}")
+    found = _with_present_names(found, model, "", source)
     unknown = [f"{source}: {field}" for field in _unknown(found, model, "")]
     try:
         settings = TypeAdapter(model).validate_python(found)
@@ -62,8 +65,32 @@ def parse_settings(found: object, model: type[SettingsType], source: str) -> Set
     return settings
 
 
+def _with_present_names(found: Mapping[object, object], model: type, path: str, source: str) -> dict[object, object]:
+    """Return the settings with former names replaced by the present ones, each with a line on standard error."""
+    fields = dataclasses.fields(model) if dataclasses.is_dataclass(model) else ()
+    present = {field.metadata[FORMERLY]: field.name for field in fields if FORMERLY in field.metadata}
+    hints = get_type_hints(model)
+    named: dict[object, object] = {}
+    for key, value in found.items():
+        name = present.get(str(key), key)
+        if name != key and name not in found:
+            hint = f"{path}{key} is now called {path}{name}; the former name works until the next release"
+            sys.stderr.write(f"warning: {source}: {hint}\n")
+        elif name != key:
+            name = key  # Both names were given. The former one is then reported as unknown.
+        inner = hints.get(str(name))
+        if isinstance(value, Mapping) and isinstance(inner, type) and dataclasses.is_dataclass(inner):
+            value = _with_present_names(value, inner, f"{path}{name}.", source)
+        named[name] = value
+    return named
+
+
 def _unknown(found: Mapping[object, object], model: type, path: str) -> Iterator[str]:
-    """Fields that no dataclass has: a misspelt setting must not silently stay at its default."""
+    """Yield a fault for each field that no dataclass has: a misspelt setting must not silently stay at its default.
+
+    pydantic's own check (``extra="forbid"``) was tried. It says "Unexpected keyword argument", and not which settings
+    there are; and it has to be declared in every dataclass.
+    """
     hints = get_type_hints(model)
     known = {field.name for field in dataclasses.fields(model)} if dataclasses.is_dataclass(model) else set(hints)
     for key, value in found.items():

@@ -1,6 +1,6 @@
-"""Background tasks of a server: held, bounded, heard when they fail, and gone when it closes.
+"""Background tasks of a server: held, bounded, logged when they fail, and cancelled when it closes.
 
-A bare ``asyncio.create_task`` may be collected while it runs and loses its exception. `asyncio.TaskGroup` ends
+A bare ``asyncio.create_task`` may be collected while it runs, and its exception is lost. `asyncio.TaskGroup` ends
 everything when one task fails, which a server's independent jobs must not.
 """
 
@@ -17,22 +17,22 @@ class BackgroundTasks:
     """The tasks of one owner. A task that raises is logged as ``background task failed`` and is over."""
 
     def __init__(self, owner: str, log: Logger, *, limit: int = 1_024) -> None:
-        """``limit``: tasks at a time; 1,024 is far above the handful of loops and the few hundred calls to other
-        servers that a healthy server has under way."""
+        """``limit`` bounds the tasks at a time. 1,024 is far above the handful of loops and the few hundred calls to
+        other servers that a healthy server has under way."""
         self._owner = owner
         self._log = log
         self._limit = limit
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.failed = 0
-        """How many tasks have ended with an exception."""
+        """Return how many tasks have ended with an exception."""
 
     def __len__(self) -> int:
         return len(self._tasks)
 
     def start(self, job: Coroutine[object, object, None], name: str) -> Callable[[], bool]:
-        """Run a coroutine in the background; returns what cancels it. Raises `Overloaded`, with the coroutine closed,
-        when the limit is reached or the owner is closing."""
+        """Run a coroutine in the background. Returns the task's cancel function. Raises `Overloaded`, with the
+        coroutine closed, when the limit is reached or the owner is closing."""
         if self._closed or len(self._tasks) >= self._limit:
             job.close()
             why = "is closing" if self._closed else f"has its {self._limit} background tasks already"
@@ -45,8 +45,8 @@ class BackgroundTasks:
     def keep(
         self, loop: Callable[[], Coroutine[object, object, None]], name: str, *, pause_seconds: float = 1.0
     ) -> Callable[[], bool]:
-        """Run an endless job. One that ends all the same, by whatever error, is logged, counted in `failed`, and begun
-        again after a pause: a server without its ownership check or its subscriptions looks healthy and is not."""
+        """Run an endless job. A job that ends, by whatever error, is logged, counted in `failed`, and started again
+        after a pause: a server without its ownership check or its subscriptions looks healthy and is not."""
         return self.start(self._keep(loop, name, pause_seconds), name)
 
     async def _keep(self, loop: Callable[[], Coroutine[object, object, None]], name: str, pause_seconds: float) -> None:
@@ -59,7 +59,7 @@ class BackgroundTasks:
             await asyncio.sleep(pause_seconds)
 
     async def close(self) -> None:
-        """Cancel all and wait until they are over. Nothing can be started afterwards."""
+        """Cancel all tasks and wait until they are over. No task can be started afterwards."""
         self._closed = True
         while self._tasks:
             for task in self._tasks:

@@ -1,13 +1,12 @@
-"""Fields ↔ the ``data`` blob of an object or association (DESIGN.md §2).
+"""Encode and decode the fields of an object or association in its ``data`` blob.
 
 A blob is one msgpack map from field number to value, ascending by number, or empty when no field is set. Equal fields
-give equal bytes, so caches and databases may be compared byte by byte. Numbers this schema does not know are kept on
-every rewrite: another process may already run the next schema.
+give equal bytes, so caches and databases can be compared byte by byte. Every rewrite keeps numbers that this schema
+does not know, because another process may already run the next schema.
 
-A *patch* is a blob in which nil says "remove this field"; a blob at rest holds no nil. Who does what: the SDK encodes
-and decodes by name; the leader, to whom any program in any language may write, validates and merges blobs; everybody
-between passes bytes on. Whatever `validate_data` accepts, `decode_fields` can read.
-"""
+A *patch* is a blob in which nil means "remove this field"; a stored blob holds no nil. The SDK encodes and decodes
+by name. The leader, which any program in any language may call, validates and merges blobs. All servers between them
+pass the bytes on. `decode_fields` can read everything that `validate_data` accepts."""
 
 from __future__ import annotations
 
@@ -18,41 +17,39 @@ from typing import Final
 import msgspec
 
 from tao.model.errors import InvalidField, TooLarge
-from tao.schema.kinds import FieldValue, WrongValue, check_of
-from tao.schema.types import MAX_FIELD_NUMBER, GraphType
+from tao.schema.types import MAX_FIELD_NUMBER, FieldValue, GraphType, WrongValue, check_of
 
 _NIL: Final = b"\xc0"
 _MAP_16: Final = 0xDE
 _MAP_32: Final = 0xDF
-# A value of an unknown field may nest; readers decode it recursively on stacks of their own, so the depth that every
-# reader can take is fixed here, far below any interpreter's limit.
+# A value of an unknown field may nest, and readers decode it recursively. This bound is a depth that every reader can
+# take, far below any interpreter's limit.
 _MAX_UNKNOWN_DEPTH: Final = 16
 
 _encode: Final = msgspec.msgpack.Encoder().encode
-# Merging copies encoded values as they are: a number this schema does not know keeps its exact bytes.
+# Merging copies encoded values as they are, so a number that this schema does not know keeps its exact bytes.
 _decode_raw: Final = msgspec.msgpack.Decoder(dict[int, msgspec.Raw]).decode
 
 
 def encode_fields(graph_type: GraphType, values: Mapping[str, object]) -> bytes:
-    """The blob of ``values`` (by field name). A field that is None is left out; no field at all gives ``b""``.
+    """Return the blob of ``values`` (by field name). A field that is None is left out; no field at all gives ``b""``.
 
-    Raises `InvalidField` for an unknown name or a value of the wrong kind, `TooLarge` above the type's bound.
-    """
+    Raises `InvalidField` for an unknown name or a value of the wrong kind, `TooLarge` above the type's bound."""
     numbered = {number: value for number, value in _numbered(graph_type, values).items() if value is not None}
     return _blob(graph_type, numbered)
 
 
 def encode_patch(graph_type: GraphType, values: Mapping[str, object]) -> bytes:
-    """The patch that sets ``values`` (by field name) and removes those that are None. Raises as `encode_fields`."""
+    """Return the patch that sets ``values`` (by field name) and removes those that are None. Raises as
+    `encode_fields`."""
     return _blob(graph_type, _numbered(graph_type, values))
 
 
 def decode_fields(graph_type: GraphType, data: bytes) -> dict[str, FieldValue | None]:
-    """Every field of the type by name: its value, else its default, else None. Unknown numbers are passed over.
+    """Return every field of the type by name: its value, else its default, else None. Unknown numbers are skipped.
 
-    Kinds were checked when the blob was written and are not checked again. Raises `InvalidField` for what is not a
-    map by number, which only a row changed by hand can hold.
-    """
+    Kinds were checked when the blob was written and are not checked again. Raises `InvalidField` for a blob that is
+    not a map by number, which only a row changed by hand can hold."""
     layout = graph_type.layout
     values = layout.fallbacks.copy()
     if data:
@@ -71,24 +68,22 @@ def decode_fields(graph_type: GraphType, data: bytes) -> dict[str, FieldValue | 
 
 
 def merge_data(graph_type: GraphType, old: bytes, patch: bytes) -> bytes:
-    """``old`` with a validated ``patch`` applied; unknown numbers of both are kept, byte for byte.
+    """Return ``old`` with a validated ``patch`` applied. Unknown numbers of both are kept, byte for byte.
 
-    Raises `InvalidField` when either is not a map by number, `TooLarge` when the result is above the type's bound.
-    """
+    Raises `InvalidField` when either is not a map by number, `TooLarge` when the result is above the type's bound."""
     return _merged(graph_type, old, _raw(graph_type, patch))
 
 
 def validate_data(graph_type: GraphType, data: bytes) -> None:
-    """Check a blob from any client: one well-formed map, each number once, known fields of their kinds, no nil.
+    """Check a client's blob: one well-formed map, each number once, known fields of their kinds, no nil.
 
-    Raises `InvalidField` naming type and field, `TooLarge` above the type's bound.
-    """
+    Raises `InvalidField` naming type and field, `TooLarge` above the type's bound."""
     for number, value in _checked_map(graph_type, data).items():
         _check_stored(graph_type, number, value)
 
 
 def validate_patch(graph_type: GraphType, patch: bytes) -> None:
-    """As `validate_data`, for a patch: nil is allowed and removes the field."""
+    """Check a patch as `validate_data` does, except that nil is allowed: it removes the field."""
     for number, value in _checked_map(graph_type, patch).items():
         if value is not None:
             _check_stored(graph_type, number, value)
@@ -169,7 +164,8 @@ def _checked_map(graph_type: GraphType, data: bytes) -> dict[int, object]:
     if not data:
         return {}
     decoded = _decoded(graph_type, _bounded(graph_type, data))
-    # Readers would disagree about which of two values of one number counts; the header says how many were written.
+    # Readers would disagree about which of two values of one number is valid. The map's header says how many were
+    # written.
     if _announced_entries(data) != len(decoded):
         raise InvalidField(f"data of type {graph_type.name!r} holds a field number twice")
     return decoded

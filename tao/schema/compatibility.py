@@ -1,9 +1,8 @@
-"""May the schema OLD be replaced by NEW while servers run and data is stored? (DESIGN.md §2)
+"""Decide whether a schema may be replaced by another one while servers run and data is stored.
 
-Types and fields are their numbers: that is what the store and the wire hold. So a number may appear, and may retire
-into ``reserved``; it never changes its meaning and never comes back. Names are for people: a rename harms no data, but
-programs that use the old name must follow. What a cache or an answer is limited to may change at any time.
-"""
+The store and the wire hold types and fields by number. So a number may be added, and may be retired into
+``reserved``, but it never changes its meaning and is never used again. Names are for people: a rename harms no data,
+but programs that use the old name must follow. Limits of caches and answers may change at any time."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from tao.schema.types import AssocType, Field, ObjectType
 
 
 class ChangeKind(StrEnum):
-    """What was done."""
+    """The kind of a difference between two schemas."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -30,14 +29,16 @@ class ChangeKind(StrEnum):
     DATA_BOUND_CHANGED = "data bound changed"
     LIMIT_CHANGED = "limit changed"
     ARENA_CHANGED = "arena changed"
-    TURNING_CHANGED = "turning changed"
+    REVERSE_LOOKUP_CHANGED = "reverse look-up changed"
     DEFAULT_CHANGED = "default changed"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference. ``path`` as in the schema file, by the old name where there is one; ``why`` says in a sentence
-    why it is safe, or what it would break; ``warns`` marks a safe change that somebody should still know of."""
+    """One difference between two schemas.
+
+    ``path``: as in the schema file, by the old name where there is one. ``why``: a sentence that says why the change
+    is safe, or what it would break. ``warns``: marks a safe change that an operator should know of."""
 
     kind: ChangeKind
     path: str
@@ -47,7 +48,7 @@ class Change:
 
 
 def compare(old: Schema, new: Schema) -> list[Change]:
-    """The differences that matter, ordered by path. Empty when the two say the same."""
+    """Return the differences that matter, ordered by path; empty when there are none."""
     changes = [
         *_numbered_changes("objects", old.objects, new.objects, old.reserved_otypes, new.reserved_otypes),
         *_numbered_changes("associations", old.assocs, new.assocs, old.reserved_atypes, new.reserved_atypes),
@@ -65,7 +66,7 @@ def compare(old: Schema, new: Schema) -> list[Change]:
 
 
 def is_compatible(changes: Iterable[Change]) -> bool:
-    """Whether all changes may be made while serving."""
+    """Return whether all changes may be made while serving."""
     return all(change.compatible for change in changes)
 
 
@@ -79,7 +80,7 @@ def _numbered_changes(
     old_reserved: frozenset[int],
     new_reserved: frozenset[int],
 ) -> Iterator[Change]:
-    """What happened to the numbers of one list of types or fields."""
+    """Yield the changes of the numbers of one list of types or fields."""
     old_names = {each.number: each.name for each in old}
     new_names = {each.number: each.name for each in new}
     old_numbers = _inverted(old_names)
@@ -88,29 +89,29 @@ def _numbered_changes(
         at = f"{path}.{name}"
         moved_to = new_numbers.get(name, number)
         if moved_to != number:
-            why = f"from {number} to {moved_to}: what is stored under {number} would no longer be found"
+            why = f"from {number} to {moved_to}: data stored under {number} would no longer be found"
             yield Change(ChangeKind.RENUMBERED, at, False, why)
         elif number in new_names and new_names[number] != name:
-            why = f"to {new_names[number]}: stored data is unharmed, programs that say {name!r} must follow"
+            why = f"to {new_names[number]}: stored data is safe, but programs that use {name!r} must change"
             yield Change(ChangeKind.RENAMED, at, True, why, warns=True)
         elif number not in new_names and number in new_reserved:
-            why = f"number {number} is reserved; what is stored is kept, and shown to nobody"
+            why = f"number {number} is reserved; stored data is kept but no longer returned"
             yield Change(ChangeKind.REMOVED, at, True, why, warns=True)
         elif number not in new_names:
-            why = f"list {number} under 'reserved', or it may come back with another meaning"
+            why = f"list {number} under 'reserved', or it may be used again with another meaning"
             yield Change(ChangeKind.REMOVED, at, False, why)
     for number, name in new_names.items():
         at = f"{path}.{name}"
         if number in old_reserved:
-            why = f"{number} was reserved: data of its former meaning may still be stored"
+            why = f"{number} was reserved: data of its former type may still be stored"
             yield Change(ChangeKind.REUSED, at, False, why)
         elif number not in old_names and name not in old_numbers:
-            yield Change(ChangeKind.ADDED, at, True, "servers and programs of the former schema ignore it")
+            yield Change(ChangeKind.ADDED, at, True, "servers and programs with the former schema ignore it")
         elif number in old_names and name in old_numbers and old_numbers[name] != number:
             why = f"{number} was {old_names[number]!r}: stored data would change its meaning"
             yield Change(ChangeKind.REUSED, at, False, why)
     for number in sorted(old_reserved - new_reserved - new_names.keys()):
-        why = f"{number} could be used again, though data of its former meaning may still be stored"
+        why = f"{number} could be used again, though data of its former type may still be stored"
         yield Change(ChangeKind.UNRESERVED, f"{path}.{number}", False, why)
 
 
@@ -126,13 +127,13 @@ def _inside(path: str, old: ObjectType | AssocType, new: ObjectType | AssocType)
             continue
         at = f"{path}.fields.{field.name}"
         if successor.kind is not field.kind:
-            why = f"from {field.kind} to {successor.kind}: stored values are of the old type; add a field instead"
+            why = f"from {field.kind} to {successor.kind}: stored values have the old type; add a new field instead"
             yield Change(ChangeKind.TYPE_CHANGED, at, False, why)
         elif repr(successor.default) != repr(field.default):
-            why = f"from {field.default!r} to {successor.default!r}: wherever it is not set, readers see the new one"
+            why = f"from {field.default!r} to {successor.default!r}: readers see it where the field is not set"
             yield Change(ChangeKind.DEFAULT_CHANGED, at, True, why, warns=True)
     if old.arena != new.arena:
-        why = f"from {old.arena} to {new.arena}: caches move what they read from now on"
+        why = f"from {old.arena} to {new.arena}: caches use the new arena for what they read from now on"
         yield Change(ChangeKind.ARENA_CHANGED, path, True, why)
 
 
@@ -147,13 +148,13 @@ def _assoc_changes(path: str, old: AssocType, new: AssocType) -> Iterator[Change
         why = f"from {old.max_data_bytes} to {new.max_data_bytes}: stored edges may exceed it"
         yield Change(ChangeKind.DATA_BOUND_CHANGED, path, False, why)
     elif old.max_data_bytes < new.max_data_bytes:
-        why = f"from {old.max_data_bytes} to {new.max_data_bytes}: whatever is stored still fits"
+        why = f"from {old.max_data_bytes} to {new.max_data_bytes}: stored edges still fit"
         yield Change(ChangeKind.DATA_BOUND_CHANGED, path, True, why)
     if old.limit != new.limit:
-        why = f"from {old.limit} to {new.limit}: it bounds caches and answers, not what is stored"
+        why = f"from {old.limit} to {new.limit}: it bounds caches and answers, not stored data"
         yield Change(ChangeKind.LIMIT_CHANGED, path, True, why)
-    if old.turn_gets != new.turn_gets:
-        why = "clients ask inverse lists for edges of long ones: edges must be written, or loaded, at both ends"
-        if not new.turn_gets:
-            why = "clients ask the list itself again, however long it is"
-        yield Change(ChangeKind.TURNING_CHANGED, path, True, why, warns=new.turn_gets)
+    if old.reverse_lookup != new.reverse_lookup:
+        why = "clients look for edges of long lists in the inverse lists: edges must be written or loaded at both ends"
+        if not new.reverse_lookup:
+            why = "clients ask the list itself, however long it is"
+        yield Change(ChangeKind.REVERSE_LOOKUP_CHANGED, path, True, why, warns=new.reverse_lookup)

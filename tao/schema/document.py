@@ -1,25 +1,31 @@
-"""The schema document: what a schema file may say, checked; and its translation to types and back.
+"""The schema document: parse a schema file, check it, and translate it to types and back.
 
-Two passes: pydantic checks each entry by itself, then `_faults` checks what spans entries (numbers used twice, inverse
-pairs, defaults against kinds). Both report every fault with its path, so that one run of an editor mends the file.
+Parsing remembers the line of each key, so that a fault can name file, line and path. YAML is read through its node
+tree, because the plain loader loses line numbers and silently keeps the last of two equal keys, which would drop a
+type. Aliases are refused: with them a few lines can grow without bound.
+
+Checking takes two passes: pydantic checks each entry by itself, then `_faults` checks what spans entries (numbers used
+twice, inverse pairs, defaults against kinds). Both report every fault with its path, so that one run of an editor mends
+the file.
 
 A pair of inverse types shares one field list and one ``max_data_bytes``, because the inverse of an edge carries the
-same data: the side that leaves out ``fields`` takes its partner's, and if both write them they must be equal.
-"""
+same data. The type that leaves out ``fields`` takes its partner's; if both define them, they must be equal."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import difflib
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
 
 import pydantic
+import yaml
 
-from tao.schema.kinds import FieldKind, FieldValue, WrongValue, check_of
-from tao.schema.parsing import Parsed, Path
+from tao.model.errors import SchemaError
 from tao.schema.types import (
     DEFAULT_ARENA,
     DEFAULT_LIST_LIMIT,
@@ -29,11 +35,126 @@ from tao.schema.types import (
     MAX_TYPE_NUMBER,
     AssocType,
     Field,
+    FieldKind,
+    FieldValue,
     ObjectType,
+    WrongValue,
+    check_of,
 )
 
+MAX_SCHEMA_CHARACTERS: Final = 4 << 20  # thousands of types; a larger file is not a schema
+_MAX_DEPTH: Final = 8  # a schema needs six levels; the bound protects the recursive parser
+_FAULTS_SHOWN: Final = 20
+
+Path = tuple[str | int, ...]
+
+FORMER_REVERSE_LOOKUP: Final = "turn_gets"
+"""The former name of the key ``reverse_lookup``. It is still accepted, and the canonical document keeps it, because
+its hash and older programs depend on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """Plain data (dicts, lists, scalars), the name of its source, and the line (from 1) of each path, if known."""
+
+    data: object
+    source: str
+    lines: Mapping[Path, int] = field(default_factory=dict)
+
+    def error(self, faults: Iterable[tuple[Path, str]]) -> SchemaError:
+        """Return one error that lists the faults in the file's order, each as ``source:line: path: message``."""
+        placed = sorted((self._line_of(path), ".".join(map(str, path)), what) for path, what in faults)
+        shown = [
+            ": ".join(part for part in (f"{self.source}:{line}" if line else self.source, path, what) if part)
+            for line, path, what in placed[:_FAULTS_SHOWN]
+        ]
+        if len(placed) > _FAULTS_SHOWN:
+            shown.append(f"… and {len(placed) - _FAULTS_SHOWN} more")
+        return SchemaError("\n".join(shown))
+
+    def _line_of(self, path: Path) -> int:
+        # A missing key has no line of its own: point at the nearest key that holds it.
+        for length in range(len(path), -1, -1):
+            line = self.lines.get(path[:length])
+            if line is not None:
+                return line
+        return 0
+
+
+def parse_yaml(text: str, source: str) -> Parsed:
+    """Return the plain data of a YAML text.
+
+    Raises `SchemaError` for invalid YAML, repeated keys, aliases, and nesting beyond the bound."""
+    _bound_size(text, source)
+    try:
+        _refuse_aliases_and_depth(text, source)
+        loader = yaml.SafeLoader(text)
+        root = loader.get_single_node()
+        if root is None:
+            raise SchemaError(f"{source}: the schema is empty")
+        lines: dict[Path, int] = {}
+        return Parsed(_plain(loader, root, (), lines, source), source, lines)
+    except yaml.MarkedYAMLError as why:
+        where = f"{source}:{why.problem_mark.line + 1}" if why.problem_mark else source
+        raise SchemaError(f"{where}: not valid YAML: {why.problem}") from None
+    except (yaml.YAMLError, ValueError) as why:  # ValueError: a scalar such as the date 2020-13-01
+        raise SchemaError(f"{source}: not valid YAML: {why}") from None
+
+
+def parse_json(text: str | bytes, source: str) -> Parsed:
+    """Return the plain data of a JSON text. Raises `SchemaError` for invalid JSON."""
+    _bound_size(text, source)
+    try:
+        return Parsed(json.loads(text), source)
+    except (ValueError, RecursionError) as why:
+        raise SchemaError(f"{source}: not valid JSON: {why}") from None
+
+
+def _bound_size(text: str | bytes, source: str) -> None:
+    if len(text) > MAX_SCHEMA_CHARACTERS:
+        raise SchemaError(f"{source}: {len(text)} characters is above the limit of {MAX_SCHEMA_CHARACTERS}")
+
+
+def _refuse_aliases_and_depth(text: str, source: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 1
+        if isinstance(event, yaml.AliasEvent):
+            raise SchemaError(
+                f"{source}:{line}: aliases (*{event.anchor}) are not allowed in schema files; write the value out"
+            )
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise SchemaError(f"{source}:{line}: nested deeper than {_MAX_DEPTH} levels")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+def _plain(loader: yaml.SafeLoader, node: yaml.Node, path: Path, lines: dict[Path, int], source: str) -> object:
+    line = node.start_mark.line + 1
+    lines.setdefault(path, line)
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, object] = {}
+        for key_node, value_node in node.value:
+            key = loader.construct_object(key_node)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, str):
+                # YAML reads a bare `yes`, `on` or `1` as a value that is not text.
+                raise SchemaError(f"{source}:{line}: the key {key!r} is not text; put it in quotes")
+            if key in mapping:
+                raise SchemaError(f"{source}:{line}: the key {key!r} appears twice")
+            lines[(*path, key)] = line
+            mapping[key] = _plain(loader, value_node, (*path, key), lines, source)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(loader, item, (*path, index), lines, source) for index, item in enumerate(node.value)]
+    value: object = loader.construct_object(node)
+    return value
+
+
 _NAME: Final = r"^[a-z][a-z0-9_]{0,62}$"
-# Whole names of tables, as the database shows them; the prefix keeps them apart from the tables of the system.
+# Full names of tables, as the database shows them; the prefix keeps them apart from the system's tables.
 _TABLE: Final = r"^assocs_[a-z0-9][a-z0-9_]{0,33}$"
 _MAX_FIELDS: Final = 1000
 _MAX_LIST_LIMIT: Final = 1_000_000  # one list of this many edges is already tens of megabytes in every cache
@@ -48,7 +169,7 @@ class _Entry(pydantic.BaseModel):
 
 
 class FieldEntry(_Entry):
-    """One field. ``default`` of a bytes field is written as base64 text."""
+    """One field. ``default`` of a bytes field is base64 text."""
 
     number: FieldNumber
     type: Annotated[FieldKind, pydantic.Field(strict=False)]
@@ -77,12 +198,14 @@ class AssocEntry(_Entry):
     max_data_bytes: Annotated[int, pydantic.Field(ge=0, le=MAX_CUSTOM_ASSOC_DATA_BYTES)] = MAX_ASSOC_DATA_BYTES
     table: Annotated[str, pydantic.StringConstraints(pattern=_TABLE)] | None = None
     arena: Name = DEFAULT_ARENA
-    turn_gets: bool = False
+    reverse_lookup: Annotated[
+        bool, pydantic.Field(validation_alias=pydantic.AliasChoices("reverse_lookup", FORMER_REVERSE_LOOKUP))
+    ] = False
     reserved: list[FieldNumber] = []
 
 
 class ReservedEntry(_Entry):
-    """Numbers of types that existed once and must not come back."""
+    """Numbers of former types, which must not be used again."""
 
     objects: list[TypeNumber] = []
     associations: list[TypeNumber] = []
@@ -101,19 +224,29 @@ _KEYS: Final = sorted({key for entry in _Entry.__subclasses__() for key in entry
 
 
 def read_document(parsed: Parsed) -> SchemaDocument:
-    """The checked document of plain data. Raises `SchemaError` with every fault's line and path."""
+    """Return the checked document of plain data. Raises `SchemaError` with every fault's line and path."""
     try:
         document = SchemaDocument.model_validate(parsed.data)
     except pydantic.ValidationError as why:
-        raise parsed.error(_told(fault["loc"], fault["type"], fault["msg"]) for fault in why.errors()) from None
+        raise parsed.error(_explained(fault["loc"], fault["type"], fault["msg"]) for fault in why.errors()) from None
     faults = list(_faults(document))
     if faults:
         raise parsed.error(faults)
     return document
 
 
+def former_keys(parsed: Parsed) -> list[str]:
+    """Return a warning for each key of the document that has been renamed and is still accepted."""
+    associations = parsed.data.get("associations") if isinstance(parsed.data, dict) else None
+    return [
+        f"{parsed.source}: associations.{name}: the key {FORMER_REVERSE_LOOKUP!r} is now called 'reverse_lookup'"
+        for name, entry in (associations.items() if isinstance(associations, dict) else ())
+        if isinstance(entry, dict) and FORMER_REVERSE_LOOKUP in entry
+    ]
+
+
 def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[AssocType, ...]]:
-    """The types of a checked document, each kind ascending by number."""
+    """Return the object types and association types of a checked document, ascending by number."""
     objects = [
         ObjectType(entry.number, name, _fields(entry.fields), entry.arena, frozenset(entry.reserved))
         for name, entry in document.objects.items()
@@ -129,7 +262,7 @@ def types_of(document: SchemaDocument) -> tuple[tuple[ObjectType, ...], tuple[As
             table=entry.table,
             arena=entry.arena,
             reserved=frozenset(entry.reserved),
-            turn_gets=entry.turn_gets,
+            reverse_lookup=entry.reverse_lookup,
         )
         for name, entry in document.associations.items()
     ]
@@ -142,21 +275,23 @@ def document_of(
     reserved_otypes: Iterable[int],
     reserved_atypes: Iterable[int],
 ) -> dict[str, object]:
-    """The document of types in its canonical form, as plain data for JSON: every default written out, but for
-    ``turn_gets``, which programs of before it was there do not know and refuse."""
+    """Return the canonical document of the types, as plain data for JSON.
+
+    Every default is written out except ``turn_gets`` (the former name of ``reverse_lookup``), which older programs
+    refuse."""
     assocs = list(assocs)
     names = {atype.number: atype.name for atype in assocs}
     return {
         "format": 1,
-        "objects": {each.name: _told_type(each) for each in objects},
+        "objects": {each.name: _type_document(each) for each in objects},
         "associations": {
             each.name: {
-                **_told_type(each),
+                **_type_document(each),
                 "inverse": None if each.inverse is None else names[each.inverse],
                 "limit": each.limit,
                 "max_data_bytes": each.max_data_bytes,
                 "table": each.table,
-                **({"turn_gets": True} if each.turn_gets else {}),
+                **({FORMER_REVERSE_LOOKUP: True} if each.reverse_lookup else {}),
             }
             for each in assocs
         },
@@ -164,16 +299,16 @@ def document_of(
     }
 
 
-def _told_type(each: ObjectType | AssocType) -> dict[str, object]:
+def _type_document(each: ObjectType | AssocType) -> dict[str, object]:
     fields: dict[str, object] = {}
-    for field in each.fields:
-        default = field.default
+    for known in each.fields:
+        default = known.default
         written = base64.b64encode(default).decode() if isinstance(default, bytes) else default
-        fields[field.name] = {"number": field.number, "type": field.kind.value, "default": written}
+        fields[known.name] = {"number": known.number, "type": known.kind.value, "default": written}
     return {"number": each.number, "fields": fields, "arena": each.arena, "reserved": sorted(each.reserved)}
 
 
-def _told(path: Path, kind: str, message: str) -> tuple[Path, str]:
+def _explained(path: Path, kind: str, message: str) -> tuple[Path, str]:
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(str(path[-1]), _KEYS, n=1)
         return path, "unknown key" + (f"; did you mean {near[0]!r}?" if near else "")
@@ -196,7 +331,7 @@ def _fields(entries: Mapping[str, FieldEntry]) -> tuple[Field, ...]:
 
 
 def _default(entry: FieldEntry) -> FieldValue | None:
-    """Raises `WrongValue` when the default is not of the field's kind."""
+    """Return the default of a field. Raises `WrongValue` when it is not of the field's kind."""
     if entry.default is None:
         return None
     if entry.type is FieldKind.BYTES:
@@ -232,8 +367,8 @@ def _faults(document: SchemaDocument) -> Iterator[tuple[Path, str]]:
                 (*path, "max_data_bytes"),
                 f"the default table holds at most {MAX_ASSOC_DATA_BYTES} bytes; name a custom 'table' for more",
             )
-        if assoc.turn_gets and assoc.inverse is None:
-            yield (*path, "turn_gets"), "there is no 'inverse' that could be asked instead"
+        if assoc.reverse_lookup and assoc.inverse is None:
+            yield (*path, "reverse_lookup"), "needs an 'inverse' type, whose lists would be searched"
         if assoc.inverse is not None:
             yield from _inverse_faults(document, name, assoc, assoc.inverse)
 
@@ -270,18 +405,21 @@ def _inverse_faults(document: SchemaDocument, name: str, entry: AssocEntry, inve
         yield (*path, "inverse"), f"there is no association type {inverse!r}{hint}"
         return
     if partner.inverse != name:
-        yield (*path, "inverse"), f"{inverse!r} must name {name!r} as its inverse, too"
+        yield (*path, "inverse"), f"{inverse!r} must name {name!r} as its inverse"
         return
     if entry.fields is None:
         for field_name, each in (partner.fields or {}).items():
             if each.number in entry.reserved:
                 yield (*path, "reserved"), f"{each.number} is in use as {field_name!r}, taken from {inverse!r}"
     if entry.number > partner.number:
-        return  # what follows is told once a pair
+        return  # the following faults are reported once per pair
     if None not in (entry.fields, partner.fields) and entry.fields != partner.fields:
-        yield (*path, "fields"), f"differ from those of the inverse {inverse!r}; write them at one of the two only"
+        yield (
+            (*path, "fields"),
+            f"differ from the fields of the inverse {inverse!r}; define them at one of the two only",
+        )
     if entry.max_data_bytes != partner.max_data_bytes:
         yield (
             (*path, "max_data_bytes"),
-            f"is not {partner.max_data_bytes}, that of the inverse {inverse!r}: both carry the same data",
+            f"differs from the {partner.max_data_bytes} of the inverse {inverse!r}: both carry the same data",
         )

@@ -1,35 +1,41 @@
-"""`Schema`: the types by number and by name, as one immutable value with a hash that names its version.
+"""The `Schema`: types by number and by name, as one immutable value with a hash that identifies its version.
 
-A schema is replaced whole, never changed: a server that reloads swaps one reference, and an answer under way keeps
-the schema it started with.
-"""
+A schema is replaced as a whole, never changed. A server that reloads the file swaps one reference, and an answer in
+progress keeps the schema it started with."""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
 import json
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tao.model.errors import UnknownType
-from tao.schema.document import SchemaDocument, document_of, read_document, types_of
-from tao.schema.parsing import parse_json, parse_yaml
+from tao.schema.document import (
+    SchemaDocument,
+    document_of,
+    former_keys,
+    parse_json,
+    parse_yaml,
+    read_document,
+    types_of,
+)
 from tao.schema.types import AssocType, GraphType, ObjectType
 
-_NAMES_SHOWN: Final = 10  # of the known types in a message
+_NAMES_SHOWN: Final = 10  # known types listed in an error message
 
 _Type = TypeVar("_Type", ObjectType, AssocType)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Schema:
-    """Look-ups of types (DESIGN.md §2). Made by `load_schema` from a file's text or by `Schema.from_json`.
+    """Look-ups of types. Made by `load_schema` from a file's text or by `Schema.from_json`.
 
-    ``objects`` and ``assocs`` ascend by number; ``reserved_otypes`` and ``reserved_atypes`` are numbers of types that
-    existed once; ``version_hash`` is the SHA-256 of the canonical document, in hex, and equal for equal schemas.
-    """
+    ``objects`` and ``assocs`` ascend by number; ``reserved_otypes`` and ``reserved_atypes`` are numbers of former
+    types; ``version_hash`` is the SHA-256 of the canonical document in hex, equal for equal schemas."""
 
     objects: tuple[ObjectType, ...]
     assocs: tuple[AssocType, ...]
@@ -50,37 +56,38 @@ class Schema:
 
     @staticmethod
     def from_json(text: str | bytes, source: str = "schema document") -> Schema:
-        """The schema of a canonical document, as `GetSchema` returns it. Raises `SchemaError` naming ``source``."""
+        """Return the schema of a canonical document, as `GetSchema` returns it. Raises `SchemaError` naming
+        ``source``."""
         return _schema_of(read_document(parse_json(text, source)))
 
     def to_json(self) -> str:
-        """The canonical document: JSON with sorted keys, every default written out, bytes as base64."""
+        """Return the canonical document: JSON with sorted keys, every default written out, bytes as base64."""
         return self._canonical
 
     def otype(self, key: int | str) -> ObjectType:
-        """The object type of a number or name. Raises `UnknownType`, with near misses."""
+        """Return the object type of a number or name. Raises `UnknownType`, with similar names."""
         found = self._objects.get(key)
         if found is None:
             raise _unknown("object", key, self._objects, "association", self._assocs)
         return found
 
     def atype(self, key: int | str) -> AssocType:
-        """The association type of a number or name. Raises `UnknownType`, with near misses."""
+        """Return the association type of a number or name. Raises `UnknownType`, with similar names."""
         found = self._assocs.get(key)
         if found is None:
             raise _unknown("association", key, self._assocs, "object", self._objects)
         return found
 
     def knows_atype(self, number: int) -> bool:
-        """Whether an association type of this number exists."""
+        """Return whether an association type of this number exists."""
         return number in self._assocs
 
     def inverse_of(self, atype: AssocType) -> AssocType | None:
-        """The type of the edge the other way (maybe ``atype`` itself), or None when edges of it have no inverse."""
+        """Return the type of the inverse edge (maybe ``atype`` itself), or None when its edges have no inverse."""
         return None if atype.inverse is None else self._assocs[atype.inverse]
 
     def custom_tables(self) -> dict[str, int]:
-        """Custom table → the largest ``max_data_bytes`` of the association types kept in it; for migrations."""
+        """Return the custom tables for migrations: name → the largest ``max_data_bytes`` of the types stored in it."""
         widths: dict[str, int] = {}
         for atype in self.assocs:
             if atype.table is not None:
@@ -98,11 +105,14 @@ class Schema:
 
 
 def load_schema(text: str, source: str) -> Schema:
-    """The schema of a YAML file's ``text``. ``source`` is the file's name, for messages.
+    """Return the schema of a YAML file's ``text``. ``source`` is the file's name, for messages.
 
-    Raises `SchemaError` that lists each fault with file, line and path of the key.
-    """
-    return _schema_of(read_document(parse_yaml(text, source)))
+    Raises `SchemaError` that lists each fault with file, line and path of the key. Warns of renamed keys."""
+    parsed = parse_yaml(text, source)
+    schema = _schema_of(read_document(parsed))
+    for warning in former_keys(parsed):
+        warnings.warn(warning, FutureWarning, stacklevel=2)
+    return schema
 
 
 def _schema_of(document: SchemaDocument) -> Schema:

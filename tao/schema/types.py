@@ -1,18 +1,136 @@
-"""Object and association types: what the schema says of one number.
+"""Object and association types, their fields, and the kinds of value that a field may hold.
 
-They are values, built once per schema version. Each carries a `FieldLayout`, the look-ups that the codec needs, made
-here and not per call, because decoding the fields of a result is the hottest thing the SDK does.
-"""
+Types are values, built once per schema version. Each carries a `FieldLayout` with the look-ups that the codec needs. It
+is made here and not per call, because decoding the fields of a result is the hottest thing the SDK does.
+
+The kinds are a small closed set: each has one msgpack form, so that a blob written in any language reads the same in
+every other. A kind never changes during a field's life (see `tao.schema.compatibility`), because stored blobs carry
+no kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final
 
 import msgspec
 
-from tao.schema.kinds import FieldKind, FieldValue, check_of
+INT64_MIN: Final = -(2**63)
+INT64_MAX: Final = 2**63 - 1
+UINT64_MAX: Final = 2**64 - 1
+_SHOWN_CHARACTERS: Final = 40  # of a wrong value in an error message; longer values would flood logs
+
+FieldValue = bool | int | float | str | bytes | list[str] | list[int]
+
+
+class FieldKind(StrEnum):
+    """The kind of value that a field holds. The enum's value is the word used in schema files."""
+
+    BOOL = "bool"
+    INT = "int"
+    UINT = "uint"
+    FLOAT = "float"
+    STR = "str"
+    BYTES = "bytes"
+    LIST_STR = "list[str]"
+    LIST_INT = "list[int]"
+
+
+class WrongValue(ValueError):
+    """A value does not fit its kind. Internal to the package: callers see `InvalidField` or `SchemaError`, which
+    also name the type and the field."""
+
+
+def _wrong(expected: str, value: object) -> WrongValue:
+    shown = repr(value)
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[:_SHOWN_CHARACTERS] + "…"
+    return WrongValue(f"expected {expected}, got {type(value).__name__} {shown}")
+
+
+def _bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise _wrong("bool", value)
+
+
+def _whole(value: object, low: int, high: int, expected: str) -> int:
+    # bool is an int in Python but not in msgpack: stored as an int, it would be read back as another kind.
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return int(value)
+    raise _wrong(expected, value)
+
+
+def _int(value: object) -> int:
+    return _whole(value, INT64_MIN, INT64_MAX, "int (signed 64-bit)")
+
+
+def _uint(value: object) -> int:
+    return _whole(value, 0, UINT64_MAX, "uint (unsigned 64-bit)")
+
+
+def _float(value: object) -> float:
+    if isinstance(value, float):
+        return float(value)
+    # Whole numbers are accepted because many msgpack encoders write 1.0 as the integer 1, and because people write
+    # `lat: 47`. A number that a double cannot hold exactly is refused, because it would be changed silently.
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 2**53:
+        return float(value)
+    raise _wrong("float", value)
+
+
+def _str(value: object) -> str:
+    if not isinstance(value, str):
+        raise _wrong("str", value)
+    text = value if type(value) is str else str.__str__(value)
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise _wrong("str of valid Unicode (without lone surrogates)", value) from None
+    return text
+
+
+def _bytes(value: object) -> bytes:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise _wrong("bytes", value)
+
+
+def _items(value: object, kind: FieldKind) -> list[object]:
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    raise _wrong(kind.value, value)
+
+
+def _list_str(value: object) -> list[str]:
+    return [_str(item) for item in _items(value, FieldKind.LIST_STR)]
+
+
+def _list_int(value: object) -> list[int]:
+    return [_int(item) for item in _items(value, FieldKind.LIST_INT)]
+
+
+_CHECKS: Final[Mapping[FieldKind, Callable[[object], FieldValue]]] = {
+    FieldKind.BOOL: _bool,
+    FieldKind.INT: _int,
+    FieldKind.UINT: _uint,
+    FieldKind.FLOAT: _float,
+    FieldKind.STR: _str,
+    FieldKind.BYTES: _bytes,
+    FieldKind.LIST_STR: _list_str,
+    FieldKind.LIST_INT: _list_int,
+}
+
+
+def check_of(kind: FieldKind) -> Callable[[object], FieldValue]:
+    """Return the check of a kind.
+
+    The check returns the value in its plain built-in type: a subclass of str becomes str, a tuple a list, a whole
+    number in a float field a float. It raises `WrongValue` with the expected and the actual value."""
+    return _CHECKS[kind]
+
 
 MAX_TYPE_NUMBER: Final = 65535  # otype and atype are SMALLINT UNSIGNED in the store
 MAX_FIELD_NUMBER: Final = 65535
@@ -25,7 +143,7 @@ MAX_CUSTOM_ASSOC_DATA_BYTES: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field: its number in blobs, its name in the schema and the SDK. ``default`` None means there is none."""
+    """A field: its number in blobs, and its name in the schema and the SDK. ``default`` None means there is none."""
 
     number: int
     name: str
@@ -34,11 +152,10 @@ class Field:
 
 
 class FieldLayout:
-    """The look-ups derived from a field list: for the codec alone, immutable by convention, one per type.
+    """Look-ups that the codec derives from a field list. Immutable by convention, one per type.
 
     ``checks``: name → (number, check); ``names``: number → name; ``fallbacks``: name → default or None;
-    ``fresh_lists``: names whose default is a list and must be copied per reader; ``floats``: names of float fields.
-    """
+    ``fresh_lists``: names whose default is a list and must be copied per reader; ``floats``: names of float fields."""
 
     __slots__ = ("by_number", "checks", "decode", "fallbacks", "floats", "fresh_lists", "names")
 
@@ -56,8 +173,10 @@ class FieldLayout:
 
 @dataclass(frozen=True, slots=True)
 class ObjectType:
-    """A type of object. ``number`` 1…65535; ``fields`` ascending by number; ``arena`` names the cache arena;
-    ``reserved`` are the numbers of fields that existed once and must not come back (DESIGN.md §2)."""
+    """A type of object.
+
+    ``number``: 1 to 65535; ``fields``: ascending by number; ``arena``: the cache arena that holds its objects;
+    ``reserved``: numbers of former fields, which must not be used again."""
 
     number: int
     name: str
@@ -71,18 +190,18 @@ class ObjectType:
 
     @property
     def max_data_bytes(self) -> int:
-        """Bound on an encoded blob; the same for every object type."""
+        """Return the bound on an encoded blob, which is the same for every object type."""
         return MAX_OBJECT_DATA_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class AssocType:
-    """A type of association. ``inverse`` is the number of the type of the edge the other way (maybe itself), or None.
+    """A type of association.
 
-    ``limit``: edges per list that caches keep and one answer may hold; ``max_data_bytes``: bound on an encoded blob;
-    ``table``: a custom table in each shard, or None for the default one (DESIGN.md §2, §3). ``turn_gets``: the SDK may
-    ask the inverse lists for edges of a list that is longer than ``limit`` (§10).
-    """
+    ``inverse``: the number of the type of the edge in the other direction (maybe its own), or None. ``limit``: edges
+    per list that caches keep and one answer may hold. ``max_data_bytes``: bound on an encoded blob. ``table``: a
+    custom table in each shard, or None for the default one. ``reverse_lookup``: the SDK may look for edges of a list
+    longer than ``limit`` in the inverse lists."""
 
     number: int
     name: str
@@ -93,7 +212,7 @@ class AssocType:
     table: str | None = None
     arena: str = DEFAULT_ARENA
     reserved: frozenset[int] = frozenset()
-    turn_gets: bool = False
+    reverse_lookup: bool = False
     layout: FieldLayout = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -1,16 +1,18 @@
-"""The topology and schema that a server goes by: replaced while it serves, and told to whoever watches (DESIGN.md §5).
+"""The topology and schema that a server uses: replaced while it serves, and sent to the clients that watch them.
 
-Both are whole values; a change swaps the reference and calls the listeners, synchronously and in order. Clients ask
+Both are whole values. A change replaces the reference and calls the listeners, synchronously and in order. Clients ask
 with GetTopology, GetSchema and Watch, so that one address is enough to connect.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Final
 
-from tao.model.errors import TaoError
+from tao.model.errors import SchemaError, TaoError
 from tao.model.topology import Topology
 from tao.observability.logs import Logger
 from tao.routing.routes import Routes
@@ -22,7 +24,7 @@ from tao.wire.v1 import session_pb2 as pb
 
 
 class Configuration:
-    """Current routes and schema, and those who want to know of newer ones."""
+    """The current routes and schema, and the listeners and watching clients that are notified of newer ones."""
 
     def __init__(
         self,
@@ -31,7 +33,7 @@ class Configuration:
         log: Logger,
         load: Callable[[], Awaitable[Topology]] | None = None,
     ) -> None:
-        """``load`` reads the topology as it is now, for `refresh`."""
+        """``load`` reads the current topology document, for `refresh`."""
         self._load: Final = load
         self._looking: asyncio.Future[None] | None = None
         self.routes = Routes(topology)
@@ -51,7 +53,7 @@ class Configuration:
         self._on_schema.append(listener)
 
     def use_topology(self, topology: Topology) -> None:
-        """Go by a newer document; an older or equal one is passed over."""
+        """Use a newer topology document; ignore one that is older or equal."""
         if topology.version <= self.routes.version:
             return
         self.routes = Routes(topology, self.routes)
@@ -60,13 +62,13 @@ class Configuration:
         for listener in self._on_routes:
             try:
                 listener(self.routes)
-            except Exception as error:  # noqa: BLE001 - logged; one part's fault must not keep the others from hearing
+            except Exception as error:  # noqa: BLE001 - one listener's bug must not affect others
                 self._log.error("topology_listener_failed", exc_info=error)
-        self._tell(pb.WatchEvent(topology=self.topology_document()))
+        self._notify(pb.WatchEvent(topology=self.topology_document()))
 
     async def refresh(self) -> None:
-        """Look for a newer topology now, because a server has said that it goes by one. Whoever asks meanwhile shares
-        the look; a document that cannot be had changes nothing."""
+        """Read the topology document now, because another server has named a newer version. Concurrent callers share
+        one read. A document that cannot be read changes nothing."""
         if self._looking is None:
             self._looking = asyncio.ensure_future(self._look())
             self._looking.add_done_callback(self._looked)
@@ -78,14 +80,15 @@ class Configuration:
         try:
             self.use_topology(await self._load())
         except TaoError as error:
-            self._log.warning("topology_not_refreshed", reason=error.message)
+            self._log.warning("topology_refresh_failed", reason=error.message)
 
     def _looked(self, _: asyncio.Future[None]) -> None:
         self._looking = None
 
     def use_schema_text(self, text: str, source: str) -> bool:
-        """Go by a changed schema file. One that is wrong or breaks what is stored is refused, and the old one stays:
-        a server must not stop serving because of a typing error. Returns whether it is in use now."""
+        """Use a changed schema file. A schema that is invalid or breaks stored data is rejected, and the former one
+        stays in use: a server must not stop serving because of a typing error. Returns whether the schema is in use
+        now."""
         try:
             schema = load_schema(text, source)
         except TaoError as error:
@@ -100,19 +103,19 @@ class Configuration:
             self._log.info("schema_changed", schema_hash=schema.version_hash)
             for listener in self._on_schema:
                 listener(schema)
-            self._tell(pb.WatchEvent(schema=self.schema_document()))
+            self._notify(pb.WatchEvent(schema=self.schema_document()))
         return True
 
     def topology_document(self) -> pb.TopologyDocument:
-        """As sent to clients."""
+        """Return the topology as it is sent to clients."""
         return pb.TopologyDocument(version=self.routes.version, json=self._topology_json)
 
     def schema_document(self) -> pb.SchemaDocument:
-        """As sent to clients."""
+        """Return the schema as it is sent to clients."""
         return pb.SchemaDocument(hash=self.schema.version_hash, json=self.schema.to_json().encode())
 
     def watch(self, request: pb.Request, reply: Reply) -> None:
-        """Tell ``reply`` of what is newer than the caller has, now and from now on."""
+        """Send ``reply`` the topology and schema that are newer than the caller's, now and whenever they change."""
         event = pb.WatchEvent()
         if request.watch.topology_version < self.routes.version:
             event.topology.CopyFrom(self.topology_document())
@@ -123,6 +126,54 @@ class Configuration:
         if event.HasField("topology") or event.HasField("schema"):
             reply.send(pb.Answer(more=True, watch=event))
 
-    def _tell(self, event: pb.WatchEvent) -> None:
+    def _notify(self, event: pb.WatchEvent) -> None:
         for reply in list(self._watchers):
             reply.send(pb.Answer(more=True, watch=event))
+
+
+_logger = logging.getLogger(__name__)
+
+
+class SchemaFile:
+    """Reads the schema file in a thread, because a slow disk must not delay hits."""
+
+    def __init__(self, path: Path, *, poll_seconds: float = 1.0) -> None:
+        """``poll_seconds`` is the interval between two checks of the file. One ``stat`` a second costs nothing, and a
+        person waits longer than that for a roll-out."""
+        self._path: Final = path
+        self._poll_seconds: Final = poll_seconds
+        self._text = ""
+
+    async def load(self) -> Schema:
+        """Return the schema in the file. Raises `SchemaError`."""
+        self._text = await asyncio.to_thread(self._read)
+        return load_schema(self._text, str(self._path))
+
+    async def watch(self, on_change: Callable[[str, str], object]) -> None:
+        """Call back with the text and the file name whenever the text changes, until cancelled."""
+        while True:
+            await asyncio.sleep(self._poll_seconds)
+            try:
+                await self.look(on_change)
+            except Exception:
+                # A listener's bug must not keep the next schema from being noticed.
+                _logger.exception("a change of %s could not be applied; the file is still watched", self._path)
+
+    async def look(self, on_change: Callable[[str, str], object]) -> None:
+        """Check the file once. If it is missing for a moment, as while some editors save it, the next check finds
+        it."""
+        try:
+            text = await asyncio.to_thread(self._read)
+        except SchemaError:
+            return
+        if text != self._text:
+            self._text = text
+            on_change(text, str(self._path))
+
+    def _read(self) -> str:
+        try:
+            return self._path.read_text(encoding="utf-8")
+        except OSError as error:
+            raise SchemaError(f"{self._path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SchemaError(f"{self._path}: is not UTF-8: {error.reason} at byte {error.start}") from error

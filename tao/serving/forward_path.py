@@ -1,20 +1,21 @@
-"""A write on its way to who does it, and its changes into this tier before it is answered (DESIGN.md §6).
+"""Forward writes to the server that does them, and apply their changes to this tier before the writer is answered.
 
-A follower forwards to its region's leader, a leader forwards what is mastered elsewhere to the master region's. The
-answer carries what the write changed. This server applies what concerns its own shards, and hands the rest - the other
-end of an edge with an inverse - to the servers of its tier that have them. So whoever reads through this tier sees the
-write as soon as it is acknowledged, without waiting for a message from anywhere.
+A follower forwards to its region's leader; a leader forwards what is mastered in another region to the leader there.
+The answer carries what the write changed. This server applies the changes of the shards that it hosts, and sends the
+others (the other end of an edge with an inverse) to the servers of its tier that host them. So every reader of this
+tier sees the write as soon as it is acknowledged, without waiting for a delivery. A server of the tier that does not
+confirm a change in time is made to drop the shard.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
-from tao.model.changes import ShardMessages
+from tao.model.changes import ListChange, ObjectChange, ShardMessages
 from tao.model.errors import (
     DatabaseDown,
     DeadlineExceeded,
@@ -24,47 +25,44 @@ from tao.model.errors import (
     NotMine,
     ShardBlocked,
     TaoError,
+    TooLarge,
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT, check_id
-from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
-from tao.routing.deadlines import work_seconds
-from tao.routing.retry_budget import RetryBudget
+from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
-from tao.serving.amends import Amends
-from tao.serving.configuration import Configuration
-from tao.serving.gathering import Gathering
-from tao.serving.links import LinksPort
-from tao.serving.write_results import WriteResults
-from tao.wire.convert import error_from_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
+from tao.serving.context import ServerContext
+from tao.serving.fetch_source import TickBatcher
+from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
+from tao.wire.links import LinksPort
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardSettings:
-    """How writes are forwarded."""
+    """Attempts, time limits and batches of forwarded writes."""
 
     max_attempts: int = 6
-    """Tries of one write while its leader says, before writing anything, that the shard is not its own or is locked, or
-    cannot be reached at all."""
+    """Most attempts of one write while its leader reports, before writing anything, that it does not own the shard or
+    that the shard is locked, or while the leader cannot be reached."""
 
     first_pause_seconds: float = 0.05
-    """Pause before the second try; it doubles. A takeover takes a few hundred milliseconds."""
+    """Pause before the second attempt; it doubles. A takeover takes a few hundred milliseconds."""
 
     sibling_timeout_seconds: float = 0.5
-    """For handing a change to another server of this tier. One that does not take it in time is told by the leader's
-    message a moment later; the writer should not wait longer for it."""
+    """Longest wait for another server of this tier to confirm a change. The leader's delivery corrects a server that is
+    later a moment afterwards, and the writer should not wait longer for it."""
 
     max_batch_changes: int = 256
-    """Changes in one message to another server of the tier."""
+    """Most changes in one message to another server of the tier."""
 
 
 @dataclass(slots=True)
 class _Forwarded:
-    """One client's write batch on its way."""
+    """One client's write batch while it is forwarded."""
 
     writes: pb.WriteBatch
     results: WriteResults
@@ -72,49 +70,45 @@ class _Forwarded:
 
 
 class ForwardPath:
-    """Forwards the writes that another server does."""
+    """Forwards the writes that another server does, and counts their outcomes."""
 
     def __init__(
         self,
-        name: str,
-        configuration: Configuration,
+        context: ServerContext,
+        settings: ForwardSettings,
+        *,
         next_hop: Callable[[int], CacheServer],
         hosts: Callable[[int], Sequence[CacheServer]],
         apply: Callable[[ShardMessages], None],
-        links: LinksPort,
-        clock: Clock,
         admit: Callable[[int], TaoError | None],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
-        settings: ForwardSettings,
-        budget: RetryBudget,
-        amends: Amends | None = None,
+        sibling_invalidation: SiblingInvalidation | None = None,
     ) -> None:
-        """``next_hop``: shard that coordinates a write → to whom it goes. ``hosts``: shard → the servers of this tier
-        that have it. ``apply`` takes changes in here. ``admit``: shard → why it is not served here, or None.
-        ``budget``: of all that this server asks again. ``amends``: what becomes of a server of this tier that does not
-        hear in time; None: its leader tells it later."""
-        self._name: Final = name
-        self._configuration: Final = configuration
+        """``next_hop`` maps the shard that coordinates a write to the server that the write is sent to. ``hosts`` maps
+        a shard to the servers of this tier that host it. ``apply`` applies changes to this server's cache. ``admit``
+        returns why this server does not serve a shard, or None. ``sibling_invalidation`` makes a server of this tier
+        drop what it could not be sent in time; without it, only the leader's later message corrects that server."""
+        self._name: Final = context.name
+        self._configuration: Final = context.configuration
         self._next_hop: Final = next_hop
         self._hosts: Final = hosts
         self._apply: Final = apply
-        self._links: Final = links
-        self._clock: Final = clock
+        self._links: Final[LinksPort] = context.links
+        self._clock: Final = context.clock
         self._admit: Final = admit
-        self._spawn: Final = spawn
+        self._spawn: Final = context.spawn_as("forwarded write")
         self._settings: Final = settings
-        self._budget: Final = budget
-        self._amends: Final = amends
-        self._siblings: Gathering[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = Gathering(
-            self._tell_sibling, settings.max_batch_changes
+        self._budget: Final = context.budget
+        self._sibling_invalidation: Final = sibling_invalidation
+        self._siblings: TickBatcher[CacheServer, tuple[ShardMessages, asyncio.Future[bool]]] = TickBatcher(
+            self._send_batch, settings.max_batch_changes
         )
         self.acknowledged: Counter[str] = Counter()
-        """Writes by operation, as in the paper."""
+        """Number of acknowledged writes, by operation."""
         self.failed: Counter[str] = Counter()
         self.siblings_missed = 0
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Forward each write of the batch; results come as they are done."""
+        """Forward each write of the batch; each result is sent as it arrives."""
         writes = request.write
         if not writes.writes:
             reply.send(pb.Answer(write=pb.WriteAnswer()))
@@ -124,7 +118,7 @@ class ForwardPath:
         self.forward(writes, range(len(writes.writes)), results, deadline)
 
     def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
-        """Forward some writes of a batch; ``results`` gets theirs."""
+        """Forward these slots of a batch; their results go to ``results``."""
         self._send(_Forwarded(writes, results, deadline), slots, 1)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
@@ -149,10 +143,11 @@ class ForwardPath:
             self._links.to(leader).send(request, left, take)
 
     def _coordinator(self, message: pb.Write) -> int:
-        """The shard whose leader does the write. Raises when this server is not the one to send it."""
+        """Return the shard whose leader does the write. Raises when this server may not forward it."""
         if message.HasField("settle_edge"):
-            # One side of a pair: from anyone but its coordinator it would leave the two sides different.
-            raise InvalidArgument("settle_edge is between leaders; write the edge with assoc_add or assoc_delete")
+            # It writes one side of a pair: from another sender than the pair's coordinator it would leave the sides
+            # different.
+            raise InvalidArgument("only leaders send settle_edge; write the edge with assoc_add or assoc_delete")
         home, coordinator = shards_of_write(message, self._configuration.schema)
         refusal = self._admit(home)
         if refusal is not None:
@@ -160,130 +155,133 @@ class ForwardPath:
         return coordinator
 
     def _take(self, forwarded: _Forwarded, unanswered: dict[int, int], answer: pb.Answer, attempt: int) -> None:
-        """An answer of a leader: ``unanswered`` maps its slots to the client's."""
-        again: dict[int, TaoError] = {}
+        """Take a leader's answer. ``unanswered`` maps its slots to those of the client's batch."""
+        retries: dict[int, TaoError] = {}
         if answer.HasField("error"):
             error = error_from_pb(answer.error)
             for slot in unanswered.values():
-                self._failed(forwarded, slot, error, attempt, again)
+                self._retry_or_fail(forwarded, slot, error, attempt, retries)
             unanswered.clear()
-            self._try_again(forwarded, again, attempt)
+            self._try_again(forwarded, retries, attempt)
             return
         self._budget.earn()
         changes = [shard_messages_from_pb(messages) for messages in answer.write.changes]
-        elsewhere = self._apply_own(changes)
+        for_siblings = self._apply_hosted(changes)
         done: list[tuple[int, pb.WriteResult]] = []
         for leader_slot, result in zip(answer.write.slots, answer.write.results, strict=False):
             if leader_slot not in unanswered:
-                continue  # failed with a part of the answer that could not be sent
+                continue  # It failed with a part of the answer that could not be sent.
             slot = unanswered.pop(leader_slot)
             if result.HasField("error"):
-                self._failed(forwarded, slot, error_from_pb(result.error), attempt, again)
+                self._retry_or_fail(forwarded, slot, error_from_pb(result.error), attempt, retries)
             else:
                 done.append((slot, result))
-        if elsewhere and done:
-            told = [self._hand_on(sibling, messages) for sibling, messages in elsewhere]
+        if for_siblings and done:
+            confirmations = [self._send_to_sibling(sibling, messages) for sibling, messages in for_siblings]
             try:
-                self._spawn(self._answer_when_told(forwarded, done, changes, told))
+                self._spawn(self._answer_when_confirmed(forwarded, done, changes, confirmations))
             except TaoError:
-                # Too busy to wait for them; the write is committed, and that is what its writer has to hear.
-                self.siblings_missed += len(told)
+                # The server is too busy for a task that waits for the siblings. The write is committed, and its writer
+                # must get that result.
+                self.siblings_missed += len(confirmations)
                 self._answer(forwarded, done, changes)
         else:
             self._answer(forwarded, done, changes)
-        self._try_again(forwarded, again, attempt)
+        self._try_again(forwarded, retries, attempt)
         if not answer.more and unanswered:
             for slot in unanswered.values():
-                self._fail(forwarded, slot, InternalError("the leader's answer is over and lacks a write"))
+                self._fail(forwarded, slot, InternalError("the leader's answer lacks a result for the write"))
             unanswered.clear()
 
-    def _failed(
-        self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, again: dict[int, TaoError]
+    def _retry_or_fail(
+        self, forwarded: _Forwarded, slot: int, error: TaoError, attempt: int, retries: dict[int, TaoError]
     ) -> None:
-        # Nothing was written, and the right leader may be found or come up meanwhile. Locks are waited for a moment at
-        # a time, so as not to hold up whoever shares the transaction: a commit that waits for a replica keeps them
-        # longer, and whoever has time left has not had his turn yet.
-        again_helps = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
-        again_helps = again_helps and not isinstance(error, DatabaseDown)
-        if again_helps and attempt < self._settings.max_attempts:
-            again[slot] = error
+        # Nothing was written, and the right leader may be found or come up meanwhile. A leader waits for a lock only
+        # for a moment at a time, so as not to delay the other writes of the transaction: a commit that waits for a
+        # replica holds its locks longer, and a write that has time left may still get them.
+        can_retry = isinstance(error, NotMine | Fenced | Unavailable | ShardBlocked)
+        can_retry = can_retry and not isinstance(error, DatabaseDown)
+        if can_retry and attempt < self._settings.max_attempts:
+            retries[slot] = error
         else:
             self._fail(forwarded, slot, error)
 
-    def _try_again(self, forwarded: _Forwarded, again: dict[int, TaoError], attempt: int) -> None:
-        if not again:
+    def _try_again(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
+        if not retries:
             return
         if not self._budget.spend(self._clock.monotonic()):
-            exhausted = Unavailable("no leader took the write, and too much is being asked again already")
-            self._give_up(forwarded, again, exhausted)
+            exhausted = Unavailable("no leader took the write, and the retry budget is used up; try again")
+            self._give_up(forwarded, retries, exhausted)
             return
         try:
-            self._spawn(self._send_later(forwarded, again, attempt))
+            self._spawn(self._send_later(forwarded, retries, attempt))
         except TaoError as error:
-            for slot in again:
+            for slot in retries:
                 self._fail(forwarded, slot, error)
 
-    async def _send_later(self, forwarded: _Forwarded, again: dict[int, TaoError], attempt: int) -> None:
+    async def _send_later(self, forwarded: _Forwarded, retries: dict[int, TaoError], attempt: int) -> None:
         pause = self._settings.first_pause_seconds * 2 ** (attempt - 1)
         if self._clock.monotonic() + pause >= forwarded.deadline:
-            self._give_up(forwarded, again, DeadlineExceeded("no leader took the write before its deadline"))
+            self._give_up(forwarded, retries, DeadlineExceeded("no leader took the write before its deadline"))
             return
         await asyncio.sleep(pause)
         await self._configuration.refresh()
-        self._send(forwarded, again, attempt + 1)
+        self._send(forwarded, retries, attempt + 1)
 
-    def _give_up(self, forwarded: _Forwarded, again: dict[int, TaoError], error: TaoError) -> None:
-        for slot, last in again.items():
-            # Its leader took a write that met a lock; who holds that is to be looked for at the database, and nobody
-            # else would do it sooner.
+    def _give_up(self, forwarded: _Forwarded, retries: dict[int, TaoError], error: TaoError) -> None:
+        for slot, last in retries.items():
+            # Report the lock and not a missing leader: the leader took the write and met a lock, and only an operator
+            # who looks at the database finds out which session holds it.
             self._fail(forwarded, slot, last if isinstance(last, ShardBlocked) else error)
 
-    def _apply_own(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:
-        """Apply what concerns this server; returns who else of the tier has to be told what."""
-        elsewhere: list[tuple[CacheServer, ShardMessages]] = []
+    def _apply_hosted(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:
+        """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the
+        server."""
+        for_siblings: list[tuple[CacheServer, ShardMessages]] = []
         for messages in changes:
             for host in self._hosts(messages.shard):
                 if host.name == self._name:
                     self._apply(messages)
-                elif not host.down:  # else nobody reads there, and its leader tells it when it is back
-                    elsewhere.append((host, messages))
-        return elsewhere
+                # No client reads from a server that is down, and its leader sends it the change when it is back.
+                elif not host.down:
+                    for_siblings.append((host, messages))
+        return for_siblings
 
-    async def _answer_when_told(
+    async def _answer_when_confirmed(
         self,
         forwarded: _Forwarded,
         done: list[tuple[int, pb.WriteResult]],
         changes: list[ShardMessages],
-        told: list[asyncio.Future[bool]],
+        confirmations: list[asyncio.Future[bool]],
     ) -> None:
-        heard_all = await asyncio.gather(*told)
-        self.siblings_missed += heard_all.count(False)
+        outcomes = await asyncio.gather(*confirmations)
+        self.siblings_missed += outcomes.count(False)
         self._answer(forwarded, done, changes)
 
-    async def take_in(self, changes: list[ShardMessages]) -> None:
-        """Changes of a write that did not come through here: apply them, and return when the servers of this tier that
-        they concern have heard, or do not answer."""
-        told = [self._hand_on(sibling, messages) for sibling, messages in self._apply_own(changes)]
-        heard_all = await asyncio.gather(*told)
-        self.siblings_missed += heard_all.count(False)
+    async def apply_changes(self, changes: list[ShardMessages]) -> None:
+        """Apply changes of a write that was not forwarded here, and return when the other servers of this tier that
+        they concern have confirmed them or do not answer."""
+        confirmations = [self._send_to_sibling(sibling, messages) for sibling, messages in self._apply_hosted(changes)]
+        outcomes = await asyncio.gather(*confirmations)
+        self.siblings_missed += outcomes.count(False)
 
-    def _hand_on(self, sibling: CacheServer, messages: ShardMessages) -> asyncio.Future[bool]:
-        """Whether the sibling heard of it, in time."""
-        heard: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._siblings.add(sibling, (messages, heard))
-        return heard
+    def _send_to_sibling(self, sibling: CacheServer, messages: ShardMessages) -> asyncio.Future[bool]:
+        """Send the sibling a change. The future's result is whether it confirmed the change in time."""
+        confirmed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._siblings.add(sibling, (messages, confirmed))
+        return confirmed
 
-    def _tell_sibling(self, sibling: CacheServer, told: list[tuple[ShardMessages, asyncio.Future[bool]]]) -> None:
-        changes = pb.ApplyChanges(changes=[shard_messages_to_pb(messages) for messages, _ in told])
+    def _send_batch(self, sibling: CacheServer, batch: list[tuple[ShardMessages, asyncio.Future[bool]]]) -> None:
+        changes = pb.ApplyChanges(changes=[shard_messages_to_pb(messages) for messages, _ in batch])
         request = pb.Request(topology_version=self._configuration.routes.version, apply=changes)
 
         def take(answer: pb.Answer) -> None:
-            has_heard = not answer.HasField("error")
-            if not has_heard and self._amends is not None:
-                self._amends.owe(sibling, {messages.shard for messages, _ in told})
-            for _, heard in told:
-                if not heard.done():
-                    heard.set_result(has_heard)
+            is_confirmed = not answer.HasField("error")
+            if not is_confirmed and self._sibling_invalidation is not None:
+                self._sibling_invalidation.drop(sibling, {messages.shard for messages, _ in batch})
+            for _, confirmed in batch:
+                if not confirmed.done():
+                    confirmed.set_result(is_confirmed)
 
         self._links.to(sibling).send(request, self._settings.sibling_timeout_seconds, take)
 
@@ -292,7 +290,7 @@ class ForwardPath:
     ) -> None:
         for slot, result in done:
             forwarded.results.add(slot, result, changes)
-            changes = []  # sent along once, with the first result of this answer
+            changes = []  # sent once, with the first result of this answer
             self.acknowledged[_operation(forwarded, slot)] += 1
 
     def _fail(self, forwarded: _Forwarded, slot: int, error: TaoError) -> None:
@@ -301,7 +299,8 @@ class ForwardPath:
 
 
 def shards_of_write(message: pb.Write, schema: Schema) -> tuple[int, int]:
-    """The shard of the id that the write names first, and the shard that coordinates it. Raises `RequestError`."""
+    """Return the shard of the id that the write names first, and the shard that coordinates the write. Raises
+    `RequestError`."""
     if message.WhichOneof("operation") == "obj_add" and not message.obj_add.id:
         return message.obj_add.shard, message.obj_add.shard
     write = write_from_pb(message, _no_allocation)
@@ -315,3 +314,167 @@ def _operation(forwarded: _Forwarded, slot: int) -> str:
 
 def _no_allocation(shard: int) -> int:
     raise AssertionError(f"an object without an id is routed by its shard {shard}, not converted")
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingInvalidationSettings:
+    """Time limits and attempts of the requests to drop shards."""
+
+    answer_seconds: float = 1.0
+    """Longest wait for the sibling's answer: dropping a shard takes microseconds."""
+
+    first_pause_seconds: float = 0.1
+    """Pause before the second attempt; it doubles."""
+
+    max_attempts: int = 8
+    """Attempts, over about half a minute. By then the sibling is marked down, or its leader has invalidated the shards
+    whose changes it missed."""
+
+
+class SiblingInvalidation:
+    """The shards that siblings, servers of the same tier, have yet to drop because a change could not be sent in time.
+    Each sibling has at most one task.
+
+    The write is committed, and its writer has waited long enough. But the sibling may go on answering from its cache,
+    and a reader that holds the write's token would read there as if it had not happened. So this server repeats the
+    request to drop the shard until the sibling has confirmed it: a dropped shard costs misses, and is never wrong. The
+    leader sends the sibling the change as well; the request here covers the case that the leader's message is lost or
+    late.
+    """
+
+    def __init__(self, context: ServerContext, settings: SiblingInvalidationSettings | None = None) -> None:
+        self._links: Final[LinksPort] = context.links
+        self._spawn: Final = context.spawn_as("sibling invalidation")
+        self._settings: Final = settings or SiblingInvalidationSettings()
+        self._pending: Final[dict[str, set[int]]] = {}
+        self.dropped = 0
+        """Number of shards that siblings have dropped at this server's request."""
+
+    @property
+    def is_pending(self) -> bool:
+        """True while a sibling has yet to drop a shard."""
+        return bool(self._pending)
+
+    def drop(self, sibling: CacheServer, shards: Iterable[int]) -> None:
+        """Make the sibling drop these shards, because it missed changes of them."""
+        pending = self._pending.get(sibling.name)
+        if pending is not None:
+            pending.update(shards)
+            return
+        self._pending[sibling.name] = set(shards)
+        try:
+            self._spawn(self._run(sibling))
+        except TaoError:
+            # This server is too busy for another task: the leader's message has to do.
+            del self._pending[sibling.name]
+
+    async def _run(self, sibling: CacheServer) -> None:
+        pending = self._pending[sibling.name]
+        try:
+            for attempt in range(self._settings.max_attempts):
+                if attempt:
+                    await asyncio.sleep(self._settings.first_pause_seconds * 2 ** (attempt - 1))
+                while pending:
+                    asked = sorted(pending)
+                    pending.clear()  # changes missed from here on need another request
+                    if not await self._ask(sibling, asked):
+                        pending.update(asked)
+                        break
+                    self.dropped += len(asked)
+                if not pending:
+                    return
+        finally:
+            del self._pending[sibling.name]
+
+    async def _ask(self, sibling: CacheServer, shards: Sequence[int]) -> bool:
+        """Return whether the sibling has confirmed that it dropped the shards."""
+        answered: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def take(answer: pb.Answer) -> None:
+            if not answered.done():
+                answered.set_result(not answer.HasField("error"))
+
+        request = pb.Request(invalidate=pb.Invalidate(shards=shards))
+        self._links.to(sibling).send(request, self._settings.answer_seconds, take)
+        return await answered
+
+
+MAX_WRITES_PER_BATCH: Final = 6000
+"""As many writes as an id2 set may have ids, so that a set that was read can be written. Each write takes a task, and
+this is a sixteenth of a server's tasks: a message of the largest size holds hundreds of thousands of writes, and one
+client must not take all tasks. Followers and leaders alike check the bound when they make a `WriteResults`."""
+
+FLUSH_BYTES: Final = 4 << 20
+"""Approximate bytes of changes in one answer; well below the largest message."""
+
+EDGE_BYTES: Final = 32
+"""Bytes of an edge in a change, without its data."""
+
+
+class WriteResults:
+    """Collects the results of a batch of writes, and sends those of one tick of the event loop together. The answer
+    that carries the last result is marked as the last."""
+
+    def __init__(self, reply: Reply, expected: int, *, want_changes: bool) -> None:
+        """``expected`` is the number of writes. Raises `TooLarge`, before any write has begun, for more than
+        `MAX_WRITES_PER_BATCH` of them."""
+        if expected > MAX_WRITES_PER_BATCH:
+            raise TooLarge(f"{expected} writes in one batch; send at most {MAX_WRITES_PER_BATCH} at a time")
+        self._reply: Final = reply
+        self._want_changes: Final = want_changes
+        self._open = expected
+        self._answer = pb.Answer()
+        self._changes: dict[int, ShardMessages] = {}
+        self._change_bytes = 0
+        self._scheduled = False
+
+    def add(self, slot: int, result: pb.WriteResult, messages: Iterable[ShardMessages] = ()) -> None:
+        """Add the result of one write. ``messages`` are the changes that its writer's caches must apply."""
+        answer = self._answer.write
+        answer.slots.append(slot)
+        answer.results.append(result)
+        if self._want_changes:
+            # By identity: writes that were committed together share the changes that they made together.
+            for each in messages:
+                if id(each) not in self._changes:
+                    self._changes[id(each)] = each
+                    self._change_bytes += _size(each)
+        self._open -= 1
+        if self._change_bytes >= FLUSH_BYTES or not self._open:
+            # The changes of one tick may not fit one message, and what is committed must never be too large to report.
+            # After the last result there is nothing to wait for.
+            self._send()
+            return
+        if not self._scheduled:
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def fail(self, slot: int, error: TaoError, messages: Iterable[ShardMessages] = ()) -> None:
+        """Add the error of one write. It wrote nothing unless the error says that the outcome is unknown; ``messages``
+        are the changes that it made all the same."""
+        self.add(slot, pb.WriteResult(error=error_to_pb(error)), messages)
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        if self._answer.write.slots:
+            self._send()
+
+    def _send(self) -> None:
+        answer, self._answer = self._answer, pb.Answer()
+        answer.more = self._open > 0
+        if self._changes:
+            changes, self._changes, self._change_bytes = self._changes, {}, 0
+            answer.write.changes.extend(map(shard_messages_to_pb, changes.values()))
+        self._reply.send(answer)
+
+
+def _size(messages: ShardMessages) -> int:
+    """Return roughly how many bytes the messages take on the wire."""
+    size = 0
+    for message in messages.messages:
+        if isinstance(message, ObjectChange):
+            size += EDGE_BYTES + len(message.data or b"")
+        elif isinstance(message, ListChange):
+            size += EDGE_BYTES * (1 + len(message.gone) + len(message.put))
+            size += sum(len(edge.data) for edge in message.put)
+    return size

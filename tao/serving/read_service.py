@@ -1,97 +1,91 @@
-"""A batch of reads, from request to answers: hits at once, misses as they come (DESIGN.md §5, §11).
+"""Serve a batch of reads: hits at once, misses as they are fetched.
 
-A miss never holds up a hit: what the cache has leaves in the first answer, what was fetched follows under the same
-number, whatever is ready in one tick of the loop together.
+A miss never delays a hit: the first answer carries what the cache has, and what is fetched follows under the same
+request number, whatever is ready in one tick of the loop together.
 
 A request of a hundred kilobytes can ask for gigabytes, or for a hundred thousand fetches. So a batch is bounded in
-queries, its answer in bytes, and few of its misses are fetched at a time. What does not go into the answer fails as
-ANSWER_FULL: whoever asked has the rest by then, and asks again for less.
+queries, its answer in bytes, and only some of its misses are fetched at a time. A value that does not fit the answer
+fails as ANSWER_FULL: the caller has the others by then, and asks again for less.
+
+`answer_hits`, one synchronous pass over the columns of a batch, is the hottest loop of the system. It checks only what
+an answer needs. Whether this server serves the shard, and whether the type exists, is checked for misses only: nothing
+is cached of a closed shard or of an unknown type. Values that no query may carry are searched for once per column; such
+a query counts as a miss, and the miss path rejects it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import inf
 from typing import Final
 
 from tao.cache import GraphCache
-from tao.model.errors import (
-    AnswerFull,
-    DeadlineExceeded,
-    TaoError,
-    TooLarge,
-)
+from tao.model.edge_block import mark_cut
+from tao.model.errors import AnswerFull, DeadlineExceeded, TooLarge
+from tao.model.graph import MAX_ID2_SET, MAX_TIME
+from tao.model.ids import MAX_ID, SHARD_SHIFT
 from tao.schema.registry import Schema
-from tao.serving.batch_settings import BatchSettings
-from tao.serving.fills import Fills
-from tao.serving.late_answers import TOO_MANY_BYTES
-from tao.serving.missed_slots import Misses
-from tao.serving.read_batch import (
-    OPERATIONS,
-    answer_hits,
-    leave_out,
-    leave_out_known,
-    minimums_of,
-    operation_bounds,
-    operation_sizes,
-    runs_within,
-    shards_in,
-)
+from tao.serving.misses import TOO_MANY_BYTES, BatchSettings, Misses, ReadPolicy
+from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
 from tao.wire.convert import error_to_pb
+from tao.wire.read_batch import (
+    OPERATIONS,
+    OperationSizes,
+    id1s_of,
+    minimums_of,
+    operation_sizes,
+    operation_slots,
+    shards_in,
+)
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
-def _unknown_staleness(_: int) -> float:
-    return inf
-
-
 class ReadCounters:
-    """Plain counters by operation, in slot order; collected when metrics are scraped."""
+    """The counters of queries, by operation in slot order. Metrics collect them when they are scraped."""
 
     __slots__ = ("failures", "hits", "misses")
 
-    def __init__(self) -> None:
+    def __init__(self, failures: list[int]) -> None:
+        """``failures`` is shared with the `Misses` that count in it."""
         self.hits = [0] * len(OPERATIONS)
         self.misses = [0] * len(OPERATIONS)
-        self.failures = [0] * len(OPERATIONS)
+        self.failures = failures
 
 
 class ReadService:
-    """Serves `pb.ReadBatch` requests from one cache and its fills."""
+    """Serves `pb.ReadBatch` requests from one cache and from the fetches that fill it."""
 
     def __init__(
         self,
         cache: GraphCache,
-        fills: Fills,
+        single_flight: SingleFlight,
         schema: Schema,
-        admit: Callable[[int], TaoError | None],
-        version_epoch: Callable[[int], int],
+        policy: ReadPolicy,
         settings: BatchSettings | None = None,
-        staleness_ms: Callable[[int], float] = _unknown_staleness,
         *,
         traffic: Traffic,
     ) -> None:
-        """``admit``: shard → why this server does not serve it, or None. ``version_epoch``: that of a shard.
-        ``staleness_ms``: how far behind its master the shard is here at most. ``traffic`` samples what is asked."""
+        """``traffic`` samples the queries."""
         self._cache: Final = cache
-        self._version_epoch: Final = version_epoch
+        self._version_epoch: Final = cache.version_epoch
         self._settings: Final = settings or BatchSettings()
-        self._staleness_ms: Final = staleness_ms
+        self._staleness_ms: Final = policy.staleness_ms
         self.traffic: Final = traffic
-        self.counters: Final = ReadCounters()
-        self.misses: Final = Misses(fills, schema, admit, staleness_ms, self._settings, self.counters.failures)
+        self.misses: Final = Misses(single_flight, schema, policy, self._settings)
+        self.counters: Final = ReadCounters(self.misses.failures)
         self.use_schema(schema)
 
     def use_schema(self, schema: Schema) -> None:
-        """Serve by this schema from the next batch on."""
+        """Use this schema from the next batch on."""
         self.misses.schema = schema
         self._limits = {atype.number: atype.limit for atype in schema.assocs}
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Answer the hits now, and the rest when it has come."""
+        """Answer the hits now, and the misses when they have been fetched."""
         batch = request.read
         if not request.deadline_ms:
             raise DeadlineExceeded("the request's deadline is zero: nothing can be read in no time")
@@ -115,13 +109,13 @@ class ReadService:
             if minimums and batch.known_slots:
                 leave_out_known(batch, values, minimums)
             if len(values) == queries and _size_of_hits(values) <= settings.max_part_bytes:
-                # No slots: the values answer 0, 1, 2, … in order.
+                # Without slots the values answer slots 0, 1, 2, … in order.
                 answer = pb.Answer()
                 answer.read.values.extend(values)  # type: ignore[arg-type]  # none is None, or they had no size
                 if batch.for_fill:
                     self._add_epochs(answer.read, shards_in(batch))
                 elif traffic.rates.hot:
-                    traffic.tell_hot(batch, sizes, answer.read)
+                    traffic.add_hot_items(batch, sizes, answer.read)
                 reply.send(answer)
                 self._count(self.counters.hits, sizes)
                 return
@@ -133,9 +127,9 @@ class ReadService:
             leave_out(batch, values, stale)
 
     def _answer_in_parts(
-        self, request: pb.Request, sizes: tuple[int, int, int, int, int], values: list[bytes | None], reply: Reply
+        self, request: pb.Request, sizes: OperationSizes, values: list[bytes | None], reply: Reply
     ) -> None:
-        """What is there, in messages of bounded size; then what is not."""
+        """Send the hits in messages of bounded size, and then fetch the misses."""
         batch, settings = request.read, self._settings
         slots = [slot for slot, value in enumerate(values) if value is not None]
         hits = [value for value in values if value is not None]
@@ -150,7 +144,7 @@ class ReadService:
             answer.read.values.extend(hits[start:end])
             self._add_epochs(answer.read, shards)
             if start == 0 and self.traffic.rates.hot and not batch.for_fill:
-                self.traffic.tell_hot(batch, sizes, answer.read)
+                self.traffic.add_hot_items(batch, sizes, answer.read)
             reply.send(answer)
         if beyond:
             answer = pb.Answer(more=bool(missed))
@@ -158,7 +152,7 @@ class ReadService:
             answer.read.errors.extend([error_to_pb(AnswerFull(TOO_MANY_BYTES))] * len(beyond))
             reply.send(answer)
         counters = self.counters
-        for operation, start, end in operation_bounds(sizes):
+        for operation, start, end in operation_slots(sizes):
             not_there = bisect_left(missed, end) - bisect_left(missed, start)
             unsent = bisect_left(beyond, end) - bisect_left(beyond, start)
             counters.misses[operation] += not_there
@@ -172,15 +166,186 @@ class ReadService:
         answer.epoch_shards.extend(shards)
         answer.version_epochs.extend(map(self._version_epoch, shards))
 
-    def _count(self, counters: list[int], sizes: tuple[int, int, int, int, int]) -> None:
+    def _count(self, counters: list[int], sizes: OperationSizes) -> None:
         for operation, size in enumerate(sizes):
             if size:
                 counters[operation] += size
 
 
 def _size_of_hits(values: list[bytes | None]) -> float:
-    """Bytes; infinite when not all are hits."""
+    """Return the bytes of all hits; infinite when not all values are hits."""
     try:
-        return sum(map(len, values))  # type: ignore[arg-type]  # what a None does is the point: one pass tells both
+        return sum(map(len, values))  # type: ignore[arg-type]  # for None, len raises
     except TypeError:
         return inf
+
+
+def answer_hits(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    sizes: OperationSizes,
+    limits: Mapping[int, int],
+    max_list_bytes: int,
+    minimums: Mapping[int, int],
+) -> list[bytes | None]:
+    """Return one value per slot, None for a miss.
+
+    ``limits`` maps association types to the bound on a query's limit. Parts of lists are copied: the values end with
+    the one that exceeds ``max_list_bytes`` in total. ``minimums`` is `minimums_of` the batch.
+    """
+    values: list[bytes | None] = []
+    objects, counts, ranges, windows, gets = sizes
+    if objects:
+        if minimums:
+            get_object = cache.object
+            for slot, object_id in enumerate(batch.obj_ids):
+                values.append(get_object(object_id, minimums.get(slot, 0)))
+        else:
+            values.extend(cache.objects(batch.obj_ids[:]))
+    if counts:
+        count = cache.count
+        for slot, (id1, atype) in enumerate(zip(batch.count_id1s[:], batch.count_atypes[:], strict=True), objects):
+            values.append(count(id1, atype, minimums.get(slot, 0) if minimums else 0))
+    room = max_list_bytes
+    if ranges:
+        room = _answer_ranges(cache, batch, limits, minimums, values, room)
+    if windows and room >= 0:
+        room = _answer_windows(cache, batch, limits, minimums, values, room)
+    if gets and room >= 0:
+        _answer_gets(cache, batch, minimums, values, room)
+    return values
+
+
+def _answer_ranges(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    limits: Mapping[int, int],
+    minimums: Mapping[int, int],
+    values: list[bytes | None],
+    room: int,
+) -> int:
+    """Append the values of the range queries. Returns the bytes left; below 0 the rest of the batch has no values."""
+    first = len(values)
+    append, bound_of, get_range = values.append, limits.get, cache.range
+    positions = batch.range_positions[:]
+    columns = zip(batch.range_id1s[:], batch.range_atypes[:], positions, batch.range_limits[:], strict=True)
+    for slot, (id1, atype, pos, limit) in enumerate(columns, first):
+        minimum = minimums.get(slot, 0) if minimums else 0
+        if limit <= (bound := bound_of(atype, limit)):
+            value = get_range(id1, atype, pos, limit, minimum)
+        else:
+            value = get_range(id1, atype, pos, bound, minimum)
+            value = mark_cut(value) if value is not None else None
+        append(value)
+        if value is not None:
+            room -= len(value)
+            if room < 0:
+                break
+    if max(positions) > MAX_TIME:
+        _unanswer(values, first, [pos > MAX_TIME for pos in positions])
+    return room
+
+
+def _answer_windows(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    limits: Mapping[int, int],
+    minimums: Mapping[int, int],
+    values: list[bytes | None],
+    room: int,
+) -> int:
+    """Append the values of the time range queries. Returns the bytes left, as `_answer_ranges` does."""
+    first = len(values)
+    id1s, highs, lows = batch.time_range_id1s[:], batch.time_range_highs[:], batch.time_range_lows[:]
+    below = batch.time_range_below_id2s[:] or [0] * len(id1s)
+    columns = zip(id1s, batch.time_range_atypes[:], highs, lows, batch.time_range_limits[:], below, strict=True)
+    for slot, (id1, atype, high, low, limit, below_id2) in enumerate(columns, first):
+        bound = limits.get(atype, limit)
+        value = cache.time_range(id1, atype, high, low, min(limit, bound), minimums.get(slot, 0), below_id2)
+        if value is not None:
+            if limit > bound:
+                value = mark_cut(value)
+            room -= len(value)
+        values.append(value)
+        if room < 0:
+            break
+    if max(highs) > MAX_TIME or max(lows) > MAX_TIME or max(below) > MAX_ID:
+        bounds = zip(highs, lows, below, strict=True)
+        _unanswer(values, first, [max(high, low) > MAX_TIME or id2 > MAX_ID for high, low, id2 in bounds])
+    return room
+
+
+def _answer_gets(
+    cache: GraphCache,
+    batch: pb.ReadBatch,
+    minimums: Mapping[int, int],
+    values: list[bytes | None],
+    room: int,
+) -> None:
+    first = len(values)
+    all_id2s, sizes = batch.get_id2s[:], batch.get_id2_counts[:]
+    highs, lows = batch.get_highs[:], batch.get_lows[:]
+    get_edge = cache.edge
+    start = 0
+    columns = zip(batch.get_id1s[:], batch.get_atypes[:], sizes, highs, lows, strict=True)
+    for slot, (id1, atype, size, high, low) in enumerate(columns, first):
+        minimum = minimums.get(slot, 0) if minimums else 0
+        value = None
+        if size == 1:
+            value = get_edge(id1, atype, all_id2s[start], high, low, minimum)
+        elif size <= MAX_ID2_SET:
+            found = cache.edges(id1, atype, all_id2s[start : start + size], high, low, minimum)
+            value = found.block if found is not None and not found.missing else None
+        start += size
+        values.append(value)
+        if value is None:
+            continue
+        room -= len(value)
+        if room < 0:
+            break
+    if max(highs) > MAX_TIME or max(lows) > MAX_TIME:
+        _unanswer(values, first, [high > MAX_TIME or low > MAX_TIME for high, low in zip(highs, lows, strict=True)])
+    if all_id2s and (min(all_id2s) < 1 or max(all_id2s) > MAX_ID):
+        ends = list(accumulate(sizes, initial=0))
+        sets = (all_id2s[start:end] for start, end in pairwise(ends))
+        _unanswer(values, first, [any(not 0 < id2 <= MAX_ID for id2 in id2s) for id2s in sets])
+
+
+def _unanswer(values: list[bytes | None], first: int, wrong: Sequence[bool]) -> None:
+    """Turn the answers of invalid queries into misses; ``wrong`` begins with slot ``first``."""
+    for slot, is_wrong in zip(range(first, len(values)), wrong, strict=False):
+        if is_wrong:
+            values[slot] = None
+
+
+def leave_out(batch: pb.ReadBatch, values: list[bytes | None], shards: Collection[int]) -> None:
+    """Turn the answers of these shards into misses."""
+    # There may be fewer values than slots.
+    _unanswer(values, 0, [id1 >> SHARD_SHIFT in shards for id1 in id1s_of(batch)])
+
+
+def leave_out_known(batch: pb.ReadBatch, values: list[bytes | None], versions: Mapping[int, int]) -> None:
+    """Empty the answers that the client holds already, at just the version that it named."""
+    for slot in batch.known_slots:
+        value = values[slot] if slot < len(values) else None
+        if value and int.from_bytes(value[:8], "little") == versions.get(slot):
+            values[slot] = b""
+
+
+def runs_within(values: Sequence[bytes], max_run_bytes: int, max_bytes: int) -> list[tuple[int, int]]:
+    """Return runs ``(start, end)`` of values, each of at most ``max_run_bytes`` or of one larger value, until
+    ``max_bytes`` are used. The first value is always in a run: sending it shows whether it fits a message."""
+    runs: list[tuple[int, int]] = []
+    start = in_run = total = 0
+    for at, size in enumerate(map(len, values)):
+        if at and total + size > max_bytes:
+            runs.append((start, at))
+            return runs
+        if at > start and in_run + size > max_run_bytes:
+            runs.append((start, at))
+            start, in_run = at, 0
+        in_run += size
+        total += size
+    if start < len(values):
+        runs.append((start, len(values)))
+    return runs

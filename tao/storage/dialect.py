@@ -1,17 +1,20 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
-"""Where MySQL and MariaDB want different words for one thing.
+"""Differences between MySQL and MariaDB.
 
-Locks. Both bound waits for row and metadata locks in whole seconds only, and both settings are one second here, as a
-backstop. The bound in milliseconds that DESIGN.md §3 asks for is a limit on the *locking statement*: MariaDB's
-``SET STATEMENT max_statement_time``, MySQL's hint ``MAX_EXECUTION_TIME``. The statement is killed, the session lives
-and rolls back, and its locks are free at once; closing the connection instead would hold them until the server
-notices.
+Both bound waits for row and metadata locks in whole seconds only. Both settings are one second here, as a backstop. The
+actual bound, in milliseconds, is a limit on the *locking statement*: MariaDB's ``SET STATEMENT max_statement_time``,
+MySQL's hint ``MAX_EXECUTION_TIME``. The server kills the statement, the session survives and rolls back, and its locks
+are free at once. Closing the connection instead would hold the locks until the server notices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
+
+from tao.storage.result_packets import Row
 
 _SQL_MODE = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
 
@@ -44,28 +47,30 @@ class Dialect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SessionSetup:
-    """What a new connection is told first."""
+    """The settings of a new connection."""
 
     writes: bool
     """Write sessions: autocommit off, READ COMMITTED (gap locks would make different keys deadlock). Read sessions:
     autocommit on, so that no pooled connection answers from an old snapshot, and REPEATABLE READ, whose snapshot is
     the one statement."""
     statement_seconds: float = 10.0
-    """The server ends a SELECT of a read session after this long, whose asker has gone long before."""
+    """The server ends a SELECT of a read session after this many seconds. Its caller has given up long before."""
     net_seconds: int = 10
-    """A peer that stalls within a packet for so long is gone; the default of 60 holds a server thread for nothing."""
+    """The server drops a peer that stalls within a packet for this long. The default of 60 would hold a server
+    thread."""
 
     idle_transaction_seconds: int = 2
-    """A leader that stands still in the middle of a transaction holds locks that its successor waits for; the server
-    ends it. Between its statements a leader is never idle for longer than a busy loop keeps it."""
+    """The server ends a session that is idle this long within a transaction, because a leader that hangs there holds
+    locks that its successor waits for. A healthy leader is idle between statements only while its loop is busy."""
     idle_session_seconds: int = 10
-    """The same for MySQL, which knows no bound but on idle sessions: longer, since idle ones of the pool go, too."""
+    """The same for MySQL, which can only bound idle sessions. It is longer, because it also ends idle sessions of the
+    pool."""
     under_lock_seconds: int = 0
-    """How long a session may be idle whose user acts under a lock that others take over when he hangs; 0: there is no
+    """How long a session may be idle whose user acts under a lock that others take over when that user hangs. 0: no
     such lock."""
 
     def statements(self, dialect: Dialect) -> str:
-        """One packet of SET statements. The sql_mode is fixed because escaping depends on it."""
+        """Return one packet of SET statements. The sql_mode is fixed because escaping depends on it."""
         level = "READ COMMITTED, READ WRITE" if self.writes else "REPEATABLE READ, READ ONLY"
         match dialect, self.writes:
             case Dialect.MARIADB, False:
@@ -87,5 +92,34 @@ class SessionSetup:
 
 
 def dialect_of(server_info: str) -> Dialect:
-    """Which server this is, from the version in its greeting."""
+    """Return the kind of server from the version in its greeting."""
     return Dialect.MARIADB if "mariadb" in server_info.lower() else Dialect.MYSQL
+
+
+SEMI_SYNC_PREFIXES: Final = {
+    Dialect.MARIADB: ("rpl_semi_sync_master", "rpl_semi_sync_slave"),
+    Dialect.MYSQL: ("rpl_semi_sync_source", "rpl_semi_sync_replica"),
+}
+"""Prefixes of the variables, and with a capital of the status values, for a server as master and as replica."""
+
+SEMI_SYNC_STATUS: Final = "SHOW GLOBAL STATUS LIKE 'Rpl_semi_sync_%%_status'"
+"""A statement whose rows `semi_sync_state` reads. It asks for status values and not settings, because only the status
+shows a master that has given up waiting and a replica that is not connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class SemiSyncState:
+    """The semi-sync state of a server, as master and as replica. Without the plugins, which MySQL needs, both are
+    False."""
+
+    waits: bool
+    """Its commits wait for a replica."""
+    acknowledges: bool
+    """It acknowledges what it receives. This stays True for a moment after its master is gone."""
+
+
+def semi_sync_state(dialect: Dialect, rows: Sequence[Row]) -> SemiSyncState:
+    """Parse the rows of `SEMI_SYNC_STATUS`."""
+    running = {str(name).lower() for name, value in rows if str(value) == "ON"}
+    waits, acknowledges = (f"{prefix}_status" in running for prefix in SEMI_SYNC_PREFIXES[dialect])
+    return SemiSyncState(waits, acknowledges)

@@ -1,4 +1,4 @@
-"""From the driver's errors to ours: what a server's error number means to whoever asked (DESIGN.md §3, §6)."""
+"""Translates the driver's errors and the servers' error numbers into errors of `tao.model.errors`."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ _TOO_LARGE: Final = frozenset({ER.DATA_TOO_LONG, ER.NET_PACKET_TOO_LARGE})
 
 
 class ConnectionLost(Unavailable):
-    """The connection broke, or could not be made. Outside of COMMIT nothing was written."""
+    """The connection broke or could not be made. Outside of COMMIT nothing was written."""
 
 
 class TablesMissing(OperatorError):
-    """A shard's schema or one of its tables is not there: no migration has run, or the server is being seeded."""
+    """A shard's schema or one of its tables is missing: no migration has run, or the server is being seeded."""
 
 
 def number_of(error: Exception) -> int:
-    """The server's or driver's error number; 0 when it has none."""
+    """Return the server's or driver's error number, or 0 when there is none."""
     first = error.args[0] if error.args else 0
     return first if isinstance(first, int) else 0
 
 
 def translate(error: Exception, server: str, *, locking: bool) -> TaoError:
-    """Our error for the driver's. ``locking``: the statement was one of a write transaction, so a statement that ran
+    """Translate a driver's error. ``locking``: the statement belongs to a write transaction, so a statement that ran
     out of time was waiting for a lock."""
     number = number_of(error)
     if not isinstance(error, (pymysql.err.MySQLError, OSError)):

@@ -1,9 +1,9 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
-"""Numbered migrations, applied shard by shard; each shard records in ``schema_migrations`` what it has.
+"""Numbered migrations, applied shard by shard. Each shard records its migrations in ``schema_migrations``.
 
-Making a table syncs several files, so a shard costs a few milliseconds whatever we do; a shard's whole migration is one
-packet, and several shards go side by side. What has run is asked first, of all shards at once, so that a second run
-is two statements. Statements are written to be safe when a run was cut off between them.
+Making a table syncs several files, so a shard costs a few milliseconds in any case. A shard's whole migration is one
+packet, and several shards run side by side. The migrations of all shards are read first, at once, so a second run is
+two statements. Statements are written to be safe when a run was cut off between them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tao.model.graph import MAX_ASSOC_DATA_BYTES
 from tao.model.versions import FIRST_EPOCH
 from tao.storage.dialect import SessionSetup
 from tao.storage.names import check_edge_table, schema_name, shard_of_schema
-from tao.storage.session import ServerAccount, Session, open_session
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
 
 _NUMBERED = re.compile(r"(\d{4})_[a-z0-9_]+\.sql\Z")
 _CUSTOM_EDGES: Final = "custom_edges.sql"
-# Names are bytes everywhere, so the character set matters to nothing but the operator's eye.
+# Names are bytes everywhere, so the character set matters only to what an operator sees.
 _CREATE_SCHEMA: Final = "CREATE DATABASE IF NOT EXISTS {schema} CHARACTER SET utf8mb4 COLLATE utf8mb4_bin; USE {schema}"
 _RECORD_TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS schema_migrations (number INT UNSIGNED NOT NULL, name VARBINARY(255) NOT NULL, "
@@ -33,12 +33,12 @@ _RECORD_TABLE: Final = (
 )
 
 Progress = Callable[[int, int], None]
-"""Called with (shards done, shards in all)."""
+"""Called with the number of shards done and the number of all shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered file."""
+    """One numbered migration file."""
 
     number: int
     name: str
@@ -47,18 +47,19 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class MigrationSettings:
-    """How migrations run."""
+    """Bounds of a run of migrations."""
 
     parallel_shards: int = 4
-    """Making tables is bound by syncs, which the server merges when several connections wait; more gain nothing."""
+    """Making tables is bound by syncs, which the server merges when several connections wait; more connections gain
+    nothing."""
     shard_seconds: float = 60.0
-    """One shard's packet; a rebuild of a large table belongs to an online tool, not here."""
+    """Time of one shard's packet; a rebuild of a large table belongs to an online tool."""
     connect_seconds: float = 5.0
-    """The server is expected to be up."""
+    """Time to connect; the server is expected to be up."""
 
 
 def sql_folder() -> Path:
-    """Where the files are: beside the package in a source checkout, inside it in a wheel."""
+    """Return the folder of the files: beside the package in a source checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "_sql", package.parent / "sql"):
         if (folder / _CUSTOM_EDGES).is_file():
@@ -67,7 +68,7 @@ def sql_folder() -> Path:
 
 
 def load_migrations(folder: Path | None = None) -> tuple[Migration, ...]:
-    """All numbered migrations, ascending. Raises `OperatorError` when a number is missing or taken twice."""
+    """Return all numbered migrations, ascending. Raises `OperatorError` when a number is missing or taken twice."""
     found = []
     for path in sorted((folder or sql_folder()).glob("*.sql")):
         matched = _NUMBERED.match(path.name)
@@ -88,12 +89,13 @@ async def migrate(
     progress: Progress | None = None,
     settings: MigrationSettings | None = None,
 ) -> int:
-    """Bring the schemas of ``shards`` on one server up to date; returns how many needed it.
+    """Bring the schemas of ``shards`` on one server up to date. Returns how many needed it.
 
     ``account``: an administrator's, at the master (replicas get it by replication). ``tables``: custom edge table →
-    bytes of data (see `tao.schema.Schema.custom_tables`). ``master_server``: the server's name in the topology, which
-    a new shard's row starts with, ownerless, at ``version_epoch``, the topology's of the database: what is read under
-    an older one is believed by no cache. An existing row is left alone.
+    bytes of data (see `tao.schema.Schema.custom_tables`). ``master_server``: the server's name in the topology. A new
+    shard's row starts with it, without an owner, at ``version_epoch``, the epoch of the database in the topology: no
+    cache believes what is read under an older one. An existing row is left alone.
+
     Raises `OperatorError`, `Unavailable` or `DeadlineExceeded`; shards done stay done, and a second run goes on.
     """
     settings = settings or MigrationSettings()
@@ -131,7 +133,7 @@ async def _due(
     tables: Sequence[str],
     settings: MigrationSettings,
 ) -> dict[int, list[str]]:
-    """Shard → the statements it still needs; those that need none are not named."""
+    """Return the statements that each shard still needs; shards that need none are left out."""
     async with _connected(account, settings) as session:
         deadline = asyncio.get_running_loop().time() + settings.shard_seconds
         (rows,) = await session.run(
@@ -188,7 +190,7 @@ def _checked(tables: Mapping[str, int]) -> list[str]:
 
 
 @asynccontextmanager
-async def _connected(account: ServerAccount, settings: MigrationSettings) -> AsyncIterator[Session]:
+async def _connected(account: ServerAccount, settings: MigrationSettings) -> AsyncIterator[DatabaseSession]:
     deadline = asyncio.get_running_loop().time() + settings.connect_seconds
     session = await open_session(account, "for migrations", SessionSetup(writes=True), deadline=deadline)
     try:

@@ -1,4 +1,4 @@
-"""Names of schemas and tables, made from numbers and validated words only: nothing else stands in SQL unbound."""
+"""Names of schemas and tables, built from numbers and validated words. Only these names stand unbound in SQL."""
 
 from __future__ import annotations
 

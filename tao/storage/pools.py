@@ -1,8 +1,8 @@
-"""Connections to the database servers, pooled per (server, role), bounded in number and in who may wait.
+"""Pools of connections to the database servers, one per server and role, with bounded queues.
 
-aiomysql's own pool has no bound on waiting and gives back connections whose query was cancelled; this one lends a
-session for the length of a ``with``, and takes back only one that ended well. Nobody stands in a line that is longer
-than his time, and nobody is sent to a server that is down (`tao.storage.server_health`): both are refused at once.
+aiomysql's own pool does not bound waiting and reuses connections whose query was cancelled. This one lends a session
+for the length of a ``with`` block and reuses it only when the block ended well. A caller is rejected at once when the
+queue would take longer than its deadline, or when the server is down (`tao.storage.server_health`).
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ from types import TracebackType
 from typing import Final
 
 from tao.model.errors import DeadlineExceeded, OutcomeUnknown, Overloaded, SettingsError, TaoError, Unavailable
-from tao.routing.failure_detector import Standing
+from tao.routing.failure_detector import DetectorState
 from tao.storage.dialect import SessionSetup
 from tao.storage.failures import ConnectionLost
+from tao.storage.semaphore import Semaphore
 from tao.storage.server_health import HealthSettings, ServerHealth
-from tao.storage.session import ServerAccount, Session, open_session
-from tao.storage.turns import Turns
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
 
 _NEWEST_WEIGHT: Final = 0.1
-"""Of the last loan in the average length of loans."""
+"""Weight of the newest loan in the average duration of loans."""
 
 _NO_ANSWER: Final = (Unavailable, DeadlineExceeded, OutcomeUnknown)
-"""What a server that does not answer makes a loan end with; any other error of ours is an answer."""
+"""Errors of a loan from a server that does not answer. Any other error of ours is an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """One pool: one server, one role."""
+    """Bounds of one pool, which is for one server and one role."""
 
     max_connections: int = 8
     """Eight saturate a client process: 25 k selects/s against 9 k on one; more only add threads at the server."""
     max_waiting: int = 1024
-    """Askers in line for a connection; beyond that the answer is "overloaded" at once, as the line would outlast any
+    """Callers that may wait for a connection. More are rejected as overloaded, as the queue would outlast any
     deadline."""
     connect_seconds: float = 2.0
-    """A server in reach greets within a round trip; one that does not is better given up early."""
+    """A reachable server greets within a round trip. It is better to give up early on one that does not."""
     idle_seconds: float = 300.0
     """A connection unused for so long is closed rather than trusted: firewalls and servers forget silently."""
     health: HealthSettings = field(default_factory=HealthSettings)
@@ -59,54 +59,54 @@ class Pool:
         self._setup = setup
         self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self._turns = Turns(settings.max_connections)
+        self._semaphore = Semaphore(settings.max_connections)
         self._waiting = 0
-        self._idle: list[Session] = []  # the last used first, so that what is superfluous ages
-        self._lent: dict[Session, float] = {}  # since when
+        self._idle: list[DatabaseSession] = []  # used as a stack, so that superfluous sessions age
+        self._lent: dict[DatabaseSession, float] = {}  # session → when it was lent
         self._is_closed = False
-        self._loan_seconds = 0.0  # the average of late
+        self._loan_seconds = 0.0  # moving average
         self._health = ServerHealth(server, settings.health, self._probe, self._went_down)
 
     @property
-    def standing(self) -> Standing:
-        """What is held of the server."""
-        return self._health.standing
+    def state(self) -> DetectorState:
+        """The health of the server."""
+        return self._health.state
 
     @property
     def waiting(self) -> int:
-        """Askers in line."""
+        """Number of callers that wait for a session."""
         return self._waiting
 
     @property
     def lent(self) -> int:
-        """Sessions in use."""
+        """Number of sessions in use."""
         return len(self._lent)
 
-    def session(self, *, deadline: float, fresh: bool = False) -> AbstractAsyncContextManager[Session]:
-        """Lend a session until the block ends; with an exception out of the block its connection is closed.
+    def session(self, *, deadline: float, fresh: bool = False) -> AbstractAsyncContextManager[DatabaseSession]:
+        """Lend a session until the block ends. An exception out of the block closes its connection.
 
-        ``fresh``: a new connection, the idle ones are dropped; for a second try after one was found dead.
-        Entering raises `Overloaded` when the line is full, or too long for ``deadline`` (in the loop's time),
-        `Unavailable` when the server is down or cannot be reached.
+        ``fresh``: drop the idle connections and make a new one, for a second try after one was found dead. Entering
+        raises `Overloaded` when the queue is full or too long for ``deadline`` (in the loop's time), and `Unavailable`
+        when the server is down or cannot be reached.
         """
         return _Loan(self, deadline, fresh)
 
-    async def lend(self, deadline: float, fresh: bool) -> Session:
-        """As `session`, which gives it back."""
+    async def lend(self, deadline: float, fresh: bool) -> DatabaseSession:
+        """Lend a session; the caller returns it by `take_back`. See `session`."""
         self._health.check()
-        if not self._turns.take():
-            await self._stand_in_line(deadline)
+        if not self._semaphore.try_acquire():
+            await self._wait_in_queue(deadline)
         try:
-            self._health.check()  # it may have gone down while this one stood in line
+            self._health.check()  # the server may have gone down while this caller waited
             session = (None if fresh else self._idle_session()) or await self._open(deadline)
         except BaseException:
-            self._turns.give_back()
+            self._semaphore.release()
             raise
         self._lent[session] = self._health.began()
         return session
 
-    def take_back(self, session: Session, error: BaseException | None) -> None:
-        """``error``: what its use has ended with."""
+    def take_back(self, session: DatabaseSession, error: BaseException | None) -> None:
+        """Take a session back. ``error``: the exception that ended its use, if any."""
         lent_at = self._lent.pop(session)
         if error is None:
             loan_seconds = self._health.answered() - lent_at
@@ -121,10 +121,10 @@ class Pool:
         elif session.is_open:
             session.idle_since = self._loop.time()
             self._idle.append(session)
-        self._turns.give_back()
+        self._semaphore.release()
 
     async def close(self) -> None:
-        """Close all connections; what is still under way on one fails. Idempotent."""
+        """Close all connections; statements in progress fail. Idempotent."""
         self._is_closed = True
         await self._health.close()
         for session in tuple(self._lent):
@@ -133,7 +133,7 @@ class Pool:
         for session in idle:
             await session.quit()
 
-    async def _stand_in_line(self, deadline: float) -> None:
+    async def _wait_in_queue(self, deadline: float) -> None:
         if self._waiting >= self._settings.max_waiting:
             raise Overloaded(f"{self._waiting} askers wait for a connection to database server {self._server}")
         left = deadline - self._loop.time()
@@ -144,14 +144,14 @@ class Pool:
         self._waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
-                await self._turns.wait()
+                await self._semaphore.acquire()
         except TimeoutError as error:
             raise Overloaded(f"no connection to database server {self._server} came free in time") from error
         finally:
             self._waiting -= 1
 
-    def _idle_session(self) -> Session | None:
-        """The one that was used last, if it can be trusted."""
+    def _idle_session(self) -> DatabaseSession | None:
+        """Return the session used last, unless it has been idle for too long."""
         while self._idle:
             session = self._idle.pop()
             if session.is_open and self._loop.time() - session.idle_since < self._settings.idle_seconds:
@@ -159,8 +159,8 @@ class Pool:
             session.abort()
         return None
 
-    async def _open(self, deadline: float) -> Session:
-        """A new one, and the idle ones, if there are any, are dropped."""
+    async def _open(self, deadline: float) -> DatabaseSession:
+        """Open a new session, and drop the idle ones."""
         if self._is_closed:
             raise Unavailable(f"the connections to database server {self._server} are closed")
         for session in self._idle:
@@ -174,24 +174,25 @@ class Pool:
         except ConnectionLost as error:
             if loop.time() < connect_by:
                 self._health.refused(error.message)
-            elif connect_by < deadline:  # else the caller had hardly any time, which says nothing of the server
+            # otherwise the caller had hardly any time, which proves nothing about the server
+            elif connect_by < deadline:
                 self._health.not_connected(error.message)
             raise
 
     async def _probe(self, deadline: float) -> None:
-        """Ask for next to nothing on a connection of its own. Raises `ConnectionLost` when there is no answer."""
+        """Connect separately to check the server. Raises `ConnectionLost` when there is no answer."""
         session = await open_session(self._account, self._server, self._setup, deadline=deadline)
         await session.quit()
 
     def _went_down(self) -> None:
-        """What is under way will not be answered: whoever waits for it, or for its connection, learns it now."""
+        """Abort all sessions: their statements will not be answered, and their callers should fail now."""
         for session in (*self._lent, *self._idle):
             session.abort()
         self._idle.clear()
 
 
 class _Loan:
-    """A context manager by hand: one made of a generator costs as much as all else about lending."""
+    """A hand-written context manager: one made of a generator costs as much as the rest of lending."""
 
     __slots__ = ("_deadline", "_fresh", "_pool", "_session")
 
@@ -199,9 +200,9 @@ class _Loan:
         self._pool = pool
         self._deadline = deadline
         self._fresh = fresh
-        self._session: Session
+        self._session: DatabaseSession
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> DatabaseSession:
         self._session = await self._pool.lend(self._deadline, self._fresh)
         return self._session
 
@@ -212,7 +213,7 @@ class _Loan:
 
 
 class Pools:
-    """The pools of one role, made as servers are named. A server's address may change with the topology."""
+    """The pools of one role, created on first use. A server's address may change with the topology."""
 
     def __init__(
         self, account_of: Callable[[str], ServerAccount], setup: SessionSetup, settings: PoolSettings | None = None
@@ -224,7 +225,7 @@ class Pools:
         self._closing: set[asyncio.Task[None]] = set()
 
     def of(self, server: str) -> Pool:
-        """The pool of a server by its name in the topology."""
+        """Return the pool of a server, by its name in the topology."""
         account = self._account_of(server)
         known = self._pools.get(server)
         if known is not None:
@@ -241,15 +242,15 @@ class Pools:
         """All pools by server name, for metrics."""
         return {name: pool for name, (_, pool) in self._pools.items()}
 
-    def standings(self) -> dict[str, Standing]:
-        """What is held of each server, for metrics and people."""
-        return {name: pool.standing for name, (_, pool) in self._pools.items()}
+    def states(self) -> dict[str, DetectorState]:
+        """Return the health of each server, for metrics and people."""
+        return {name: pool.state for name, (_, pool) in self._pools.items()}
 
     def figures(self) -> dict[str, dict[str, object]]:
-        """For ``/stats``, by server: what is held of it, and how many use and wait for its connections."""
+        """Return, for ``/stats``, each server's health and the numbers of sessions lent and callers waiting."""
         now = asyncio.get_running_loop().time()
         return {
-            name: {"lent": pool.lent, "waiting": pool.waiting, **pool.standing.figures(now)}
+            name: {"lent": pool.lent, "waiting": pool.waiting, **pool.state.figures(now)}
             for name, (_, pool) in self._pools.items()
         }
 

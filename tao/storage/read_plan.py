@@ -1,22 +1,21 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
-"""From queries to statements, and from rows to encoded answers: pure (DESIGN.md §3, §4).
+"""Turn queries into statements, and rows into encoded answers. Pure functions.
 
 One statement answers many queries: a UNION whose parts are numbered in the first column, so that keys of several shards
 share a round trip and a result (merging keys is what saves the client's CPU). A part begins with the shard's row, which
-bears the version epoch, and joins what is asked for: an object, a count, or a list's row and with it the edges, if no
-order is asked of them. So it has a row even where nothing is found, and most of a server's work for a statement is by
-part. InnoDB gives a statement one snapshot, so version, count and edges of one answer, which always stand in one
-statement, agree.
+holds the version epoch, and joins an object, a count, or a list's row with its edges, when no order is asked of them.
+So a part has a row even where nothing is found, and most of a server's work for a statement is by part. InnoDB gives a
+statement one snapshot. Version, count and edges of one answer always stand in one statement, so they agree.
 
-Columns that a part has no use for repeat one of its own: a NULL or a literal beside a BIGINT UNSIGNED makes the whole
+Columns that a part does not use repeat one of its own: a NULL or a literal beside a BIGINT UNSIGNED makes the whole
 column of the union DECIMAL.
 
-A version epoch that is *older* than the data would be safe as well (the fill counts as older than it is, and is dropped
-by whoever knows better); a newer one would not.
+A version epoch that is *older* than the data would be safe as well: the fill counts as older than it is, and a cache
+that knows a newer version drops it. A newer one would not be safe.
 
-Most lists have fewer edges than are asked for. Such a one is read by the primary key, under which its rows lie side by
-side, where the index of times would have each of them looked up. Whether it is one its count says, within the
-statement; the few that are longer are read in a second statement, by the index.
+Most lists have fewer edges than a query asks for. Such a list is read by the primary key, under which its rows lie side
+by side; the index of times would look each of them up. Its count says, within the statement, whether it is short. The
+few lists that are longer are read in a second statement, by the index.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from tao.storage.result_packets import Columns, Row
 COLUMNS: Final = Columns(
     ("part", "version_epoch", "id_or_time", "otype_or_id2", "version", "count", "data"), (*[int] * 6, None)
 )
-"""Of every statement's result."""
+"""The first columns of every statement's result."""
 
 _OBJECTS: Final = 0
 _COUNTS: Final = 1
@@ -47,12 +46,12 @@ _PAGE: Final = 4
 """Edges alone, by the index."""
 
 MAX_KEYS_PER_PART: Final = 500
-"""Ids in one IN list; beyond that parsing the text costs more than another part."""
+"""Ids in one IN list; beyond that, parsing the text costs more than another part."""
 _DEFERRED_FROM_POS: Final = 128
-"""From here on, skipped edges are passed over in the index alone; before, the detour costs more than it saves."""
+"""From this number on, skipped edges are skipped in the index alone; below it, the detour costs more than it saves."""
 _WHOLE_LIMITS: Final = range(100, 1001)
-"""Limits of prefixes that are tried as a whole list. Fills ask for 129 edges, and few lists have more; of a smaller
-page that cannot be said, and for a larger one edges would have to be sorted for a millisecond."""
+"""Limits of prefixes that are tried as a whole list. Fills ask for 129 edges, and few lists have more. This does not
+hold for a smaller page, and for a larger one the edges would have to be sorted for a millisecond."""
 
 _ABSENT_OBJECT: Final = encode_object(0, ABSENT, b"")
 _NO_COUNT: Final = encode_count(0, 0)
@@ -61,7 +60,7 @@ _ListQuery = RangeQuery | TimeRangeQuery | EdgesQuery
 
 
 def shard_of_query(query: Query) -> int:
-    """The shard that answers the query."""
+    """Return the shard that answers the query."""
     return (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
 
 
@@ -84,7 +83,8 @@ class Statement:
 class ReadPlan:
     """The statements for some queries of one server, and the place where their rows come together.
 
-    ``rows_per_statement`` and ``parts_per_statement`` bound a statement, but for one query that needs more by itself.
+    ``rows_per_statement`` and ``parts_per_statement`` bound a statement; a query that needs more gets a statement of
+    its own.
     """
 
     def __init__(
@@ -107,26 +107,27 @@ class ReadPlan:
         self._tried_whole: dict[int, RangeQuery] = {}
         self.version_epochs: dict[int, int] = {}
         self.statements: list[Statement] = []
-        """To be asked now."""
+        """Return the statements to send now."""
         self._plan()
 
     def receive(self, rows: list[Row]) -> None:
-        """Rows of any of the statements."""
+        """Take rows of any of the statements."""
         latest, kind, index = -1, 0, 0
         edges: list[tuple[int, int, bytes]] = []
         for part, epoch, a, b, version, count, data in rows:
-            if part != latest:  # the rows of a part come one after the other
+            if part != latest:  # the rows of a part are adjacent
                 latest = part
                 kind, shard, index = self._targets[part]
                 if kind != _PAGE:
-                    # Statements come one after the other: what was read first may lack what the later epoch stands for.
+                    # Statements run one after the other: rows that were read first may lack what the later epoch stands
+                    # for.
                     self.version_epochs[shard] = min(epoch, self.version_epochs.get(shard, epoch))
                 if kind >= _LIST:
                     edges = self._edges[index]
                     if kind != _PAGE:
                         self._lists[index] = (version or 0, count or 0)
             if a is None or kind == _HEAD:
-                continue  # nothing is found, or asked for
+                continue  # nothing is found, or nothing was asked for
             if kind >= _LIST:
                 edges.append((a, b, data))
             elif kind == _OBJECTS:
@@ -135,18 +136,18 @@ class ReadPlan:
                 self._counts[a, index] = encode_count(version, count)
 
     def go_on(self) -> None:
-        """All rows have been received: `statements` become those for lists that turned out to be longer than they were
-        taken for, or none."""
+        """Note that all rows have been received. `statements` become those for lists that turned out to be longer than
+        expected, or none."""
         tried, self._tried_whole = self._tried_whole, {}
         self.statements = []
         for index, query in tried.items():
-            # Rows written by hand may outnumber the recorded count, and be any of the list's.
+            # Rows written by hand may outnumber the recorded count, and be any rows of the list.
             if max(self._lists.get(index, (0, 0))[1], len(self._edges[index])) > query.limit:
                 self._edges[index].clear()
                 self._plan_list(index, query)
 
     def answers(self) -> Iterator[bytes]:
-        """The encoded answer to each query, in order, once there are no more statements."""
+        """Return the encoded answer to each query, in order, once there are no more statements."""
         for index, query in enumerate(self._queries):
             if isinstance(query, ObjectQuery):
                 yield self._objects.get(query.id, _ABSENT_OBJECT)
@@ -166,7 +167,7 @@ class ReadPlan:
             isinstance(query, TimeRangeQuery) and query.high >= MAX_TIME and not query.below_id2
         ):
             flags = PREFIX
-        # Rows written by hand may outnumber the recorded count, until the list is touched (DESIGN.md §7).
+        # Rows written by hand may outnumber the recorded count, until the list is touched.
         count = max(recorded, len(edges))
         times, id2s, data = ([list(column) for column in zip(*edges, strict=True)]) if edges else ([], [], [])
         return pack_columns(version, count, flags, id2s, times, data)
@@ -198,17 +199,17 @@ class ReadPlan:
                 self._add(self._room(len(some), 1), _COUNTS, shard, atype, columns, found, some, atype)
 
     def _plan_whole(self, index: int, query: RangeQuery) -> None:
-        """All edges, if they are no more than wanted."""
+        """Plan to read all edges, if there are no more than wanted."""
         edges = (
             f"{self._table(query)} AS a FORCE INDEX (PRIMARY) "
             "ON a.id1 = %s AND a.atype = %s AND COALESCE(l.count, 0) <= %s"
         )
-        # One row more than wanted tells that the recorded count is wrong.
+        # One row more than wanted shows that the recorded count is wrong.
         values = (query.id1, query.atype, query.limit, query.limit + 1)
         self._add_list(self._room(query.limit + 1, 1), index, query, edges, *values, end=" LIMIT %s")
 
     def _plan_list(self, index: int, query: _ListQuery) -> None:
-        """The list's row and the edges asked for, in one statement."""
+        """Plan to read the list's row and the edges, in one statement."""
         table = self._table(query)
         key = (query.id1, query.atype)
         if isinstance(query, EdgesQuery):
@@ -221,7 +222,7 @@ class ReadPlan:
                 )
                 self._add_list(statement, index, query, edges, *key, id2s, query.low, query.high)
             return
-        # Parts of their own: within a join, the server would put the edges into a temporary table.
+        # Separate parts: within a join, the server would put the edges into a temporary table.
         statement = self._room(query.limit + 1, 2)
         head = "assoc_lists AS l ON l.id1 = %s AND l.atype = %s"
         shard = query.id1 >> SHARD_SHIFT
@@ -231,7 +232,7 @@ class ReadPlan:
         where = f"FROM {table} FORCE INDEX (by_time) WHERE id1 = %s AND atype = %s"
         values: tuple[int, ...]
         if isinstance(query, TimeRangeQuery) and query.below_id2:
-            # Two ranges of the index, in its order: edges of one time may be more than a page, or a million.
+            # Two ranges of the index, in its order: the edges of one time may be more than a page, or a million.
             page = (
                 f"SELECT {columns} {where} "
                 "AND ((time = %s AND time >= %s AND id2 < %s) OR (time >= %s AND time < %s)) "
@@ -262,7 +263,7 @@ class ReadPlan:
         return f"{schema_name(query.id1 >> SHARD_SHIFT)}.{self._edge_tables(query.atype)}"
 
     def _room(self, rows: int, parts: int) -> Statement:
-        """The last statement, when so much more fits into it, else a new one."""
+        """Return the last statement when this much more fits into it, else a new one."""
         last = self.statements[-1] if self.statements else None
         if (
             last is None

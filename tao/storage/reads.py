@@ -1,8 +1,8 @@
-"""`ReadStore` over a region's databases: batches grouped by server, bounded per shard (DESIGN.md §3, §5).
+"""`ReadStore` over a region's databases: batches grouped by server, bounded per shard.
 
-A shard that is slow, refused or asked too much must hold up nobody else's keys: of a batch, the shards that have room
-go out together, one statement for all, and each of the others by itself. What has an answer is told at once. When the
-database refuses a statement for all, each shard is asked by itself, and the one that is wrong fails alone.
+A shard that is slow, refused or overloaded must not delay the keys of others. The shards of a batch that have room go
+out together in one statement, and each of the others by itself. Answers are reported as they arrive. When the database
+refuses a joint statement, each shard is read by itself, so that only the faulty one fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pools
 from tao.storage.read_plan import COLUMNS, ReadPlan, shard_of_query
-from tao.storage.turns import Turns
+from tao.storage.semaphore import Semaphore
 
 READ_SETUP: Final = SessionSetup(writes=False)
 
@@ -30,47 +30,48 @@ class ReadSettings:
     """Bounds of reads."""
 
     max_pending_per_shard: int = 4
-    """Statements under way that touch one shard. More do not come back sooner, and a hot shard would take all
+    """Statements in progress that touch one shard. More would not return sooner, and a hot shard would take all
     connections from the others."""
     max_waiting_per_shard: int = 256
-    """Batches in line for one shard; beyond that the answer is "overloaded" at once."""
+    """Batches that may wait for one shard. More are rejected as overloaded."""
     slow_seconds: float = 0.1
-    """A shard with a statement under way for so long is asked by itself: its table may be locked, and a statement for
-    many shards would wait for it. A read takes milliseconds, from a cold disk some tens."""
+    """A shard with a statement in progress for this long is read by itself: its table may be locked, and a statement
+    for many shards would wait for it. A read takes milliseconds, from a cold disk some tens."""
 
     def __post_init__(self) -> None:
         if self.max_pending_per_shard < 1 or self.max_waiting_per_shard < 0:
             raise SettingsError(f"a shard needs at least one pending statement: {self}")
 
 
-class _Gate:
-    """Since when statements are under way for a shard, oldest first, and how many wait."""
+class _ShardGate:
+    """Bounds the statements of one shard. Keeps when each one in progress began, oldest first, and how many callers
+    wait."""
 
-    __slots__ = ("_turns", "under_way", "waiting")
+    __slots__ = ("_semaphore", "under_way", "waiting")
 
     def __init__(self, at_once: int) -> None:
-        self._turns = Turns(at_once)
+        self._semaphore = Semaphore(at_once)
         self.under_way: list[float] = []
         self.waiting = 0
 
     def enter(self, now: float, slow_seconds: float) -> bool:
-        """Unless it is full, or what is under way takes long."""
+        """Enter unless the shard is full or a statement in progress is slow. Returns whether it entered."""
         under_way = self.under_way
-        if (under_way and now - under_way[0] > slow_seconds) or not self._turns.take():
+        if (under_way and now - under_way[0] > slow_seconds) or not self._semaphore.try_acquire():
             return False
         under_way.append(now)
         return True
 
-    async def enter_in_turn(self) -> float:
-        """Returns the time, to be given back by `leave`."""
-        await self._turns.wait()
+    async def wait_to_enter(self) -> float:
+        """Wait for room. Returns the time of entry, to be passed to `leave`."""
+        await self._semaphore.acquire()
         now = asyncio.get_running_loop().time()
         self.under_way.append(now)
         return now
 
     def leave(self, entered: float) -> None:
         self.under_way.remove(entered)
-        self._turns.give_back()
+        self._semaphore.release()
 
 
 class MySqlReadStore(ReadStore):
@@ -91,30 +92,31 @@ class MySqlReadStore(ReadStore):
         self._pools = pools
         self._edge_tables = edge_tables
         self._settings = settings or ReadSettings()
-        self._gates: dict[int, _Gate] = {}  # at most one per shard
+        self._gates: dict[int, _ShardGate] = {}  # at most one per shard
 
     async def read_each(
         self, queries: Sequence[Query], *, critical: bool, timeout_seconds: float, on_read: OnRead
     ) -> None:
-        """See the port. `Overloaded`: no turn or no connection was had in time; `DeadlineExceeded`: no answer."""
+        """See the port. Raises `Overloaded` when no room or connection came free in time, `DeadlineExceeded` without an
+        answer."""
         now = asyncio.get_running_loop().time()
         by_shard: dict[int, list[int]] = {}
         for place, query in enumerate(queries):
             by_shard.setdefault(shard_of_query(query), []).append(place)
         job = _ReadJob(queries, by_shard, now + timeout_seconds, on_read)
         together: dict[str, list[int]] = {}  # server → shards that have room
-        # Left below, too: a task that is cancelled before its first step gets to no ``finally`` of its own.
+        # Also released at the end: a task that is cancelled before its first step never reaches its own ``finally``.
         entered: dict[int, float] = {}
         alone: list[tuple[str, int]] = []
         for shard in by_shard:
             try:
                 server = self._master_of(shard) if critical else self._local_of(shard)
             except TaoError as error:
-                job.tell((shard,), error)
+                job.report((shard,), error)
                 continue
             gate = self._gates.get(shard)
             if gate is None:
-                gate = self._gates[shard] = _Gate(self._settings.max_pending_per_shard)
+                gate = self._gates[shard] = _ShardGate(self._settings.max_pending_per_shard)
             if gate.enter(now, self._settings.slow_seconds):
                 entered[shard] = now
                 together.setdefault(server, []).append(shard)
@@ -128,9 +130,9 @@ class MySqlReadStore(ReadStore):
                 self._leave(entered, shards)
 
         fetches: list[Coroutine[None, None, None]] = [fetch_together(*group) for group in together.items()]
-        fetches.extend(self._fetch_in_turn(job, server, shard) for server, shard in alone)
+        fetches.extend(self._fetch_when_admitted(job, server, shard) for server, shard in alone)
         try:
-            await _all(fetches)
+            await _run_all(fetches)
         finally:
             self._leave(entered, tuple(entered))
 
@@ -140,11 +142,11 @@ class MySqlReadStore(ReadStore):
             if since is not None:
                 self._gates[shard].leave(since)
 
-    async def _fetch_in_turn(self, job: _ReadJob, server: str, shard: int) -> None:
+    async def _fetch_when_admitted(self, job: _ReadJob, server: str, shard: int) -> None:
         try:
             entered = {shard: await self._wait(shard, job.deadline)}
         except TaoError as error:
-            job.tell((shard,), error)
+            job.report((shard,), error)
             return
         try:
             await self._fetch(job, server, (shard,))
@@ -152,21 +154,21 @@ class MySqlReadStore(ReadStore):
             self._leave(entered, (shard,))
 
     async def _fetch(self, job: _ReadJob, server: str, shards: Sequence[int]) -> None:
-        """Read these shards' queries by few statements, and tell."""
+        """Read these shards' queries with few statements, and report the answers."""
         places = job.places(shards)
         try:
             plan = await self._run(server, [job.queries[place] for place in places], job.deadline)
         except OperatorError as error:
             if len(shards) == 1:
-                job.tell(shards, error)
+                job.report(shards, error)
                 return
         except TaoError as error:
-            job.tell(shards, error)
+            job.report(shards, error)
             return
         else:
-            job.tell_answers(shards, places, plan)
+            job.report_answers(shards, places, plan)
             return
-        for shard in shards:  # one of them was refused
+        for shard in shards:  # one of the shards was refused
             await self._fetch(job, server, (shard,))
 
     async def _run(self, server: str, queries: Sequence[Query], deadline: float) -> ReadPlan:
@@ -183,7 +185,7 @@ class MySqlReadStore(ReadStore):
             except ConnectionLost:
                 if fresh:
                     raise
-                # A pooled connection that died while idle: reading once more, all of it, on a new one harms nobody.
+                # A pooled connection died while idle. Reading everything again on a new one is harmless.
                 fresh = True
             else:
                 return plan
@@ -195,7 +197,7 @@ class MySqlReadStore(ReadStore):
         gate.waiting += 1
         try:
             async with asyncio.timeout_at(deadline):
-                return await gate.enter_in_turn()
+                return await gate.wait_to_enter()
         except TimeoutError as error:
             raise Overloaded(f"shard {shard} had no turn in time") from error
         finally:
@@ -204,7 +206,7 @@ class MySqlReadStore(ReadStore):
 
 @dataclass(frozen=True, slots=True)
 class _ReadJob:
-    """The queries of one read, and whom to tell of each shard."""
+    """The queries of one read, and the callback that receives each shard's answers."""
 
     queries: Sequence[Query]
     by_shard: Mapping[int, Sequence[int]]
@@ -214,10 +216,10 @@ class _ReadJob:
     def places(self, shards: Iterable[int]) -> list[int]:
         return [place for shard in shards for place in self.by_shard[shard]]
 
-    def tell(self, shards: Iterable[int], error: TaoError) -> None:
+    def report(self, shards: Iterable[int], error: TaoError) -> None:
         self.on_read(self.places(shards), error)
 
-    def tell_answers(self, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
+    def report_answers(self, shards: Iterable[int], places: Sequence[int], plan: ReadPlan) -> None:
         epochs, values = plan.version_epochs, list(plan.answers())
         empty = [shard for shard in shards if shard not in epochs]
         if empty:
@@ -225,11 +227,14 @@ class _ReadJob:
             places, values = [places[at] for at in known], [values[at] for at in known]
         self.on_read(places, FillRead(values, epochs))
         for shard in empty:
-            self.tell((shard,), InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations"))
+            self.report(
+                (shard,), InternalError(f"table {schema_name(shard)}.shard is empty: run the shard's migrations")
+            )
 
 
-async def _all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
-    """Run side by side; an error, which is no answer of the database but the caller's or a bug, ends them all."""
+async def _run_all(jobs: Sequence[Coroutine[None, None, None]]) -> None:
+    """Run the jobs concurrently. An exception, which is a caller's error or a bug and not a database's answer, ends
+    them all."""
     if len(jobs) == 1:
         await jobs[0]
         return

@@ -1,9 +1,9 @@
-"""What a server answers to statements, from bytes to rows: MySQL's text protocol, without I/O.
+"""Parse a server's answers to statements from bytes into rows: MySQL's text protocol, without I/O.
 
-The driver reads a result packet by packet, with two turns of a coroutine for each; a read of one row has nine of them,
-which cost more than all else about it. Here whatever has arrived is taken apart in one go. The same statement has the
-same columns every time, so what their packets say is worked out once and then found by their bytes. What a value
-becomes is the driver's to say: its table of decoders is used, and a test holds both to the same rows.
+The driver reads a result packet by packet, with two turns of a coroutine for each. A read of one row has nine packets,
+which cost more than everything else about it. Here all bytes that have arrived are parsed in one go. The same statement
+always has the same columns, so the packets that describe them are parsed once and then found by their bytes. The
+driver's table of decoders turns bytes into values, and a test holds both to the same rows.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ Row: TypeAlias = tuple[Any, ...]
 Decoder: TypeAlias = Callable[[bytes], Any]
 
 _HEADER_BYTES: Final = 4
-"""Of a packet: three of length, one of its number."""
+"""Bytes of a packet's head: three of length, one of its number."""
 _WHOLE: Final = 0xFFFFFF
-"""A packet of this length goes on in the next one."""
+"""A packet of this length is continued in the next one."""
 _BINARY: Final = 63
 """The character set of columns that are bytes."""
 _MAX_COLUMNS_KEPT: Final = 64
-"""Kinds of results a connection remembers the columns of. A leader asks a few dozen; they take 1 KB each."""
+"""The number of kinds of results whose columns a connection remembers. A leader sends a few dozen statements; they take
+1 KB each."""
 
 _OK: Final = 0x00
 _LOCAL_FILE: Final = 0xFB
@@ -41,22 +42,24 @@ _END_BELOW: Final = 9
 _ERROR: Final = 0xFF
 _NULL: Final = 251
 _WIDTHS: Final = {252: 2, 253: 3, 254: 8}
-"""First byte of a length → bytes of the length proper; smaller ones are the length."""
+"""Maps the first byte of a length to the bytes of the length proper; smaller first bytes are the length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Of one result: names, and what makes a value of each one's bytes (None: they are the value)."""
+    """The columns of one result: their names, and the function that makes a value of each one's bytes (None: the bytes
+    are the value)."""
 
     names: tuple[str, ...]
     decoders: tuple[Decoder | None, ...]
 
 
 class ResultReader:
-    """Takes apart what a server sends in answer to one command, as far as it has arrived.
+    """Parses a server's answer to one command, as far as it has arrived.
 
-    Raises what the driver would: `pymysql.err.MySQLError` for what the server refuses, after which the answer is at its
-    end; an `InternalError` without a number for what is none of the protocol, after which nothing can be read.
+    Raises what the driver would: `pymysql.err.MySQLError` for a statement that the server rejects, after which the
+    answer is at its end; an `InternalError` without a number for bytes that break the protocol, after which nothing can
+    be read.
     """
 
     __slots__ = (
@@ -65,8 +68,8 @@ class ResultReader:
     )  # fmt: skip
 
     def __init__(self, encoding: str, convert: Mapping[int, Callable[[Any], Any]]) -> None:
-        """``encoding``: of the connection, as Python calls it. ``convert``: field type → from text (bytes where the
-        column is binary) to value, the driver's."""
+        """``encoding``: the connection's, by Python's name. ``convert``: the driver's table from field type to the
+        function that makes a value of text (of bytes where the column is binary)."""
         self._encoding: Final = encoding
         self._convert: Final = convert
         self._kept: Final[dict[bytes, Columns]] = {}
@@ -74,36 +77,37 @@ class ResultReader:
         self._at = 0
         self._chunks: list[
             bytes
-        ] = []  # after _data; joined when they are needed, so that large packets are joined once
+        ] = []  # chunks that follow _data; they are joined when needed, so that a large packet is joined once
         self._columns: Columns | None = None
         self._expected: Columns | None = None
         self._number = -1
         self._has_next = False
         self.unread = 0
-        """Bytes that have arrived and were not read."""
+        """Return the number of bytes that have arrived and were not read."""
         self.wanted = 0
-        """How many have to be there before `read` gets any further."""
+        """The number of bytes that must be there before `read` gets any further."""
 
     @property
     def columns(self) -> Columns | None:
-        """Of the result that is being read. None: before its head, or there are none."""
+        """Return the column names of the result that is being read. None: its head has not been read, or it has no
+        columns."""
         return self._columns
 
     @property
     def has_next(self) -> bool:
-        """Whether another result follows the one that has been read to its end."""
+        """Return whether another result follows the one that has been read to its end."""
         return self._has_next
 
     def begin(self, expected: Columns | None = None) -> None:
-        """A command is about to be sent. ``expected``: the columns of its results, where they are known: what their
-        packets say differs from schema to schema, and to work it out costs more than all else about a row."""
+        """Prepare for the answer to a command. ``expected``: the columns of its results, where they are known. Their
+        packets differ from schema to schema, and parsing them costs more than everything else about a row."""
         if self.unread or self._has_next or self._columns is not None:
             raise pymysql.err.InternalError("the last answer was not read to its end, or the server was not asked")
         self._number = -1
         self._expected = expected
 
     def feed(self, data: bytes) -> None:
-        """What has arrived."""
+        """Take bytes that have arrived."""
         if self.unread:
             self._chunks.append(data)
         else:
@@ -112,7 +116,7 @@ class ResultReader:
         self.unread += len(data)
 
     def read_head(self) -> bool | None:
-        """Begin with a result: whether it has rows. None: not enough of it has arrived."""
+        """Begin with a result. Returns whether it has rows, or None when not enough of it has arrived."""
         self._join()
         before = self._number
         head = self._packet(self._at)
@@ -145,8 +149,8 @@ class ResultReader:
         return True
 
     def read_rows(self, rows: list[Row], limit: int) -> bool | None:
-        """Append rows until there are ``limit`` of them (False) or the result is at its end (True). None: not enough of
-        it has arrived."""
+        """Append rows until there are ``limit`` of them (returns False) or the result is at its end (returns True).
+        Returns None when not enough of it has arrived."""
         self._join()
         assert self._columns is not None
         decoders = self._columns.decoders
@@ -189,11 +193,11 @@ class ResultReader:
         return False if len(rows) >= limit else None
 
     def _columns_end(self, at: int, count: int) -> tuple[int, int] | None:
-        """As `_packet`, of the one that comes after so many columns."""
+        """Return what `_packet` returns, for the packet that comes after this many columns."""
         data, number = self._data, self._number
         while count:
             first = at + _HEADER_BYTES
-            # What is no whole packet of a column, in its turn, is looked at closely.
+            # A packet that is not the whole packet of a column in its turn is parsed in full.
             if first >= len(data) or data[at + 3] != (number + 1) & 0xFF or data[first] == _ERROR or data[at + 2]:
                 break
             stop = first + (data[at] | data[at + 1] << 8)
@@ -209,7 +213,8 @@ class ResultReader:
         return place
 
     def _packet(self, at: int) -> tuple[int, int] | None:
-        """Where the content of a packet of the head begins and ends. None, with `wanted` set: it has not arrived."""
+        """Return where the content of a packet of the head begins and ends. None, with `wanted` set: it has not
+        arrived."""
         data = self._data
         first = at + _HEADER_BYTES
         stop = first
@@ -219,7 +224,7 @@ class ResultReader:
             self.wanted = stop - self._at
             return None
         got = data[at + 3]
-        # The first one's number is free, but for nought: a long command was sent in several packets, and counted on.
+        # Any number but zero may start an answer: a long command was sent in several packets, and the server counts on.
         number = (self._number + 1) & 0xFF if self._number >= 0 else got or 1
         if got != number:
             raise _out_of_order(got, number)
@@ -231,7 +236,7 @@ class ResultReader:
         return first, stop
 
     def _announces_next(self, at: int, stop: int) -> bool:
-        """Of a result without rows: rows affected, last id and status, as far as they are asked for."""
+        """Parse a result without rows: rows affected, last id and status, as far as they are needed."""
         data = self._data
         for _ in range(2):
             at += 1 + (_WIDTHS.get(data[at], stop) if data[at] >= _NULL else 0) if at < stop else 0
@@ -240,8 +245,8 @@ class ResultReader:
         return bool(data[at] & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS)
 
     def _whole(self, at: int) -> tuple[bytes, int, int] | None:
-        """The content of a row of several packets, where it ends, and the number of its last. None, with `wanted` set:
-        it has not all arrived."""
+        """Return the content of a row of several packets, its end, and the number of its last packet. None, with
+        `wanted` set: it has not all arrived."""
         data, start, number, pieces = self._data, at, self._data[at + 3], []
         while True:
             first = at + _HEADER_BYTES
@@ -274,7 +279,7 @@ class ResultReader:
         self._has_next = has_next
 
     def _refused(self, first: int, stop: int) -> None:
-        """Raises."""
+        """Raise the error of an error packet."""
         error = self._data[first:stop]
         self._end(stop, has_next=False)
         pymysql.err.raise_mysql_exception(error)
@@ -293,7 +298,8 @@ class ResultReader:
         return columns
 
     def _decoder(self, field: Any) -> Decoder | None:
-        """As the driver: JSON and text in the connection's encoding, the rest, numbers and times, in ASCII."""
+        """Decode as the driver does: JSON and text in the connection's encoding; the rest, numbers and times, in
+        ASCII."""
         if field.type_code == FIELD_TYPE.JSON:
             encoding: str | None = self._encoding
         elif field.type_code in TEXT_TYPES:
@@ -302,7 +308,7 @@ class ResultReader:
             encoding = "ascii"
         convert = self._convert.get(field.type_code)
         if convert is int:
-            return int  # reads ASCII digits out of bytes as well
+            return int  # int() reads ASCII digits out of bytes as well
         if convert is None or convert is through:
             return None if encoding is None else methodcaller("decode", encoding)
         if encoding is None:
@@ -311,7 +317,7 @@ class ResultReader:
 
 
 def command_packets(command: int, content: bytes) -> bytes:
-    """A command as it is sent: in several packets when it is larger than one."""
+    """Return a command as it is sent: in several packets when it is larger than one."""
     left = bytes([command]) + content
     packets = bytearray()
     for number, at in enumerate(range(0, len(left) + 1, _WHOLE)):
@@ -345,6 +351,6 @@ def _decoded(convert: Callable[[Any], Any], encoding: str) -> Decoder:
 
 
 def _out_of_order(got: int, expected: int) -> pymysql.err.MySQLError:
-    if not got:  # how MySQL numbers what it says when it is shut down
+    if not got:  # the number of MySQL's message that it is shutting down
         return pymysql.err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
     return pymysql.err.InternalError(f"a packet has the number {got} in place of {expected & 0xFF}")

@@ -1,10 +1,10 @@
-"""One connection of the driver's, with commands and the reading of answers taken over.
+"""One connection of the driver, with its commands and the reading of its answers replaced.
 
-aiomysql connects and proves who it is. Once it has, its transport gets another protocol: what arrives goes to a
-`ResultReader`, and whoever waits is woken once an answer can be read any further, which for a read of few rows is once.
-Its own reader, an `asyncio.StreamReader`, wakes him for every packet.
+aiomysql connects and authenticates. Then its transport gets another protocol: received bytes go to a `ResultReader`,
+and a waiting task is woken once an answer can be read further, which for a read of few rows is once. aiomysql's own
+reader, an `asyncio.StreamReader`, wakes the task for every packet.
 
-Of aiomysql's private parts one is used, the writer for its transport; the tests of sessions fail without it.
+One of aiomysql's private parts is used, the writer for its transport; the tests of sessions fail without it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,23 @@ from pymysql.constants import COMMAND, CR
 from tao.storage.result_packets import Columns, ResultReader, Row, command_packets
 
 _MAX_UNREAD_BYTES: Final = 256 * 1024
-"""What may lie here before the transport stops reading, while nobody waits for it: a chunk or four of the loop's."""
+"""Bytes that may lie here before the transport stops reading while no task waits for them: one to four chunks of the
+loop."""
 
 
 class ServerConnection(asyncio.Protocol):
-    """Used by one task at a time; one command is under way at most."""
+    """A connection that one task at a time uses; at most one command is under way."""
 
     def __init__(self, driver: Any) -> None:
-        """``driver``: an aiomysql connection that has just been made. `Any`: aiomysql has no types."""
+        """``driver``: an aiomysql connection that has just been made. `Any`, because aiomysql has no types."""
         self._driver: Final = driver
         self._transport: Final[asyncio.Transport] = driver._writer.transport
         self._reader: Final = ResultReader(driver.encoding, driver.decoders)
         self._loop: Final = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
-        self._results: list[list[Row]] | None = None  # that takes what arrives, while somebody waits for all of it
-        self._rows: list[Row] = []  # of the result after those
+        # the results that take the rows, while a task waits for all of them
+        self._results: list[list[Row]] | None = None
+        self._rows: list[Row] = []  # the rows of the result after those
         self._deadline = 0.0
         self._alarm: asyncio.TimerHandle | None = None
         self._is_paused = False
@@ -43,38 +45,38 @@ class ServerConnection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """False once the connection is closed, from either side."""
+        """Return False once the connection is closed, from either side."""
         return not self._driver.closed
 
     @property
     def server_version(self) -> str:
-        """As in the server's greeting."""
+        """Return the version text of the server's greeting."""
         return str(self._driver.get_server_info())
 
     @property
     def thread_id(self) -> int:
-        """The server's number for the connection."""
+        """Return the server's number for the connection."""
         return int(self._driver.thread_id())
 
     @property
     def column_names(self) -> tuple[str, ...]:
-        """Of the result that is being read; empty once it is at its end."""
+        """Return the column names of the result that is being read; empty once it is at its end."""
         columns = self._reader.columns
         return columns.names if columns is not None else ()
 
     def send(self, sql: str, arguments: Sequence[object], expected: Columns | None = None) -> None:
-        """Send statements, with the arguments in place of each ``%s``. ``expected``: as `ResultReader.begin`. Raises
+        """Send statements, with the arguments in place of each ``%s``. ``expected``: as in `ResultReader.begin`. Raises
         what the driver does."""
         self._reader.begin(expected)
         escape = self._driver.escape
-        # Without arguments, too, percent signs are looked for: one rule for all.
+        # Percent signs are interpreted without arguments, too: one rule for all statements.
         text = sql % tuple([each if type(each) is int else escape(each) for each in arguments])
         content = text.encode(self._driver.encoding, "surrogateescape")
         self._transport.write(command_packets(COMMAND.COM_QUERY, content))
 
     async def results(self, results: list[list[Row]], deadline: float) -> None:
-        """Append the rows of each result of the answer, to its end; who waits for them is woken once. Raises as `head`,
-        with those in ``results`` that were complete before."""
+        """Append the rows of each result of the answer, to its end; the waiting task is woken once. Raises as `head`
+        does, with the results that were complete before in ``results``."""
         if not self._take(results):
             self._results = results
             try:
@@ -83,7 +85,7 @@ class ServerConnection(asyncio.Protocol):
                 self._results = None
 
     def _take(self, results: list[list[Row]]) -> bool:
-        """Read what has arrived. Whether the answer is at its end."""
+        """Read what has arrived. Returns whether the answer is at its end."""
         reader = self._reader
         while True:
             if reader.columns is None:
@@ -98,8 +100,8 @@ class ServerConnection(asyncio.Protocol):
                 return True
 
     async def head(self, deadline: float) -> bool:
-        """Begin with the next result: whether it has rows. Raises `TimeoutError` at ``deadline`` (in the loop's time),
-        `pymysql.err.MySQLError` for what was refused or when the connection breaks."""
+        """Begin with the next result. Returns whether it has rows. Raises `TimeoutError` at ``deadline`` (in the loop's
+        time), and `pymysql.err.MySQLError` when the statement was rejected or the connection breaks."""
         while True:
             has_rows = self._reader.read_head()
             if has_rows is not None:
@@ -107,8 +109,8 @@ class ServerConnection(asyncio.Protocol):
             await self._more(deadline)
 
     async def rows(self, rows: list[Row], limit: int, deadline: float) -> bool:
-        """Append rows until there are ``limit`` of them, or the result is at its end, which is returned. Raises as
-        `head`."""
+        """Append rows until there are ``limit`` of them, or the result is at its end. Returns whether it is. Raises as
+        `head` does."""
         while True:
             is_at_end = self._reader.read_rows(rows, limit)
             if is_at_end is not None:
@@ -120,7 +122,7 @@ class ServerConnection(asyncio.Protocol):
         self._driver.close()
 
     async def quit(self) -> None:
-        """Say good-bye and close. Raises `OSError` when the peer is gone."""
+        """Send the quit command and close. Raises `OSError` when the peer is gone."""
         await self._driver.ensure_closed()
 
     async def _more(self, deadline: float) -> None:
@@ -139,7 +141,7 @@ class ServerConnection(asyncio.Protocol):
             self._waiter = None
 
     def _set_alarm(self, at: float) -> None:
-        """One for many answers: commonly each has come long before, and the next deadline is later."""
+        """One timer serves many answers: usually each has come long before, and the next deadline is later."""
         if self._alarm is not None:
             self._alarm.cancel()
         self._alarm = self._loop.call_at(at, self._look)

@@ -1,13 +1,12 @@
-"""Whether a database server answers: fed by what goes on at a pool, and by probes of its own (DESIGN.md §9).
+"""Health of a database server, from the traffic of its pool and from probes.
 
-A server that refuses connections is down at once. One that is silent is only suspected - its statements may wait for a
-lock, and other tables' must not suffer for that - until a connection of its own is not answered either. So is one that
-lets a connection wait while it answers on others: what is under way there may be in COMMIT, and would be cut. While it
-is down nobody is sent to it; probes, one at a time, find out when it is back.
+A server that refuses connections is down at once. A silent one is only suspected until a connection of its own gets no
+answer either: its statements may wait for a lock, and other tables must not suffer for that. The same holds for a
+server that delays a new connection while it answers on others: statements in progress may be in COMMIT, and would be
+cut off. No request is sent to a server that is down. Probes, one at a time, detect when it is back.
 
-How long statements take is not held against a server: that tells of what was asked, a lock or a cold disk, and another
-region's database would be slowed down by all that this one's should have done. Each miss is given up by itself
-(`tao.leader.miss_path`).
+Slow statements do not count against a server. They depend on what was asked, a lock or a cold disk, and moving reads
+away would slow down another region's database. Each miss is given up individually (`tao.leader.miss_path`).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tao.model.errors import DatabaseDown, TaoError
-from tao.routing.failure_detector import DetectorSettings, FailureDetector, Standing
+from tao.routing.failure_detector import DetectorSettings, DetectorState, FailureDetector
 from tao.storage.failures import ConnectionLost
 
 _logger = logging.getLogger(__name__)
@@ -28,10 +27,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class HealthSettings:
-    """Of one database server."""
+    """Bounds for the health of one database server."""
 
     silence_seconds: float = 1.0
-    """Statements are under way and none was answered for so long: the server is probed. A page waits no longer."""
+    """The server is probed when statements are in progress and none was answered for this long. A page waits no
+    longer."""
 
     detector: DetectorSettings = field(
         default_factory=lambda: DetectorSettings(failures_until_down=1, max_probe_seconds=1.0)
@@ -40,7 +40,7 @@ class HealthSettings:
 
 
 class ServerHealth:
-    """Of one pool. Belongs to the running loop."""
+    """Tracks the health of the server of one pool. Belongs to the running loop."""
 
     def __init__(
         self,
@@ -64,17 +64,17 @@ class ServerHealth:
         self._probing: asyncio.Task[None] | None = None
 
     @property
-    def standing(self) -> Standing:
-        """The detector's."""
-        return self._detector.standing()
+    def state(self) -> DetectorState:
+        """The failure detector's view of the server."""
+        return self._detector.state()
 
     def check(self) -> None:
-        """Raises `DatabaseDown` while the server is down."""
+        """Raise `DatabaseDown` while the server is down."""
         if self._detector.is_down:
-            raise DatabaseDown(f"database server {self._server} is down: {self._detector.standing().reason}")
+            raise DatabaseDown(f"database server {self._server} is down: {self._detector.state().reason}")
 
     def began(self) -> float:
-        """Statements are about to be sent on one more connection; returns the time."""
+        """Note that statements are about to be sent on one more connection. Returns the time."""
         now = self._loop.time()
         if not self._under_way:
             self._heard_at = now
@@ -84,24 +84,24 @@ class ServerHealth:
         return now
 
     def ended(self) -> None:
-        """A connection is at rest, or closed."""
+        """Note that a connection is idle or closed."""
         self._under_way -= 1
 
     def answered(self) -> float:
-        """The server has answered, whatever it has said; returns the time."""
+        """Note that the server has answered, whatever the answer. Returns the time."""
         self._heard_at = self._answered_at = now = self._loop.time()
-        self._detector.answered(0.0, now)  # no brown-outs: see above
+        self._detector.answered(0.0, now)  # slowness does not count: see the module's docstring
         return now
 
     def refused(self, reason: str) -> None:
-        """A connection was refused, or broke while it was made."""
+        """Note that a connection was refused, or broke while it was being made."""
         was_down = self._detector.is_down
         self._detector.failed(self._loop.time(), reason)
         self._follow(was_down)
 
     def not_connected(self, reason: str) -> None:
-        """A connection was not made in time. Two lost packets do that, too: of a server that has just answered others
-        it is no word yet, and a probe asks."""
+        """Note that a connection was not made in time. Two lost packets cause that as well, so a server that has just
+        answered on other connections is only probed."""
         if self._loop.time() - self._answered_at >= self._settings.silence_seconds:
             self.refused(reason)
         else:
@@ -109,7 +109,7 @@ class ServerHealth:
             self._follow(self._detector.is_down)
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Stop probing."""
         if self._look_timer is not None:
             self._look_timer.cancel()
         if self._probing is not None:
@@ -129,15 +129,15 @@ class ServerHealth:
 
     def _follow(self, was_down: bool) -> None:
         if self._detector.is_down and not was_down:
-            _logger.warning("database server %s is down: %s", self._server, self._detector.standing().reason)
+            _logger.warning("database server %s is down: %s", self._server, self._detector.state().reason)
             self._went_down()
-        if self._detector.is_troubled and self._probing is None:
+        if self._detector.is_suspect and self._probing is None:
             self._probing = self._loop.create_task(self._probe_until_well())
 
     async def _probe_until_well(self) -> None:
         detector = self._detector
         try:
-            while detector.is_troubled:
+            while detector.is_suspect:
                 now = self._loop.time()
                 if detector.begin_probe(now):
                     await self._probe_once(now)
@@ -154,7 +154,7 @@ class ServerHealth:
         except ConnectionLost as error:
             detector.probe_failed(self._loop.time(), error.message)
         except TaoError:
-            self._well_answered(began)  # it will not have us, but it is there
+            self._well_answered(began)  # it refuses us, but it answers
         else:
             self._well_answered(began)
         if was_down and not detector.is_down:

@@ -1,7 +1,7 @@
 """One connection to a database server: statements with bound values, several in a packet, under a deadline.
 
-A session that is interrupted in any way (deadline, cancellation, a protocol fault) closes its connection, because what
-the server would still send belongs to nobody. A statement that the server refuses leaves it open.
+A session that is interrupted (deadline, cancellation, a protocol fault) closes its connection, because nothing can
+match what the server would still send. A statement that the server refuses leaves the connection open.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
 
 _ROWS_PER_TURN: Final = 256
-"""Rows converted before the loop gets its turn: about a millisecond (6,000 in one go hold it for 17)."""
+"""Rows converted before the loop runs other tasks: about a millisecond (6,000 at once block it for 17 ms)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerAccount:
-    """Where a database server is and as whom to come in. ``socket`` wins over ``host:port`` when it is given."""
+    """The address of a database server and the account to use. ``socket`` takes precedence over ``host:port``."""
 
     host: str
     port: int
@@ -37,13 +37,12 @@ class ServerAccount:
 
     @property
     def address(self) -> str:
-        """For messages."""
+        """The address for messages."""
         return self.socket or f"{self.host}:{self.port}"
 
 
 class _Guard:
-    """Around all that a connection is used for: errors become ours, and after anything but a refusal by the server it
-    is closed."""
+    """Guards each use of a connection: translates errors, and closes the connection after anything but a refusal."""
 
     __slots__ = ("_connection", "_locking", "_server")
 
@@ -67,16 +66,16 @@ class _Guard:
         if not isinstance(error, Exception):
             self._connection.close()
             return
-        # Whatever the driver fails with when a connection goes under its hands: AttributeError of a stream that it has
-        # dropped, RuntimeError of uvloop's transport. Its state is unknown then, and nobody may use it again.
+        # The driver may raise anything when a connection breaks: AttributeError for a dropped stream, RuntimeError from
+        # uvloop's transport. The connection's state is unknown then, and it must not be used again.
         failure = translate(error, self._server, locking=self._locking)
         if isinstance(failure, ConnectionLost):
             self._connection.close()
         raise failure from error
 
 
-class Session:
-    """Made by `open_session`; used by one task at a time."""
+class DatabaseSession:
+    """A connection for one task at a time, made by `open_session`."""
 
     __slots__ = ("_connection", "_guard", "dialect", "idle_since")
 
@@ -106,7 +105,7 @@ class Session:
             try:
                 await self._connection.quit()
             except OSError:
-                self.abort()  # the peer was gone before us
+                self.abort()  # the peer was already gone
 
     async def run(
         self,
@@ -116,11 +115,11 @@ class Session:
         deadline: float,
         results: list[list[Row]] | None = None,
     ) -> list[list[Row]]:
-        """The results of all statements in ``sql``, rows of each. ``deadline`` is in the loop's time. ``results``: a
-        list that takes them one by one, for who has to know how far it came when one is refused.
+        """Run all statements in ``sql`` and return the rows of each. ``deadline`` is in the loop's time.
 
-        For results of at most some thousand rows. Raises `DeadlineExceeded`, `ConnectionLost`, `ShardBlocked`, or
-        another `TaoError` for what the server refused.
+        ``results``: a list that receives them one by one, for a caller that needs to know how many statements ran
+        before one was refused. For results of at most some thousand rows. Raises `DeadlineExceeded`, `ConnectionLost`,
+        `ShardBlocked`, or another `TaoError` for what the server refused.
         """
         connection = self._connection
         results = [] if results is None else results
@@ -130,7 +129,7 @@ class Session:
         return results
 
     async def named(self, sql: str, *, deadline: float) -> list[dict[str, Any]]:
-        """The rows of one statement by column name: for SHOW, whose columns differ from version to version.
+        """Return the rows of one statement by column name, for SHOW, whose columns differ between versions.
 
         Raises as `run` does. `Any`: see `Row`.
         """
@@ -153,8 +152,8 @@ class Session:
         deadline: float,
         columns: Columns | None = None,
     ) -> None:
-        """Hand out the rows of one SELECT in chunks; the loop gets a turn between them. ``columns``: what it has, where
-        that is known. Raises as `run` does."""
+        """Pass the rows of one SELECT to ``on_rows`` in chunks, and let the loop run between them. ``columns``: the
+        result's columns, when they are known. Raises as `run` does."""
         connection = self._connection
         rows: list[Row] = []
         with self._guard:
@@ -167,7 +166,7 @@ class Session:
                     return
                 await asyncio.sleep(0)
             except BaseException:
-                self.abort()  # rows are left unread
+                self.abort()  # unread rows are left on the connection
                 raise
             rows = []
             with self._guard:
@@ -176,7 +175,7 @@ class Session:
 
 async def open_session(
     account: ServerAccount, server: str, setup: SessionSetup, *, deadline: float, schema: str | None = None
-) -> Session:
+) -> DatabaseSession:
     """Connect and set up. Raises `ConnectionLost` (also when it takes too long), or `OperatorError` when refused."""
     connection: Any = None
     try:
@@ -192,7 +191,7 @@ async def open_session(
                 autocommit=None,
                 program_name="tao",
             )
-            session = Session(ServerConnection(connection), server, setup.writes)
+            session = DatabaseSession(ServerConnection(connection), server, setup.writes)
             await session.run(setup.statements(session.dialect), deadline=deadline)
             return session
     except TimeoutError as error:

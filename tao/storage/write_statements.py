@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
-"""The statements of a write transaction, as pure functions from rows to SQL with bound values (DESIGN.md §3).
+"""The statements of a write transaction, as pure functions from rows to SQL with bound values.
 
-Few round trips decide the rate: all locking reads of a transaction are one packet of two UNIONs, whatever the number of
-shards and tables (a result costs the client 100 µs before its first row), and all writes are one packet.
+The number of round trips decides the rate. All locking reads of a transaction are one packet of two UNIONs, whatever
+the number of shards and tables (a result costs the client 100 µs before its first row), and all writes are one packet.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _INTENT: Final = 3
 _RECOUNT: Final = 4
 
 _PACKET_DATA_BYTES: Final = 4 << 20
-"""Data in one packet: escaped, it may double, and MariaDB takes no packet above 16 MB."""
+"""Bytes of data in one packet: escaped, they may double, and MariaDB accepts no packet above 16 MB."""
 _ROW_BYTES: Final = 100
-"""What a row takes in text beside its data."""
+"""Bytes that a row takes in text beside its data."""
 _SHARD_COLUMNS: Final = "master_server, version_epoch, owner, generation"
 
 
 class StatementText:
-    """SQL text and the values for its placeholders, grown side by side."""
+    """SQL text and the values for its placeholders, which grow side by side."""
 
     __slots__ = ("data_bytes", "parts", "values")
 
@@ -49,7 +49,7 @@ class StatementText:
 
 
 def lock_shards(shards: Sequence[int]) -> StatementText:
-    """Share-lock and read the shard rows, in shard order: one UNION."""
+    """Return the statement that share-locks and reads the shard rows, in shard order: one UNION."""
     text = StatementText()
     for shard in sorted(shards):
         text.add(
@@ -61,10 +61,8 @@ def lock_shards(shards: Sequence[int]) -> StatementText:
 
 
 def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
-    """Lock and read the rows named, shard by shard, in key order within a table; no parts when nothing is named.
-
-    The primary key is forced: on a small table the optimizer would scan, and wait for the rows of other transactions.
-    """
+    """Return the statement that locks and reads the named rows, shard by shard, in key order within a table. The
+    primary key is forced: on a small table the optimizer would scan, and wait for the rows of other transactions."""
     objects: dict[int, list[int]] = defaultdict(list)
     for object_id in sorted(keys.objects):
         objects[object_id >> SHARD_SHIFT].append(object_id)
@@ -113,8 +111,9 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
             where = StatementText()
             for id1, atypes in recounted.items():
                 where.add("(id1 = %s AND atype IN %s)", id1, atypes)
-            # Locking: what another has written and not committed yet would else be missed, or counted too early. Cast:
-            # COUNT is signed, and a UNION of signed and unsigned makes decimals of a whole column, other rows' too.
+            # A locking count: a plain one would miss rows that another transaction has written and not committed yet,
+            # or count too early. It is cast, because COUNT is signed, and a UNION of signed and unsigned makes decimals
+            # of the whole column, also for other rows.
             text.add(
                 f"(SELECT {_RECOUNT}, id1, atype, CAST(COUNT(*) AS UNSIGNED), MAX(version), NULL FROM {schema}.{table} "
                 f"FORCE INDEX (PRIMARY) WHERE {' OR '.join(where.parts)} GROUP BY id1, atype LOCK IN SHARE MODE)",
@@ -133,13 +132,13 @@ def lock_rows(keys: WriteKeys, edge_tables: EdgeTables) -> StatementText:
 
 
 def shard_row(row: Row) -> ShardRow:
-    """From ``shard`` and the columns of table ``shard``."""
+    """Make the row of ``shard`` from the columns of table ``shard``."""
     shard, master_server, version_epoch, owner, generation = row
     return ShardRow(int(shard), master_server.decode(), version_epoch, owner.decode(), generation)
 
 
 def existing_rows(rows: Iterable[Row]) -> ExistingRows:
-    """From the rows of `lock_rows`."""
+    """Make the existing rows from the rows of `lock_rows`."""
     existing = ExistingRows()
     for kind, a, b, c, d, e in rows:
         if kind == _OBJECT:
@@ -156,15 +155,16 @@ def existing_rows(rows: Iterable[Row]) -> ExistingRows:
 
 
 def intent_row(row: Row) -> IntentRow:
-    """From ``low_id, high_id, atypes, token, created_unix_ms``."""
+    """Make the row from ``low_id, high_id, atypes, token, created_unix_ms``."""
     low_id, high_id, atypes, token, created_unix_ms = row
     numbers = tuple(int(number) for number in atypes.split(b",") if number)
     return IntentRow(low_id, high_id, numbers, token, created_unix_ms)
 
 
 def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -> list[StatementText]:
-    """The statements that write ``changes``, as packets: the parts of each to be joined by semicolons. Upserts cannot
-    span shards. Raises `InternalError` for an edge put without its list: its version would be unknown."""
+    """Return the statements that write ``changes``, as packets: the parts of each are to be joined by semicolons.
+    Upserts cannot span shards. Raises `InternalError` for an edge put without its list, whose version would be unknown.
+    """
     tables: dict[tuple[str, tuple[str, ...], tuple[str, ...]], list[tuple[object, ...]]] = defaultdict(list)
     for row in changes.put_objects:
         tables[
@@ -207,7 +207,7 @@ def write_rows(changes: RowChanges, edge_tables: EdgeTables, dialect: Dialect) -
 
 
 def _split(rows: Sequence[tuple[object, ...]]) -> Iterator[tuple[Sequence[tuple[object, ...]], int]]:
-    """Runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row, and how much they have."""
+    """Yield runs of rows with at most `_PACKET_DATA_BYTES` of data, or of one row, and the bytes of each run."""
     start, data_bytes = 0, 0
     for at, row in enumerate(rows):
         size = _ROW_BYTES + sum(len(value) for value in row if isinstance(value, bytes))
@@ -227,5 +227,5 @@ def _delete_edges(text: StatementText, keys: Iterable[EdgeKey], edge_tables: Edg
         where = StatementText()
         for of_list, id2s in lists.items():
             where.add("(id1 = %s AND atype = %s AND id2 IN %s)", of_list.id1, of_list.atype, id2s)
-        # DELETE takes no index hint; a multi-table DELETE does not either. Its ranges are on the whole primary key.
+        # DELETE takes no index hint, and neither does a multi-table DELETE. Its ranges are on the whole primary key.
         text.add(f"DELETE FROM {table} WHERE {' OR '.join(where.parts)}", *where.values)

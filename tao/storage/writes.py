@@ -1,10 +1,9 @@
 # ruff: noqa: S608 - schema and table names come from tao.storage.names, values are bound
-"""`WriteStore` over the master databases: transactions, ownership of shards, intents (DESIGN.md §3, §6).
+"""`WriteStore` over the master databases: transactions, ownership of shards, intents.
 
-A transaction is two round trips: lock and read, apply and commit. What the server refuses before it comes to COMMIT
-rolls everything back, so it is known that nothing was written; a connection lost once that has been sent leaves the
-outcome unknown. Who may write (owner, generation, master) is compared by the caller, with the `ShardRow` that the
-transaction holds locked.
+A transaction is two round trips: lock and read, then apply and commit. An error before COMMIT rolls everything back, so
+it is known that nothing was written. A connection lost after COMMIT was sent leaves the outcome unknown. The caller
+checks who may write (owner, generation, master) against the `ShardRow` that the transaction holds locked.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from typing import Final, Self
 from tao.model.errors import InternalError, MasterReadOnly, OutcomeUnknown, ShardBlocked, TaoError
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import ExistingRows, IntentRow, RowChanges, ShardRow, WriteKeys
-from tao.storage.dialect import SessionSetup
+from tao.storage.dialect import SEMI_SYNC_STATUS, SessionSetup, semi_sync_state
 from tao.storage.failures import ConnectionLost
 from tao.storage.names import EdgeTables, schema_name
 from tao.storage.pools import Pool, Pools
 from tao.storage.result_packets import Row
-from tao.storage.semi_sync import SEMI_SYNC_FIGURES, semi_sync_state
-from tao.storage.session import Session
+from tao.storage.session import DatabaseSession
 from tao.storage.write_statements import (
     StatementText,
     existing_rows,
@@ -42,14 +40,15 @@ _UNION: Final = " UNION ALL "
 
 
 @dataclass(frozen=True, slots=True)
-class WriteSettings:
+class TransactionSettings:
     """Bounds of write transactions."""
 
     lock_wait_milliseconds: int = 300
-    """For the shard rows, and again for the touched rows. The lane stands still meanwhile, and legitimate holders
-    (other lanes, a takeover) are done in a few milliseconds."""
+    """For locking the shard rows, and again for the touched rows. The commit lane waits meanwhile. Legitimate holders
+    (other lanes, a takeover) take a few milliseconds."""
     probe_milliseconds: int = 20
-    """Per shard, when a lock was not had: finds the shard that blocks. Free locks are had in well under one."""
+    """Per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a
+    millisecond."""
     rollback_seconds: float = 1.0
     """A rollback that takes longer is left to the server, by closing the connection."""
 
@@ -57,16 +56,18 @@ class WriteSettings:
 class MySqlTransaction:
     """See `tao.model.ports.Transaction`. Made by `MySqlWriteStore.transaction`."""
 
-    def __init__(self, pool: Pool, edge_tables: EdgeTables, settings: WriteSettings, *, timeout_seconds: float) -> None:
+    def __init__(
+        self, pool: Pool, edge_tables: EdgeTables, settings: TransactionSettings, *, timeout_seconds: float
+    ) -> None:
         self._pool = pool
         self._edge_tables = edge_tables
         self._settings = settings
         self._timeout_seconds = timeout_seconds
         self._deadline = 0.0
-        self._session: Session | None = None
-        self._loan: AbstractAsyncContextManager[Session] | None = None
+        self._session: DatabaseSession | None = None
+        self._loan: AbstractAsyncContextManager[DatabaseSession] | None = None
         self._is_open = False  # begun, and neither committed nor rolled back
-        self._unsent = StatementText()  # goes along with COMMIT
+        self._unsent = StatementText()  # sent along with COMMIT
 
     async def __aenter__(self) -> Self:
         self._deadline = asyncio.get_running_loop().time() + self._timeout_seconds
@@ -90,7 +91,7 @@ class MySqlTransaction:
             try:
                 return await self._lock(shards, keys)
             except ConnectionLost as error:
-                # A pooled connection that died while it was idle; nothing was begun that could be lost.
+                # A pooled connection died while it was idle. Nothing had begun that could be lost.
                 await self._give_back(error)
                 await self._borrow(fresh=True)
                 return await self._lock(shards, keys)
@@ -99,8 +100,8 @@ class MySqlTransaction:
             raise ShardBlocked(error.message, await self._find_blocked(shards, keys)) from error
 
     async def apply(self, rows: RowChanges) -> None:
-        """See the port. Nothing is committed when it raises. The last packet, mostly the only one, is sent by `commit`:
-        a round trip costs three wake-ups, a third of all that is done for a small transaction."""
+        """See the port. Nothing is committed when it raises. `commit` sends the last packet, usually the only one,
+        because a round trip costs three wake-ups, a third of all the work for a small transaction."""
         session = self._opened()
         try:
             for packet in write_rows(rows, self._edge_tables, session.dialect):
@@ -126,7 +127,7 @@ class MySqlTransaction:
             session.abort()
             raise
         except TaoError as error:
-            # A statement that is refused ends its packet: those behind it are not done.
+            # A refused statement ends its packet: the statements after it did not run.
             if session.is_open and len(done) < len(unsent.parts):
                 await self._roll_back()
                 raise
@@ -147,7 +148,7 @@ class MySqlTransaction:
         return shard_rows, existing_rows(results[-1] if reads.parts else ())
 
     async def _find_blocked(self, shards: Sequence[int], keys: WriteKeys) -> int:
-        """Which shard the lock is in: the first whose locks are not free now. -1 when all are."""
+        """Return the first shard whose locks are not free now, or -1 when all are."""
         if len(shards) == 1:
             return shards[0]
         for shard in sorted(shards):
@@ -162,7 +163,7 @@ class MySqlTransaction:
             except ShardBlocked:
                 return shard
             except TaoError:
-                return -1  # the search is a courtesy: the first error is the one to report
+                return -1  # the search is best effort: report the first error
             finally:
                 await self._roll_back()
         return -1
@@ -173,15 +174,15 @@ class MySqlTransaction:
         self._loan = loan
 
     async def _give_back(self, error: BaseException | None) -> None:
-        """``error``: what its use has ended with. The pool hears of it where it has cost the connection: of any other
-        the server is known to be there, and the connection is good for the next."""
+        """Return the session. ``error``: the exception that ended its use. The pool receives it only when it has cost
+        the connection. After any other error the server is known to answer, and the connection can be reused."""
         loan, self._loan = self._loan, None
         session, self._session = self._session, None
         self._is_open = False
         if loan is not None and session is not None:
             await loan.__aexit__(None, None if session.is_open else error, None)
 
-    def _opened(self) -> Session:
+    def _opened(self) -> DatabaseSession:
         if self._session is None or not self._is_open:
             raise InternalError("the transaction is not open: lock_and_read comes first, and once")
         if not self._session.is_open:
@@ -189,7 +190,7 @@ class MySqlTransaction:
         return self._session
 
     async def _roll_back(self) -> None:
-        """Free the locks before anybody is told, so that a second attempt does not wait for the first."""
+        """Release the locks before the error is reported, so that a second attempt does not wait for the first."""
         if not self._is_open or self._session is None:
             return
         self._is_open = False
@@ -210,14 +211,14 @@ class MySqlWriteStore:
         master_of: Callable[[int], str],
         pools: Pools,
         edge_tables: EdgeTables,
-        settings: WriteSettings | None = None,
+        settings: TransactionSettings | None = None,
     ) -> None:
         """``master_of``: shard → name of the server that is its master; ``pools`` are those of the leader's account,
         set up with `WRITE_SETUP`."""
         self._master_of = master_of
         self._pools = pools
         self._edge_tables = edge_tables
-        self._settings = settings or WriteSettings()
+        self._settings = settings or TransactionSettings()
 
     def server_of(self, shard: int) -> str:
         """Name of the shard's master server."""
@@ -242,7 +243,7 @@ class MySqlWriteStore:
             async with pool.session(deadline=deadline, fresh=True) as session:
                 return await self._take(session, shard, owner, deadline)
 
-    async def _take(self, session: Session, shard: int, owner: str, deadline: float) -> ShardRow:
+    async def _take(self, session: DatabaseSession, shard: int, owner: str, deadline: float) -> ShardRow:
         table = f"{schema_name(shard)}.shard"
         select = "SELECT %s, master_server, version_epoch, owner, generation FROM " + table + " WHERE only_row = 1"
         text = StatementText()
@@ -281,7 +282,7 @@ class MySqlWriteStore:
         deadline = asyncio.get_running_loop().time() + timeout_seconds
         async with self._pools.of(self._master_of(shard)).session(deadline=deadline) as session:
             upsert = session.dialect.upsert(f"{schema_name(shard)}.heartbeat", ("writer",), ("written_unix_ms",), 1)
-            sql = f"{SEMI_SYNC_FIGURES}; START TRANSACTION; {upsert}; COMMIT"
+            sql = f"{SEMI_SYNC_STATUS}; START TRANSACTION; {upsert}; COMMIT"
             figures, *_ = await session.run(sql, [writer.encode(), unix_ms], deadline=deadline)
             return semi_sync_state(session.dialect, figures).waits
 
@@ -327,7 +328,7 @@ def _only_row(rows: list[Row], shard: int) -> ShardRow:
     return shard_row(rows[0])
 
 
-def _begin(session: Session, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:
+def _begin(session: DatabaseSession, texts: Sequence[StatementText], milliseconds: int) -> tuple[str, list[object]]:
     """One packet that begins a transaction and takes these locks, a UNION each."""
     locking = [session.dialect.locking(_UNION.join(text.parts), milliseconds) for text in texts if text.parts]
     return "; ".join(["START TRANSACTION", *locking]), [value for text in texts for value in text.values]

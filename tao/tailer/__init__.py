@@ -1,10 +1,11 @@
-"""The tailer: one process per region and database server; makes maintenance messages of its binlog (DESIGN.md §7).
+"""The tailer: one process per region and database server, which turns its binlog into maintenance messages.
 
-    binlog → `reader` (the one thread) → `transactions` (events → transactions) → `tao.planning.row_events` (pure)
-           → `delivery_path` (a lane per leader) → acknowledged → `checkpoint`
+    binlog → `reader` (a thread) → `transactions` (events → transactions) → `tao.planning.row_events` (pure)
+           → `delivery_path` (one `leader_outbox` per leader) → acknowledged → the checkpoint in `tail_path`
 
-`tail_path` is the loop that moves them on, `lag` says how far behind the region is, `server` wires. Everything is at
-least once: a position is stored when every leader has acknowledged what came before it, and what a restart repeats is
-recognised by its versions. What cannot be followed (a purged binlog, events that nobody can read) ends in bulk
-invalidation, never in silence.
+`tail_path` is the loop that moves transactions along this way and measures the region's replication lag. `continuity`
+and `rewind` continue shards that get another leader. `server` wires the parts. Delivery is at least once: a position is
+stored when every leader has acknowledged everything before it, and versions make the messages that a restart repeats
+harmless. Changes that cannot be followed (a purged binlog, undecodable events) become bulk invalidations, so that none
+is silently lost.
 """

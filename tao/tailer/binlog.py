@@ -1,6 +1,6 @@
-"""The port to a binlog: committed transactions in their order, from a position on (DESIGN.md §7).
+"""The port to a binlog: committed transactions in order, starting after a position.
 
-The tailer above it knows nothing of threads, connections and event formats, so its tests feed it from a list.
+The tailer above this port does not depend on threads, connections or event formats, so its tests feed it from a list.
 """
 
 from __future__ import annotations
@@ -15,67 +15,70 @@ from tao.planning.row_events import RowEvent
 
 
 class BinlogLost(Unavailable):
-    """The server cannot continue from the position asked for: what came after it is purged, or it never had it."""
+    """The server cannot continue from the requested position: the binlog after it is purged, or the server never had
+    that position."""
 
     reason = "BINLOG_LOST"
 
 
 class BinlogMoved(Unavailable):
-    """Another server's binlog is to be read from now on, from the same position."""
+    """The binlog of another server has to be read from now on, from the same position."""
 
     reason = "BINLOG_MOVED"
 
 
 class BinlogUnusable(OperatorError):
-    """The server's binlog is off or lacks what a tailer needs, or the account may not read it."""
+    """The server's binlog is off or has the wrong settings for a tailer, or the account may not read it."""
 
     reason = "BINLOG_UNUSABLE"
 
 
 class ServerIdTaken(OperatorError):
-    """Another reader has connected under this one's ``server_id``; the server keeps only one of them."""
+    """Another reader has connected with this reader's ``server_id``, and the server keeps only one of them."""
 
     reason = "SERVER_ID_TAKEN"
 
 
 class BinlogTransaction(msgspec.Struct, frozen=True, kw_only=True):
-    """One committed transaction, as far as it concerns shards.
+    """The part of one committed transaction that concerns shards.
 
-    ``gtid`` is empty for a part that no position counts. ``void_shards`` were changed in ways that rows do not tell
-    (a statement, an event that cannot be decoded, more rows than are kept); with ``void_all`` any may have been.
-    ``committed_unix_ms`` is the server's, in whole seconds. ``size_bytes``: in memory, estimated."""
+    ``gtid`` is empty for changes that no position counts. ``invalid_shards`` have changes that row events do not
+    describe (a statement, an event that cannot be decoded, more rows than are kept); with ``all_invalid`` any shard may
+    have. ``committed_unix_ms`` is the server's commit time, in whole seconds. ``size_bytes`` is the estimated size in
+    memory."""
 
     gtid: str
     events: Sequence[RowEvent] = ()
-    void_shards: frozenset[int] = frozenset()
-    void_all: bool = False
+    invalid_shards: frozenset[int] = frozenset()
+    all_invalid: bool = False
     committed_unix_ms: int = 0
     size_bytes: int = 0
 
 
-class Position(Protocol):
-    """A place in a binlog that moves on by transactions; ``str()`` is its stored form."""
+class BinlogPosition(Protocol):
+    """A mutable position in a binlog; ``str()`` returns its stored form."""
 
     def advance(self, gtid: str) -> None:
-        """The transaction is behind us."""
+        """Move past the transaction."""
 
     def includes(self, gtid: str) -> bool:
-        """Whether the transaction was behind us already."""
+        """Return whether the position is past the transaction."""
 
     def is_beyond(self, server_is_at: str) -> bool:
-        """Whether a server that has come so far (its stored form) cannot be read from here yet."""
+        """Return whether a server at ``server_is_at`` (a stored form) has not reached this position yet."""
 
 
 class BinlogSource(Protocol):
     """A database server's binlog."""
 
     async def current_position(self) -> str:
-        """Where the binlog ends now. Raises `Unavailable` or `OperatorError`."""
+        """Return the present end of the binlog. Raises `Unavailable` or `OperatorError`."""
 
-    def position(self, stored: str) -> Position:
-        """From the stored form. Raises `OperatorError` for what is none of this server's."""
+    def position(self, stored: str) -> BinlogPosition:
+        """Parse a stored position. Raises `OperatorError` when it has another notation than this server's."""
 
     def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
-        """All transactions after ``position``, for ever, each batch being what is there. Connections that break are
-        made again. Raises `BinlogLost`, `BinlogMoved`, or `OperatorError` for what only a person can mend. One
-        iteration at a time."""
+        """Yield all transactions after ``position``, without end, in batches of those that are available.
+
+        Broken connections are reopened. Raises `BinlogLost`, `BinlogMoved`, or `OperatorError` for faults that only a
+        person can mend. Only one iteration may be under way."""

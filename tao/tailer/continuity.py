@@ -1,11 +1,12 @@
-"""What each shard's leader was told of the binlog, so that nothing is missed when another one goes on (DESIGN.md §7).
+"""The binlog position that each shard's leaders have received, so that a new leader of a shard misses nothing.
 
-Every part of a relay says what it is everything of, from where to where (`tao.model.delivery.Span`). A leader that has
-just got a shard, or has come back, asks where that goes on. When nobody has been told anything after the position that
-it names, saying so is enough; when somebody has, it is read again (`tao.tailer.rewind`).
+Every part of a relay carries the range of positions that it covers (`tao.model.delivery.Span`). A leader that has just
+taken over a shard, or has come back, asks where the shard continues, naming its own position. If no leader has received
+anything after that position, an empty part answers it. Otherwise the binlog is read again (`tao.tailer.rewind`).
 
-A history is named by the database, its version epoch, and whoever numbered the transactions (in MariaDB's GTIDs a
-domain and a server, in MySQL's a server): so what a lost master numbered is never mistaken for its successor's.
+A history of transactions is named by the database, its version epoch, and the server that numbered them (in MariaDB's
+GTIDs a domain and a server, in MySQL's a server). So transactions of a lost master are never mistaken for those of its
+successor.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ import msgspec
 
 from tao.model.delivery import Span
 from tao.model.errors import OperatorError
-from tao.storage.gtid import history_of
+from tao.replication.gtid import history_of
 
 
 class _Shard(msgspec.Struct, gc=False):
-    """``source`` is its history after ``since``, before which nothing can be read again; ``queued`` and
-    ``acknowledged`` are the newest transactions."""
+    """The newest transactions of ``source`` that were ``queued`` for the shard's leader and ``acknowledged`` by it.
+    Nothing up to ``since`` can be read again."""
 
     source: str
     since: int
@@ -31,12 +32,12 @@ class _Shard(msgspec.Struct, gc=False):
 
 
 class Continuity:
-    """Of all shards of one database. Memory: an entry for each that has changed."""
+    """The positions of all shards of one database. Memory: one entry for each shard that has changed."""
 
-    def __init__(self, database: str, version_epoch: Callable[[], int], holds: Callable[[int], bool]) -> None:
-        """``holds``: whether the shard is the database's."""
+    def __init__(self, database: str, version_epoch: Callable[[], int], has_shard: Callable[[int], bool]) -> None:
+        """``has_shard`` returns whether the database holds a shard."""
         self._database: Final = database
-        self._holds: Final = holds
+        self._has_shard: Final = has_shard
         self._version_epoch: Final = version_epoch
         self._begun: dict[str, int] = {}
         self._latest = ("", 0)
@@ -44,13 +45,13 @@ class Continuity:
         self._shards: Final[dict[int, _Shard]] = {}
 
     def begin(self, position: str) -> None:
-        """Reading begins there, all before it is acknowledged, and all after it is told from now on."""
-        self._begun = dict(filter(None, map(self.place_of, position.split(","))))
+        """Begin at ``position``: everything before it is acknowledged, and everything after it will be queued."""
+        self._begun = dict(filter(None, map(self.source_position, position.split(","))))
         self._shards.clear()
         self._broken_after.clear()
 
-    def place_of(self, gtid: str) -> tuple[str, int] | None:
-        """``(source, number)``, or None for what no history counts."""
+    def source_position(self, gtid: str) -> tuple[str, int] | None:
+        """Return the ``(source, number)`` of a transaction, or None when no history counts it."""
         try:
             history, number = history_of(gtid.strip())
         except OperatorError:
@@ -58,19 +59,20 @@ class Continuity:
         return f"{self._database}@{self._version_epoch()}:{history}", number
 
     def proven(self, gtid: str) -> tuple[str, int]:
-        """What a proof in this transaction proves by number."""
-        self._latest = self.place_of(gtid) or ("", 0)
+        """Return the ``(source, number)`` that a proof of time in this transaction proves, too."""
+        self._latest = self.source_position(gtid) or ("", 0)
         if self._latest[0]:
             self._begun.setdefault(self._latest[0], self._latest[1] - 1)
         return self._latest
 
     def spans_of(self, gtid: str, shards: Iterable[int]) -> list[Span]:
-        """For the parts of a transaction in their order, by their shards. Only the last part of a shard reaches to the
-        transaction: one that was told half of it has not been told it."""
-        place = self.place_of(gtid)
-        if place is None:
-            return [self._broken(shard) for shard in shards]
-        source, number = place
+        """Return a span for each part of a transaction; ``shards`` has the parts' shards in order.
+
+        Only the last part of a shard covers the transaction: a leader with half of its parts does not have it."""
+        position = self.source_position(gtid)
+        if position is None:
+            return [self._break(shard) for shard in shards]
+        source, number = position
         self._begun.setdefault(source, number - 1)
         parts: dict[int, int] = {}
         spans: list[Span] = []
@@ -90,33 +92,36 @@ class Continuity:
     def _shard(self, shard: int, source: str, number: int) -> _Shard:
         known = self._shards.get(shard)
         if known is None:
-            # What the process before this one told is in the binlog, too.
+            # Messages sent by the process before this one are in the binlog, too, and can be read again.
             begun = min(self._begun[source], number - 1)
             known = self._shards[shard] = _Shard(source, 0, begun, begun)
         elif known.source != source or known.queued >= number:
             known = self._shards[shard] = _Shard(source, number - 1, number - 1, number - 1)
         return known
 
-    def _broken(self, shard: int) -> Span:
+    def _break(self, shard: int) -> Span:
+        """Break the shard's history at a part that no position counts."""
         self._shards[shard] = _Shard("", 0, 0, 0)
         self._broken_after[shard] = self._latest
         return Span(shard, "", 0, 0)
 
-    def acknowledged(self, span: Span) -> None:
-        """A leader has it."""
+    def acknowledge(self, span: Span) -> None:
+        """Record that a leader has acknowledged a part with this span."""
         known = self._shards.get(span.shard)
         if known is not None and known.source == span.source:
             known.acknowledged = max(known.acknowledged, span.number)
 
     def answer(self, wanted: Span) -> tuple[Span | None, Span | None]:
-        """What to say at once, and what has to be read again before anything can be said. Neither: what is queued says
-        it, or nothing is known yet."""
+        """Answer a leader that asks where a shard continues.
+
+        Returns a span to send at once in an empty part, or a span to read again first. Neither: a queued part answers
+        the question, or the answer is not known yet."""
         shard = wanted.shard
-        if not self._holds(shard):
-            return None, None  # another tailer knows; what this one does not read may have been told by that
+        if not self._has_shard(shard):
+            return None, None  # only the shard's own tailer knows; it may have sent messages that this one never reads
         known = self._shards.get(shard)
         if known is None:
-            # Nothing has been told of it since reading began.
+            # Nothing has been queued for the shard since reading began.
             source = wanted.source if wanted.source in self._begun else self._latest[0]
             begun = self._begun.get(source)
             if begun is not None and source == wanted.source and wanted.number < begun:
@@ -126,17 +131,17 @@ class Continuity:
             source, number = self._latest
             if not source or self._latest == self._broken_after[shard]:
                 return None, None
-            # What no position counts lies before the newest heartbeat, and its part is told before what is said here.
+            # The uncounted part precedes the newest heartbeat, and leaders receive it before the answer given here.
             known = self._shards[shard] = _Shard(source, number, number, number)
-        told = known.acknowledged
-        if known.source == wanted.source and known.since <= wanted.number < told:
-            return None, Span(shard, wanted.source, wanted.number, told)
-        if known.queued > told:
+        acknowledged = known.acknowledged
+        if known.source == wanted.source and known.since <= wanted.number < acknowledged:
+            return None, Span(shard, wanted.source, wanted.number, acknowledged)
+        if known.queued > acknowledged:
             return None, None
-        return Span(shard, known.source, told, told), None
+        return Span(shard, known.source, acknowledged, acknowledged), None
 
-    def unreadable(self, span: Span) -> None:
-        """What was told of the shard cannot be read again."""
+    def mark_unreadable(self, span: Span) -> None:
+        """Record that the messages of ``span`` cannot be read again."""
         known = self._shards.get(span.shard)
         if known is None:
             self._shards[span.shard] = _Shard(span.source, span.number, span.number, span.number)

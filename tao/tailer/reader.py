@@ -1,12 +1,12 @@
-"""The binlog of a MySQL or MariaDB server, read in a thread of its own (DESIGN.md §7).
+"""Read the binlog of a MySQL or MariaDB server in a thread of its own.
 
-The library underneath is blocking, which is why there is a thread, the only one of the system that holds state.
-What it does by itself is taken out of its hands where it would go wrong: it reconnects from the position where it once
-began, and keeps table definitions whose numbers a restarted server gives to other tables. So a connection here is never
-mended; it is made anew from the position reached, and transactions at or before that position are dropped.
+The library underneath blocks, hence the thread. Two things that the library does by itself are prevented, because they
+go wrong: it reconnects from the position where it once began, and it keeps table definitions under numbers that a
+restarted server gives to other tables. So a broken connection is never repaired. A new one is opened from the position
+reached, and transactions at or before that position are dropped.
 
-The server sends a word twice a second even when nothing happens; when it does not for `silence_seconds`, the connection
-counts as dead and is made anew, and the silence is counted and logged.
+The server sends a heartbeat twice a second when nothing happens. After `silence_seconds` without any event the
+connection counts as dead and is replaced, and the silence is counted and logged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 
 import pymysql
@@ -23,27 +23,185 @@ from pymysql.constants import CR
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import FormatDescriptionEvent, QueryEvent
 
-from tao.model.errors import InternalError, OperatorError, TaoError
+from tao.model.errors import InternalError, OperatorError, TaoError, Unavailable
 from tao.observability.logs import Logger
+from tao.replication.gtid import GtidPosition, parse_position
 from tao.storage.dialect import Dialect, dialect_of
-from tao.storage.gtid import GtidPosition, parse_position
+from tao.storage.failures import number_of, translate
 from tao.storage.session import ServerAccount
-from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, Position
-from tao.tailer.hand_off import HandOff
-from tao.tailer.server_state import connect, connection_settings, current_gtids, reading_error
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogPosition, BinlogTransaction, BinlogUnusable, ServerIdTaken
 from tao.tailer.settings import ReaderSettings
-from tao.tailer.statements import boundary_of
-from tao.tailer.transactions import EVENTS, ShardSchemas, Transactions
+from tao.tailer.transactions import EVENTS, ShardSchemas, Transactions, boundary_of
+
+_CANNOT_READ: Final = 1236
+"""ER_MASTER_FATAL_ERROR_READING_BINLOG: has many causes, which only the text distinguishes."""
+_DUPLICATE_SERVER_ID: Final = 4052
+"""MariaDB's error for the older of two readers with one server_id. (MySQL uses 1236.)"""
+_NO_PRIVILEGE: Final = frozenset({1045, 1227})
+
+_NEEDED: Final[Mapping[str, str]] = {
+    "log_bin": "ON",
+    "binlog_format": "ROW",
+    "binlog_row_image": "FULL",
+    "binlog_row_metadata": "FULL",
+    # Not every server has these:
+    "gtid_mode": "ON",
+    "log_slave_updates": "ON",
+    "log_replica_updates": "ON",
+    "binlog_transaction_compression": "OFF",
+    "log_bin_compress": "OFF",
+}
+"""The variables that the binlog needs: whole rows with their column names, and replicated transactions in it too."""
+
+
+def connection_settings(account: ServerAccount, settings: ReaderSettings) -> dict[str, Any]:
+    """Return pymysql's connection arguments. Reading blocks for `ReaderSettings.silence_seconds` at most."""
+    return {
+        "host": account.host,
+        "port": account.port,
+        "unix_socket": account.socket or None,
+        "user": account.user,
+        "password": account.password,
+        "charset": "utf8mb4",
+        "connect_timeout": settings.connect_seconds,
+        "read_timeout": settings.silence_seconds,
+        "write_timeout": settings.silence_seconds,
+        "program_name": "tao tailer",
+    }
+
+
+def connect(account: ServerAccount, settings: ReaderSettings) -> Any:
+    """Open a connection for queries. Raises `pymysql.err.MySQLError`."""
+    return pymysql.connect(autocommit=True, **connection_settings(account, settings))
+
+
+def current_gtids(connection: Any, dialect: Dialect) -> str:
+    """Return the position at the end of the server's binlog, in the server's notation.
+
+    Raises `BinlogUnusable` when the settings of the binlog do not allow a tailer to follow it."""
+    with connection.cursor() as cursor:
+        names = ", ".join(["%s"] * len(_NEEDED))
+        cursor.execute(f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})", tuple(_NEEDED))
+        wrong = [
+            f"{name} = {value} (needed: {_NEEDED[name.lower()]})"
+            for name, value in cursor.fetchall()
+            if value.upper() != _NEEDED[name.lower()]
+        ]
+        if wrong:
+            raise BinlogUnusable(
+                f"the binlog cannot be followed with {', '.join(sorted(wrong))}; change the server's options"
+            )
+        # MariaDB: the position in the server's own binlog. On a replica that is what it has applied, not received.
+        cursor.execute(
+            "SELECT @@global.gtid_binlog_pos" if dialect is Dialect.MARIADB else "SELECT @@global.gtid_executed"
+        )
+        return str(cursor.fetchone()[0])
+
+
+def reading_error(error: Exception, server: str, server_id: int) -> TaoError:
+    """Translate a driver's error into `BinlogLost`, an `OperatorError`, or an error after which a retry can help."""
+    number = number_of(error)
+    text = str(error.args[-1]) if error.args else repr(error)
+    if number == _DUPLICATE_SERVER_ID or (number == _CANNOT_READ and _names_duplicate_server_id(text)):
+        return ServerIdTaken(
+            f"{server}: another replica or tailer has connected with server_id {server_id}, and the server keeps only "
+            f"one; give each its own (server_id in the tailer's settings). The server says: {text}"
+        )
+    if number == _CANNOT_READ:
+        return BinlogLost(f"{server}: the binlog cannot be continued from where this tailer is: {text}")
+    if number in _NO_PRIVILEGE:
+        return BinlogUnusable(
+            f"{server}: the tailer's account needs REPLICATION SLAVE and REPLICATION CLIENT on *.*: {text}"
+        )
+    found = translate(error, server, locking=False)
+    # The statements here are correct, so an unknown error counts as a server in trouble.
+    return found if found.retryable or isinstance(found, OperatorError) else Unavailable(found.message)
+
+
+def _names_duplicate_server_id(text: str) -> bool:
+    lower = text.lower()
+    return "same server_uuid/server_id" in lower or "same server_id" in lower or "same server-id" in lower
+
+
+class TransactionQueue:
+    """A queue from the reader's thread to the event loop, bounded by estimated memory.
+
+    A full queue blocks the thread and thereby the binlog stream. A transaction larger than the bound passes alone."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes: Final = max_bytes
+        self._loop: Final = asyncio.get_running_loop()
+        self._some: Final = asyncio.Event()
+        self._room: Final = threading.Condition()
+        self._waiting: list[BinlogTransaction] = []
+        self._bytes = 0
+        self._failure: TaoError | None = None
+        self.stopped: Final = threading.Event()
+        """Set by the loop when the thread has to end."""
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Estimated size of the transactions that wait for the loop."""
+        return self._bytes
+
+    def put(self, transaction: BinlogTransaction) -> bool:
+        """Wait for room and append a transaction; called in the thread. Returns False when the thread has to end."""
+        weight = transaction.size_bytes
+        with self._room:
+            while self._bytes and self._bytes + weight > self._max_bytes and not self.stopped.is_set():
+                self._room.wait()
+            if self.stopped.is_set():
+                return False
+            self._waiting.append(transaction)
+            self._bytes += weight
+            first = len(self._waiting) == 1
+        if first:
+            self._wake()
+        return True
+
+    def fail(self, error: TaoError) -> None:
+        """Have `take` raise ``error`` after the queued transactions; called in the thread before it ends."""
+        with self._room:
+            self._failure = error
+        self._wake()
+
+    async def take(self) -> list[BinlogTransaction]:
+        """Wait for transactions and remove them all; called in the loop. Raises the error passed to `fail`."""
+        while True:
+            with self._room:
+                self._some.clear()
+                if self._waiting:
+                    taken, self._waiting, self._bytes = self._waiting, [], 0
+                    self._room.notify()
+                    return taken
+                if self._failure is not None:
+                    raise self._failure
+            await self._some.wait()
+
+    def stop(self) -> None:
+        """Have the thread end even if it waits for room; called in the loop."""
+        self.stopped.set()
+        with self._room:
+            self._room.notify()
+
+    def _wake(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._some.set)
+        except RuntimeError:
+            # The loop is closed, so nothing takes transactions any more.
+            self.stopped.set()
+
 
 _NOTHING_YET: Final = "00000000-0000-0000-0000-000000000000:1"
-"""A transaction that no server has: an empty set would make the library begin by file name instead."""
+"""A transaction that no server has: with an empty set the library would begin by file name instead."""
 
 _MAX_TABLES: Final = 100_000
-"""Table definitions kept before they are learned anew: each is a few KB, and a server's 10,000 shards have six each."""
+"""Table definitions that are kept before all are dropped and read again. Each takes a few KB, and 10,000 shards have
+six tables each."""
 
 
 class BinlogReader:
-    """The `BinlogSource` of one database server. Counters may be read from the loop at any time."""
+    """The `BinlogSource` of one database server. The event loop may read its counters at any time."""
 
     def __init__(self, account: ServerAccount, server_id: int, settings: ReaderSettings, log: Logger) -> None:
         self._account = account
@@ -52,66 +210,66 @@ class BinlogReader:
         self._log: Final = log
         self._dialect: Dialect | None = None
         self._transactions: Final = Transactions(settings.max_transaction_bytes)
-        self._hand_off: HandOff | None = None
-        self._moved = BinlogMoved("another server's binlog is to be read")
+        self._queue: TransactionQueue | None = None
+        self._moved = BinlogMoved("the binlog of another server must be read now")
         self.connected = False
-        """The stream is open, as far as is known."""
+        """True while the stream is open, as far as is known."""
         self.connections = 0
         """Streams opened: the first, and one more for each that broke."""
         self.silences = 0
-        """Streams given up because the server said nothing."""
+        """Streams closed because the server sent nothing for too long."""
         self.duplicates = 0
-        """Transactions that came again, and were dropped."""
+        """Transactions that arrived again and were dropped."""
 
     @property
     def unknown_events(self) -> int:
-        """Events of unknown kind or content; each made at least a shard void."""
+        """Events of unknown type or content; each of them invalidated at least one shard."""
         return self._transactions.unknown_events
 
     @property
     def oversized(self) -> int:
-        """Transactions with more than is kept."""
+        """Transactions larger than `ReaderSettings.max_transaction_bytes`."""
         return self._transactions.oversized
 
     @property
     def waiting_bytes(self) -> int:
-        """Read and not yet taken, estimated."""
-        return 0 if self._hand_off is None else self._hand_off.waiting_bytes
+        """Estimated size of the transactions that were read and not taken yet."""
+        return 0 if self._queue is None else self._queue.waiting_bytes
 
     def read_from(self, account: ServerAccount) -> None:
-        """Another server's binlog from now on; `batches` under way end with `BinlogMoved`. Positions are as good there:
-        both are of one replication set."""
+        """Read another server's binlog from now on; `batches` that is under way raises `BinlogMoved`. Positions stay
+        valid, since both servers belong to one replication set."""
         if account != self._account:
             self._account = account
-            if self._hand_off is not None:
-                self._hand_off.stop()
-                self._hand_off.fail(self._moved)
+            if self._queue is not None:
+                self._queue.stop()
+                self._queue.fail(self._moved)
 
     async def current_position(self) -> str:
-        """See `BinlogSource`. Checks, too, that the binlog has what a tailer needs."""
+        """See `BinlogSource`. Also checks that the settings of the binlog suit a tailer."""
         return await asyncio.to_thread(self._current_position, self._account)
 
-    def position(self, stored: str) -> Position:
-        """See `BinlogSource`; `current_position` must have been asked before: it tells which notation is spoken."""
+    def position(self, stored: str) -> BinlogPosition:
+        """See `BinlogSource`. Call `current_position` first: it finds out which notation the server uses."""
         return self._parse(stored)
 
     async def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
         """See `BinlogSource`."""
-        hand_off = self._hand_off = HandOff(self._settings.hand_off_bytes)
+        queue = self._queue = TransactionQueue(self._settings.read_ahead_bytes)
         thread = threading.Thread(
-            target=self._run, args=(self._account, self._parse(position), hand_off), name="binlog reader", daemon=True
+            target=self._run, args=(self._account, self._parse(position), queue), name="binlog reader", daemon=True
         )
         thread.start()
         try:
             while True:
-                yield await hand_off.take()
+                yield await queue.take()
         finally:
-            hand_off.stop()
+            queue.stop()
             await asyncio.to_thread(thread.join, self._settings.silence_seconds)
 
     def _parse(self, stored: str) -> GtidPosition:
         if self._dialect is None:
-            raise InternalError("the server's kind is not known before current_position was asked")
+            raise InternalError("the server's notation of positions is unknown; call current_position first")
         return parse_position(self._dialect, stored)
 
     def _current_position(self, account: ServerAccount) -> str:
@@ -127,49 +285,47 @@ class BinlogReader:
 
     # ---- in the thread ---------------------------------------------------------------------------------------------
 
-    def _run(self, account: ServerAccount, reached: GtidPosition, hand_off: HandOff) -> None:
+    def _run(self, account: ServerAccount, reached: GtidPosition, queue: TransactionQueue) -> None:
         failures = 0
-        while not hand_off.stopped.is_set():
+        while not queue.stopped.is_set():
             before = str(reached)
             try:
-                self._read(account, reached, hand_off)
+                self._read(account, reached, queue)
             except (pymysql.err.MySQLError, OSError) as error:
                 found = reading_error(error, account.address, self._server_id)
-                if hand_off.stopped.is_set():
+                if queue.stopped.is_set():
                     return
                 if isinstance(found, BinlogLost | OperatorError):
-                    hand_off.fail(found)
+                    queue.fail(found)
                     return
                 failures = 0 if str(reached) != before else failures + 1
                 self._log.warning("binlog_connection_lost", reason=found.message, position=str(reached))
             except TaoError as error:
-                hand_off.fail(error)
+                queue.fail(error)
                 return
-            except Exception as error:  # noqa: BLE001 - the end of the thread; the loop hears of it
+            except Exception as error:  # noqa: BLE001 - the thread ends, and the loop raises the error
                 self._log.exception("binlog_reader_failed")
-                hand_off.fail(InternalError(f"the binlog reader failed: {error!r}"))
+                queue.fail(InternalError(f"the binlog reader failed: {error!r}"))
                 return
             finally:
                 self.connected = False
             pause = min(
                 self._settings.backoff_max_seconds, self._settings.backoff_first_seconds * 2 ** min(failures, 16)
             )
-            hand_off.stopped.wait(pause)
+            queue.stopped.wait(pause)
 
-    def _read(self, account: ServerAccount, reached: GtidPosition, hand_off: HandOff) -> None:
-        """One stream, until it breaks or the thread has to end."""
-        opened: list[Any] = []
+    def _open_stream(self, account: ServerAccount, reached: GtidPosition, opened: list[Any]) -> Any:
+        """Return a stream that starts after ``reached``; its connections are appended to ``opened``."""
 
         def open_once(**settings: Any) -> Any:
-            if (
-                len(opened) == 2
-            ):  # the stream and the one for questions: a third would be the library's own reconnection
+            # The stream has one connection for events and one for queries: a third would be the library's reconnection.
+            if len(opened) == 2:
                 raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the connection broke while reading the binlog")
             opened.append(pymysql.connect(**settings))
             return opened[-1]
 
         mariadb = self._dialect is Dialect.MARIADB
-        stream = BinLogStreamReader(
+        return BinLogStreamReader(
             connection_settings=connection_settings(account, self._settings),
             server_id=self._server_id,
             blocking=True,
@@ -183,11 +339,16 @@ class BinlogReader:
             pymysql_wrapper=open_once,
             enable_logging=False,
         )
+
+    def _read(self, account: ServerAccount, reached: GtidPosition, queue: TransactionQueue) -> None:
+        """Read one stream until it breaks or the thread has to end."""
+        opened: list[Any] = []
+        stream = self._open_stream(account, reached, opened)
         self._transactions.restart()
         self.connections += 1
         heard_at = time.monotonic()
         try:
-            while not hand_off.stopped.is_set():
+            while not queue.stopped.is_set():
                 try:
                     event = stream.fetchone()
                 except (pymysql.err.MySQLError, OSError):
@@ -197,8 +358,8 @@ class BinlogReader:
                     raise
                 except Exception as error:
                     if len(opened) < 2:
-                        raise  # it is the connection that could not be made
-                    # One event that the library stumbles over; the stream stands at the next.
+                        raise  # the connections could not be opened
+                    # The library failed on one event; the stream is at the next one.
                     self._log.error("binlog_event_undecodable", error=repr(error), position=str(reached))
                     self._transactions.undecodable()
                     continue
@@ -208,26 +369,27 @@ class BinlogReader:
                     raise pymysql.err.OperationalError(CR.CR_SERVER_LOST, "the server ended the binlog stream")
                 self._forget_tables(stream, event)
                 transaction = self._transactions.take(event)
-                if transaction is not None and not self._pass_on(transaction, reached, hand_off):
+                if transaction is not None and not self._pass_on(transaction, reached, queue):
                     return
         finally:
             for connection in opened:
-                connection._force_close()  # no goodbye: the server is in the middle of a packet stream
+                connection._force_close()  # without COM_QUIT: the server is in the middle of a packet stream
 
-    def _pass_on(self, transaction: BinlogTransaction, reached: GtidPosition, hand_off: HandOff) -> bool:
-        """False when the thread has to end."""
+    def _pass_on(self, transaction: BinlogTransaction, reached: GtidPosition, queue: TransactionQueue) -> bool:
+        """Queue a transaction that is not a duplicate. Returns False when the thread has to end."""
         if transaction.gtid and reached.includes(transaction.gtid):
             self.duplicates += 1
             return True
-        if not hand_off.put(transaction):
+        if not queue.put(transaction):
             return False
         if transaction.gtid:
             reached.advance(transaction.gtid)
         return True
 
     def _forget_tables(self, stream: Any, event: Any) -> None:
-        """Definitions are read once and kept, which triples the rate; whatever may change one, or the meaning of a
-        table's number, makes the stream learn them anew."""
+        """Drop the stream's table definitions after an event that may change one, or the numbers of tables.
+
+        Keeping the definitions otherwise triples the rate."""
         if (
             isinstance(event, FormatDescriptionEvent)
             or (isinstance(event, QueryEvent) and boundary_of(event.query) == "statement")

@@ -1,10 +1,10 @@
-"""What one transaction means, cut into parts by shard, and parts put together into relays (DESIGN.md §7)."""
+"""The parts of a transaction's messages by shard, and their combination into relays."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -13,27 +13,36 @@ from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChang
 from tao.model.delivery import Span
 from tao.model.relay import Relay, Touch
 from tao.planning.row_events import Translated
-from tao.storage.gtid import joined
-from tao.tailer.settings import DeliverySettings
+from tao.replication.gtid import joined
+from tao.tailer.settings import OutboxSettings
 
-_FINISHED_RECEIPTS: Final = 64
-"""So few are not worth merging."""
+_MIN_FINISHED_RECEIPTS: Final = 64
+"""Fewer finished receipts are not worth merging."""
 
-_PART_BYTES = 200  # a touch, a shard number or the proof of a time, with its place in a queue
+_PART_BYTES: Final = 200
+"""Estimated size of a touch, a shard number or the proof of a time, with its entry in a queue."""
 
 Content = ShardMessages | Touch | int
-"""Messages, a touch, or a shard that is void."""
+"""Messages, a touch, or the number of a shard to invalidate as a whole."""
+
+
+class ShardContent(NamedTuple):
+    """A piece of a transaction that concerns one shard, with its estimated size."""
+
+    shard: int
+    content: Content
+    size_bytes: int
 
 
 class Receipt(msgspec.Struct, gc=False):
-    """How many parts of a transaction are not acknowledged yet. ``gtids`` are behind us when there are none, nor of
-    any earlier receipt."""
+    """The number of a transaction's parts that are not acknowledged yet. The transactions ``gtids`` are finished when
+    there are none here, nor in any earlier receipt."""
 
     gtids: list[str]
     unacknowledged: int = 0
 
     def absorb(self, later: Receipt) -> None:
-        """Stand for the next receipt, too, when nothing of both is unacknowledged."""
+        """Take over the GTIDs of the next receipt; neither may have unacknowledged parts."""
         for gtid in later.gtids:
             for at in range(len(self.gtids) - 1, -1, -1):
                 both = joined(self.gtids[at], gtid)
@@ -45,37 +54,38 @@ class Receipt(msgspec.Struct, gc=False):
 
 
 class Receipts:
-    """Those of all transactions that are not behind us, in their order."""
+    """The receipts of all unfinished transactions, in their order."""
 
     def __init__(self) -> None:
         self._waiting: deque[Receipt] = deque()
         self.finished = 0
-        """Of those here."""
+        """The number of receipts here without unacknowledged parts: an earlier one still has some."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def begin(self, gtids: list[str]) -> Receipt:
-        """One more, behind all others."""
+        """Append a new receipt and return it."""
         receipt = Receipt(gtids)
         self._waiting.append(receipt)
         return receipt
 
     def forget_gtids(self) -> None:
-        """Those here count for no position any more."""
+        """Make the present receipts count for no position."""
         for receipt in self._waiting:
             receipt.gtids.clear()
 
     def settle(self) -> list[str]:
-        """The GTIDs that are behind us by now, in their order; their receipts are here no longer."""
-        waiting, behind = self._waiting, list[str]()
+        """Remove the finished receipts at the head. Returns their GTIDs in order."""
+        waiting, gtids = self._waiting, list[str]()
         while waiting and not waiting[0].unacknowledged:
             self.finished -= 1
-            behind += waiting.popleft().gtids
-        # Unfinished receipts are bounded by their parts. Two of three merge here, so each costs a constant.
-        if self.finished > 2 * (len(waiting) - self.finished) + _FINISHED_RECEIPTS:
+            gtids += waiting.popleft().gtids
+        # Unfinished receipts are bounded by their parts. Merging waits until two of three receipts are finished, so its
+        # amortised cost per receipt is constant.
+        if self.finished > 2 * (len(waiting) - self.finished) + _MIN_FINISHED_RECEIPTS:
             self._merge()
-        return behind
+        return gtids
 
     def _merge(self) -> None:
         merged: deque[Receipt] = deque()
@@ -89,7 +99,8 @@ class Receipts:
 
 
 class Part(msgspec.Struct, gc=False):
-    """What goes to the leader of one shard; ``content=None`` proves a time to any leader, and its span a number."""
+    """A piece of a relay to the leader of one shard. A part with ``content=None`` proves a time to any leader, and the
+    number of its span."""
 
     receipt: Receipt
     shard: int
@@ -100,42 +111,38 @@ class Part(msgspec.Struct, gc=False):
 
 
 def is_proof(part: Part) -> bool:
-    """Whether the part only proves a time."""
+    """Return whether the part only proves a time."""
     return part.content is None
 
 
-def is_void(parts: Iterable[Part]) -> bool:
-    """Whether the parts say so little that it cannot be less."""
+def is_minimal(parts: Iterable[Part]) -> bool:
+    """Return whether the parts are bulk invalidations and proofs only, which cannot be reduced any further."""
     return all(part.content is None or isinstance(part.content, int) for part in parts)
 
 
-def contents_of(translated: Translated, settings: DeliverySettings) -> Iterator[tuple[int, Content, int]]:
-    """``(shard, content, bytes)``."""
+def contents_of(translated: Translated, settings: OutboxSettings) -> Iterator[ShardContent]:
+    """Cut a transaction's messages, touches and bulk invalidations into pieces that a relay can hold."""
     for of_shard in translated.messages:
         for run, size in _runs(of_shard, settings):
-            yield of_shard.shard, run, size
+            yield ShardContent(of_shard.shard, run, size)
     for touch in translated.touches:
-        yield touch.shard, touch, _PART_BYTES
+        yield ShardContent(touch.shard, touch, _PART_BYTES)
     for shard in translated.bulk_shards:
-        yield shard, shard, _PART_BYTES
+        yield ShardContent(shard, shard, _PART_BYTES)
 
 
 def proof(receipt: Receipt, unix_ms: int, reached: tuple[str, int]) -> Part:
-    """A part that tells only that all commits up to then, up to that transaction of a history, have come."""
+    """Return a part that proves only that all commits up to ``unix_ms``, and up to transaction ``reached`` of a source,
+    have been sent."""
     source, number = reached
     return Part(receipt, -1, None, _PART_BYTES, Span(-1, source, number, number), unix_ms)
 
 
-def link(receipt: Receipt, span: Span) -> Part:
-    """A part that tells only where the shard's other parts go on."""
-    return Part(receipt, span.shard, ShardMessages(span.shard, 0, ()), _PART_BYTES, span)
-
-
 def relay_of(parts: Iterable[Part], source: str) -> Relay:
-    """One relay. Within a shard messages keep their order; of one shard and epoch they are put together."""
+    """Combine parts into one relay. Messages of a shard keep their order, and those of one epoch become one run."""
     messages: dict[tuple[int, int], list[Message]] = {}
     touches: dict[Touch, None] = {}
-    void: dict[int, None] = {}
+    bulk_shards: dict[int, None] = {}
     spans: dict[int, list[Span]] = {}
     proven_unix_ms = 0
     reached = ("", 0)
@@ -153,13 +160,13 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
             case Touch() as touch:
                 touches[touch] = None
             case int() as shard:
-                void[shard] = None
+                bulk_shards[shard] = None
             case None:
                 pass
     return Relay(
         changes=tuple(ShardMessages(shard, epoch, tuple(run)) for (shard, epoch), run in messages.items()),
         touches=tuple(touches),
-        bulk_shards=tuple(void),
+        bulk_shards=tuple(bulk_shards),
         source=source,
         source_unix_ms=proven_unix_ms,
         position=position,
@@ -169,7 +176,7 @@ def relay_of(parts: Iterable[Part], source: str) -> Relay:
 
 
 def _add_span(spans: list[Span], span: Span) -> None:
-    """Spans that follow each other are one."""
+    """Append a span, joining it with the last one if it follows."""
     if spans and spans[-1].source == span.source and spans[-1].after <= span.after <= spans[-1].number:
         before = spans[-1]
         last = span if span.number >= before.number else before
@@ -178,8 +185,8 @@ def _add_span(spans: list[Span], span: Span) -> None:
         spans.append(span)
 
 
-def _runs(of_shard: ShardMessages, settings: DeliverySettings) -> Iterator[tuple[ShardMessages, int]]:
-    """The messages in runs that a relay can hold."""
+def _runs(of_shard: ShardMessages, settings: OutboxSettings) -> Iterator[tuple[ShardMessages, int]]:
+    """Cut the messages into runs that a relay can hold, each with its size in bytes."""
     run: list[Message] = []
     size = 0
     for message in of_shard.messages:
@@ -193,6 +200,7 @@ def _runs(of_shard: ShardMessages, settings: DeliverySettings) -> Iterator[tuple
 
 
 def _bounded(message: Message, large_bytes: int) -> tuple[Message, int]:
+    """Replace a message above ``large_bytes`` by an invalidation. Returns the message and its size in bytes."""
     size = estimated_bytes(message)
     if size > large_bytes:
         match message:

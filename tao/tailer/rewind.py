@@ -1,9 +1,9 @@
-"""The binlog read again, for a leader that has taken shards over and lacks what its subscribers were not told (§7).
+"""Read the binlog again, for a leader that has taken over shards and lacks messages that its subscribers have missed.
 
-The messages were told to another leader, which acknowledged them and is gone. A second reader goes back to where the
-oldest subscriber is and comes forward to what was acknowledged; only the shards asked for are told of. It is bounded in
-time, transactions and memory: beyond that a cold start is cheaper, and the leader, which waits no longer than it says
-in its settings, makes it one. The first reader goes on meanwhile.
+Another leader, which is gone, had acknowledged these messages. A second reader goes back to the position of the
+subscriber that is furthest behind and reads up to the acknowledged position; only the wanted shards are sent again. The
+reading is bounded in time, transactions and memory. Beyond these bounds a cold start is cheaper: the leader waits no
+longer than its settings say and then resets its subscribers. The first reader continues meanwhile.
 """
 
 from __future__ import annotations
@@ -19,48 +19,47 @@ from tao.model.errors import TaoError
 from tao.model.relay import TouchKind
 from tao.model.versions import NEVER_WRITTEN
 from tao.observability.logs import Logger
-from tao.planning.row_events import Translated
 from tao.tailer.binlog import BinlogSource, BinlogTransaction
 from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath
-from tao.tailer.relay_parts import Content, contents_of
-from tao.tailer.settings import DeliverySettings, RewindSettings
+from tao.tailer.relay_parts import Content, ShardContent
+from tao.tailer.settings import RewindSettings
 
 
 class Rewind:
-    """Answers what leaders want to know. One reading at a time; what is asked for meanwhile is in the next."""
+    """Answers leaders that ask where shards continue. Runs one reading at a time; spans that become wanted meanwhile
+    are read by the next."""
 
     def __init__(
         self,
         source: BinlogSource,
         continuity: Continuity,
         delivery: DeliveryPath,
-        meaning_of: Callable[[BinlogTransaction], Translated],
-        rewound: Callable[[str, int], str],
-        parts: DeliverySettings,
+        contents_of: Callable[[BinlogTransaction], Iterable[ShardContent]],
+        position_at: Callable[[str, int], str],
         settings: RewindSettings,
         log: Logger,
     ) -> None:
-        """``rewound``: the position at transaction ``number`` of a source."""
+        """``contents_of`` returns a transaction's messages, touches and bulk invalidations, cut for relays.
+        ``position_at`` returns the binlog position at a transaction number of a source."""
         self._source: Final = source
         self._continuity: Final = continuity
         self._delivery: Final = delivery
-        self._meaning_of: Final = meaning_of
-        self._rewound: Final = rewound
-        self._parts: Final = parts
+        self._contents_of: Final = contents_of
+        self._position_at: Final = position_at
         self._settings: Final = settings
         self._log: Final = log
         self._wanted: dict[int, Span] = {}
         self._woken: Final = asyncio.Event()
         self.shards = 0
-        """Told again."""
-        self.refused = 0
-        """Could not be."""
+        """Shards whose messages were sent again."""
+        self.failed_shards = 0
+        """Shards whose messages could not be sent again."""
         self.transactions = 0
-        """Read again."""
+        """Transactions read again."""
 
-    def wanted(self, spans: Iterable[Span]) -> None:
-        """Say at once what needs no reading, and read the rest soon."""
+    def request(self, spans: Iterable[Span]) -> None:
+        """Answer the spans that need no reading at once, and have `run` read the others."""
         links: list[tuple[Content, int, Span]] = []
         for span in spans:
             link, again = self._continuity.answer(span)
@@ -72,10 +71,10 @@ class Rewind:
                     self._wanted[again.shard] = again
                 self._woken.set()
         if links:
-            self._delivery.tell_again(links)
+            self._delivery.resend(links)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the wanted spans again, until cancelled."""
         while True:
             self._woken.clear()
             while self._wanted:
@@ -91,51 +90,54 @@ class Rewind:
         after = min(span.after for span in spans.values())
         until = max(span.number for span in spans.values())
         try:
-            async with aclosing(self._source.batches(self._rewound(source, after))) as batches:
+            async with aclosing(self._source.batches(self._position_at(source, after))) as batches:
                 async with asyncio.timeout(self._settings.seconds):
-                    told = await self._collect(batches, source, spans, until)
-                # Before the reader ends, which takes until the server says its next word.
+                    parts = await self._collect(batches, source, spans, until)
+                # Resend before the reader is closed, which takes until the server's next heartbeat.
                 self.shards += len(spans)
-                self._log.info(
-                    "told_again", source=source, after=after, until=until, shards=len(spans), parts=len(told)
-                )
-                self._delivery.tell_again(told)
+                self._log.info("binlog_reread", source=source, after=after, until=until, shards=len(spans),
+                               parts=len(parts))  # fmt: skip
+                self._delivery.resend(parts)
         except (TaoError, TimeoutError) as error:
-            self.refused += len(spans)
+            self.failed_shards += len(spans)
             reason = error.message if isinstance(error, TaoError) else f"not done in {self._settings.seconds} s"
-            self._log.warning("not_told_again", source=source, after=after, shards=len(spans), reason=reason)
+            self._log.warning("binlog_not_reread", source=source, after=after, shards=len(spans), reason=reason)
             for span in spans.values():
-                self._continuity.unreadable(span)
+                self._continuity.mark_unreadable(span)
 
     async def _collect(
         self, batches: AsyncIterable[Sequence[BinlogTransaction]], source: str, spans: dict[int, Span], until: int
     ) -> list[tuple[Content, int, Span]]:
-        """Everything, or an error: half of it is of no use."""
+        """Return all parts of the spans, or raise `NotReadAgain`: a fraction of them is of no use."""
         reached = {shard: span.after for shard, span in spans.items()}
-        told: list[tuple[Content, int, Span]] = []
+        parts: list[tuple[Content, int, Span]] = []
         room_bytes = self._settings.max_bytes
         transactions = 0
         await self._source.current_position()
         async for batch in batches:
             for transaction in batch:
-                place = self._continuity.place_of(transaction.gtid)
-                if place is None or place[0] != source:
-                    raise NotReadAgain(f"{transaction.gtid or 'a transaction without a GTID'} is of another history")
+                position = self._continuity.source_position(transaction.gtid)
+                if position is None or position[0] != source:
+                    raise NotReadAgain(
+                        f"{transaction.gtid or 'a transaction without a GTID'} belongs to another history"
+                    )
                 transactions += 1
                 self.transactions += 1
-                number = place[1]
-                for shard, content, size in contents_of(self._meaning_of(transaction), self._parts):
+                number = position[1]
+                for shard, content, size in self._contents_of(transaction):
                     if shard in spans and reached[shard] < number <= spans[shard].number:
                         room_bytes -= size
-                        # The last one of a shard reaches to the end of what was asked for.
+                        # The empty part that is appended last for each shard covers the rest of the wanted span.
                         span = Span(shard, source, reached[shard], number - 1, more=True)
-                        told.append((_told_again(content), size, span))
+                        parts.append((_resendable(content), size, span))
                         reached[shard] = number - 1
                 if room_bytes < 0 or transactions > self._settings.max_transactions:
-                    raise NotReadAgain(f"it is more than {self._settings.max_transactions} transactions or "
-                                       f"{self._settings.max_bytes} bytes")  # fmt: skip
+                    raise NotReadAgain(
+                        f"more than {self._settings.max_transactions} transactions (max_transactions) or "
+                        f"{self._settings.max_bytes} bytes (max_bytes) to read again"
+                    )
                 if number >= until:
-                    return told + [
+                    return parts + [
                         (ShardMessages(shard, 0, ()), 0, Span(shard, source, reached[shard], span.number))
                         for shard, span in spans.items()
                     ]
@@ -143,13 +145,14 @@ class Rewind:
 
 
 class NotReadAgain(TaoError):
-    """A reading that has to be given up; subscribers start cold."""
+    """The binlog cannot be read again as far as needed; subscribers start cold."""
 
     reason = "NOT_READ_AGAIN"
 
 
-def _told_again(content: Content) -> Content:
-    """A key that someone else changed has been given its version long ago: to drop it is enough."""
+def _resendable(content: Content) -> Content:
+    """Replace a touch by an invalidation: the key that was changed without a version has long been given one, so it is
+    enough to drop it."""
     if isinstance(content, ShardMessages | int):
         return content
     dropped = (

@@ -1,4 +1,4 @@
-"""A tailer, wired: the only place where its parts are put together (DESIGN.md §14)."""
+"""Wiring of a tailer process: the only place where its parts are put together."""
 
 from __future__ import annotations
 
@@ -11,33 +11,31 @@ from tao.model.errors import TopologyError
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
-from tao.peers.links import Links, LinkSettings
+from tao.replication.gtid import rewound
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
-from tao.serving.configuration import Configuration
-from tao.serving.schema_file import SchemaFile
-from tao.storage.gtid import rewound
+from tao.serving.configuration import Configuration, SchemaFile
 from tao.storage.session import ServerAccount
-from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.continuity import Continuity
-from tao.tailer.delivery_path import DeliveryPath
-from tao.tailer.lag import Lag
-from tao.tailer.leaders import LinkedLeaders
+from tao.tailer.delivery_path import DeliveryPath, RelayScope
+from tao.tailer.leader_outbox import LinkedLeaders
 from tao.tailer.reader import BinlogReader
+from tao.tailer.relay_parts import contents_of
 from tao.tailer.rewind import Rewind
 from tao.tailer.settings import TailerSettings
-from tao.tailer.tail_path import TailPath, meaning_of
+from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 
 _UPPER_HALF: Final = 1 << 31
 
 
 class TailerServer:
-    """One tailer process' parts. `start` follows; then the `tao.runtime.process.RunningServer` protocol."""
+    """The parts of one tailer process. Call `start`; then this is a `tao.runtime.process.RunningServer`."""
 
     def __init__(self, settings: TailerSettings, log: Logger) -> None:
         self._settings: Final = settings
@@ -49,102 +47,104 @@ class TailerServer:
         self._schema_file: Final = SchemaFile(settings.schema_file)
 
     async def start(self) -> TailerServer:
-        """Begin to follow the binlog. Raises `OperatorError` or `OSError` when files or the admin port cannot be had;
-        a database server that is away is waited for."""
+        """Begin to follow the binlog, waiting for a database server that is away.
+
+        Raises `OperatorError` or `OSError` when a file or the admin port cannot be used."""
         settings = self._settings
-        configuration = self._configuration = Configuration(
-            await self._topology_file.load(), await self._schema_file.load(), self._log
-        )
-        database, server = self._database(), self._binlog_of(configuration.routes)
-        credentials = Credentials(settings.name, "tailer", settings.token)
-        links = self._links = Links(LinkSettings(), credentials, settings.tls.if_set)
-        configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
-        configuration.on_routes(self._read_from)
-        reader = self._reader = BinlogReader(
-            self._login(server),
-            settings.server_id or self._server_id(),
-            settings.reader,
-            self._log,
-        )
+        self._configuration = Configuration(await self._topology_file.load(), await self._schema_file.load(), self._log)
+        database, server = self._database(), self._binlog_server(self._configuration.routes)
+        self._connect_leaders()
+        self._open_readers(server)
+        self._wire_paths(database)
+        await self._start_admin()
+        self._tasks.start(self._tail.run(self._delivery), "tail")
+        self._tasks.keep(self._rewind.run, "rewind")
+        self._tasks.start(self._schema_file.watch(self._configuration.use_schema_text), "schema")
+        self._stop_watching = self._topology_file.watch(self._configuration.use_topology)
+        self._log.info("tailer_started", database=database.name, database_server=server.name, region=settings.region)
+        return self
+
+    def _connect_leaders(self) -> None:
+        """Open links to leaders on demand, and close those that the topology does not name any more."""
+        credentials = Credentials(self._settings.name, "tailer", self._settings.token)
+        links = self._links = Links(LinkSettings(), credentials, self._settings.tls.if_set)
+        self._configuration.on_routes(lambda routes: links.keep_only(routes.server_names()))
+
+    def _open_readers(self, server: DatabaseServer) -> None:
+        """Create the reader that follows the binlog, and a second one that reads parts of it again for `Rewind`."""
+        settings, login = self._settings, self._login(server)
+        own_id = settings.server_id or self._derived_server_id()
+        self._reader = BinlogReader(login, own_id, settings.reader, self._log)
+        # The purpose is part of the derived server_id, so it must not change.
+        self._second_reader = BinlogReader(login, self._derived_server_id("/again"), settings.reader, self._log)
+        self._configuration.on_routes(self._read_from)
+
+    def _wire_paths(self, database: Database) -> None:
+        settings, configuration, log = self._settings, self._configuration, self._log
         unix_ms = LoopClock().unix_ms
-        lag = self._lag = Lag(unix_ms)
-        tail = self._tail = TailPath(
-            reader,
-            Checkpoint(settings.state_folder, settings.database_server),
-            lambda: configuration.schema,
-            self._shards,
-            lag,
-            unix_ms,
-            settings.tail,
-            self._log,
-        )
-        continuity = Continuity(database.name, lambda: self._database().version_epoch, self._holds)
+        self._lag = Lag(unix_ms)
+        checkpoint = Checkpoint(settings.state_folder, settings.database_server)
+        translator = Translator(lambda: configuration.schema, self._shards, settings.tail.max_touches_per_shard)
+        tail = self._tail = TailPath(self._reader, checkpoint, translator, self._lag, unix_ms, settings.tail, log)
+        continuity = Continuity(database.name, lambda: self._database().version_epoch, self._has_shard)
         delivery = self._delivery = DeliveryPath(
-            settings.region,
-            database.name,
-            lambda: configuration.routes,
-            self._refresh_routes,
+            RelayScope(settings.region, database.name, lambda: configuration.routes, self._refresh_routes),
             LinkedLeaders(self._links, lambda: configuration.routes.version),
             continuity,
             tail.acknowledged,
-            self._spawn_lane,
+            self._spawn,
             settings.delivery,
-            self._log,
+            log,
         )
-        again = self._again = BinlogReader(self._login(server), self._server_id("/again"), settings.reader, self._log)
-        rewind = self._rewind = Rewind(
-            again,
+        self._rewind = Rewind(
+            self._second_reader,
             continuity,
             delivery,
-            lambda each: meaning_of(each, configuration.schema, self._shards, settings.tail.max_touches_per_shard),
+            lambda transaction: contents_of(translator.translate(transaction), settings.delivery),
             lambda source, number: rewound(tail.position, source.rpartition(":")[2], number),
-            settings.delivery,
             settings.rewind,
-            self._log,
+            log,
         )
-        delivery.on_wanted = rewind.wanted
-        metrics = Metrics(role="tailer", server=settings.name)
-        self._register(metrics)
+        delivery.on_wanted = self._rewind.request
+
+    async def _start_admin(self) -> None:
+        metrics = Metrics(role="tailer", server=self._settings.name)
+        self._register_binlog(metrics)
+        self._register_relays(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=self._not_ready)
-        host, _, port = settings.admin.rpartition(":")
+        host, _, port = self._settings.admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._admin.start()
-        self._tasks.start(tail.run(delivery), "tail")
-        self._tasks.keep(rewind.run, "reading again")
-        self._tasks.start(self._schema_file.watch(configuration.use_schema_text), "schema")
-        self._stop_watching = self._topology_file.watch(configuration.use_topology)
-        self._log.info("tailing", database=database.name, database_server=server.name, region=settings.region)
-        return self
 
     async def drain(self) -> None:
-        """See `tao.runtime.process.RunningServer`: nobody asks a tailer anything; what is under way is repeated."""
+        """See `tao.runtime.process.RunningServer`. A tailer serves no requests; unacknowledged relays are repeated."""
 
     async def close(self) -> None:
-        """See `tao.runtime.process.RunningServer`. The position is stored."""
+        """See `tao.runtime.process.RunningServer`. Stores the position."""
         self._stop_watching()
         await self._tasks.close()
         await self._admin.close()
         await self._links.close()
 
     async def reload(self) -> None:
-        """See `tao.runtime.process.RunningServer`: look at both files now."""
+        """See `tao.runtime.process.RunningServer`. Reads the topology and the schema again."""
         await self._refresh_routes()
         await self._schema_file.look(self._configuration.use_schema_text)
 
     async def _refresh_routes(self) -> None:
         self._configuration.use_topology(await self._topology_file.load())
 
-    def _server_id(self, purpose: str = "") -> int:
-        """Of a reader: the servers of a replication set and their readers must not have one twice."""
+    def _derived_server_id(self, purpose: str = "") -> int:
+        """Derive a reader's server_id from the tailer's name: it must be unique in the replication set."""
         return _UPPER_HALF | zlib.crc32(f"{self._settings.name}{purpose}".encode())
 
     def _read_from(self, routes: Routes) -> None:
-        account = self._login(self._binlog_of(routes))
-        for reader in (self._reader, self._again):
+        account = self._login(self._binlog_server(routes))
+        for reader in (self._reader, self._second_reader):
             reader.read_from(account)
 
-    def _spawn_lane(self, job: Coroutine[Any, Any, None]) -> object:
-        return self._tasks.start(job, "lane")
+    def _spawn(self, job: Coroutine[Any, Any, None]) -> object:
+        return self._tasks.start(job, "leader outbox")
 
     def _database(self) -> Database:
         settings = self._settings
@@ -157,8 +157,8 @@ class TailerServer:
             f"{settings.region!r}; correct database_server or region in the tailer's settings"
         )
 
-    def _binlog_of(self, routes: Routes) -> DatabaseServer:
-        """The server whose binlog is read now, with the address that is good from this region."""
+    def _binlog_server(self, routes: Routes) -> DatabaseServer:
+        """Return the server whose binlog is read now, with its address in this region."""
         return routes.binlog_server(self._database().name, self._settings.region).seen_from(self._settings.region)
 
     def _login(self, server: DatabaseServer) -> ServerAccount:
@@ -169,7 +169,7 @@ class TailerServer:
         for first, last in self._database().shards:
             yield from range(first, last + 1)
 
-    def _holds(self, shard: int) -> bool:
+    def _has_shard(self, shard: int) -> bool:
         return any(first <= shard <= last for first, last in self._database().shards)
 
     def _not_ready(self) -> str:
@@ -184,7 +184,7 @@ class TailerServer:
             "role": "tailer",
             "region": self._settings.region,
             "database_server": self._settings.database_server,
-            "reads_from": self._binlog_of(self._configuration.routes).name,
+            "reads_from": self._binlog_server(self._configuration.routes).name,
             "topology_version": self._configuration.routes.version,
             "schema_hash": self._configuration.schema.version_hash,
             "trouble": tail.trouble,
@@ -196,38 +196,42 @@ class TailerServer:
             "rows": counts.rows,
             "messages": counts.messages,
             "touches": counts.touches,
-            "void_shards": counts.void_shards,
+            "invalidated_shards": counts.invalidated_shards,
             "lost_binlogs": counts.lost_binlogs,
             "unacknowledged_bytes": delivery.unacknowledged_bytes,
+            "resent_shards": self._rewind.shards,
+            "not_resent_shards": self._rewind.failed_shards,
+            # The former names of three of them.
+            "void_shards": counts.invalidated_shards,
             "told_again_shards": self._rewind.shards,
-            "not_told_again_shards": self._rewind.refused,
+            "not_told_again_shards": self._rewind.failed_shards,
         }
 
-    def _register(self, metrics: Metrics) -> None:
-        tail, reader, delivery, lag = self._tail, self._reader, self._delivery, self._lag
-        metrics.gauge("replication_lag_seconds", "Age of the newest proof that the binlog is read.", lag.seconds)
+    def _register_binlog(self, metrics: Metrics) -> None:
+        tail, reader, lag = self._tail, self._reader, self._lag
+        metrics.gauge("replication_lag_seconds", "Age of the newest heartbeat or commit in the binlog.", lag.seconds)
         metrics.gauge(
             "heartbeat_delay_seconds",
-            "From the writing of the newest heartbeat on its master to its coming here.",
+            "Time from the writing of the newest heartbeat at its master to its arrival here.",
             lambda: lag.heartbeat_delay_seconds,
         )
         metrics.gauge_family(
             "binlog_total",
-            "What came out of the binlog and what became of it.",
+            "Transactions and rows read from the binlog, and the messages, touches and invalidations made of them.",
             "what",
             lambda: {
                 "transaction": tail.counts.transactions,
                 "row": tail.counts.rows,
                 "message": tail.counts.messages,
                 "touch": tail.counts.touches,
-                "void_shard": tail.counts.void_shards,
-                "row_passed_over": tail.counts.passed_over_rows,
+                "void_shard": tail.counts.invalidated_shards,
+                "row_passed_over": tail.counts.skipped_rows,
                 "row_with_unknown_columns": tail.counts.unknown_column_rows,
             },
         )
         metrics.gauge_family(
             "binlog_faults_total",
-            "What did not go smoothly: unreadable events, broken connections, binlogs that could not be continued.",
+            "Undecodable events, oversized or repeated transactions, broken connections, lost binlogs.",
             "fault",
             lambda: {
                 "unknown_event": reader.unknown_events,
@@ -239,39 +243,48 @@ class TailerServer:
                 "heartbeat_from_the_future": lag.from_the_future,
             },
         )
+        metrics.gauge(
+            "binlog_waiting_bytes",
+            "Estimated bytes of transactions read ahead of delivery.",
+            lambda: reader.waiting_bytes,
+        )
+        metrics.gauge("binlog_connections", "1 while the binlog's stream is open.", lambda: float(reader.connected))
+
+    def _register_relays(self, metrics: Metrics) -> None:
+        delivery, rewind = self._delivery, self._rewind
         metrics.gauge_family(
             "relays_total",
-            "Relays to leaders: acknowledged, repeated, refused for their content; parts that gave way to bulk "
-            "invalidation when a leader was away too long; parts of shards unknown here.",
+            "Relays to leaders: acknowledged, retried, rejected for their content; parts replaced by bulk "
+            "invalidations because a leader was away too long; parts of shards that the topology does not have.",
             "outcome",
             lambda: {
-                "acknowledged": delivery.relays,
-                "repeated": delivery.repeated,
-                "refused": delivery.refused,
-                "given_way": delivery.given_way,
-                "unrouted": delivery.unrouted,
+                "acknowledged": delivery.acknowledged_relays,
+                "repeated": delivery.retried_relays,
+                "refused": delivery.rejected_relays,
+                "given_way": delivery.dropped_parts,
+                "unrouted": delivery.unrouted_parts,
             },
         )
         metrics.gauge(
-            "relay_unacknowledged_bytes", "Waiting for leaders, estimated.", lambda: delivery.unacknowledged_bytes
+            "relay_unacknowledged_bytes",
+            "Estimated bytes of messages that leaders have not acknowledged.",
+            lambda: delivery.unacknowledged_bytes,
         )
         metrics.gauge_family(
             "rewound_total",
-            "For leaders that went on where others had ended: shards told again from the binlog, shards that could not "
-            "be, and transactions read for it.",
+            "Shards sent again from the binlog to leaders that took over from others, shards for which that failed, "
+            "and transactions read again.",
             "what",
             lambda: {
-                "shard": self._rewind.shards,
-                "refused_shard": self._rewind.refused,
-                "transaction": self._rewind.transactions,
+                "shard": rewind.shards,
+                "refused_shard": rewind.failed_shards,
+                "transaction": rewind.transactions,
             },
         )
-        metrics.gauge("binlog_waiting_bytes", "Read ahead of delivery, estimated.", lambda: reader.waiting_bytes)
-        metrics.gauge("binlog_connections", "1 while the binlog's stream is open.", lambda: float(reader.connected))
 
 
 def run_tailer(settings: TailerSettings) -> int:
-    """Run a tailer in this process until it is told to stop; returns the exit status."""
+    """Run a tailer in this process until it is stopped. Returns the exit status."""
     configure_logs("tailer", settings.name, settings.log_level, settings.log_form, sys.stderr)
     log = logger("tailer")
     return run_server(lambda: TailerServer(settings, log).start(), log=log)

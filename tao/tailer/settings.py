@@ -7,164 +7,175 @@ from pathlib import Path
 from typing import Literal
 
 from tao.model.errors import SettingsError
+from tao.model.settings import renamed
 from tao.planning.row_events import MAX_TOUCHES_PER_SHARD
-from tao.routing.retry_budget import RetrySettings
+from tao.routing.budgets import RetrySettings
 from tao.wire.tls import TlsFiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderSettings:
-    """How the binlog is read."""
+    """Settings of the binlog reader."""
 
     heartbeat_seconds: float = 0.5
-    """The server says a word so often when nothing happens; also how soon the reader notices that it has to stop."""
+    """Interval of the server's heartbeats when nothing happens. Also how soon the reader notices that it has to
+    stop."""
 
     silence_seconds: float = 10.0
-    """Twenty missing words: longer than any pause of a healthy server, and the connection is dead."""
+    """Time without any event after which the connection counts as dead: twenty missing heartbeats, longer than any
+    pause of a healthy server."""
 
     connect_seconds: float = 5.0
-    """To a server of the same region; it may be busy recovering."""
+    """Timeout for connecting to the server, which is in the same region and may be busy recovering."""
 
-    hand_off_bytes: int = 32 << 20
-    """Read ahead of delivery, estimated: half a second of work for the loop when rows are small."""
+    read_ahead_bytes: int = renamed(32 << 20, formerly="hand_off_bytes")
+    """Estimated size of the transactions read ahead of delivery: half a second of work for the event loop when rows are
+    small."""
 
     max_transaction_bytes: int = 128 << 20
-    """Kept of one transaction, estimated: 150,000 small rows, or a leader's batch of the largest objects before and
-    after. A larger one is a bulk import, and its shards are made void: cheaper for caches than as many messages."""
+    """Estimated size up to which one transaction is kept: 150,000 small rows, or a leader's batch of the largest
+    objects before and after. A larger one is a bulk import. Its shards are invalidated, which costs caches less than
+    that many messages."""
 
     backoff_first_seconds: float = 0.05
-    """Before the first reconnection: a restarted server answers within a second."""
+    """Pause before the first reconnection: a restarted server answers within a second."""
 
     backoff_max_seconds: float = 2.0
-    """Between later ones: one connection attempt every two seconds is no load."""
+    """Longest pause between reconnections: one attempt every two seconds is no load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverySettings:
-    """How leaders are told."""
+class OutboxSettings:
+    """Settings of the outboxes, which relay messages to leaders."""
 
     relay_bytes: int = 1 << 20
-    """In one relay, estimated: milliseconds of work for a leader, far below the largest message."""
+    """Estimated size of one relay: milliseconds of work for a leader, far below the largest message."""
 
     relay_parts: int = 2_000
-    """Messages and touches in one relay: as long as a leader's loop may be busy with applying them, some 10 ms."""
+    """Messages and touches in one relay. Applying them keeps a leader's event loop busy for about 10 ms."""
 
     large_message_bytes: int = 4 << 20
-    """A message above this is replaced by an invalidation, since no connection would carry it."""
+    """A message above this size is replaced by an invalidation, since no connection would carry it."""
 
     gather_seconds: float = 0.1
-    """What the region's leader has told already, when it committed, waits this long for more of the kind: a relay costs
-    three processes and a sync of the spool, whatever it holds. It delays what was committed past the leaders, versions
-    and all, or by one that died or stood still before it could tell. Nothing else waits; 0: neither does this."""
+    """Messages that the region's leader published when it committed wait this long for more of their kind: a relay
+    costs three processes and a sync of the spool, whatever its size. The pause also delays writes that were committed
+    past the leaders with versions, or by a leader that died or paused before it published them. No other messages wait.
+    With 0 these do not wait either."""
 
     gather_parts: int = 64
-    """So many do not wait: half a millisecond of a leader's time, which its writers should not notice."""
+    """This many parts do not wait: they take half a millisecond of a leader's time, too little to disturb writers."""
 
     unacknowledged_bytes: int = 16 << 20
-    """Of all leaders together, estimated. Beyond it reading waits, and of a leader that is away shards become void."""
+    """Estimated size of the unacknowledged messages of all leaders together. Beyond it reading waits, and messages for
+    a leader that is away are replaced by invalidations of their shards."""
 
     timeout_seconds: float = 5.0
-    """For a leader to apply a relay and hear from its subscribers: the longest that those may take to answer."""
+    """Time for a leader to apply and store a relay."""
 
     backoff_first_seconds: float = 0.05
-    """Before the first repetition: a leader that restarts is back within a second."""
+    """Pause before the first retry: a leader that restarts is back within a second."""
 
     backoff_max_seconds: float = 1.0
-    """Between later ones; until then the region's followers serve what they have."""
+    """Longest pause between retries; meanwhile the region's followers serve what they have."""
 
     retries: RetrySettings = RetrySettings(burst=100.0)
-    """Repetitions that come as soon as that. A tailer gives nothing up: beyond its budget it pauses the longest."""
+    """Budget for retries with short pauses. A tailer never gives up: beyond this budget it pauses the longest time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailSettings:
-    """The loop between them."""
+    """Settings of the loop from the reader to delivery."""
 
     max_touches_per_shard: int = MAX_TOUCHES_PER_SHARD
-    """Keys of one shard that a transaction may have changed without versions; more, and the whole shard is void, its
-    counts as they are. Each takes some hundred bytes here until the owner of the shard has given it a version."""
+    """Keys of one shard that a transaction may change without versions. Beyond it the whole shard is invalidated, and
+    its counts stay as they are. Each key takes about a hundred bytes here until the shard's owner has given it a
+    version."""
 
     checkpoint_seconds: float = 0.2
-    """Between two writes of the position. What a restart repeats is harmless, a sync of the disk is not free."""
+    """Interval between two writes of the position. Messages that a restart repeats are harmless, but syncing the disk
+    has a cost."""
 
-    behind_seconds: float = 10.0
-    """For a server to reach the position, after another one's binlog was read in its place. A replica is marked up when
-    it has all but caught up; after so long the region is made void instead, and goes on from where the server is."""
+    catch_up_seconds: float = renamed(10.0, formerly="behind_seconds")
+    """Time for a server to reach the position, after another server's binlog was read in its place. A replica is marked
+    up when it has almost caught up. After this time the region is invalidated instead, and reading continues from where
+    the server is."""
 
-    behind_poll_seconds: float = 0.1
-    """Between two looks at how far it is, each of which is a connection."""
+    catch_up_poll_seconds: float = renamed(0.1, formerly="behind_poll_seconds")
+    """Interval between two checks of the server's position, each of which opens a connection."""
 
     retry_seconds: float = 5.0
-    """After a fault that a person has to mend, such as a server_id in use: soon enough to notice that it is mended."""
+    """Pause after a fault that a person has to fix, such as a server_id in use: short enough to notice the fix soon."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewindSettings:
-    """How far the binlog is read again for a leader that goes on where another one ended."""
+    """Bounds for reading the binlog again for a leader that continues where another one ended."""
 
     seconds: float = 4.0
-    """Less than subscribers wait before they start cold (``continue_seconds`` of leaders)."""
+    """Time limit of one reading, less than subscribers wait before they start cold (leaders' ``continue_seconds``)."""
 
     max_transactions: int = 50_000
-    """What a reader comes through in that time; a subscriber that is further behind starts cold."""
+    """Transactions that a reader processes in that time; a subscriber that is further behind starts cold."""
 
     max_bytes: int = 16 << 20
-    """Of what is told again, estimated: held in memory until it is acknowledged, as much as of new messages."""
+    """Estimated size of the messages that are sent again: they stay in memory until they are acknowledged, as much as
+    new messages may."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailerSettings:
-    """Everything that one tailer process is told."""
+    """The settings of one tailer process."""
 
     name: str
-    """For logs, metrics and leaders, such as ``tailer-east-db1``."""
+    """Name of the tailer in logs, metrics and at leaders, such as ``tailer-east-db1``."""
 
     region: str
-    """Whose leaders are told."""
+    """The region whose leaders receive the messages."""
 
     database_server: str
-    """Whose binlog is read, as the topology calls it; one of the region."""
+    """The name in the topology of the database server whose binlog is read; it must be in the region."""
 
     topology_file: Path
-    """The topology document, watched."""
+    """The topology document; changes are noticed."""
 
     schema_file: Path
-    """The schema, watched; which table holds the edges of a type."""
+    """The schema, which says which table holds the edges of a type; changes are noticed."""
 
     state_folder: Path
-    """Where the position is kept between runs; made when it is missing. On a disk that survives a restart, or every
-    start makes the region's caches of this database void."""
+    """Folder for the position between runs, created when it is missing. It must be on a disk that survives a restart,
+    or every start invalidates the region's caches of this database."""
 
     user: str = "tao_replicator"
     """A database account that may replicate and nothing else."""
 
     password: str = field(repr=False)
-    """Its password."""
+    """The account's password."""
 
     server_id: int = 0
-    """Replication's name for this reader, different from every server's and reader's of the replication set.
-    0: made of ``name``, in the upper half of the numbers, where servers usually are not."""
+    """The reader's server_id in replication, different from those of all servers and readers of the replication set.
+    0: derived from ``name``, in the upper half of the range, which servers rarely use."""
 
     admin: str = "127.0.0.1:0"
-    """``host:port`` of the metrics and health pages."""
+    """``host:port`` of the metrics and health pages, as in the topology. Port 0: any free port."""
 
     token: str = field(default="", repr=False)
-    """Shared secret of the cluster, shown to leaders. Empty: none, on loopback."""
+    """Shared secret of the cluster, sent to leaders. Empty: none, for servers on loopback."""
 
     tls: TlsFiles = TlsFiles()
-    """Certificates for its connections with leaders. None: plain ones."""
+    """Certificates for connections with leaders. None: connections are not encrypted."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least level that is logged."""
+    """Lowest level that is logged."""
 
     log_form: Literal["json", "console"] = "json"
     """``json`` for machines, ``console`` for a person at a terminal."""
 
     reader: ReaderSettings = ReaderSettings()
-    delivery: DeliverySettings = DeliverySettings()
+    delivery: OutboxSettings = OutboxSettings()
     tail: TailSettings = TailSettings()
     rewind: RewindSettings = RewindSettings()
 
     def __post_init__(self) -> None:
         if not 0 <= self.server_id < 1 << 32:
-            raise SettingsError(f"server_id is {self.server_id}; it must be 0, or fit in 32 bits")
+            raise SettingsError(f"server_id is {self.server_id}; it must be 0 or fit in 32 bits")

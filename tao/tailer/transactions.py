@@ -1,12 +1,15 @@
-"""Binlog events into transactions: where they begin and end, which rows they hold, what is unreadable (DESIGN.md §7).
+"""Assemble binlog events into transactions: where a transaction begins and ends, its rows, and its unreadable changes.
 
-No connection and no thread in here: events go in, transactions come out. The rule for everything strange is the same:
-say which shards it may have changed, all of them if need be, and go on.
+There are no connections and threads here. Every change that row events do not describe is treated alike: mark the
+shards that it may have changed as invalid, all of them if necessary, and continue. A TRUNCATE or DROP removes rows
+without an event for each, and a session may log its UPDATE as text. Such statements name their tables, so a search for
+the schemas' names finds the shards, and errs on the side of too many.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+import re
+from typing import Any, Final, Literal
 
 from pymysqlreplication.event import (
     ExecuteLoadQueryEvent,
@@ -24,7 +27,55 @@ from pymysqlreplication.row_event import DeleteRowsEvent, PartialUpdateRowsEvent
 from tao.planning.row_events import RowEvent
 from tao.storage.names import shard_of_schema
 from tao.tailer.binlog import BinlogTransaction
-from tao.tailer.statements import boundary_of, shards_voided_by
+
+_SHARD_NAME: Final = re.compile(r"\btao_[0-9]{5}\b")
+_COMMENT: Final = re.compile(r"^(\s|/\*M?!\d*|/\*.*?\*/|--[^\n]*\n|#[^\n]*\n)+", re.DOTALL)
+"""Leading comments. Of ``/*!40000 DROP …*/`` and ``/*M!… */`` only the head: servers execute the content of such
+comments, and dumps are full of them."""
+_HARMLESS: Final = frozenset(
+    {"CREATE", "ALTER", "GRANT", "REVOKE", "FLUSH", "ANALYZE", "OPTIMIZE", "REPAIR", "SET", "COMMENT"}
+)
+"""First words of statements that leave the rows of a table as they are."""
+_HARMFUL: Final = re.compile(r"\b(PARTITION|TABLESPACE|RENAME|OR\s+REPLACE|SET\s+STATEMENT)\b", re.IGNORECASE)
+"""Words that make such a statement change rows after all: ALTER TABLE … TRUNCATE PARTITION, EXCHANGE PARTITION and
+IMPORT TABLESPACE, renaming one table to another, CREATE OR REPLACE, and the statement after MariaDB's SET STATEMENT …
+FOR."""
+
+Boundary = Literal["begin", "commit", "rollback", "savepoint", "statement", "foreign commit"]
+
+
+def boundary_of(text: str) -> Boundary:
+    """Return how a statement affects the boundaries of its transaction.
+
+    ``foreign commit``: rows that were prepared under XA take effect, long after their events."""
+    words = _without_comment(text)[:64].upper().rstrip("; \n").split()
+    match words:
+        case ["BEGIN", *_] | ["START", "TRANSACTION", *_] | ["XA", "START" | "BEGIN" | "END", *_]:
+            return "begin"
+        case ["XA", "COMMIT", *_]:
+            return "foreign commit"
+        case ["COMMIT", *_]:
+            return "commit"
+        case ["ROLLBACK", "TO", *_] | ["SAVEPOINT" | "RELEASE", *_]:
+            return "savepoint"
+        case ["ROLLBACK", *_] | ["XA", "ROLLBACK", *_]:
+            return "rollback"
+        case _:
+            return "statement"
+
+
+def shards_invalidated_by(text: str, default_schema: str) -> frozenset[int]:
+    """Return the shards whose rows a statement may have changed. ``default_schema`` is its session's."""
+    words = _without_comment(text).split(maxsplit=1)
+    if not words or (words[0].upper() in _HARMLESS and not _HARMFUL.search(text)):
+        return frozenset()
+    named = {shard_of_schema(name) for name in (default_schema, *_SHARD_NAME.findall(text))}
+    return frozenset(shard for shard in named if shard is not None)
+
+
+def _without_comment(text: str) -> str:
+    return _COMMENT.sub("", text, count=1)
+
 
 Event = Any
 """An event of mysql-replication, which has no types."""
@@ -33,41 +84,42 @@ EVENTS: Final = (
     DeleteRowsEvent, ExecuteLoadQueryEvent, FormatDescriptionEvent, GtidEvent, HeartbeatLogEvent, MariadbGtidEvent,
     NotImplementedEvent, PartialUpdateRowsEvent, QueryEvent, UpdateRowsEvent, WriteRowsEvent, XAPrepareEvent, XidEvent,
 )  # fmt: skip
-"""What has to be asked for; all else passes unseen."""
+"""The event types to decode; the reader skips all others."""
 
 _ROW_BYTES: Final = 700
-"""What a row takes in memory beside its data: two dictionaries and their integers."""
+"""Memory of a row beside its data: two dictionaries and their integers."""
 _TRANSACTION_BYTES: Final = 400
 _STANDALONE: Final = 1
-"""Flag of a MariaDB GTID event: the group is one statement, without a commit of its own."""
+"""Flag of a MariaDB GTID event: its group is one statement without a commit event."""
 _IGNORABLE: Final = 0x80
-"""Header flag: whoever does not know the event may skip it."""
+"""Header flag: a reader that does not know the event may skip it."""
 _HARMLESS_TYPES: Final = frozenset({28, 36, 37})
-"""Ignorable events and the bookkeeping of MySQL's group replication."""
+"""Numbers of ignorable event types, and of the bookkeeping events of MySQL's group replication."""
 
 
 class ShardSchemas:
-    """The schemas that hold shards, for a reader's ``in``: all else is skipped before it is decoded."""
+    """The set of schemas that hold shards. The reader skips events of other schemas before decoding them."""
 
     def __contains__(self, schema: str) -> bool:
         return shard_of_schema(schema) is not None
 
 
 class Transactions:
-    """The transaction being put together. Used by the reader's thread alone."""
+    """The transaction that is being assembled. Used by the reader's thread only."""
 
     def __init__(self, max_bytes: int) -> None:
-        """``max_bytes``: kept of one transaction, estimated; a larger one is told by its shards only."""
+        """``max_bytes`` bounds the estimated size of a transaction; of a larger one only the shards are kept, as
+        invalid."""
         self._max_bytes: Final = max_bytes
         self._shards: Final[dict[str, int | None]] = {}
         self._begin("", 0, explicit=False)
         self.unknown_events = 0
-        """Events of a kind unknown here, or that could not be decoded."""
+        """Events of an unknown type, or that could not be decoded."""
         self.oversized = 0
-        """Transactions with more than is kept."""
+        """Transactions larger than ``max_bytes``."""
 
     def take(self, event: Event) -> BinlogTransaction | None:
-        """Add the next event; the transaction that ends with it, if one does."""
+        """Add the next event. Returns the transaction that ends with it, if any."""
         match event:
             case WriteRowsEvent() | DeleteRowsEvent() | UpdateRowsEvent():
                 self._rows(event)
@@ -80,32 +132,34 @@ class Transactions:
             case QueryEvent():
                 return self._statement(event)
             case XAPrepareEvent():
-                # Its rows take effect with XA COMMIT, if ever; that one then voids what they may have changed.
+                # Its rows take effect with XA COMMIT, if ever, which then invalidates the shards that they may change.
                 if not event.one_phase:
                     self._events.clear()
                 return self._end()
             case ExecuteLoadQueryEvent():
-                self._void_all = True
+                self._all_invalid = True
             case NotImplementedEvent():
                 if event.event_type not in _HARMLESS_TYPES and not event.packet.flags & _IGNORABLE:
                     self.undecodable()
             case _:
-                pass  # a heartbeat or the head of a file: that it came is all it says
+                pass  # a heartbeat or the head of a file, which carries no change
         return None
 
     def undecodable(self) -> None:
-        """An event could not be read, and nobody knows which shard it was about."""
+        """Record an event that could not be decoded, so that its shard is unknown."""
         self.unknown_events += 1
-        self._void_all = True
+        self._all_invalid = True
 
     def restart(self) -> None:
-        """The stream begins anew: what is unfinished comes again."""
+        """Drop the unfinished transaction: the stream restarts and sends it again."""
         self._begin("", 0, explicit=False)
 
     def _begin_after_last(self, event: Event, *, explicit: bool) -> BinlogTransaction | None:
-        """A transaction whose end was never seen was not committed when the server crashed, and is dropped, unless its
-        end lay in an event that could not be read (a compressed transaction is a single such event)."""
-        last = self._end() if self._void_all else None
+        """Begin a transaction with a GTID event. Returns the last one if it ended unseen.
+
+        Normally a transaction without an end was not committed when the server crashed, and is dropped. But its end may
+        have been in an event that could not be decoded (a compressed transaction is a single such event)."""
+        last = self._end() if self._all_invalid else None
         self._begin(event.gtid, event.timestamp, explicit=explicit)
         return last
 
@@ -114,8 +168,8 @@ class Transactions:
         self._timestamp = timestamp
         self._explicit = explicit
         self._events: list[RowEvent] = []
-        self._void: set[int] = set()
-        self._void_all = False
+        self._invalid: set[int] = set()
+        self._all_invalid = False
         self._overflowed = False
         self._bytes = 0
 
@@ -123,13 +177,13 @@ class Transactions:
         transaction = BinlogTransaction(
             gtid=self._gtid,
             events=self._events,
-            void_shards=frozenset(self._void),
-            void_all=self._void_all,
+            invalid_shards=frozenset(self._invalid),
+            all_invalid=self._all_invalid,
             committed_unix_ms=self._timestamp * 1000,
             size_bytes=_TRANSACTION_BYTES + self._bytes,
         )
         self._begin("", 0, explicit=False)
-        if not (transaction.gtid or transaction.events or transaction.void_shards or transaction.void_all):
+        if not (transaction.gtid or transaction.events or transaction.invalid_shards or transaction.all_invalid):
             return None
         return transaction
 
@@ -143,18 +197,18 @@ class Transactions:
             case "commit":
                 return self._end()
             case "rollback":
-                # In the binlog only when something could not be rolled back: trust no row of it.
-                self._void.update(each.shard for each in self._events)
+                # A rollback is in the binlog only when some change could not be rolled back, so no row can be trusted.
+                self._invalid.update(each.shard for each in self._events)
                 self._events.clear()
                 return self._end()
             case "savepoint":
-                self._void.update(each.shard for each in self._events)
+                self._invalid.update(each.shard for each in self._events)
                 return None
             case "foreign commit":
-                self._void_all = True
+                self._all_invalid = True
                 return self._end()
             case "statement":
-                self._void |= shards_voided_by(text, schema)
+                self._invalid |= shards_invalidated_by(text, schema)
                 return None if self._explicit else self._end()
 
     def _rows(self, event: Event) -> None:
@@ -165,19 +219,19 @@ class Transactions:
             if shard is None:
                 return
         if self._overflowed:
-            self._void.add(shard)
+            self._invalid.add(shard)
             return
         try:
             rows = event.rows
-        except Exception:  # noqa: BLE001 - whatever a decoder of foreign bytes stumbles over; the shard pays for it
+        except Exception:  # noqa: BLE001 - decoding foreign bytes may raise anything; the shard becomes invalid
             self.unknown_events += 1
-            self._void.add(shard)
+            self._invalid.add(shard)
             return
         table: str = event.table
         add = self._events.append
         match event:
             case PartialUpdateRowsEvent():
-                self._void.add(shard)
+                self._invalid.add(shard)
             case UpdateRowsEvent():
                 for row in rows:
                     add(RowEvent(shard, table, row["before_values"], row["after_values"]))
@@ -192,5 +246,5 @@ class Transactions:
             self.oversized += 1
             self._overflowed = True
             self._bytes = 0
-            self._void.update(each.shard for each in self._events)
+            self._invalid.update(each.shard for each in self._events)
             self._events.clear()

@@ -1,5 +1,5 @@
-"""The versioned document that says which servers, tiers, regions, databases and shard mappings exist.
+"""The versioned topology document: which servers, tiers, regions, databases and shard mappings exist.
 
-Reading, checking, watching and changing it by compare-and-set lie here, behind one port: a watched file on one
-machine, a coordination service on many. What follows from the document for a shard is computed in tao.routing.
+This package reads, checks, watches and changes the document by compare-and-set, behind one port: a watched file on one
+machine, a coordination service on many. Routes are computed from the document in tao.routing.
 """

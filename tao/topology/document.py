@@ -1,7 +1,7 @@
-"""The topology document's text and its rules (DESIGN.md §5).
+"""The text of the topology document, and its rules.
 
-Text is JSON, with every field written out and in a fixed order, so that two versions can be compared line by line. The
-rules are those that everything else takes for granted: `tao.routing` and the servers do not check again.
+The text is JSON, with every field written out and in a fixed order, so that two versions can be compared line by line.
+All other code relies on the rules: `tao.routing` and the servers do not check again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tao.model.errors import TopologyError
 from tao.model.ids import MAX_SHARDS
 from tao.model.topology import Database, Region, Tier, Topology
 from tao.model.versions import FIRST_EPOCH, MAX_EPOCH
-from tao.routing.ring import Ring
+from tao.routing.shard_map import Ring
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _FAULTS_SHOWN: Final = 10
@@ -25,8 +25,8 @@ _Value = TypeVar("_Value")
 
 
 def parse_topology(text: bytes | str, source: str) -> Topology:
-    """Text → checked document. ``source`` names it in errors. Raises `TopologyError` for what is not JSON, has unknown
-    fields, lacks some, or breaks a rule of `check_topology`."""
+    """Parse and check a document. ``source`` names it in errors. Raises `TopologyError` for text that is not JSON, has
+    unknown fields, lacks some, or breaks a rule of `check_topology`."""
     try:
         found = msgspec.json.decode(text)
         topology = msgspec.convert(found, Topology, str_keys=True)
@@ -43,7 +43,7 @@ def parse_topology(text: bytes | str, source: str) -> Topology:
 
 
 def dump_topology(topology: Topology) -> str:
-    """Document → text, the same for equal documents."""
+    """Return the text of a document, the same for equal documents."""
     replace = msgspec.structs.replace  # dictionaries of equal documents may differ in order
 
     def ordered(tier: Tier) -> Tier:
@@ -73,7 +73,7 @@ def _sorted(mapping: dict[_Key, _Value]) -> dict[_Key, _Value]:
 
 
 def check_topology(topology: Topology) -> None:
-    """Raises `TopologyError` that names up to ten broken rules, each by its place in the document."""
+    """Raise `TopologyError` that names up to ten broken rules, each by its place in the document."""
     faults = list(_faults(topology))
     if faults:
         more = [f"… and {len(faults) - _FAULTS_SHOWN} more"] if len(faults) > _FAULTS_SHOWN else []
@@ -85,7 +85,7 @@ def _faults(topology: Topology) -> Iterator[str]:
         yield f"version: is {topology.version}; versions start at 1"
     if not 1 <= topology.shards <= MAX_SHARDS:
         yield f"shards: is {topology.shards}; there can be 1 to {MAX_SHARDS}"
-        return  # everything below counts shards
+        return  # the checks below count shards
     if not topology.regions:
         yield "regions: there must be at least one"
     yield from _name_faults("regions", [region.name for region in topology.regions])
@@ -212,7 +212,8 @@ def _range_faults(topology: Topology) -> Iterator[str]:
 
 
 def _unknown(found: object, known: object, path: str) -> Iterator[str]:
-    """Paths that the document's definition does not have: a misspelt ``down`` must not be taken for its default."""
+    """Yield the paths that the document's definition does not have: a misspelt ``down`` must not be taken for its
+    default."""
     if isinstance(found, dict) and isinstance(known, dict):
         by_text = {str(key): value for key, value in known.items()}
         for key, value in found.items():

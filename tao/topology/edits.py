@@ -1,7 +1,8 @@
-"""Changes to the topology as pure functions: document in, checked document of the next version out (DESIGN.md §13).
+"""Changes to the topology as pure functions: document in, checked document of the next version out.
 
-Storing the result by compare-and-set is the caller's: ``await store.change(before.version, edits.mark_server(...))``.
-Every function raises `TopologyError` when it names what is not there, or when its result would break a rule.
+The caller stores the result by compare-and-set: ``await store.change(before.version, edits.mark_server(...))``. Every
+function raises `TopologyError` when its arguments name something that does not exist, or when its result would break a
+rule.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import msgspec
 
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, DatabaseServer, Tier, Topology
-from tao.routing.ring import Ring
+from tao.routing.shard_map import Ring
 from tao.topology.document import check_topology
 
 
 def mark_server(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a cache server down or up. While it is down callers of a follower take the other tier, and the shards of a
-    leader are led by others (`tao.routing.routes.TierRoutes`)."""
+    """Mark a cache server down or up. While a follower is down its callers use the other tier; while a leader is down
+    other leaders lead its shards (`tao.routing.routes.TierRoutes`)."""
 
     def mark(tier: Tier) -> Tier:
         return _with(tier, servers=tuple(_with(s, down=down) if s.name == name else s for s in tier.servers))
@@ -29,7 +30,7 @@ def mark_server(topology: Topology, name: str, down: bool) -> Topology:
 
 
 def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a database server down or up: reads of its region go elsewhere while it is down."""
+    """Mark a database server down or up. While it is down, reads of its region use other servers."""
 
     def mark(server: DatabaseServer) -> DatabaseServer:
         return _with(server, down=down) if server.name == name else server
@@ -44,20 +45,21 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
 
 
 def mark_by_watcher(topology: Topology, name: str, down: bool) -> Topology:
-    """As `mark_server` or `mark_database_server`, with a note that a watcher did it, which will undo it."""
+    """Mark a server as `mark_server` or `mark_database_server` does, and note that a watcher did it, which will undo
+    it."""
     databases = {server.name for database in topology.databases for server in database.servers.values()}
     marked = (mark_database_server if name in databases else mark_server)(topology, name, down)
     return _with(marked, marked_by_watcher=(*marked.marked_by_watcher, name) if down else marked.marked_by_watcher)
 
 
 def as_version(topology: Topology, version: int) -> Topology:
-    """Several edits as one change: the document under another version."""
+    """Return several edits as one change: the document under another version."""
     return _with(topology, version=version)
 
 
 def promote(topology: Topology, database: str, region: str, version_epoch: int, lost: str = "") -> Topology:
-    """Make ``region`` the master region of a database, under a version epoch that is higher than before. ``lost``: the
-    former master's server, when it is out of reach: it is marked down until it follows the new one."""
+    """Make ``region`` the master region of a database, under a higher version epoch. ``lost`` names the former master's
+    server when it is out of reach: it is marked down until it follows the new one."""
     found = next((each for each in topology.databases if each.name == database), None)
     if found is None:
         raise TopologyError(f"there is no database {database!r}")
@@ -71,8 +73,8 @@ def promote(topology: Topology, database: str, region: str, version_epoch: int, 
 
 
 def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers: str) -> Topology:
-    """Map a shard of one tier by hand: the first server is its home. More are, of followers, clones that serve its
-    reads too, and of leaders, who leads it when those before are down."""
+    """Map a shard of one tier by hand: the first server is its home. Further servers of a follower tier are clones that
+    serve reads too; further servers of a leader tier lead the shard when those before them are down."""
 
     def move(found: Tier) -> Tier:
         return _with(found, moved=dict(sorted({**found.moved, shard: servers}.items())))
@@ -81,7 +83,7 @@ def move_shard(topology: Topology, region: str, tier: str, shard: int, *servers:
 
 
 def unmove_shard(topology: Topology, region: str, tier: str, shard: int) -> Topology:
-    """Give a shard that was mapped by hand back to the ring."""
+    """Remove a mapping by hand, so that the ring places the shard again."""
 
     def unmove(found: Tier) -> Tier:
         if shard not in found.moved:
@@ -101,8 +103,9 @@ def place_shard(
     *,
     by_watcher: bool,
 ) -> Topology:
-    """Who serves a shard of one tier, its home first, and who is only handed its changes. A shard that is where the
-    ring has it, without clones, is the ring's again. ``by_watcher``: the clones are a watcher's."""
+    """Set the servers that serve a shard of one tier, its home first, and the servers that only receive its changes. A
+    shard whose home is the ring's choice and that has no clones is returned to the ring. ``by_watcher`` says that a
+    watcher made the clones."""
 
     def place(found: Tier) -> Tier:
         owner = Ring({server.name: server.weight for server in found.servers}).owner(shard)
@@ -122,14 +125,14 @@ def place_shard(
 
 
 def add_server(topology: Topology, region: str, tier: str, server: CacheServer) -> Topology:
-    """Let a cache server join a tier; the ring gives it its part of the shards."""
+    """Add a cache server to a tier; the ring gives it its part of the shards."""
     if server.name in _names(topology):
         raise TopologyError(f"there is a server {server.name!r} already: name this one otherwise, or remove that first")
     return _edit_tier(topology, region, tier, lambda found: _with(found, servers=(*found.servers, server)))
 
 
 def remove_server(topology: Topology, name: str) -> Topology:
-    """Take a cache server out of its tier for good. Shards mapped to it by hand go to the mapping's other servers, or
+    """Remove a cache server from its tier for good. Shards mapped to it by hand go to the mapping's other servers, or
     back to the ring."""
 
     def remove(tier: Tier) -> Tier:
@@ -149,7 +152,7 @@ def _by_hand(topology: Topology, name: str) -> Topology:
 
 
 def _names(topology: Topology) -> set[str]:
-    """Of cache servers and tailers, which share one space of names."""
+    """Return the names of cache servers and tailers, which share one namespace."""
     tiers = [tier for region in topology.regions for tier in (region.leaders, *region.followers)]
     tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
     return tailers | {server.name for tier in tiers for server in tier.servers}

@@ -1,9 +1,9 @@
-"""The topology document in a file of one machine, changed by compare-and-set and watched (DESIGN.md §1 "topology").
+"""The topology document in a file of one machine, changed by compare-and-set and watched.
 
 A change takes a lock on a file beside the document, compares versions, and renames a complete, synced file into place:
-readers see the old document or the new one. A watcher looks at the file's identity, size and times every so often.
-Polling, because it works on every file system and costs one ``stat``. A document that is missing, half written or wrong
-(someone edited it by hand) is reported, and the last good one stays in force.
+readers see the old document or the new one. A watcher compares the file's identity, size and times at an interval. It
+polls, because that works on every file system and costs one ``stat``. A document that is missing, half written or wrong
+(edited by hand) is reported, and the last good one stays in force.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _Signature = tuple[int, int, int]
 
 
 class TopologyFile:
-    """The `TopologyStore` port over a file. Reads and writes run in a thread: a slow disk must not hold up hits."""
+    """The `TopologyStore` port over a file. Reads and writes run in a thread, because a slow disk must not hold up
+    hits."""
 
     def __init__(
         self,
@@ -40,9 +41,9 @@ class TopologyFile:
         lock_seconds: float = 5.0,
         on_error: Callable[[TopologyError], None],
     ) -> None:
-        """``poll_seconds``: how stale a watcher may be; half a second is far below what people and probers take to
-        decide a change. ``lock_seconds``: how long to wait for another change, which takes milliseconds. ``on_error``
-        hears what a watch cannot use (once for each different problem)."""
+        """``poll_seconds`` bounds how stale a watcher may be; half a second is far below the time that people and
+        probes take to decide a change. ``lock_seconds`` bounds the wait for another change, which takes milliseconds.
+        ``on_error`` is called with each different problem of a watched document once."""
         self._path = path
         self._poll_seconds = poll_seconds
         self._lock_seconds = lock_seconds
@@ -55,7 +56,7 @@ class TopologyFile:
         self._last_problem = ""
 
     async def load(self) -> Topology:
-        """The document as it is. Raises `TopologyError` when there is none or it is wrong."""
+        """Return the document. Raises `TopologyError` when there is none or it is wrong."""
         topology = await asyncio.to_thread(self._read)
         self._loaded_version = max(self._loaded_version, topology.version)
         return topology
@@ -63,19 +64,20 @@ class TopologyFile:
     async def change(self, expected_version: int, changed: Topology) -> Topology:
         """Store ``changed`` as version ``expected_version + 1`` (0: there is no document yet) and return it.
 
-        Raises `TopologyConflict` when the document is at another version, `TopologyError` when it breaks a rule, the
-        file cannot be written, or another change does not end in time."""
+        Raises `TopologyConflict` when the document has another version, and `TopologyError` when it breaks a rule, the
+        file cannot be written, or another change does not end in time.
+        """
         stored = msgspec.structs.replace(changed, version=expected_version + 1)
         check_topology(stored)
         await asyncio.to_thread(self._compare_and_replace, expected_version, stored)
         return stored
 
     def watch(self, on_change: Callable[[Topology], None]) -> Callable[[], None]:
-        """Call back, in the loop, on every document newer than the one that `load` gave last (or on the first, when
+        """Call back, in the loop, on every document newer than the one that `load` returned last (or on the first, when
         none was loaded) until the returned function is called."""
         token = object()
         self._watchers[token] = (on_change, self._loaded_version)
-        self._signature = None  # look again: this watcher may know less than the others
+        self._signature = None  # read again: this watcher may know less than the others
         if self._watching is None:
             self._watching = asyncio.get_running_loop().create_task(self._poll(), name=f"watch {self._path}")
 
@@ -93,8 +95,8 @@ class TopologyFile:
                 signature = await asyncio.to_thread(self._look)
                 if signature != self._signature:
                     topology = await asyncio.to_thread(self._read)
-                    # Only now: a document that could not be used is tried again at each look, in case the writer is
-                    # still at it and the file's times are too coarse to tell.
+                    # Only now: a document that could not be used is tried again each time, in case the writer is still
+                    # at it and the file's times are too coarse to show it.
                     self._signature = signature
                     self._check_succession(topology)
                     self._last_problem = ""
@@ -106,7 +108,7 @@ class TopologyFile:
             await asyncio.sleep(self._poll_seconds)
 
     def _report(self, error: TopologyError) -> None:
-        """Once for each different problem. A listener that fails at it must not end the watch."""
+        """Report each different problem once. A listener that fails at it must not end the watch."""
         if error.message == self._last_problem:
             return
         self._last_problem = error.message
@@ -116,7 +118,8 @@ class TopologyFile:
             _logger.exception("whoever hears of an unusable topology failed; the watch goes on: %s", error.message)
 
     def _check_succession(self, topology: Topology) -> None:
-        """Whoever has a document of some version never looks at another of the same or a lower one."""
+        """Return whether a document is newer than the watcher's; a document of the same or a lower version is never
+        used."""
         seen = self._seen
         if seen is not None and topology.version <= seen.version and topology != seen:
             raise TopologyError(
@@ -132,7 +135,7 @@ class TopologyFile:
                 try:
                     on_change(topology)
                 except Exception as error:
-                    # One watcher's fault must not keep the news from the others.
+                    # A fault of one watcher must not keep the document from the others.
                     _logger.exception("a watcher failed on topology version %d", topology.version)
                     self._report(TopologyError(f"a watcher failed on topology version {topology.version}: {error!r}"))
 
@@ -165,7 +168,8 @@ class TopologyFile:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """The lock lies on a file of its own, because a lock on the document would go with the file renamed away."""
+        """The lock lies on a file of its own, because a lock on the document would go with the file that is renamed
+        away."""
         deadline = time.monotonic() + self._lock_seconds
         with self._path.with_name(f".{self._path.name}.lock").open("ab") as lock:
             while True:
@@ -182,7 +186,7 @@ class TopologyFile:
 
 
 def _replace_file(path: Path, text: bytes) -> None:
-    """Put a complete file in place of the old, on disk before anyone can see it."""
+    """Replace the file by a complete one, which is on disk before anyone can see it."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:

@@ -1,4 +1,4 @@
-"""A watcher, wired: the only place where its parts are put together (DESIGN.md §14)."""
+"""Wires the parts of a watcher process."""
 
 from __future__ import annotations
 
@@ -11,34 +11,39 @@ from tao.model.errors import OperatorError, TaoError, TopologyConflict
 from tao.model.topology import Topology
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
-from tao.peers.links import Links, LinkSettings
+from tao.replication.accounts import Account
+from tao.replication.locks import (
+    ACTIVITY,
+    FileLocks,
+    LockHold,
+    LockLost,
+    LockTaken,
+    databases_being_changed,
+    keep_alive,
+)
+from tao.replication.promotion import Promoter, PromotionStep
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.routing.failure_detector import DetectorSettings
 from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
-from tao.storage.accounts import Account
 from tao.topology.file_store import TopologyFile
-from tao.watcher.cache_probes import CacheProbes
-from tao.watcher.cloning import Cloner, CloningSettings, asking_by
-from tao.watcher.database_probes import DatabaseProbes
-from tao.watcher.hot_shards import HotShards
-from tao.watcher.locks import ACTIVITY, FileLocks, Hold, LockLost, LockTaken, beating, in_change
-from tao.watcher.marks import Verdict, View, wanted_marks, with_marks
+from tao.watcher.marks import ServerVerdict, WatcherReport, wanted_marks, with_marks
 from tao.watcher.mastership import Mastership
-from tao.watcher.peers import PeerViews
-from tao.watcher.promotion import Promoter, Step
-from tao.watcher.promotion_plan import Member
-from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.probes import CacheProbes, DatabaseProbes, PeerReports, WatcherContext
 from tao.watcher.settings import WatcherSettings
+from tao.watcher.shard_clones import Cloner, CloningSettings, HotShards, topology_version_of
 from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 
 ACTIVE_LOCK: Final = "watcher"
 
 
 class WatcherServer:
-    """One watcher process' parts. `start` begins; then the `tao.runtime.process.RunningServer` protocol."""
+    """One watcher process. Call `start`, then use the `tao.runtime.process.RunningServer` protocol."""
 
     def __init__(self, settings: WatcherSettings, log: Logger) -> None:
         self._settings: Final = settings
@@ -51,15 +56,15 @@ class WatcherServer:
         self._marks_set = 0
 
     async def start(self) -> WatcherServer:
-        """Begin to look. Raises `OperatorError` or `OSError` when files or the admin port cannot be had."""
+        """Start probing. Raises `OperatorError` or `OSError` when files or the admin port are not available."""
         settings, probes = self._settings, self._settings.probes
         self._topology = await self._topology_file.load()
-        Routes(self._topology).region(settings.region)  # or it is refused here, by name
+        Routes(self._topology).region(settings.region)  # raises here when the region is unknown
         accounts = SetAccounts(
             Account(settings.administrator_user, settings.administrator_password),
             Account(settings.replicator_user, settings.replicator_password),
         )
-        clock = LoopClock()
+        context = WatcherContext(self._tasks, LoopClock(), self._log)
         detector = DetectorSettings(
             failures_until_down=probes.cache_failures,
             answers_until_up=probes.answers_until_up,
@@ -77,23 +82,22 @@ class WatcherServer:
             accounts,
             settings.promotion,
             seen_from=settings.region,
-            on_step=self._tell_step,
+            on_step=self._log_step,
         )
         self._caches = CacheProbes(links, self._current, probes)
         self._databases = DatabaseProbes(
             self._current,
             accounts,
             settings.region,
-            clock,
             probes,
-            self._tasks,
-            self._looked,
+            context,
+            self._observe,
         )
-        peers = self._peers = PeerViews(settings.peers, probes)
+        peers = self._peers = PeerReports(settings.peers, probes)
         mastership = self._mastership = Mastership(
-            settings, promoter, self._locks, peers, self._databases.silent_seconds, self._tasks, clock, self._log
+            settings, promoter, self._locks, peers, self._databases.silent_seconds, context
         )
-        hot_shards = self._hot_shards = self._policy(links)
+        hot_shards = self._hot_shards = self._build_hot_shards(links)
         metrics = Metrics(role="watcher", server=settings.name)
         self._register(metrics)
         pages = AdminPages(metrics=metrics.render, stats=self._stats, not_ready=lambda: "")
@@ -104,15 +108,15 @@ class WatcherServer:
         self._tasks.keep(self._databases.run, "database servers")
         self._tasks.keep(self._peers.run, "other watchers")
         self._tasks.keep(mastership.keep_leases, "leases")
-        self._tasks.keep(self._be_active, "activity")
+        self._tasks.keep(self._run_as_active, "activity")
         if settings.clone_hot_shards:
             self._tasks.keep(hot_shards.run, "hot shards")
         self._stop_watching = self._topology_file.watch(self._use_topology)
-        self._log.info("watching", region=settings.region, dry_run=settings.dry_run)
+        self._log.info("watcher_started", region=settings.region, dry_run=settings.dry_run)
         return self
 
     async def drain(self) -> None:
-        """See `tao.runtime.process.RunningServer`: nobody asks a watcher anything."""
+        """See `tao.runtime.process.RunningServer`. A watcher serves no requests, so there is nothing to drain."""
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`. Another watcher takes over at once."""
@@ -122,15 +126,15 @@ class WatcherServer:
         await self._links.close()
 
     async def reload(self) -> None:
-        """See `tao.runtime.process.RunningServer`: look at the topology now."""
+        """See `tao.runtime.process.RunningServer`. Read the topology now."""
         self._use_topology(await self._topology_file.load())
 
-    def _policy(self, links: Links) -> HotShards:
+    def _build_hot_shards(self, links: Links) -> HotShards:
         def tell(step: str) -> None:
-            self._log.info("cloning", step=step)
+            self._log.info("clone_step_started", step=step)
 
         settings, cloning = self._settings, CloningSettings()
-        cloner = Cloner(self._topology_file, asking_by(links, cloning), cloning, tell)
+        cloner = Cloner(self._topology_file, topology_version_of(links, cloning), cloning, tell)
         return HotShards(
             self._current,
             lambda: self._mastership.is_active,
@@ -141,11 +145,11 @@ class WatcherServer:
             dry_run=settings.dry_run,
         )
 
-    def _looked(self, replicas: ReplicationSet, members: list[Member], began: float) -> None:
-        self._mastership.looked(replicas, members, began)
+    def _observe(self, replicas: ReplicationSet, members: list[SetMember], began: float) -> None:
+        self._mastership.observe(replicas, members, began)
 
-    async def _tell_step(self, step: Step) -> None:
-        self._log.info("promotion_step", step=step.name.lower())
+    async def _log_step(self, step: PromotionStep) -> None:
+        self._log.info("promotion_step_started", step=step.name.lower())
 
     def _current(self) -> Topology:
         return self._topology
@@ -161,43 +165,44 @@ class WatcherServer:
             }
             self._links.keep_only(names)
 
-    async def _be_active(self) -> None:
-        """Wait for the turn, and be the one that acts until this process ends or stands still."""
-        told = ""
+    async def _run_as_active(self) -> None:
+        """Wait for the lock of the active watcher, and act while this process holds it."""
+        answers = ""
         while True:
             try:
-                with self._locks.held(ACTIVE_LOCK, alone=True, terms=ACTIVITY) as hold:
-                    told = ""
-                    async with beating(hold, ACTIVITY):
+                with self._locks.held(ACTIVE_LOCK, exclusive=True, terms=ACTIVITY) as hold:
+                    answers = ""
+                    async with keep_alive(hold, ACTIVITY):
                         await self._act(hold)
             except LockTaken:
                 pass
-            except (LockLost, OperatorError) as error:  # the latter: the folder is gone, and comes back
-                if told != error.message:
-                    told = error.message
-                    self._log.error("not_active", reason=told)
+            # OperatorError: the folder is unavailable, perhaps only for a while
+            except (LockLost, OperatorError) as error:
+                if answers != error.message:
+                    answers = error.message
+                    self._log.error("activation_failed", reason=answers)
             await asyncio.sleep(self._settings.probes.interval_seconds)
 
-    async def _act(self, hold: Hold) -> None:
-        self._log.warning("active")
+    async def _act(self, hold: LockHold) -> None:
+        self._log.warning("watcher_activated")
         self._mastership.active_since = LoopClock().monotonic()
         self._mastership.activity = hold
         try:
             while True:
                 await asyncio.sleep(self._settings.probes.interval_seconds)
                 hold.check()
-                await self._mark()
+                await self._change_marks()
         finally:
             self._mastership.activity = None
 
-    async def _mark(self) -> None:
+    async def _change_marks(self) -> None:
         verdicts = {**self._caches.verdicts, **self._databases.verdicts}
-        view = View(self._settings.region, verdicts)
-        marks = wanted_marks(self._topology, view, self._peers.views, partial(in_change, self._locks))
+        report = WatcherReport(self._settings.region, verdicts)
+        marks = wanted_marks(self._topology, report, self._peers.reports, partial(databases_being_changed, self._locks))
         if not marks:
             return
         for mark in marks:
-            self._log.warning("mark", target=mark.server, down=mark.down, dry_run=self._settings.dry_run)
+            self._log.warning("mark_changed", target=mark.server, down=mark.down, dry_run=self._settings.dry_run)
         if self._settings.dry_run:
             return
         before = self._topology
@@ -205,10 +210,10 @@ class WatcherServer:
             self._use_topology(await self._topology_file.change(before.version, with_marks(before, marks)))
             self._marks_set += len(marks)
         except TopologyConflict:
-            # Somebody else changed it: the next round goes by what it says then.
+            # Another process changed the document. The next round uses the new one.
             self._use_topology(await self._topology_file.load())
         except TaoError as error:
-            self._log.error("not_marked", reason=error.message)
+            self._log.error("marks_not_stored", reason=error.message)
 
     def _stats(self) -> dict[str, object]:
         mastership = self._mastership
@@ -219,13 +224,16 @@ class WatcherServer:
             "active": mastership.is_active,
             "topology_version": self._topology.version,
             "verdicts": {**self._caches.verdicts, **self._databases.verdicts},
-            "peers": {region: view is not None for region, view in self._peers.views.items()},
+            "peers": {region: report is not None for region, report in self._peers.reports.items()},
             "replication_lag_seconds": self._databases.lags,
             "waits_for_replica": self._databases.waits_for_replica,
             "marks_set": self._marks_set,
             "cloning": self._hot_shards.done,
-            "deeds": mastership.deeds,
-            "failed_deeds": mastership.failed_deeds,
+            "actions": mastership.actions,
+            "failed_actions": mastership.failed_actions,
+            # The former names of both.
+            "deeds": mastership.actions,
+            "failed_deeds": mastership.failed_actions,
             "renewed_seconds_ago": mastership.renewed_seconds_ago(),
             "renewed_leases": mastership.renewals,
             "missed_renewals": mastership.missed_renewals,
@@ -235,13 +243,17 @@ class WatcherServer:
     def _register(self, metrics: Metrics) -> None:
         mastership = self._mastership
         metrics.gauge("active_info", "1 at the watcher that acts.", lambda: float(mastership.is_active))
-        metrics.gauge_family(
-            "deeds_total",
-            "What was done about masters: lost ones replaced, closed ones opened, servers made replicas again, masters "
-            "that waited for no replica told to.",
-            "deed",
-            lambda: {**mastership.deeds, "failed": mastership.failed_deeds},
-        )
+        for name, label, help_text in (
+            (
+                "actions_total",
+                "action",
+                "Actions on masters and their replicas that were completed, and ones that failed.",
+            ),
+            ("deeds_total", "deed", "The former name of `actions_total`."),
+        ):
+            metrics.gauge_family(
+                name, help_text, label, lambda: {**mastership.actions, "failed": mastership.failed_actions}
+            )
         metrics.gauge_family(
             "marks_total", "Down marks set and taken away.", "outcome", lambda: {"stored": self._marks_set}
         )
@@ -268,11 +280,11 @@ class WatcherServer:
 
     def _by_verdict(self) -> dict[str, float]:
         verdicts = [*self._caches.verdicts.values(), *self._databases.verdicts.values()]
-        return {verdict.value: float(verdicts.count(verdict)) for verdict in Verdict}
+        return {verdict.value: float(verdicts.count(verdict)) for verdict in ServerVerdict}
 
 
 def run_watcher(settings: WatcherSettings) -> int:
-    """Run a watcher in this process until it is told to stop; returns the exit status."""
+    """Run a watcher in this process until it is asked to stop. Returns the exit status."""
     configure_logs("watcher", settings.name, settings.log_level, settings.log_form, sys.stderr)
     log = logger("watcher")
     return run_server(lambda: WatcherServer(settings, log).start(), log=log)

@@ -1,4 +1,4 @@
-"""Where a server listens: ``host:port`` (an IPv6 host in brackets) or ``unix:/path``, as the topology spells it."""
+"""Listening addresses: ``host:port`` (an IPv6 host in brackets) or ``unix:/path``, spelled as in the topology."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_PORT = 65535
 
 
 class TcpAddress(msgspec.Struct, frozen=True):
-    """``port=0``, for listening: any free one."""
+    """A TCP address. ``port=0`` listens on any free port."""
 
     host: str
     port: int
@@ -30,7 +30,7 @@ class UnixAddress(msgspec.Struct, frozen=True):
 
 
 def parse_address(text: str) -> TcpAddress | UnixAddress:
-    """Raises `InvalidArgument` when the text is neither form."""
+    """Parse an address. Raises `InvalidArgument` when the text has neither form."""
     if text.startswith(_UNIX_PREFIX):
         path = text.removeprefix(_UNIX_PREFIX)
         if not path:

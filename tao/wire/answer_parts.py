@@ -1,8 +1,9 @@
-"""A read answer that is too large for one message, as several (DESIGN.md §11).
+"""Split a read answer that is too large for one message into several.
 
-What a batch of queries brings is known only when it is answered: objects may have 1 MB each, and whoever asked for them
-side by side cannot tell. So the answer goes in parts, and only a value that fits no message by itself, or comes on top
-of what one answer may take of the connection's memory, fails - alone, with a reason, and not its neighbours.
+The size of an answer is known only when it is complete: each object may have 1 MB, and the tasks whose queries share a
+batch do not know of each other. So the answer is sent in parts. Only a value that fits no message by itself, or that
+exceeds what one answer may take of the connection's memory, fails. It fails alone, with a reason, and its neighbours do
+not.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ from tao.wire.convert import error_to_pb
 from tao.wire.v1 import session_pb2 as pb
 
 _OVERHEAD_BYTES: Final = 32
-"""Slot numbers and lengths that go with a value."""
+"""Bytes of slot numbers and lengths that go with a value."""
 
 
 def read_parts(answer: pb.Answer, max_part_bytes: int, max_value_bytes: int, max_total_bytes: int) -> list[pb.Answer]:
-    """The same read answer in messages with at most ``max_part_bytes`` of values each, or one larger value. Values
-    above ``max_value_bytes`` become failures of their slots (TOO_LARGE), and so does what does not fit into
-    ``max_total_bytes`` (ANSWER_FULL: asked again without the others, it may be had)."""
+    """Return the same read answer in messages with at most ``max_part_bytes`` of values each, or one larger value.
+
+    Values above ``max_value_bytes`` become failures of their slots (TOO_LARGE). Values beyond ``max_total_bytes``
+    become failures too (ANSWER_FULL: a batch without the others may get them).
+    """
     read = answer.read
     slots: Sequence[int] = list(read.slots) or range(len(read.values))
     missed = frozenset(read.missed_slots)
@@ -57,5 +60,5 @@ def _failure(size: int, max_value_bytes: int, max_total_bytes: int) -> pb.Error:
     if size > max_value_bytes:
         return error_to_pb(TooLarge(f"this answer has {size} bytes, more than {max_value_bytes}; ask for less at once"))
     return error_to_pb(
-        AnswerFull(f"this answer does not go into the {max_total_bytes} bytes that the batch still may take; ask again")
+        AnswerFull(f"this answer exceeds the {max_total_bytes} bytes that are left for the batch; repeat the query")
     )

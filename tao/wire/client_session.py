@@ -1,4 +1,4 @@
-"""The client's side of a session without its transport: numbers, what is unanswered, deadlines, failures.
+"""The client's side of a session, independent of the transport: numbers, unanswered requests, deadlines, failures.
 
 Both transports share it, so that a request fails in the same way on both. A transport adds how a request leaves
 (`_transmit`) and calls back when an answer arrives, the server drains or the connection is lost.
@@ -31,7 +31,7 @@ class NumberedSession(ABC):
         self._address = address
         self._settings = settings
         self._wheel = DeadlineWheel(loop, settings.deadline_tick_seconds, self._expire)
-        # number -> who waits, the tick of its deadline, whether a failure leaves the outcome unknown, when it was sent
+        # number -> handler, tick of the deadline, whether a failure leaves the outcome unknown, time of sending
         self._pending: dict[int, tuple[AnswerHandler, int, bool, float]] = {}
         self._last_number = 0
         self._connected = False
@@ -89,7 +89,7 @@ class NumberedSession(ABC):
         return entry is not None and entry[0] == on_answer
 
     def _let_go(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Drop a request whose caller has gone."""
         entry = self._pending.pop(number, None)
         if entry is None:
             return
@@ -127,11 +127,11 @@ class NumberedSession(ABC):
 
     @abstractmethod
     def _unsent_bytes(self) -> int:
-        """What waits for the server to read."""
+        """Return the bytes that wait for the server to read them."""
 
     @abstractmethod
     def _shut(self) -> None:
-        """Close in an orderly way: drained, and nothing is unanswered."""
+        """Close the connection in an orderly way: it is drained, and nothing is unanswered."""
 
     def _refusal(self, message_bytes: int, timeout_seconds: float) -> TaoError | None:
         settings = self._settings
@@ -153,7 +153,9 @@ class NumberedSession(ABC):
             self._server_drains()
             return
         entry = self._pending.get(number)
-        if entry is None:  # forgotten, or its deadline has passed: late, but it shows that the server lives
+        # The request was forgotten or its deadline has passed. The answer is late, but it shows that the server is
+        # alive.
+        if entry is None:
             if self.observer is not None:
                 self.observer.answered(-math.inf)
             return
@@ -163,7 +165,7 @@ class NumberedSession(ABC):
             self._settle(answer, number)
             return
         if entry[3] != math.inf:
-            # The first part tells how quick the server is; what follows may wait for others.
+            # Only the first part measures the server; later parts may wait for other servers.
             self._pending[number] = (*entry[:3], math.inf)
         self._tell(entry[0], answer)
 
@@ -182,7 +184,7 @@ class NumberedSession(ABC):
         try:
             on_answer(answer)
         except Exception:
-            # One caller's bug must not cost the others on this session their answers.
+            # A bug of one caller must not cost the others on this session their answers.
             _logger.exception("an answer handler failed; session with %s goes on", self._address)
 
     def _expire(self, number: int) -> None:
@@ -205,22 +207,22 @@ class NumberedSession(ABC):
             self._shut()
 
     def _lost(self, error: TaoError) -> None:
-        """The connection is gone: whatever is unanswered fails."""
+        """Fail every unanswered request, because the connection is lost."""
         self._connected = False
         self._gone.set()
         self._wheel.stop()
         pending, self._pending = self._pending, {}
         for number, (on_answer, _, is_write, _) in pending.items():
-            told = error
+            outcome = error
             if is_write:
-                told = OutcomeUnknown(f"the write may have been committed: {error.message}")
-            answer = failure(told)
+                outcome = OutcomeUnknown(f"the write may have been committed: {error.message}")
+            answer = failure(outcome)
             answer.number = number
             self._tell(on_answer, answer)
 
 
 class Waiter:
-    """Turns answers by callback into one answer to wait for."""
+    """Collects the answers of a request, which come by callback, into one answer to await."""
 
     __slots__ = ("_future", "_parts")
 
@@ -229,7 +231,7 @@ class Waiter:
         self._parts: list[pb.Answer] = []
 
     def take(self, answer: pb.Answer) -> None:
-        """An `AnswerHandler`."""
+        """Take one answer; an `AnswerHandler`."""
         if self._future.done():  # cancelled
             return
         if answer.more or self._parts:
@@ -240,7 +242,7 @@ class Waiter:
         self._future.set_result(answer)
 
     async def answer(self) -> pb.Answer:
-        """The whole answer. Raises the `TaoError` that it carries."""
+        """Return the whole answer. Raises the `TaoError` that it carries."""
         answer = await self._future
         error = error_in(answer)
         if error is not None:
@@ -249,9 +251,9 @@ class Waiter:
 
 
 def to_deadline_ms(timeout_seconds: float) -> int:
-    """What a request says of the time it has, in milliseconds. Raises `OverflowError` for endless time."""
-    # At least 1: 0 means expired, and half a millisecond is not nothing. At most what is still a deadline.
-    # (Compared, not passed through `min` and `max`, which cost more than all else that a deadline does.)
+    """Return the ``deadline_ms`` of a request, in milliseconds. Raises `OverflowError` for an infinite time."""
+    # At least 1, because 0 means expired and half a millisecond is still some time; at most the largest deadline. `min`
+    # and `max` would cost more than everything else that a deadline does.
     deadline_ms = int(timeout_seconds * 1000)
     if 0 < deadline_ms < NO_DEADLINE_MS:
         return deadline_ms

@@ -1,8 +1,7 @@
-"""Changes, deliveries, writes and errors between the model and protobuf.
+"""Convert changes, deliveries, writes and errors between the model and protobuf.
 
-Total in one direction: whatever the model can say is sent. In the other, what a peer sent is checked, and
-`ProtocolError` says what did not fit. Values (objects, counts, edge blocks) are not here: they travel as the bytes
-that the cache holds.
+Everything that the model can express can be sent. What a peer has sent is checked, and `ProtocolError` says what is
+malformed. Values (objects, counts, edge blocks) are not converted: they travel as the bytes that the cache holds.
 """
 
 from __future__ import annotations
@@ -41,18 +40,18 @@ from tao.wire.v1 import session_pb2 as pb
 
 
 def error_to_pb(error: TaoError) -> pb.Error:
-    """Reason and message; with `NotMine` also the answering server's topology version."""
+    """Convert an error: reason and message; with `NotMine` also the answering server's topology version."""
     version = error.topology_version if isinstance(error, NotMine) else 0
     return pb.Error(reason=error.reason, message=error.message, topology_version=version)
 
 
 def error_from_pb(error: pb.Error) -> TaoError:
-    """The error as it was raised; one of a reason unknown here is a plain `TaoError`."""
+    """Return the error as it was raised; an error with a reason unknown here becomes a plain `TaoError`."""
     return error_from_reason(error.reason, error.message, error.topology_version)
 
 
 def error_in(answer: pb.Answer) -> TaoError | None:
-    """The error that an answer carries as a whole."""
+    """Return the error that an answer carries as a whole."""
     return error_from_pb(answer.error) if answer.HasField("error") else None
 
 
@@ -60,7 +59,7 @@ def error_in(answer: pb.Answer) -> TaoError | None:
 
 
 def message_to_pb(message: Message) -> pb.Message:
-    """One maintenance message. The shard of a `ShardInvalidation` is that of the `ShardMessages` around it."""
+    """Convert one maintenance message. A `ShardInvalidation` takes its shard from the `ShardMessages` around it."""
     match message:
         case ObjectChange():
             change = pb.ObjectChange(
@@ -84,7 +83,7 @@ def message_to_pb(message: Message) -> pb.Message:
 
 
 def message_from_pb(message: pb.Message, shard: int) -> Message:
-    """``shard``: of the `ShardMessages` around it. Raises `ProtocolError` for a kind unknown here."""
+    """Convert one maintenance message of ``shard``. Raises `ProtocolError` for a kind unknown here."""
     match message.WhichOneof("kind"):
         case "object_change":
             change = message.object_change
@@ -98,8 +97,8 @@ def message_from_pb(message: pb.Message, shard: int) -> Message:
             listed = message.list_invalidation
             return ListInvalidation(listed.id1, listed.atype, listed.version)
         case "shard_invalidation":
-            voided = message.shard_invalidation
-            return ShardInvalidation(shard, tuple(voided.otypes), tuple(voided.atypes))
+            invalidation = message.shard_invalidation
+            return ShardInvalidation(shard, tuple(invalidation.otypes), tuple(invalidation.atypes))
         case _:
             raise ProtocolError("a maintenance message is of a kind that this version does not know")
 
@@ -137,7 +136,7 @@ def _list_change_from_pb(change: pb.ListChange) -> ListChange:
 
 
 def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
-    """The messages of one shard, oldest first."""
+    """Convert the messages of one shard, oldest first."""
     return pb.ShardMessages(
         shard=messages.shard,
         version_epoch=messages.version_epoch,
@@ -146,7 +145,7 @@ def shard_messages_to_pb(messages: ShardMessages) -> pb.ShardMessages:
 
 
 def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
-    """Raises `ProtocolError` when a message is malformed."""
+    """Convert the messages of one shard. Raises `ProtocolError` when a message is malformed."""
     shard = messages.shard
     return ShardMessages(
         shard, messages.version_epoch, tuple(message_from_pb(each, shard) for each in messages.messages)
@@ -157,7 +156,7 @@ def shard_messages_from_pb(messages: pb.ShardMessages) -> ShardMessages:
 
 
 def position_to_pb(position: Position) -> pb.Position:
-    """A place in a shard's stream."""
+    """Convert a position in a shard's stream."""
     return pb.Position(
         shard=position.shard,
         stream=position.stream,
@@ -168,22 +167,22 @@ def position_to_pb(position: Position) -> pb.Position:
 
 
 def position_from_pb(position: pb.Position) -> Position:
-    """A place in a shard's stream."""
+    """Convert a position in a shard's stream."""
     return Position(position.shard, position.stream, position.sequence, position.source, position.reached)
 
 
 def span_to_pb(span: Span) -> pb.Span:
-    """A piece of a shard's history."""
+    """Convert a span of a shard's history."""
     return pb.Span(shard=span.shard, source=span.source, after=span.after, number=span.number, more=span.more)
 
 
 def span_from_pb(span: pb.Span) -> Span:
-    """A piece of a shard's history."""
+    """Convert a span of a shard's history."""
     return Span(span.shard, span.source, span.after, span.number, span.more)
 
 
 def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
-    """One acknowledged unit."""
+    """Convert a delivery, which is acknowledged as one unit."""
     return pb.Delivery(
         delivery_number=delivery.number,
         shards=[
@@ -204,7 +203,7 @@ def delivery_to_pb(delivery: Delivery) -> pb.Delivery:
 
 
 def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
-    """Raises `ProtocolError` when a message is malformed."""
+    """Convert a delivery. Raises `ProtocolError` when a message is malformed."""
     shards = tuple(
         ShardDelivery(
             position_from_pb(shard.position),
@@ -227,17 +226,17 @@ def delivery_from_pb(delivery: pb.Delivery) -> Delivery:
 
 
 def touch_to_pb(touch: Touch) -> pb.Touch:
-    """A key to be given a new version."""
+    """Convert a request to give a key a new version."""
     return pb.Touch(id=touch.id, atype=touch.atype, version=touch.version)
 
 
 def touch_from_pb(touch: pb.Touch) -> Touch:
-    """The same, received."""
+    """Convert a request to give a key a new version."""
     return Touch(touch.id, touch.atype, touch.version)
 
 
 def relay_to_pb(relay: Relay) -> pb.Relay:
-    """What a tailer hands to a leader."""
+    """Convert a relay: the messages that a tailer hands to a leader."""
     return pb.Relay(
         changes=map(shard_messages_to_pb, relay.changes),
         touches=map(touch_to_pb, relay.touches),
@@ -252,7 +251,7 @@ def relay_to_pb(relay: Relay) -> pb.Relay:
 
 
 def relay_from_pb(relay: pb.Relay) -> Relay:
-    """Raises `ProtocolError` when a message is malformed."""
+    """Convert a relay. Raises `ProtocolError` when a message is malformed."""
     return Relay(
         changes=tuple(map(shard_messages_from_pb, relay.changes)),
         touches=tuple(map(touch_from_pb, relay.touches)),
@@ -269,8 +268,8 @@ def relay_from_pb(relay: pb.Relay) -> Relay:
 
 
 def write_to_pb(write: Write) -> pb.Write:
-    """A write on its way to (another) leader. `ForgetIntent` and `TouchKeys` are a leader's own
-    affair and never travel."""
+    """Convert a write on its way to a leader. `ForgetIntent` and `TouchKeys` are internal to a leader and never
+    travel."""
     match write:
         case ObjAdd():
             return pb.Write(obj_add=pb.ObjAdd(id=write.id, otype=write.otype, data=write.data))
@@ -298,8 +297,11 @@ def write_to_pb(write: Write) -> pb.Write:
 
 
 def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
-    """``allocate(shard)`` gives an id to an object that comes without one. Raises what ``allocate`` raises, and
-    `ProtocolError` for an operation unknown here. Values are not checked: that takes the schema."""
+    """Convert a write. ``allocate(shard)`` gives an id to an object that comes without one.
+
+    Raises what ``allocate`` raises, and `ProtocolError` for an operation unknown here. Values are not checked, because
+    that takes the schema.
+    """
     match write.WhichOneof("operation"):
         case "obj_add":
             add = write.obj_add
@@ -326,8 +328,8 @@ def write_from_pb(write: pb.Write, allocate: Callable[[int], int]) -> Write:
 def outcome_to_pb(
     outcome: WriteOutcome, messages: Iterable[ShardMessages] = (), *, inverse_pending: bool = False
 ) -> pb.WriteResult:
-    """``messages``: what the caches of the writer are told. ``inverse_pending``: the write is committed and its inverse
-    edge will follow by repair."""
+    """Convert the result of a write. ``messages`` are those sent to the writer's caches; the changed keys and their
+    versions are taken from them. ``inverse_pending``: the write is committed and its inverse edge follows by repair."""
     reached = reached_versions(messages)
     return pb.WriteResult(
         id=outcome.id,
@@ -341,8 +343,8 @@ def outcome_to_pb(
 
 
 def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int], int]:
-    """``(id, atype) → version`` of all that these messages name, atype 0 for objects. What never had a row has no
-    version to wait for and is left out."""
+    """Return ``(id, atype) → version`` of every key that these messages name; atype is 0 for objects. A key that never
+    had a row has no version to wait for and is left out."""
     reached: dict[tuple[int, int], int] = {}
     for batch in messages:
         for message in batch.messages:
@@ -359,7 +361,7 @@ def reached_versions(messages: Iterable[ShardMessages]) -> dict[tuple[int, int],
 
 
 def token_of(results: Iterable[pb.WriteResult]) -> WriteToken:
-    """The token of these writes, the oldest first."""
+    """Return the token of these writes, given in order of time."""
     return WriteToken(
         triple
         for result in results
@@ -371,8 +373,8 @@ def token_of(results: Iterable[pb.WriteResult]) -> WriteToken:
 
 
 def join_answers(parts: Iterable[pb.Answer]) -> pb.Answer:
-    """One answer out of the parts in which it came. A read part without slots answers 0, 1, 2, …, which is written
-    out once other parts follow."""
+    """Return one answer made of the parts in which it came. A read part without slots answers slots 0, 1, 2, …; its
+    slots are written out when other parts follow."""
     joined: pb.Answer | None = None
     for part in parts:
         if joined is None:

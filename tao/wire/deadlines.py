@@ -1,9 +1,9 @@
-"""A timer wheel for deadlines: coarse, and two dictionary operations a request.
+"""A timer wheel for deadlines: coarse, at the price of two dictionary operations a request.
 
-Nearly every request is answered long before its deadline, so that setting and cancelling is all that matters; a timer
-of the loop for each request costs several times more. The wheel has a fixed number of slots, a deadline further away
-than one turn stays in its slot for the next turn, and the loop is woken for the earliest one only: seldom, as long as
-answers come in time.
+Nearly every request is answered long before its deadline, so the cost of setting and cancelling is what matters; a
+timer of the event loop for each request costs several times more. The wheel has a fixed number of slots. A deadline
+further away than one turn stays in its slot for the next turn. The loop is woken for the earliest deadline only:
+seldom, as long as answers come in time.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class DeadlineWheel:
         self._timer_tick = 0
 
     def add(self, key: int, timeout_seconds: float) -> int:
-        """Returns the tick of the deadline, which `discard` wants to know."""
+        """Add a deadline. Returns its tick, which `discard` needs."""
         now = self._loop.time()
         tick = int((now + timeout_seconds) / self._tick_seconds) + 1
-        if self._timer is None and not self._count:  # in a sweep there may be others, due by now
+        if self._timer is None and not self._count:  # during a sweep there may be other keys that are due by now
             self._swept_tick = int(now / self._tick_seconds)
         self._slots[tick % SLOTS][key] = tick
         self._count += 1
@@ -39,12 +39,12 @@ class DeadlineWheel:
         return tick
 
     def discard(self, key: int, tick: int) -> None:
-        """Forget a key whose deadline has not been reported yet."""
+        """Remove a key whose deadline has not been reported yet."""
         if self._slots[tick % SLOTS].pop(key, None) is not None:
             self._count -= 1
 
     def stop(self) -> None:
-        """Report nothing any more."""
+        """Stop reporting deadlines."""
         for slot in self._slots:
             slot.clear()
         self._count = 0
@@ -61,7 +61,7 @@ class DeadlineWheel:
         self._timer = self._loop.call_at(tick * self._tick_seconds, self._sweep)
 
     def _sweep(self) -> None:
-        # A timer may be called a clock's resolution early; the tick aimed at has then come all the same.
+        # A timer may be called early by the clock's resolution; the tick that it was set for has come all the same.
         now_tick = max(int(self._loop.time() / self._tick_seconds), self._timer_tick)
         first = max(self._swept_tick + 1, now_tick - SLOTS + 1)
         expired: list[int] = []
@@ -77,5 +77,5 @@ class DeadlineWheel:
         for key in expired:
             self._on_expired(key)
         if self._count:
-            # The next slot with anything in it: perhaps of a later turn, for which it is looked at again then.
+            # The next slot that is not empty. It may be due in a later turn, and is then checked again.
             self._wake_at(next(at for at in range(now_tick + 1, now_tick + SLOTS + 1) if self._slots[at % SLOTS]))

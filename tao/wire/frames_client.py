@@ -1,9 +1,9 @@
-"""The client's end of a connection of frames (DESIGN.md §11).
+"""The client's end of a connection of frames.
 
-All requests of one loop tick leave in one write: what dozens of awaiters ask at once costs one system call. Only much
-(`_GATHERED_BYTES`) leaves sooner, so that the server works on the first part while the rest is still being asked. A
-connection that is silent is asked for a word (ping); one that stays silent is given up, since a dead peer behind a
-dropped route looks exactly like an idle one.
+All requests of one loop tick leave in one write: the requests of dozens of tasks cost one system call. Only a large
+amount (`_GATHERED_BYTES`) leaves sooner, so that the server works on the first part while the rest is still being
+queued. A silent connection is pinged; one that stays silent is given up, since a dead peer behind a dropped route looks
+exactly like an idle one.
 """
 
 from __future__ import annotations
@@ -26,14 +26,18 @@ from tao.wire.settings import SessionSettings
 from tao.wire.v1 import frames_pb2, session_pb2
 
 _GATHERED_BYTES: Final = 4096
-"""What waits for the end of the tick at most: 500 ids, some 0.1 ms of a server's work, against 0.01 ms for a write."""
+"""The bytes that wait for the end of the tick at most: 500 ids, some 0.1 ms of a server's work, against 0.01 ms for a
+write."""
 
 
 async def connect_frames(
     address: str, settings: SessionSettings, credentials: Credentials, tls: ssl.SSLContext | None = None
 ) -> Session:
-    """Connect and exchange greetings. Raises `Unavailable` when there is no server to be reached in time, and what the
-    server answers to the greeting: `Unauthorized`, `Overloaded`, `ProtocolError`."""
+    """Connect and exchange greetings.
+
+    Raises `Unavailable` when no server can be reached in time, and the server's answer to the greeting: `Unauthorized`,
+    `Overloaded` or `ProtocolError`.
+    """
     loop = asyncio.get_running_loop()
     where = parse_address(address)
     session = FrameSession(loop, address, settings, credentials)
@@ -51,7 +55,7 @@ async def connect_frames(
         raise Unavailable(f"{address} did not answer within {settings.connect_timeout_seconds} s") from None
     except OSError as error:
         raise Unavailable(f"cannot connect to {address}: {error}") from error
-    except BaseException:  # cancelled, or refused by the server
+    except BaseException:  # cancelled, or rejected by the server
         session.abort()
         raise
     return session
@@ -99,7 +103,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        # This class gathers what is worth gathering; the loop is not to hold it back for the rest of its iteration.
+        # This class batches what is worth batching; the loop must not hold data back for the rest of its iteration.
         self._transport.set_write_buffer_limits(high=0)
         shown = self._credentials
         hello = frames_pb2.Hello(
@@ -175,7 +179,7 @@ class FrameSession(NumberedSession, asyncio.Protocol):
         elif kind == framing.GO_AWAY and self._connected:
             self._server_drains()
         elif kind != framing.PONG:
-            self._fail(ProtocolError(f"{self._address} sent a frame of kind {kind}, which has no place there"))
+            self._fail(ProtocolError(f"{self._address} sent a frame of kind {kind}, which is not expected here"))
 
     def _schedule_keep_alive(self, seconds: float) -> None:
         self._check_due = self._loop.time() + seconds

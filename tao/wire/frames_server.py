@@ -1,9 +1,9 @@
-"""The server's end of connections of frames (DESIGN.md §11).
+"""The server's end of connections of frames.
 
-What a peer sends in one read is handled and answered in one write. Nothing is read from a peer that does not read its
-answers, and what has been read waits undecoded: a quarter of a megabyte of small requests can ask for gigabytes. A peer
-that stays so is cut off, so that a stuck client costs its own connection and nobody else's. Timeouts of all connections
-are looked at together, by one timer.
+Everything that a peer sends in one read is handled and answered in one write. The server reads nothing from a peer that
+does not read its answers, and keeps what it has read undecoded: a quarter of a megabyte of small requests can ask for
+gigabytes. A peer that stays so is disconnected, so that a stuck client costs its own connection and no other. One timer
+checks the timeouts of all connections.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
 from tao.wire.framing import FrameDecoder, pack_header
 from tao.wire.identity import PeerIdentity, check_token
-from tao.wire.serving import ServedConnection
+from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import frames_pb2, session_pb2
@@ -32,7 +32,8 @@ _logger = logging.getLogger(__name__)
 
 
 class FrameServer:
-    """Serves one handler on any number of addresses. ``name`` and ``topology_version`` are told to whoever connects."""
+    """Serves one handler on any number of addresses. ``name`` and ``topology_version`` are sent to every peer that
+    connects."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class FrameServer:
         self._sweeper: asyncio.TimerHandle | None = None
 
     async def start(self, address: str) -> str:
-        """Listen there; returns the address with the port that was got. Raises `OSError` when it is taken."""
+        """Listen on the address. Returns it with the port that was assigned. Raises `OSError` when the port is
+        taken."""
         loop = asyncio.get_running_loop()
         where = parse_address(address)
         bound: str
@@ -72,8 +74,8 @@ class FrameServer:
         return bound
 
     async def drain(self, grace_seconds: float) -> None:
-        """Accept nobody any more, ask everybody to go, and wait until requests with a deadline have been answered or
-        the grace has passed. Requests that come meanwhile are served. Series go on until `close`."""
+        """Accept no more connections, ask all peers to leave, and wait until requests with a deadline have been
+        answered or the grace period has passed. Requests that come meanwhile are served. Series go on until `close`."""
         self._stop_listening()
         self.draining = True
         for connection in tuple(self.connections):
@@ -154,8 +156,9 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             self._serve_arrived()
 
     def _serve_arrived(self) -> bool:
-        """Handle the frames that are here, until the peer leaves too much unread. Whether it keeps up."""
-        # What is answered at once is flushed below, without another turn of the loop.
+        """Handle the frames received so far, until the peer leaves too much unread. Returns whether the peer keeps
+        up."""
+        # Answers given at once are flushed below, without another turn of the loop.
         self._flush_due = True
         arrived = self._arrived
         try:
@@ -167,7 +170,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
                     self._control_arrived(kind, payload)
         except DecodeError as error:
             self._fatal(ProtocolError(f"a message cannot be decoded: {error}"))
-        except TaoError as error:  # what the greeting refuses
+        except TaoError as error:  # errors that the greeting is rejected with
             self._fatal(error)
         finally:
             self._flush()
@@ -184,7 +187,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     def resume_writing(self) -> None:
         self._blocked_since = None
         self._last_heard = self._loop.time()
-        # Answers to what had arrived may fill the buffer again.
+        # Answers to requests that had arrived may fill the buffer again.
         if self._serve_arrived() and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -199,13 +202,13 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
     # ---- called by the server --------------------------------------------------------------------------------------
 
     def go_away(self) -> None:
-        """Ask the peer to send new requests elsewhere."""
+        """Ask the peer to send new requests to another server."""
         if self._greeted and not self._closing:
             message = frames_pb2.GoAway(message=f"{self._server.name} is draining")
             self._queue(framing.GO_AWAY, message.SerializeToString())
 
     def shut(self) -> None:
-        """Write what has been answered, and close."""
+        """Write the answers given so far, and close."""
         self._flush()
         self._closing = True
         self._blocked_since = self._blocked_since or self._loop.time()
@@ -218,7 +221,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
-        """Cut off a peer that does not read, says nothing, or never greeted."""
+        """Disconnect a peer that does not read, is silent, or never sent a greeting."""
         settings = self._settings
         if self._blocked_since is not None:
             late = now - self._blocked_since > settings.blocked_timeout_seconds
@@ -238,7 +241,8 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
 
     @property
     def unsent_bytes(self) -> int:
-        # The transport holds less than the high-water mark while it is not blocked; asking it costs more than to know.
+        # The transport holds less than the high-water mark while it is not blocked; reading its size costs more than
+        # this.
         return self._out_bytes + (self._transport.get_write_buffer_size() if self._blocked_since is not None else 0)
 
     def _queue(self, kind: int, payload: bytes) -> None:
@@ -257,7 +261,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Hand to the transport what is queued; it says by `pause_writing` when the peer does not keep up."""
+        """Pass the queued answers to the transport, which calls `pause_writing` when the peer does not keep up."""
         if not self._closing:
             self._transport.write(b"".join(self._out))
             if self._transport.get_write_buffer_size() > self._settings.max_unsent_bytes:
@@ -277,7 +281,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
         elif kind == framing.PING and self._greeted:
             self._queue(framing.PONG, payload)
         elif kind != framing.PONG or not self._greeted:
-            raise ProtocolError(f"a frame of kind {kind} has no place there")
+            raise ProtocolError(f"a frame of kind {kind} is not expected here")
 
     def _greet(self, hello: frames_pb2.Hello) -> None:
         if hello.protocol_version != framing.PROTOCOL_VERSION:
@@ -285,7 +289,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
                 f"{self._server.name} speaks version {framing.PROTOCOL_VERSION} of the frame protocol, not "
                 f"{hello.protocol_version}; use gRPC or a matching release"
             )
-        # Not sooner: closing a socket with a greeting unread would lose the answer that says why.
+        # Not sooner: closing a socket with an unread greeting would lose the answer that says why.
         if len(self._server.connections) > self._settings.max_connections:
             raise Overloaded(f"{self._server.name} has {self._settings.max_connections} connections already")
         check_token(self._settings.accepted_tokens, hello.token, hello.role)
@@ -301,7 +305,7 @@ class FrameConnection(ServedConnection, asyncio.Protocol):
             self.go_away()
 
     def _fatal(self, error: TaoError) -> None:
-        """Tell the peer why, and close."""
+        """Send the reason to the peer, and close."""
         _logger.warning("the connection of %s is closed: %s", self.peer, error)
         self._queue(framing.ERROR, error_to_pb(error).SerializeToString())
         self.shut()

@@ -1,7 +1,8 @@
-"""Frames as bytes: ``length u32 | kind u8 | payload``, little-endian, ``length`` counting the payload (no I/O here).
+"""Frames as bytes: ``length u32 | kind u8 | payload``, little-endian; ``length`` counts the payload. Nothing here does
+I/O.
 
-Little-endian like every other integer of the system. A receiver takes what the socket gives it and gets whole frames
-back; a frame larger than the bound is refused when its header is seen, before memory is spent on it.
+Little-endian as every other integer of the system. A receiver passes in what the socket returns and gets whole frames
+back. A frame larger than the bound is rejected when its header is seen, before memory is spent on it.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ ERROR: Final = 8
 HEADER: Final = struct.Struct("<IB")
 HEADER_BYTES: Final = HEADER.size
 MAX_CONTROL_BYTES: Final = 4096
-"""Bound on every payload but requests and answers."""
+"""Bound of every payload except requests and answers."""
 
 pack_header = HEADER.pack
 _unpack_header = HEADER.unpack_from
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:
-    """One whole frame."""
+    """Return one whole frame."""
     return pack_header(len(payload), kind) + payload
 
 
 class FrameDecoder:
-    """Splits a byte stream into ``(kind, payload)``, in order, however it was cut on the way."""
+    """Splits a byte stream into ``(kind, payload)``, in order, regardless of how it was cut on the way."""
 
     __slots__ = ("_held", "_max_payload_bytes", "_needed")
 
@@ -47,11 +48,11 @@ class FrameDecoder:
         self._needed = 0
 
     def feed(self, data: bytes) -> list[tuple[int, bytes]]:
-        """The frames that are complete with ``data``. Raises `ProtocolError` for an oversized one; the stream cannot
-        be read on after that."""
+        """Return the frames that are complete with ``data``. Raises `ProtocolError` for an oversized frame; the stream
+        cannot be read on after that."""
         source: bytes | bytearray = data
         if self._held:
-            # A large frame arrives in hundreds of pieces: they are appended, and looked at once there are enough.
+            # A large frame arrives in hundreds of pieces: they are appended, and parsed once there are enough.
             self._held += data
             if len(self._held) < self._needed:
                 return []

@@ -1,6 +1,7 @@
-"""The client's end of a session over the gRPC stream ``Graph.Session`` (DESIGN.md §11).
+"""The client's end of a session over the gRPC stream ``Graph.Session``.
 
-Dearer per message than frames, but it passes every proxy and load balancer that speaks HTTP/2, and it is always on.
+A message costs more than on frames, but the stream passes every proxy and load balancer that speaks HTTP/2, and every
+server offers it.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ _Call = grpc.aio.StreamStreamCall[bytes, pb.Answer]
 
 
 def channel_options(settings: SessionSettings) -> list[tuple[str, int]]:
-    """What the settings mean to gRPC."""
+    """Return the settings as gRPC channel options."""
     return [
         ("grpc.max_send_message_length", settings.max_message_bytes),
         ("grpc.max_receive_message_length", settings.max_message_bytes),
         ("grpc.keepalive_time_ms", int(settings.ping_interval_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(settings.ping_timeout_seconds * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
-        # A session is one stream: it reconnects under its own backoff (tao.peers), not under gRPC's.
+        # A session is one stream: it reconnects under its own back-off (tao.wire.links), not under gRPC's.
         ("grpc.enable_retries", 0),
-        # Sessions of one process must not end up on one shared connection.
+        # Sessions of one process must not share one connection.
         ("grpc.use_local_subchannel_pool", 1),
     ]
 
 
 def greeting_metadata(credentials: Credentials) -> tuple[tuple[str, str], ...]:
-    """What a Hello says on frames."""
+    """Return as metadata what a Hello says on frames."""
     stated = ((NAME_KEY, credentials.name), (ROLE_KEY, credentials.role))
     return (*stated, (AUTHORIZATION_KEY, BEARER + credentials.token)) if credentials.token else stated
 
@@ -70,7 +71,7 @@ async def connect_grpc(
             call: _Call = method(metadata=greeting_metadata(credentials))
             greeting = await call.initial_metadata()
             names = [value for key, value in greeting or () if key == SERVER_NAME_KEY]
-            if not names or call.done():  # a server says its name first when it accepts; its refusal may lag behind
+            if not names or call.done():  # A server that accepts sends its name first; a rejection may lag behind.
                 raise error_of(await call.code(), await call.details(), await call.trailing_metadata() or ())
     except TimeoutError:
         await channel.close()
@@ -140,7 +141,7 @@ class GrpcSession(NumberedSession):
                     self._out_bytes -= len(message)
                     await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            return  # the reader learns why and tells
+            return  # the reader learns the reason and reports it
 
     async def _read(self) -> None:
         error: TaoError = Unavailable(f"{self._address} has ended the session")
@@ -154,7 +155,7 @@ class GrpcSession(NumberedSession):
         except grpc.aio.AioRpcError as failed:
             error = error_of(failed.code(), failed.details(), failed.trailing_metadata() or ())
         except asyncio.CancelledError:
-            # The call was cancelled by `_end`; a task cancelled from outside goes the same way.
+            # `_end` has cancelled the call; a task cancelled from outside takes the same way.
             error = Unavailable(f"the session with {self._address} was cancelled")
         finally:
             self._end(error)

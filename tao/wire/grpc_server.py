@@ -1,7 +1,8 @@
-"""gRPC: the stream ``Graph.Session``, every unary method, health and reflection (DESIGN.md §11).
+"""gRPC: the stream ``Graph.Session``, every unary method, health and reflection.
 
-Always on, for any language. A unary call is one request of the message layer and goes to the same handler as a
-session's; this module adds no meaning of its own. Health and reflection answer everyone: a load balancer has no token.
+It is always on, for any language. A unary call is one request of the message layer and goes to the same handler as a
+session's request; this module adds no meaning of its own. Health and reflection answer everyone, because a load
+balancer has no token.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 from tao.model.errors import TaoError, TooLarge
 from tao.wire.address import TcpAddress, parse_address
 from tao.wire.convert import error_to_pb
+from tao.wire.grpc_calls import Context, SessionStream, UnaryCall, WatchStream, parsed
 from tao.wire.grpc_client import AUTHORIZATION_KEY, BEARER, NAME_KEY, ROLE_KEY, SERVER_NAME_KEY
-from tao.wire.grpc_streams import Context, SessionStream, UnaryCall, WatchStream, parsed
 from tao.wire.identity import PeerIdentity, check_token
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
@@ -31,9 +32,8 @@ SERVICE = graph_pb2.DESCRIPTOR.services_by_name["Graph"].full_name
 
 
 class GrpcServer:
-    """Serves sessions by one handler and unary calls by it or another. ``name`` and ``topology_version`` are told to
-    whoever opens a session; ``choose_shard`` says where an object goes that is added by a unary call without saying
-    near what."""
+    """Serves sessions and unary calls by handlers. ``name`` and ``topology_version`` are sent to every peer that opens
+    a session. ``choose_shard`` chooses the shard of an object that a unary call adds without naming a neighbour."""
 
     def __init__(
         self,
@@ -46,7 +46,8 @@ class GrpcServer:
         unary_handler: RequestHandler | None = None,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """``unary_handler``: for unary calls, whose callers know no topology; None: ``handler`` serves them too."""
+        """``unary_handler`` serves unary calls, whose callers do not know the topology; None: ``handler`` serves them
+        too."""
         self._handler = handler
         self._unary_handler = unary_handler or handler
         self._settings = settings
@@ -61,7 +62,8 @@ class GrpcServer:
         self._draining = False
 
     async def start(self, address: str) -> str:
-        """Listen there; returns the address with the port that was got. Raises `OSError` when it is taken."""
+        """Listen on the address. Returns it with the port that was assigned. Raises `OSError` when the port is
+        taken."""
         where = parse_address(address)
         server = grpc.aio.server(
             maximum_concurrent_rpcs=self._settings.max_connections, options=server_options(self._settings)
@@ -84,8 +86,8 @@ class GrpcServer:
         return str(TcpAddress(where.host, port)) if isinstance(where, TcpAddress) else str(where)
 
     async def drain(self, grace_seconds: float) -> None:
-        """Turn NOT_SERVING, ask sessions to go, and wait until requests with a deadline have been answered or the grace
-        has passed. Requests that come meanwhile are served. Series go on until `close`."""
+        """Report NOT_SERVING, ask sessions to leave, and wait until requests with a deadline have been answered or the
+        grace period has passed. Requests that come meanwhile are served. Series go on until `close`."""
         self._draining = True
         await self._health.enter_graceful_shutdown()
         for stream in tuple(self._streams):
@@ -172,7 +174,7 @@ class GrpcServer:
 
 
 def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
-    """What the settings mean to gRPC."""
+    """Return the settings as gRPC server options."""
     silence_ms = int(settings.silence_timeout_seconds * 1000)
     return [
         ("grpc.max_send_message_length", settings.max_message_bytes),
@@ -180,10 +182,10 @@ def server_options(settings: ServingSettings) -> list[tuple[str, int]]:
         ("grpc.keepalive_time_ms", silence_ms // 2),
         ("grpc.keepalive_timeout_ms", silence_ms // 2),
         ("grpc.http2.max_pings_without_data", 0),
-        # Clients ping every few seconds by setting; the default would disconnect them for it.
+        # Clients ping every few seconds by setting; gRPC's default would disconnect them for it.
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 500),
         ("grpc.http2.max_ping_strikes", 0),
-        # Two servers on one port would share its clients by chance.
+        # Two servers on one port would share its clients at random.
         ("grpc.so_reuseport", 0),
     ]
 

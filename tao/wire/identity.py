@@ -1,8 +1,8 @@
-"""Who is at the other end: the name and role that a peer states, and the shared secret that vouches for it.
+"""Identities of peers: the name and role that a peer states, and the shared secret that proves them.
 
 Servers and clients may have different tokens, so that an application that leaks its own cannot pose as a server. A
 server may accept several of each, so that a secret can be changed while everything runs: first the servers accept old
-and new, then everyone shows the new one, then the old one goes.
+and new, then every process shows the new one, then the old one is removed.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Final
 from tao.model.errors import SettingsError, Unauthorized
 
 VOUCHED_ROLES: Final = frozenset({"leader", "follower", "tailer", "operator"})
-"""What only a server's token vouches for; see `tao.serving.authority` for what each may do."""
+"""Roles that only a server's token proves; see `tao.serving.access_rules` for what each may do."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerIdentity:
-    """The process at the other end, as it calls itself. ``address`` is where its connection comes from, for logs."""
+    """The process at the other end, as it names itself. ``address`` is where its connection comes from, for logs."""
 
     name: str
     role: str
@@ -28,7 +28,7 @@ class PeerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a process shows when it connects. ``token`` empty: the servers ask for none."""
+    """The credentials that a process shows when it connects. ``token`` is empty when the servers ask for none."""
 
     name: str
     role: str
@@ -37,8 +37,8 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedTokens:
-    """What vouches for peers: one of ``servers`` for any role, one of ``clients`` for none but that of a client. Both
-    empty: whoever reaches the port is believed. Without ``clients``, clients show the servers' token.
+    """The accepted tokens: one of ``servers`` proves any role, one of ``clients`` only the role of a client. When both
+    are empty, every peer that reaches the port is believed. Without ``clients``, clients show the servers' token.
 
     Raises `SettingsError` for tokens of clients alone, which would leave servers without any.
     """
@@ -54,13 +54,13 @@ class AcceptedTokens:
 
     @classmethod
     def of(cls, token: str, client_token: str) -> AcceptedTokens:
-        """From settings, where an empty text is none. Raises as the constructor."""
+        """Make tokens from settings, where an empty text means none. Raises as the constructor does."""
         return cls((token,) if token else (), (client_token,) if client_token else ())
 
 
 def check_token(accepted: AcceptedTokens, shown: str, role: str) -> None:
-    """Raises `Unauthorized` unless nothing is asked for, or ``shown`` vouches for ``role``. Takes as long for a token
-    that is nearly right as for one that is not, so that it cannot be guessed piece by piece."""
+    """Raise `Unauthorized` unless no token is asked for, or ``shown`` proves ``role``. The check takes equally long for
+    a token that is nearly right, so that it cannot be guessed piece by piece."""
     if not accepted.servers:
         return
     of_servers = [hmac.compare_digest(token.encode(), shown.encode()) for token in accepted.servers]
@@ -68,6 +68,6 @@ def check_token(accepted: AcceptedTokens, shown: str, role: str) -> None:
     if any(of_servers):
         return
     if not any(of_clients):
-        raise Unauthorized("the token shown is missing or wrong; set the one that the servers accept")
+        raise Unauthorized("the token is missing or wrong; set the one that the servers accept")
     if role in VOUCHED_ROLES:
-        raise Unauthorized(f"the token shown is that of clients; as {role} a peer shows the servers' token")
+        raise Unauthorized(f"this is the clients' token; a peer with the role {role} must send the servers' token")

@@ -1,8 +1,8 @@
-"""The one port of both transports: numbered requests, answers in any order (DESIGN.md §11).
+"""The one port of both transports: numbered requests, answers in any order.
 
 A role that asks holds a `Session`; a role that serves is a `RequestHandler` and answers through a `Reply`. Neither
-learns whether gRPC or frames carried the message. Everything on the way is synchronous, because a cache hit must not
-cost a task: answers come by callback, and whoever prefers to wait uses `Session.ask`.
+knows whether gRPC or frames carried the message. Everything on the way is synchronous, because a cache hit must not
+cost a task: answers come by callback, and `Session.ask` is there for callers that prefer to await.
 """
 
 from __future__ import annotations
@@ -22,80 +22,86 @@ UNANSWERED_KINDS: Final = frozenset({"acknowledge", "forget"})
 """Bodies of requests that have no answer."""
 
 AnswerHandler = Callable[[pb.Answer], None]
-"""Called once per answer, never from within `Session.send`. Exactly one call has ``more=False``, and it may carry an
-``error``: of the server, or of the way there."""
+"""Called once per answer, never from within `Session.send`. Exactly one call has ``more=False``. It may carry an
+``error`` of the server or of the connection."""
 
 
 class Observer(Protocol):
-    """Who wants to know how a server does. Told of every request with a deadline, cheaply: once per message."""
+    """Observes how a server performs. It is called for every request with a deadline, once per message, so it must be
+    cheap."""
 
     def answered(self, seconds: float) -> None:
-        """The first part of an answer came so long after its request was sent; minus infinity for further parts,
-        and for what comes too late."""
+        """Note that the first part of an answer came this many seconds after its request was sent; minus infinity for
+        further parts, and for answers that come too late."""
 
     def timed_out(self, seconds: float) -> None:
-        """Nothing of an answer came in all the time that its request had."""
+        """Note that no part of an answer came in all the time that its request had."""
 
 
 class Session(Protocol):
     """The client's side of one connection."""
 
     observer: Observer | None
-    """Told how requests fare; nobody at first."""
+    """The observer of requests; none at first."""
 
     @property
     def is_open(self) -> bool:
-        """New requests may be sent. False also while the server drains: what was sent before is still answered."""
+        """Return whether new requests may be sent. It is False also while the server drains: earlier requests are still
+        answered."""
 
     @property
     def server_name(self) -> str:
-        """As the server calls itself."""
+        """Return the server's name for itself."""
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
-        """Fill in ``number`` and ``deadline_ms``, send, and return the number. Never raises: what goes wrong becomes an
-        answer with ``error``.
+        """Fill in ``number`` and ``deadline_ms``, send the request, and return the number. Never raises: every failure
+        becomes an answer with ``error``.
 
-        ``timeout_seconds=math.inf`` is for series (Watch, Subscribe). An Acknowledge has no answer, and neither
-        has a Forget, which ends what ``on_answer`` has asked under that number and nothing else: numbers of a session
-        before mean others here. A *write* that may
-        have reached the server fails as OUTCOME_UNKNOWN, everything else as UNAVAILABLE when the connection breaks and
-        as DEADLINE_EXCEEDED when its time is up; TOO_LARGE and OVERLOADED mean that nothing was sent."""
+        ``timeout_seconds=math.inf`` is for series (Watch, Subscribe). An Acknowledge has no answer. A Forget has none
+        either; it ends the request that ``on_answer`` sent under that number and no other, because numbers of an
+        earlier session mean other requests here.
+
+        When the connection breaks, a request fails as UNAVAILABLE; when its time is up, as DEADLINE_EXCEEDED. A *write*
+        that may have reached the server fails as OUTCOME_UNKNOWN instead. TOO_LARGE and OVERLOADED mean that nothing
+        was sent.
+        """
 
     def forget(self, number: int) -> None:
-        """The caller wants no more answers of that number. A series is ended at the server, too."""
+        """Drop the request: the caller wants no more answers. A series is ended at the server, too."""
 
     async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
-        """Send and wait for the whole answer; one that comes in parts is put together. Raises the `TaoError` that the
-        answer carries. Cancelling it forgets the request."""
+        """Send the request and wait for the whole answer; parts are joined. Raises the `TaoError` that the answer
+        carries. Cancelling it forgets the request."""
 
     async def retire(self) -> None:
-        """Take no new requests, end series as UNAVAILABLE, wait for the other answers until their deadlines, close."""
+        """Accept no new requests, end series as UNAVAILABLE, wait for the other answers until their deadlines, then
+        close."""
 
     async def close(self) -> None:
-        """Close; requests unanswered fail."""
+        """Close the session; unanswered requests fail."""
 
 
 class Reply(Protocol):
-    """How the server answers one request; given to the handler with it. May be kept as long as the answer takes."""
+    """The way in which the server answers one request. The handler may keep it as long as the answer takes."""
 
     @property
     def peer(self) -> PeerIdentity:
-        """Who asked."""
+        """Return the identity of the peer that sent the request."""
 
     @property
     def closed(self) -> bool:
-        """Nobody waits any more: the peer is gone or has forgotten the request. Work for it may stop."""
+        """Return whether the peer has gone or has forgotten the request. Work for it may stop."""
 
     def send(self, answer: pb.Answer) -> None:
-        """Send a part (``more=True``) or the last of the answer. Fills in ``number``; the message is encoded at once,
-        so it may be changed and sent to others. Dropped when nobody waits."""
+        """Send a part (``more=True``) or the last part of the answer, with its ``number`` filled in. The message is
+        encoded at once, so it may be changed and sent to others. It is dropped when the peer has gone."""
 
     def on_close(self, callback: Callable[[], None]) -> None:
         """Call back once when `closed` becomes true before the last answer was sent; at once when it already is."""
 
 
 class RequestHandler(Protocol):
-    """What a role serves."""
+    """The server's side of a role."""
 
     def handle(self, request: pb.Request, reply: Reply) -> None:
         """Answer now, or start tasks that will. A `TaoError` raised here becomes the answer; any other exception is
@@ -103,5 +109,5 @@ class RequestHandler(Protocol):
 
 
 def failure(error: TaoError) -> pb.Answer:
-    """The last answer to a request that failed as a whole."""
+    """Return the last answer to a request that failed as a whole."""
     return pb.Answer(error=error_to_pb(error))

@@ -1,7 +1,7 @@
-"""Errors as gRPC statuses, by the book, and back.
+"""Errors as gRPC statuses, and back.
 
-A status code tells a program that knows nothing of this system what to do; the exact reason stands in the trailing
-metadata, and with it the error is rebuilt as it was raised.
+A status code tells a program that knows nothing of this system what to do. The exact reason stands in the trailing
+metadata, from which the error is rebuilt as it was raised.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from tao.wire.v1 import session_pb2 as pb
 REASON_KEY: Final = "tao-reason"
 TOPOLOGY_VERSION_KEY: Final = "tao-topology-version"
 
-# The first class that an error is an instance of decides. What another server may answer is UNAVAILABLE (not mine,
-# stale); what may pass once the caller starts over is ABORTED; an unknown outcome is UNKNOWN, which no client library
-# repeats by itself.
+# The first class that an error is an instance of decides. An error after which another server may answer is UNAVAILABLE
+# (not mine, stale); one that may pass once the caller starts over is ABORTED; an unknown outcome is UNKNOWN, which no
+# client library repeats by itself.
 _CODES: Final[tuple[tuple[type[TaoError], grpc.StatusCode], ...]] = (
     (Unauthorized, grpc.StatusCode.UNAUTHENTICATED),
     (RequestError, grpc.StatusCode.INVALID_ARGUMENT),
@@ -54,12 +54,12 @@ _CODES: Final[tuple[tuple[type[TaoError], grpc.StatusCode], ...]] = (
 
 
 def status_of(error: TaoError) -> grpc.StatusCode:
-    """The status code of an error."""
+    """Return the status code of an error."""
     return next(code for kind, code in _CODES if isinstance(error, kind))
 
 
 def trailers_of(error: pb.Error) -> tuple[tuple[str, str], ...]:
-    """The trailing metadata that goes with the status."""
+    """Return the trailing metadata that goes with the status."""
     reason = ((REASON_KEY, error.reason),)
     if not error.topology_version:
         return reason
@@ -67,7 +67,7 @@ def trailers_of(error: pb.Error) -> tuple[tuple[str, str], ...]:
 
 
 def error_of(code: grpc.StatusCode, details: str | None, trailers: Iterable[tuple[str, str | bytes]]) -> TaoError:
-    """The error that a call ended with. One without a reason comes from gRPC itself or from something between."""
+    """Return the error that a call ended with. One without a reason comes from gRPC itself or from a proxy."""
     found = {key: value for key, value in trailers if isinstance(value, str)}
     message = details or code.name
     if REASON_KEY in found:

@@ -1,8 +1,8 @@
-"""TLS for both transports out of the same PEM files: certificates are issued once per server, not per protocol.
+"""TLS for both transports from the same PEM files: certificates are issued once per server, not per protocol.
 
 With ``authorities`` a server demands a certificate of its peers, and a client trusts those authorities instead of the
-system's. A server is both: it shows the same certificate to those who call and to those whom it calls. Files are read
-when a process starts.
+system's. A server is both: it shows the same certificate to its callers and to the servers that it calls. Files are
+read when a process starts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ class TlsFiles:
     """Shown to peers, with the chain up to the authority. It names the host that the topology advertises."""
 
     private_key: Path | None = None
-    """Readable by this process' account only."""
+    """Readable by this process's account only."""
 
     authorities: Path | None = None
-    """Whose certificates are trusted. None: those of the system, and a server asks its peers for no certificate."""
+    """The authorities whose certificates are trusted. None: the system's; a server then asks its peers for no
+    certificate."""
 
     demand_certificates: bool = True
-    """False: a server with ``authorities`` takes peers without a certificate too, and tokens say who is who."""
+    """False: a server with ``authorities`` accepts peers without a certificate too, and tokens prove their identity."""
 
     @property
     def if_set(self) -> TlsFiles | None:
-        """None when no file is named: plain connections."""
+        """Return the TLS files, or None when no file is named: plain connections."""
         return None if self == TlsFiles() else self
 
     def server_context(self) -> ssl.SSLContext:
-        """For frames. Raises `SettingsError` when a file cannot be used."""
+        """Return the server's context for frames. Raises `SettingsError` when a file cannot be used."""
         certificate, private_key = self._own_pair()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -48,7 +49,7 @@ class TlsFiles:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For frames. Raises `SettingsError` when a file cannot be used."""
+        """Return the client's context for frames. Raises `SettingsError` when a file cannot be used."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         if self.authorities is None:
@@ -57,14 +58,14 @@ class TlsFiles:
         return context
 
     def server_credentials(self) -> grpc.ServerCredentials:
-        """For gRPC. Raises `SettingsError` when a file cannot be read."""
+        """Return the server's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
         certificate, private_key = self._own_pair()
         pair = (_read(private_key), _read(certificate))
         authorities = _read(self.authorities) if self.authorities is not None and self._demanding else None
         return grpc.ssl_server_credentials([pair], authorities, require_client_auth=self._demanding)
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For gRPC. Raises `SettingsError` when a file cannot be read."""
+        """Return the client's credentials for gRPC. Raises `SettingsError` when a file cannot be read."""
         authorities = None if self.authorities is None else _read(self.authorities)
         private_key = None if self.private_key is None else _read(self.private_key)
         certificate = None if self.certificate is None else _read(self.certificate)

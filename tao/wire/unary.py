@@ -1,7 +1,7 @@
-"""The unary methods of service Graph as what they are: a request of the message layer, and a part of its answer.
+"""The unary methods of service Graph: each is a request of the message layer and a part of its answer.
 
-One table; the server runs every row the same way, so that a plain gRPC client in any language meets the very code that
-serves sessions. `data` is passed through, edge blocks become `Edge` messages, and absence is an answer.
+There is one table, and the server runs every row in the same way, so that a plain gRPC client in any language uses the
+very code that serves sessions. `data` is passed through, edge blocks become `Edge` messages, and absence is an answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ChooseShard = Callable[[], int]
 
 
 class UnaryMethod(msgspec.Struct, frozen=True):
-    """``to_request`` may raise a `RequestError`, ``to_reply`` the error that the answer carries."""
+    """One method. ``to_request`` may raise a `RequestError`, ``to_reply`` the error that the answer carries."""
 
     name: str
     asked: type[Message]
@@ -35,7 +35,7 @@ class UnaryMethod(msgspec.Struct, frozen=True):
 
 
 def unary_methods(choose_shard: ChooseShard) -> list[UnaryMethod]:
-    """All of them. ``choose_shard`` says where a new object goes that is not to be near another."""
+    """Return all methods. ``choose_shard`` chooses the shard of a new object that names no neighbour."""
 
     def obj_add(asked: graph.ObjAddRequest) -> pb.Request:
         shard = 0
@@ -113,7 +113,7 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
 
 def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
     if len(asked.id2s) > MAX_ID2_SET:
-        raise TooLarge(f"{len(asked.id2s)} id2s are more than {MAX_ID2_SET}; ask in parts")
+        raise TooLarge(f"{len(asked.id2s)} id2s in one query; ask for at most {MAX_ID2_SET} at a time")
     batch = pb.ReadBatch(
         get_id1s=[asked.id1],
         get_atypes=[asked.atype],
@@ -128,7 +128,8 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
 
 
 def _read(batch: pb.ReadBatch, after: str, key_id: int, atype: int = 0) -> pb.Request:
-    """The request of one query, no older than the token ``after`` says. Raises `InvalidArgument` for what is none."""
+    """Return the request of one query, whose answer must be no older than the token ``after``. Raises `InvalidArgument`
+    for a text that is no token."""
     if after:
         token = WriteToken.from_text(after)
         minimum = token.minimum_of_list(ListKey(key_id, atype)) if atype else token.minimum_of_object(key_id)

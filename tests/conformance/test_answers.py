@@ -1,4 +1,4 @@
-"""Both twins of the answers from a cached list: each against plain lists of edges, and against each other."""
+"""Answers from a cached list, in both implementations: each against plain lists of edges, and against each other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tao.cache import answers_twin
+from tao.cache import answers_python
 from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.model.changes import sort_edges
 from tao.model.edge_block import COMPLETE, HAS_DATA, PREFIX, check_block, decode_block, encode_block, header
@@ -24,7 +24,7 @@ MOST = (1 << 64) - 1
 needs_compiled = pytest.mark.skipif(not HAS_COMPILED, reason="no compiled core in this environment")
 
 
-@pytest.fixture(params=["tao.cache.answers_twin", pytest.param(COMPILED, marks=needs_compiled)])
+@pytest.fixture(params=["tao.cache.answers_python", pytest.param(COMPILED, marks=needs_compiled)])
 def core(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(request.param)
 
@@ -63,7 +63,7 @@ def times_in(block: bytes | None) -> list[int] | None:
 
 
 class Shard:
-    """As much of `tao.cache.shard.CachedShard` as answers look at."""
+    """The part of `tao.cache.shard.CachedShard` that answers use."""
 
     def __init__(self) -> None:
         self.objects = {5: b"12345678five", 6: b""}
@@ -75,7 +75,7 @@ class Shard:
         return self.other_objects[0].get(key, b"")
 
 
-def test_an_answer_credits_its_entry_with_a_use_and_a_miss_nobody(core: ModuleType) -> None:
+def test_an_answer_credits_its_entry_with_a_use_and_a_miss_credits_no_entry(core: ModuleType) -> None:
     credits_of = bytearray(31)
     hits = core.Hits({0: Shard()}, credits_of)
     assert hits.objects([5, 6, 8, 9, 1 << 60]) == [b"12345678five", None, b"12345678eight", None, None]
@@ -158,27 +158,27 @@ def test_a_count_answers_ranges_that_begin_beyond_it(core: ModuleType) -> None:
 @given(blocks(), numbers, numbers)
 @example(block_of(50, 40, 30, count=9), MOST, MOST)
 def test_twins_answer_ranges_alike(block: bytes, pos: int, limit: int) -> None:
-    assert compiled().range_answer(block, pos, limit) == answers_twin.range_answer(block, pos, limit)
+    assert compiled().range_answer(block, pos, limit) == answers_python.range_answer(block, pos, limit)
 
 
 @needs_compiled
 @given(blocks(), numbers, numbers, numbers, st.just(0) | id2s | numbers)
 def test_twins_answer_time_ranges_alike(block: bytes, high: int, low: int, limit: int, below: int) -> None:
-    expected = answers_twin.time_range_answer(block, high, low, limit, below)
+    expected = answers_python.time_range_answer(block, high, low, limit, below)
     assert compiled().time_range_answer(block, high, low, limit, below) == expected
 
 
 @needs_compiled
 @given(blocks(), id2s | numbers, numbers, numbers)
 def test_twins_find_edges_alike(block: bytes, id2: int, high: int, low: int) -> None:
-    assert compiled().edge_answer(block, id2, high, low) == answers_twin.edge_answer(block, id2, high, low)
+    assert compiled().edge_answer(block, id2, high, low) == answers_python.edge_answer(block, id2, high, low)
 
 
 @needs_compiled
 @given(numbers, numbers, numbers)
 def test_twins_answer_beyond_a_count_alike(version: int, count: int, pos: int) -> None:
     value = encode_count(version, count)
-    assert compiled().beyond_answer(value, pos) == answers_twin.beyond_answer(value, pos)
+    assert compiled().beyond_answer(value, pos) == answers_python.beyond_answer(value, pos)
 
 
 @needs_compiled
@@ -202,7 +202,7 @@ def test_a_damaged_block_is_never_read_beyond(block: bytes, data: st.DataObject)
         check_block(held)
     except ProtocolError:
         return
-    assert or_refused("range_answer", held, (pos, limit)) == answers_twin.range_answer(held, pos, limit)
+    assert or_refused("range_answer", held, (pos, limit)) == answers_python.range_answer(held, pos, limit)
 
 
 def or_refused(question: str, block: bytes, arguments: Sequence[int]) -> bytes | None:

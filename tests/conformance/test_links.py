@@ -1,4 +1,4 @@
-"""Links over every transport: connecting, failing at once, coming back, leaving a server that drains."""
+"""Links over every transport: they connect, fail at once, reconnect, and leave a server that drains."""
 
 import asyncio
 import contextlib
@@ -8,13 +8,13 @@ import pytest
 from tao.model.errors import (
     Unavailable,
 )
-from tao.peers.links import Links, LinkSettings
 from tao.routing.failure_detector import DetectorSettings
+from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import SessionSettings
 from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Rig, echo, read, until
 
 
-async def test_nobody_listens_where_a_session_is_wanted(rig: Rig) -> None:
+async def test_a_connection_to_an_address_without_a_listener_is_unavailable(rig: Rig) -> None:
     server = await rig.serve()
     await server.close()
     rig.forget_socket()

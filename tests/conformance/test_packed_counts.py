@@ -1,4 +1,4 @@
-"""Both twins of the packed counts: each against a dictionary, and against each other, displacement for displacement."""
+"""Packed counts, in both implementations: each against a dictionary, and against each other, eviction for eviction."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tao.cache import packed_twin
+from tao.cache import packed_python
 from tao.model.graph import decode_count, encode_count
+from tests.rigs.effort import examples
 from tests.rigs.versions import make_version
 
 COMPILED = "tao.cache.packed_core"
@@ -21,7 +22,7 @@ HAS_COMPILED = importlib.util.find_spec(COMPILED) is not None
 
 def twins() -> list[Any]:  # `Any`: the compiled module has the twin's interface and no common type
     missing = pytest.mark.skipif(not HAS_COMPILED, reason="no compiled core in this environment")
-    return [pytest.param("tao.cache.packed_twin"), pytest.param(COMPILED, marks=missing)]
+    return [pytest.param("tao.cache.packed_python"), pytest.param(COMPILED, marks=missing)]
 
 
 @pytest.fixture(params=twins())
@@ -142,8 +143,8 @@ def test_a_closed_number_is_forgotten_at_once_and_swept_in_steps(core: ModuleTyp
 
 
 def test_numbers_run_out_without_harm() -> None:
-    store = packed_twin.PackedStore(8, 8)
-    store._holders.extend([None] * packed_twin.MAX_NUMBER)
+    store = packed_python.PackedStore(8, 8)
+    store._holders.extend([None] * packed_python.MAX_NUMBER)
     counts = store.open(1, {})
     assert (counts.number, counts.put(1, value(1)), counts.get(1), counts.drop(1)) == (0, 0, None, False)
 
@@ -162,6 +163,12 @@ def test_all_keys_of_a_number_are_found_by_scanning(core: ModuleType) -> None:
     assert sorted(found) == [key for key in range(300) if one.peek(key)]
 
 
+def test_a_scan_of_the_last_bucket_ends_where_no_short_buckets_follow(core: ModuleType) -> None:
+    counts = core.PackedStore(8, 0).open(1, {})
+    counts.put(7 << 47, value(1))
+    assert counts.scan(7, 1)[1] == -1
+
+
 keys = st.integers(0, 40).map(lambda place: (7 << 47) + place * 64)
 versions = st.sampled_from([(1, 0), (1, 1), (1, 5000), (2, 9), (3, 1 << 22), (20, 3)])
 
@@ -171,7 +178,7 @@ class TwinsMachine(RuleBasedStateMachine):
     @initialize(buckets=st.sampled_from([0, 8, 16]), short=st.sampled_from([0, 8]))
     def start(self, buckets: int, short: int) -> None:
         self.stores = [importlib.import_module(COMPILED).PackedStore(buckets, short)]
-        self.stores.append(packed_twin.PackedStore(buckets, short))
+        self.stores.append(packed_python.PackedStore(buckets, short))
         self.views: list[list[Any]] = []
         self.known: list[dict[int, bytes]] = []
 
@@ -244,5 +251,5 @@ class TwinsMachine(RuleBasedStateMachine):
 
 TestTwins = TwinsMachine.TestCase
 TestTwins.settings = settings(
-    max_examples=100, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from tao.client import ClientSettings, Credentials, Unauthorized, Unavailable, connect
 from tao.model.graph import encode_object
 from tao.model.topology import CacheServer, Tier
-from tao.peers.links import LinkSettings
 from tao.topology.document import dump_topology
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.identity import AcceptedTokens
+from tao.wire.links import LinkSettings
 from tao.wire.session import Reply
 from tao.wire.settings import ServingSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -126,18 +126,18 @@ async def test_a_change_of_topology_reaches_the_client(region: Region) -> None:
         await until(lambda: graph.topology.version == 2)
 
 
-async def test_wrong_credentials_are_told_as_such(region: Region) -> None:
+async def test_wrong_credentials_are_reported_as_such(region: Region) -> None:
     with pytest.raises(Unauthorized):
         await connect(region.address, settings=region.settings, credentials=Credentials("web-1", "client", "wrong"))
 
 
-async def test_nobody_at_the_address_is_told_as_such(region: Region) -> None:
+async def test_an_address_without_a_server_is_reported_as_such(region: Region) -> None:
     await region.close()
     with pytest.raises(Unavailable):
         await connect(region.address, settings=region.settings, credentials=region.credentials)
 
 
-async def test_more_large_objects_than_one_answer_holds_come_all_the_same(region: Region) -> None:
+async def test_more_large_objects_than_one_answer_holds_are_all_read(region: Region) -> None:
     ids = range(1, 81)
     region.cluster.objects = {each: encode_object(1, 1, bytes(1_000_000)) for each in ids}
     async with connect(region.address, settings=region.settings, credentials=region.credentials) as graph:

@@ -1,4 +1,4 @@
-"""Every spool keeps what it was given, in order, and says so when it could not: SQLite's and the one of the models."""
+"""Every spool, SQLite's and the models', keeps what it was given, in order, and reports when it could not."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def test_rows_are_read_by_shard_after_a_position_in_their_order(reopen: Re
     assert [each.messages for each in await read(spool, 2, 0)] == [row(2, 6).messages]
 
 
-async def test_a_reading_that_is_cut_goes_on_after_its_last_row(reopen: Reopen) -> None:
+async def test_an_interrupted_read_continues_after_its_last_row(reopen: Reopen) -> None:
     spool = await reopen()
     await append(spool, [row(1, 7) for _ in range(3)], [mark(1, 6, 7)])
     first = await read(spool, 1, 6, 1)

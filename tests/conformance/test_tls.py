@@ -1,4 +1,4 @@
-"""TLS out of the same PEM files on both transports: servers among themselves, clients, and those who are nobody."""
+"""TLS from the same PEM files on both transports: between servers, with clients, and with unknown peers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer
-from tao.peers.links import Links, LinkSettings
-from tao.serving.faces import Faces
+from tao.serving.listeners import Listeners
 from tao.wire.identity import AcceptedTokens, Credentials
+from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings
 from tao.wire.tls import TlsFiles
 from tests.conformance.transport_rig import ME, PATIENT_SECONDS, Handler, read
@@ -28,13 +28,13 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> TestAuthority:
 
 
 class Served:
-    """Faces on loopback, and links to them by either transport."""
+    """Listeners on loopback, and links to them by either transport."""
 
     def __init__(self, tls: TlsFiles) -> None:
         grpc, frames = (f"127.0.0.1:{port}" for port in free_ports(2))
         self.server = CacheServer(name="follower-1", grpc=grpc, frames=frames)
         settings = ServingSettings(accepted_tokens=AcceptedTokens.of("secret", ""))
-        self.faces = Faces(self.server, Handler(), settings, lambda: 1, lambda: 0, tls=tls)
+        self.faces = Listeners(self.server, Handler(), settings, lambda: 1, lambda: 0, tls=tls)
 
     async def ask(self, transport: str, tls: TlsFiles | None, credentials: Credentials = PEER) -> list[bytes]:
         links = Links(LinkSettings(transport="grpc" if transport == "grpc" else "frames"), credentials, tls)
@@ -70,7 +70,7 @@ async def test_peers_with_certificates_of_the_same_authority_talk_and_others_do_
     for outsider in (None, TlsFiles(authorities=authority.file), stranger):
         with pytest.raises(Unavailable):
             await demanding.ask(transport, outsider)
-    with pytest.raises(Unauthorized):  # who it is, is still the token's to say
+    with pytest.raises(Unauthorized):  # the token still decides who the peer is
         await demanding.ask(transport, leader, ME)
 
 

@@ -1,4 +1,5 @@
-"""One suite for both transports: whatever a role may rely on holds over frames (TCP, Unix socket) and over gRPC."""
+"""One suite for both transports: the guarantees that roles rely on hold over frames (TCP, Unix socket) and over
+gRPC."""
 
 import asyncio
 import math
@@ -45,7 +46,7 @@ async def test_an_answer_carries_what_the_handler_sent(rig: Rig) -> None:
     assert session.is_open
 
 
-async def test_the_server_knows_who_asks_and_how_much_time_is_left(rig: Rig) -> None:
+async def test_the_server_knows_its_peer_and_how_much_time_is_left(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect(credentials=Credentials("web-1", "client"))
     taken = Taken()
@@ -85,7 +86,7 @@ async def test_an_answer_in_parts_is_put_together(rig: Rig) -> None:
     assert [part.more for part in taken] == [True, False]
 
 
-async def test_a_series_goes_on_until_it_is_forgotten(rig: Rig) -> None:
+async def test_a_series_goes_on_until_it_is_cancelled(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect()
     taken = Taken()
@@ -105,14 +106,14 @@ async def test_a_series_goes_on_until_it_is_forgotten(rig: Rig) -> None:
     assert len(taken) == 3
 
 
-async def test_a_series_that_a_request_forgets_leaves_its_place_and_no_other_does(rig: Rig) -> None:
+async def test_a_series_that_a_request_ends_frees_its_place_and_no_other_does(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect(SessionSettings(max_unanswered=1))
     taken = Taken()
     number = session.send(pb.Request(watch=pb.Watch()), math.inf, taken.append)
     await until(lambda: bool(rig.handler.series))
     forget = pb.Request(forget=pb.Forget(forgotten_number=number))
-    session.send(forget, math.inf, Taken().append)  # whose number meant something in another session
+    session.send(forget, math.inf, Taken().append)  # its number belonged to a request of another session
     with pytest.raises(Overloaded):
         await session.ask(read(1), PATIENT_SECONDS)
     session.send(forget, math.inf, taken.append)
@@ -132,7 +133,7 @@ async def test_an_acknowledgement_has_no_answer(rig: Rig) -> None:
 
 
 class Observed:
-    """An `Observer` that keeps what it is told."""
+    """An `Observer` that records its calls."""
 
     def __init__(self) -> None:
         self.answered_after: list[float] = []
@@ -194,7 +195,7 @@ async def test_when_the_connection_breaks_reads_are_unavailable_and_writes_unkno
     assert all(reply.closed for reply in rig.handler.held)
 
 
-async def test_a_cancelled_ask_is_forgotten(rig: Rig) -> None:
+async def test_a_cancelled_request_leaves_nothing_behind(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect()
     asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
@@ -266,7 +267,7 @@ async def test_a_value_that_fits_no_message_is_an_error_of_its_query_alone(rig: 
     assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
 
 
-async def test_too_large_a_request_costs_the_sender_its_connection_and_nobody_else(rig: Rig) -> None:
+async def test_too_large_a_request_costs_only_its_sender_the_connection(rig: Rig) -> None:
     await rig.serve(ServingSettings(max_message_bytes=10_000))
     rude, other = await rig.connect(), await rig.connect()
     with pytest.raises((Unavailable, TooLarge, Exception)) as caught:
@@ -283,7 +284,7 @@ async def test_a_large_answer_arrives_whole(rig: Rig) -> None:
     assert answer.read.values[1] == b"x" * 5_000_000
 
 
-async def test_more_unanswered_requests_than_the_server_bears_are_refused(rig: Rig) -> None:
+async def test_more_unanswered_requests_than_the_server_allows_are_rejected(rig: Rig) -> None:
     await rig.serve(ServingSettings(max_unanswered=2))
     session = await rig.connect()
     asked = [asyncio.ensure_future(session.ask(read(n, critical=True), PATIENT_SECONDS)) for n in range(2)]
@@ -296,7 +297,7 @@ async def test_more_unanswered_requests_than_the_server_bears_are_refused(rig: R
     assert (await session.ask(read(1), PATIENT_SECONDS)).read.values
 
 
-async def test_more_unanswered_requests_than_the_client_bears_are_not_sent(rig: Rig) -> None:
+async def test_more_unanswered_requests_than_the_client_allows_are_not_sent(rig: Rig) -> None:
     await rig.serve()
     session = await rig.connect(SessionSettings(max_unanswered=1, connect_timeout_seconds=PATIENT_SECONDS))
     asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
@@ -307,7 +308,7 @@ async def test_more_unanswered_requests_than_the_client_bears_are_not_sent(rig: 
     await asked
 
 
-async def test_a_draining_server_answers_what_was_asked_and_sends_new_requests_away(rig: Rig) -> None:
+async def test_a_draining_server_answers_pending_requests_and_sends_new_ones_away(rig: Rig) -> None:
     server = await rig.serve()
     session = await rig.connect()
     taken = Taken()
@@ -326,7 +327,7 @@ async def test_a_draining_server_answers_what_was_asked_and_sends_new_requests_a
     assert rig.handler.ended_series == 1
 
 
-async def test_a_drain_ends_with_its_grace(rig: Rig) -> None:
+async def test_a_drain_ends_with_its_grace_period(rig: Rig) -> None:
     server = await rig.serve()
     session = await rig.connect()
     asked = asyncio.ensure_future(session.ask(read(1, critical=True), PATIENT_SECONDS))
@@ -337,7 +338,7 @@ async def test_a_drain_ends_with_its_grace(rig: Rig) -> None:
         await asked
 
 
-async def test_a_peer_that_reads_nothing_hurts_nobody_else(rig: Rig) -> None:
+async def test_a_peer_that_reads_nothing_affects_no_other(rig: Rig) -> None:
     bounds = ServingSettings(
         write_high_water_bytes=100_000,
         max_unsent_bytes=4_000_000,

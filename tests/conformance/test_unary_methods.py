@@ -1,4 +1,4 @@
-"""Every unary method through the generated stubs alone, as a client in any language meets it."""
+"""Every unary method through the generated stubs alone, as a client in any language uses it."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -38,7 +38,7 @@ CHOSEN_SHARD = 5
 
 
 class Scripted:
-    """Gives the answer it was told to give, and keeps what it was asked."""
+    """Gives the configured answer, and records the requests."""
 
     def __init__(self) -> None:
         self.asked = pb.Request()
@@ -190,7 +190,7 @@ async def test_a_call_without_a_deadline_is_given_one(bench: Bench) -> None:
     assert bench.handler.replies[0].closed
 
 
-async def test_a_bound_that_no_request_may_carry_is_an_invalid_argument(bench: Bench) -> None:
+async def test_an_invalid_staleness_bound_is_an_invalid_argument(bench: Bench) -> None:
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await bench.stub.AssocTimeRange(graph.AssocTimeRangeRequest(id1=1, atype=1, high=2**63, limit=1))
     assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT

@@ -1,4 +1,4 @@
-"""The bench that the conformance suites stand on: a server with a handler to order, and clients, over one transport."""
+"""The rig of the conformance suites: over one transport, a server whose handler a test controls, and clients."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ PATIENT_SECONDS = 20.0
 
 @dataclass
 class Handler:
-    """Answers by what is asked for: shard 0 echoes; the others are named in `handle`."""
+    """Answers by shard: shard 0 echoes; the others are described in `handle`."""
 
     held: list[Reply] = field(default_factory=list)
     series: list[Reply] = field(default_factory=list)
@@ -82,7 +82,7 @@ Server = FrameServer | GrpcServer
 
 @dataclass
 class Rig:
-    """A transport under test: servers and clients of it, closed at the end."""
+    """A transport under test, with servers and clients that are closed at the end."""
 
     transport: str
     folder: Path
@@ -104,7 +104,7 @@ class Rig:
         return server
 
     def forget_socket(self) -> None:
-        """A Unix socket stays in its folder when its server has gone."""
+        """Remove the Unix socket, which stays in its folder when its server has gone."""
         if self.transport == "unix":
             Path(self.address.removeprefix("unix:")).unlink(missing_ok=True)
 
@@ -142,7 +142,7 @@ def write() -> pb.Request:
 
 
 class Taken(list[pb.Answer]):
-    """Answers as they came."""
+    """Keeps answers in the order of their arrival."""
 
     @property
     def complete(self) -> bool:

@@ -1,4 +1,4 @@
-"""What tests on a running cluster share: ways in beside the SDK, and a client that must notice nothing."""
+"""Access to a running cluster for tests: connections that bypass the SDK, and a client that must not be affected."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from tao.cli.checking.access import access_of
-from tao.cli.checking.caches import verify_caches
-from tao.cli.checking.inverses import find_broken_pairs
-from tao.cli.export_scan import ReaderLogin
+from tao.admin.access import ReaderLogin, access_of
+from tao.admin.cache_verification import verify_caches
+from tao.admin.repair import find_broken_pairs
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.schema.registry import load_schema
 from tao.topology.document import parse_topology
@@ -24,14 +23,14 @@ PATIENT_SECONDS = 30.0
 
 @asynccontextmanager
 async def running_cluster(folder: Path, shape: Shape) -> AsyncIterator[DevCluster]:
-    """A cluster without syncs at commit, stopped at the end."""
+    """Yield a cluster without syncs at commit, and stop it at the end."""
     settings = ClusterSettings(state_dir=folder, shape=shape, durability=Durability.RELAXED, log_level="info")
     async with DevCluster(settings) as cluster:
         yield cluster
 
 
 async def assert_caches_equal_the_database(cluster: DevCluster) -> None:
-    """As `tao verify`, and no edge without its inverse."""
+    """Assert that `tao verify` finds no difference, and that no edge lacks its inverse."""
     reader = service_accounts(cluster.record.passwords).reader
     topology = parse_topology(cluster.topology_path.read_bytes(), "topology")
     schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
@@ -43,7 +42,7 @@ async def assert_caches_equal_the_database(cluster: DevCluster) -> None:
 
 
 async def assert_converges(cluster: DevCluster) -> None:
-    """The same, once repair has written what was left pending."""
+    """Assert that caches equal the database once repair has written the pending inverses."""
     deadline = asyncio.get_running_loop().time() + PATIENT_SECONDS
     while True:
         try:
@@ -57,7 +56,7 @@ async def assert_converges(cluster: DevCluster) -> None:
 
 
 class Bystander:
-    """Somebody else's client, which reads and writes all along and compares what it reads with what it wrote."""
+    """An unrelated client that reads and writes continuously and compares what it reads with what it wrote."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -65,7 +64,7 @@ class Bystander:
         self.errors: list[TaoError | AssertionError] = []
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run rounds until cancelled."""
         me = await self.graph.obj_add("user", {"name": "bystander"})
         while True:
             try:
@@ -73,7 +72,7 @@ class Bystander:
             except (TaoError, AssertionError) as error:
                 self.errors.append(error)
             self.rounds += 1
-            # Somebody with more to do would have the servers do nothing else.
+            # A busier client would leave the servers no time for the test itself.
             await asyncio.sleep(0.02)
 
     async def _round(self, me: int) -> None:
@@ -86,13 +85,13 @@ class Bystander:
         pending = self.graph.stats.inverse_pending
         await self.graph.assoc_add(me, "friend", friend, self.rounds)
         if self.graph.stats.inverse_pending > pending:
-            return  # the answer has said that the other end follows by repair
+            return  # The answer reported that repair writes the inverse later.
         there = [edge.time for edge in await self.graph.assoc_range(me, "friend", 0, 1)]
         back = [edge.time for edge in await self.graph.assoc_range(friend, "friend", 0, 5)]
         assert there == back == [self.rounds], f"{there}, {back} in round {self.rounds}"
 
     async def more_rounds(self, count: int) -> None:
-        """Wait until it has worked that much more."""
+        """Wait until ``count`` more rounds have ended."""
         until = self.rounds + count
         async with asyncio.timeout(PATIENT_SECONDS):
             while self.rounds < until:  # noqa: ASYNC110 - counts the rounds of another task
@@ -101,7 +100,8 @@ class Bystander:
 
 @asynccontextmanager
 async def bystander_of(cluster: DevCluster) -> AsyncIterator[Bystander]:
-    """One at work, with more patience than a web process: the machine of the tests is small and shared."""
+    """Yield a running bystander. Its timeout is longer than usual, because the machine of the tests is small and
+    shared."""
     settings = ClientSettings(timeout_seconds=10)
     async with connect(str(cluster.topology_path), settings=settings) as graph:
         bystander = Bystander(graph)

@@ -1,4 +1,4 @@
-"""A naive dictionary model of the graph, against which clusters are held."""
+"""A naive model of the graph, in dictionaries, with which clusters are compared."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GraphModel:
         return True
 
     def assoc_list(self, id1: int, atype: str) -> list[tuple[int, int, Fields]]:
-        """``(id2, time, fields)``, newest first."""
+        """Return ``(id2, time, fields)`` of each edge, newest first."""
         found = [
             (id2, time, fields)
             for (source, kind, id2), (time, fields) in self.edges.items()
@@ -50,7 +50,7 @@ class GraphModel:
 
 
 def inverse_of(atype: str) -> str | None:
-    """Also of the inverse names themselves."""
+    """Return the name of the inverse type, also for a name that is itself an inverse."""
     for forward, back in INVERSES.items():
         if atype == forward:
             return back

@@ -1,4 +1,4 @@
-"""A running cluster under wrong and hostile requests, with a bystander who must not notice any of it."""
+"""A running cluster under invalid and hostile requests, with a bystander that must not be affected."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def new_user(graph: Graph) -> int:
 
 
 async def result_of(session: Session, write: pb.Write) -> str:
-    """The reason for which the write was refused, or "" when it was done."""
+    """Return the reason for which the write was rejected, or "" when it was done."""
     try:
         answer = await session.ask(pb.Request(write=pb.WriteBatch(writes=[write])), PATIENT_SECONDS)
     except TaoError as error:

@@ -1,4 +1,4 @@
-"""What tests on a running cluster of several regions share: its parts by region, faults, and the final comparison."""
+"""Access to a running cluster of several regions: its parts by region, faults, and the final comparison."""
 
 from __future__ import annotations
 
@@ -11,24 +11,21 @@ from typing import Any
 
 import aiomysql
 
-from tao.cli.checking.access import Access, access_of
-from tao.cli.checking.caches import verify_caches
-from tao.cli.checking.inverses import find_broken_pairs
-from tao.cli.checking.replicas import compare_replicas
-from tao.cli.export_scan import ReaderLogin
+from tao.admin.access import Access, ReaderLogin, access_of
+from tao.admin.cache_verification import verify_caches
+from tao.admin.repair import find_broken_pairs
+from tao.admin.replica_verification import compare_replicas
+from tao.admin.replication import follow, hold, replicas
+from tao.admin.server_stats import server_stats
 from tao.client import Assoc
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability, Flavour
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
-from tao.devcluster.readiness import server_stats
-from tao.devcluster.replication_sets import follow, hold, replicas
-from tao.devcluster.server_binary import Flavour
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SHARD_SHIFT
 from tao.model.relay import Relay
 from tao.model.topology import Topology
-from tao.peers.links import Links, LinkSettings
 from tao.routing.routes import Routes
 from tao.schema.registry import load_schema
 from tao.storage.names import schema_name
@@ -37,6 +34,7 @@ from tao.topology.document import parse_topology
 from tao.topology.file_store import TopologyFile
 from tao.wire.convert import relay_to_pb
 from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
 
 RTT_MS = 20.0
@@ -45,22 +43,22 @@ PATIENT_SECONDS = 30.0
 
 
 async def until(condition: Callable[[], Awaitable[object]], what: str = "") -> None:
-    """Wait for something that other processes bring about."""
+    """Wait until other processes make a condition true."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENT_SECONDS
     while not await condition():
-        assert loop.time() < deadline, what or "it never came"
+        assert loop.time() < deadline, what or "the condition did not become true in time"
         await asyncio.sleep(0.01)
 
 
 def plain(edges: Sequence[Assoc]) -> list[tuple[int, int]]:
-    """``(id2, time)`` of each."""
+    """Return ``(id2, time)`` of each edge."""
     return [(edge.id2, edge.time) for edge in edges]
 
 
 @dataclass(frozen=True)
 class Regions:
-    """A running cluster, with what happens to it."""
+    """A running cluster of several regions, with the faults that tests cause in it."""
 
     cluster: DevCluster
     topology: Topology
@@ -68,14 +66,15 @@ class Regions:
 
     @property
     def target(self) -> str:
-        """For `connect`, with ``region=``."""
+        """Return the topology file, which `connect` takes together with ``region=``."""
         return str(self.cluster.topology_path)
 
     def tailers(self, region: str) -> list[str]:
         return [name for name, role in self.cluster.processes.items() if role is Role.TAILER and region in name]
 
     async def tailers_have_begun(self) -> bool:
-        """A tailer without a position voids its region, and once more when all rows are visible."""
+        """Return whether every tailer has started. A tailer without a position invalidates its region twice: at once,
+        and when all rows are visible."""
         for region in self.topology.regions:
             stats = [await server_stats(self.cluster.admin(leader.name)) for leader in region.leaders.servers]
             if sum(each["voided_shards"] for each in stats) < 2 * self.topology.shards:
@@ -86,8 +85,9 @@ class Regions:
         leader = self.routes.leaders(region).home(object_id >> SHARD_SHIFT)
         return await server_stats(self.cluster.admin(leader.name))
 
-    async def void(self, region: str, *object_ids: int) -> None:
-        """Empty a region's caches of these objects' shards, as its tailer does when it cannot tell what has changed."""
+    async def invalidate_shards_of(self, region: str, *object_ids: int) -> None:
+        """Invalidate the shards of these objects in a region, as its tailer does when it cannot determine what has
+        changed."""
         links = Links(LinkSettings(), Credentials("test", "tailer"))
         try:
             for shard in {object_id >> SHARD_SHIFT for object_id in object_ids}:
@@ -104,13 +104,13 @@ class Regions:
         await ask_line(self.cluster.line_control, Heal(EAST_WEST))
 
     async def mark_database_server(self, name: str, *, down: bool) -> None:
-        """As a watcher does."""
+        """Mark a database server up or down in the topology, as a watcher does."""
         store = TopologyFile(self.cluster.topology_path, on_error=lambda _: None)
         before = await store.load()
         await store.change(before.version, edits.mark_database_server(before, name, down))
 
     async def sql(self, server: str, *statements: str, shard: int | None = None) -> None:
-        """By hand, as the administrator of one database server."""
+        """Run statements as the administrator of one database server."""
         database = self.cluster.database(server)
         account = database.accounts.administrator
         connection = await aiomysql.connect(
@@ -129,8 +129,8 @@ class Regions:
             connection.close()
 
     async def sql_astray(self, server: str, statement: str, shard: int) -> None:
-        """A change by hand that no other server of the set hears of, on a replica too: MySQL's are closed even to
-        administrators."""
+        """Change a row on one server, master or replica, without writing it to the binlog. A MySQL replica is closed to
+        administrators too, and is opened for the statement."""
         database = self.cluster.database(server)
         mysql = database.binary.flavour is Flavour.MYSQL
         opening, closing = (("SET GLOBAL read_only = 0",), ("SET GLOBAL super_read_only = 1",)) if mysql else ((), ())
@@ -138,7 +138,7 @@ class Regions:
 
     @asynccontextmanager
     async def replication_held(self) -> AsyncIterator[None]:
-        """Replicas execute nothing meanwhile, and go on from there."""
+        """Hold replication: replicas apply nothing inside the context, and resume where they stopped."""
         held = replicas(self.topology)
         accounts = service_accounts(self.cluster.record.passwords)
         for replica in held:
@@ -157,7 +157,7 @@ class Regions:
             yield access
 
     async def differences(self) -> list[object]:
-        """Of caches with their masters, replicas with theirs, and edges with their inverses."""
+        """Return the differences of caches from masters, of replicas from masters, and of edges from their inverses."""
         schema = load_schema(self.cluster.schema_path.read_text(), str(self.cluster.schema_path))
         async with self.access() as access:
             caches = await verify_caches(access.routes, access.links, access.store)
@@ -172,7 +172,7 @@ class Regions:
         return [*errors, *caches.findings, *databases.findings, *pairs]
 
     async def assert_converges(self) -> None:
-        """Nothing differs any more, once messages are delivered and repair has written what was left pending."""
+        """Wait until nothing differs: messages are delivered, and repair has written the pending inverses."""
         deadline = asyncio.get_running_loop().time() + PATIENT_SECONDS
         while found := await self.differences():
             assert asyncio.get_running_loop().time() < deadline, found[:5]
@@ -180,7 +180,7 @@ class Regions:
 
 @asynccontextmanager
 async def running_regions(folder: Path, shape: Shape) -> AsyncIterator[Regions]:
-    """A cluster without syncs at commit, stopped at the end."""
+    """Yield a cluster without syncs at commit, and stop it at the end."""
     settings = ClusterSettings(
         state_dir=folder / ".tao-dev", shape=shape, durability=Durability.RELAXED, rtt_ms=RTT_MS, log_level="info"
     )

@@ -1,4 +1,4 @@
-"""The binlog reader and the translator on a real server: the leader's own changesets, and every trap that is known."""
+"""The binlog reader and the translator on a real server: the leader's own changesets, and every known special case."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from tao.devcluster.server_binary import Flavour
+from tao.devcluster.database_program import Flavour
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange
 from tao.model.graph import ABSENT
 from tao.model.ids import make_id
 from tao.model.relay import Touch
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, ObjAdd, ObjDelete, ObjUpdate, Write
 from tao.planning.row_events import Heartbeat
+from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields, encode_patch
-from tao.storage.accounts import ServiceAccounts
 from tao.tailer.binlog import BinlogLost, BinlogUnusable, ServerIdTaken
 from tests.rigs.binlog_rig import PATIENT_SECONDS, SHARDS, BinlogRig, Following, open_rig, until
 from tests.unit.planning.stored_rows import FOLLOWS, FRIEND, LIKES, NOW, SCHEMA, TAGS, USER, WIDE
@@ -95,7 +95,7 @@ async def test_the_binlog_of_a_leaders_transactions_holds_its_changesets(rig: Bi
     assert len(changesets) > 100
     assert any(isinstance(each, ObjectChange) and each.otype == ABSENT for each in changesets)
     assert all(not each.touches and not each.bulk_shards for each in following.translated)
-    assert not any(each.void_shards or each.void_all for each in following.transactions)
+    assert not any(each.invalid_shards or each.all_invalid for each in following.transactions)
     assert len(set(following.gtids)) == len(following.gtids)
 
 
@@ -131,7 +131,7 @@ async def test_every_one_of_many_rows_by_hand_is_touched(rig: BinlogRig) -> None
     assert not any(each.bulk_shards for each in following.translated)
 
 
-async def test_heartbeats_come_through(rig: BinlogRig) -> None:
+async def test_heartbeats_reach_the_reader(rig: BinlogRig) -> None:
     following = await rig.follow()
     await rig.sql("INSERT INTO tao_00002.heartbeat VALUES ('leader-1', 1700000000123)")
     await mark(rig, following, "end")
@@ -158,14 +158,14 @@ async def test_altered_tables_rotated_logs_and_statements_stop_nothing(rig: Binl
         seen.extend(await rig.write(ObjAdd(an_id(number), USER, user(str(number)), False)))
     await mark(rig, following, "end")
     assert following.messages == seen
-    assert not any(each.void_shards or each.void_all for each in following.transactions)
+    assert not any(each.invalid_shards or each.all_invalid for each in following.transactions)
     assert sum(each.unknown_columns for each in following.translated) > 0
     await rig.sql("TRUNCATE TABLE tao_00001.objects", "DROP TABLE tao_00002.assocs", "CREATE TABLE elsewhere.t (a INT)")
     await mark(rig, following, "truncated")
-    assert [each.void_shards for each in following.transactions if each.void_shards] == [{1}, {2}]
+    assert [each.invalid_shards for each in following.transactions if each.invalid_shards] == [{1}, {2}]
 
 
-async def test_changes_logged_as_statements_make_their_shard_void(rig: BinlogRig) -> None:
+async def test_changes_logged_as_statements_invalidate_their_shard(rig: BinlogRig) -> None:
     if rig.instance.binary.version >= (8, 0) and rig.instance.binary.flavour is Flavour.MYSQL:
         pytest.skip("this server logs rows only")
     following = await rig.follow()
@@ -176,10 +176,10 @@ async def test_changes_logged_as_statements_make_their_shard_void(rig: BinlogRig
         f"INSERT INTO objects VALUES ({an_id(1, 1)}, 1, 0, 0, x'80')",
     )
     await mark(rig, following, "end")
-    assert [each.void_shards for each in following.transactions if each.void_shards] == [{1}]
+    assert [each.invalid_shards for each in following.transactions if each.invalid_shards] == [{1}]
 
 
-async def test_incomplete_row_images_make_their_shard_void(rig: BinlogRig) -> None:
+async def test_incomplete_row_images_invalidate_their_shard(rig: BinlogRig) -> None:
     await rig.write(ObjAdd(an_id(1, 1), USER, user("a"), False))
     following = await rig.follow()
     await rig.sql("SET SESSION binlog_row_image = 'MINIMAL'", "UPDATE tao_00001.objects SET deleted = 1")
@@ -187,7 +187,7 @@ async def test_incomplete_row_images_make_their_shard_void(rig: BinlogRig) -> No
     assert [each.bulk_shards for each in following.translated if each.bulk_shards] == [(1,)]
 
 
-async def test_compressed_transactions_make_everything_void(rig: BinlogRig) -> None:
+async def test_compressed_transactions_invalidate_all_shards(rig: BinlogRig) -> None:
     following = await rig.follow()
     await rig.sql(
         "SET GLOBAL log_bin_compress_min_len = 10"
@@ -199,12 +199,12 @@ async def test_compressed_transactions_make_everything_void(rig: BinlogRig) -> N
     )
     await rig.write(ObjAdd(an_id(1), USER, user("a"), False))
     await mark(rig, following, "end")
-    assert [each.void_all for each in following.transactions].count(True) == 1
+    assert [each.all_invalid for each in following.transactions].count(True) == 1
     assert len(following.messages) == 1
     assert following.reader.unknown_events > 0
 
 
-async def test_rows_prepared_for_a_distributed_commit_are_not_told_before_it(rig: BinlogRig) -> None:
+async def test_rows_prepared_for_a_distributed_commit_are_not_delivered_before_it(rig: BinlogRig) -> None:
     following = await rig.follow()
     await rig.sql(
         "XA START 'a'",
@@ -214,20 +214,20 @@ async def test_rows_prepared_for_a_distributed_commit_are_not_told_before_it(rig
     )
     await mark(rig, following, "prepared")
     assert following.messages == []
-    assert not any(each.void_all for each in following.transactions)
+    assert not any(each.all_invalid for each in following.transactions)
     await rig.sql("XA COMMIT 'a'")
     await mark(rig, following, "committed")
     assert following.messages == []
-    assert [each.void_all for each in following.transactions].count(True) == 1
+    assert [each.all_invalid for each in following.transactions].count(True) == 1
 
 
-async def test_a_transaction_too_large_to_keep_is_told_by_its_shards(rig: BinlogRig) -> None:
+async def test_a_transaction_too_large_to_keep_invalidates_its_shards(rig: BinlogRig) -> None:
     following = await rig.follow(reader=rig.reader(max_transaction_bytes=50_000))
     rows = ", ".join(f"({an_id(number, 1)}, 1, 0, 0, REPEAT('a', 9999))" for number in range(200))
     await rig.sql(f"INSERT INTO tao_00001.objects VALUES {rows}")
     await mark(rig, following, "end")
-    (large,) = [each for each in following.transactions if each.void_shards]
-    assert large.void_shards == {1}
+    (large,) = [each for each in following.transactions if each.invalid_shards]
+    assert large.invalid_shards == {1}
     assert not large.events
     assert following.reader.oversized == 1
 
@@ -243,7 +243,7 @@ async def test_a_killed_server_is_followed_again_without_loss_or_repetition(rig:
             await rig.instance.stop()
         await until(lambda: not following.reader.connected)
         await rig.instance.start()
-        # Another table gets the number that this one had.
+        # After the restart the server gives this table's number to another table.
         await rig.sql(f"UPDATE tao_00001.shard SET generation = {number}")
         seen.extend(await rig.write(ObjAdd(an_id(100 + number, 1), USER, user("b"), False)))
         await mark(rig, following, f"restarted {number}")
@@ -252,7 +252,7 @@ async def test_a_killed_server_is_followed_again_without_loss_or_repetition(rig:
     assert following.reader.connections > 4
 
 
-async def test_a_cut_connection_is_made_anew_from_the_position_reached(rig: BinlogRig) -> None:
+async def test_a_lost_connection_is_reopened_at_the_position_reached(rig: BinlogRig) -> None:
     following = await rig.follow()
     seen: list[Message] = []
     for number in range(5):
@@ -273,7 +273,7 @@ async def kill_dump_threads(rig: BinlogRig) -> None:
             await rig.sql(f"KILL {thread}")
 
 
-async def test_a_silent_server_is_noticed_and_left(rig: BinlogRig) -> None:
+async def test_a_silent_server_is_noticed_and_disconnected(rig: BinlogRig) -> None:
     reader = rig.reader(silence_seconds=1.0)
     following = await rig.follow(reader=reader)
     pid = rig.instance.process.pid
@@ -294,7 +294,7 @@ async def test_a_purged_binlog_is_lost(rig: BinlogRig) -> None:
     await rig.write(ObjAdd(an_id(2), USER, user("a"), False))
     await rig.sql("FLUSH BINARY LOGS")
     await rig.write(ObjAdd(an_id(3), USER, user("a"), False))
-    # A log goes once the engine has no need of it for recovery.
+    # The server purges a log only once the storage engine no longer needs it for recovery.
     async with asyncio.timeout(PATIENT_SECONDS):
         while len(await rig.rows("SHOW BINARY LOGS")) > 1:
             newest = (await rig.rows("SHOW BINARY LOGS"))[-1][0]
@@ -312,7 +312,7 @@ async def test_a_position_that_the_server_never_had_is_lost(rig: BinlogRig) -> N
     assert isinstance(following.failure, BinlogLost)
 
 
-async def test_of_two_readers_with_one_server_id_the_older_says_so(rig: BinlogRig) -> None:
+async def test_the_older_of_two_readers_with_one_server_id_reports_the_conflict(rig: BinlogRig) -> None:
     first = await rig.follow(reader=rig.reader(server_id=99))
     second = await rig.follow(reader=rig.reader(server_id=99))
     await rig.write(ObjAdd(an_id(1), USER, user("a"), False))
@@ -326,14 +326,14 @@ async def test_of_two_readers_with_one_server_id_the_older_says_so(rig: BinlogRi
     assert working.messages[-1:] == list(changes)
 
 
-async def test_a_server_whose_binlog_lacks_what_is_needed_is_refused(rig: BinlogRig) -> None:
+async def test_a_server_whose_binlog_lacks_required_data_is_rejected(rig: BinlogRig) -> None:
     await rig.sql("SET GLOBAL binlog_row_metadata = 'MINIMAL'")
     with pytest.raises(BinlogUnusable, match=r"binlog_row_metadata = (MINIMAL|NO_LOG)"):
         await rig.reader().current_position()
 
 
-async def test_a_full_hand_off_holds_the_reader_back(rig: BinlogRig) -> None:
-    reader = rig.reader(hand_off_bytes=10_000)
+async def test_a_full_transaction_queue_holds_the_reader_back(rig: BinlogRig) -> None:
+    reader = rig.reader(read_ahead_bytes=10_000)
     position = await reader.current_position()
     for number in range(30):
         await rig.write(ObjAdd(an_id(number), USER, user("a"), False))

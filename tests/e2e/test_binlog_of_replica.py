@@ -1,4 +1,4 @@
-"""A replica's own binlog: it holds what the replica has applied, and says it as the master's does."""
+"""A replica's own binlog holds what the replica has applied, in the same form as the master's."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tao.devcluster.server_binary import Flavour
+from tao.devcluster.database_program import Flavour
 from tao.model.changes import Message
 from tao.model.ids import make_id
 from tao.model.writes import AssocAdd, ObjAdd, ObjUpdate, Write
+from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields, encode_patch
-from tao.storage.accounts import ServiceAccounts
 from tao.tailer.binlog import BinlogMoved
 from tests.rigs.binlog_rig import BinlogRig, open_rig, until
 from tests.unit.planning.stored_rows import LIKES, NOW, SCHEMA, USER
@@ -70,7 +70,8 @@ async def test_the_binlog_of_a_replica_holds_the_masters_changesets(
 async def test_a_reader_goes_on_at_the_master_and_comes_back_and_misses_and_repeats_nothing(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
-    """Both servers count transactions alike, so that a position of one is as good at the other, once it is there."""
+    """Both servers number transactions alike, so a position of one is valid at the other once its transactions are
+    there."""
     async with (
         open_rig(tmp_path / "master", database_accounts, server_id=11) as master,
         open_rig(tmp_path / "replica", database_accounts, server_id=12) as replica,
@@ -78,19 +79,19 @@ async def test_a_reader_goes_on_at_the_master_and_comes_back_and_misses_and_repe
         await attach(replica, master)
         reader = replica.reader(server_id=100)
         reached = reader.position(await reader.current_position())
-        told: list[str] = []
+        gtids_read: list[str] = []
         for rig in (replica, master, replica, master):
             reader.read_from(rig.account("replicator"))
             while reached.is_beyond(await reader.current_position()):  # noqa: ASYNC110 - a replica
                 await asyncio.sleep(0.01)
             following = await rig.follow(str(reached), reader)
             for number in range(3):
-                await master.write(AssocAdd(GIVEN, LIKES, make_id(0, NOW + len(told) + number, 0), number, b""))
+                await master.write(AssocAdd(GIVEN, LIKES, make_id(0, NOW + len(gtids_read) + number, 0), number, b""))
             await until(lambda following=following: len(following.gtids) == 3)  # type: ignore[misc]
-            told += following.gtids
+            gtids_read += following.gtids
             for gtid in following.gtids:
                 reached.advance(gtid)
             other = master if rig is replica else replica
             reader.read_from(other.account("replicator"))
             await until(lambda following=following: isinstance(following.failure, BinlogMoved))  # type: ignore[misc]
-        assert len(set(told)) == len(told) == 12
+        assert len(set(gtids_read)) == len(gtids_read) == 12

@@ -1,4 +1,5 @@
-"""`tao promote`, `rejoin` and `reseed` as an operator or a script runs them: what they ask, print, and end with."""
+"""`tao promote`, `rejoin` and `reseed` as an operator or a script runs them: their questions, output and exit
+status."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.cli.commands import tao
-from tao.storage.accounts import ServiceAccounts
+from tao.replication.accounts import ServiceAccounts
 from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, replication_rig
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
@@ -29,7 +30,7 @@ async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterat
 
 
 async def call(rig: ReplicationRig, *words: str, typed: str = "") -> Result:
-    """With what a human types, nobody being there to type by default."""
+    """Run a command with ``typed`` as the input of a person; by default there is none."""
     passwords = {
         "TAO_ADMIN_PASSWORD": rig.accounts.administrator.password,
         "TAO_REPLICATOR_PASSWORD": rig.accounts.replicator.password,
@@ -39,14 +40,14 @@ async def call(rig: ReplicationRig, *words: str, typed: str = "") -> Result:
 
 
 async def done(rig: ReplicationRig, *words: str, status: int = 0) -> dict[str, Any]:
-    """What a script reads: one JSON document, and nothing on standard error."""
+    """Return the one JSON document that a script reads, after asserting that standard error is empty."""
     result = await call(rig, *words, "--yes", "--json")
     assert (result.exit_code, result.stderr) == (status, "")
     found: dict[str, Any] = json.loads(result.stdout)
     return found
 
 
-async def test_without_a_yes_nothing_is_changed(rig: ReplicationRig) -> None:
+async def test_without_confirmation_nothing_is_changed(rig: ReplicationRig) -> None:
     before = rig.topology
     for words in (PROMOTE, REJOIN, RESEED):
         for options in ((), ("--json",)):
@@ -58,7 +59,7 @@ async def test_without_a_yes_nothing_is_changed(rig: ReplicationRig) -> None:
     assert await rig.open_servers() == {EAST}
 
 
-async def test_each_says_what_it_has_done_and_ends_with_what_is_left_to_do(rig: ReplicationRig) -> None:
+async def test_each_command_reports_its_steps_and_ends_with_what_is_left_to_do(rig: ReplicationRig) -> None:
     promoted = await done(rig, *PROMOTE)
     assert (promoted["database"], promoted["master"], promoted["region"]) == ("db", WEST, WEST)
     assert (promoted["following"], promoted["left"], promoted["waits_for_replica"]) == ([EAST], {}, False)
@@ -71,7 +72,7 @@ async def test_each_says_what_it_has_done_and_ends_with_what_is_left_to_do(rig: 
     assert (left["master"], left["following"], list(left["left"])) == (EAST, [], [WEST])
 
 
-async def test_a_promotion_that_is_refused_is_one_line_and_status_2(rig: ReplicationRig) -> None:
+async def test_a_rejected_promotion_prints_one_line_and_exits_with_status_2(rig: ReplicationRig) -> None:
     await rig.servers[EAST].kill()
     for options in ((), ("--json",)):
         result = await call(rig, *PROMOTE, "--yes", *options)

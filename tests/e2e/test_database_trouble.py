@@ -1,4 +1,5 @@
-"""A database that refuses or hangs: what needs it fails with a type and in time, hits go on, and it heals by itself."""
+"""A database fails or hangs: requests that need it fail in time with a typed error, cache hits continue, and service
+recovers without a restart."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ async def graph(cluster: DevCluster) -> AsyncIterator[Graph]:
 
 
 async def until_done(operation: Callable[[], Awaitable[Result]]) -> Result:
-    """Its result, once it does not fail any more."""
+    """Return the result of an operation once it no longer fails."""
     async with asyncio.timeout(PATIENT_SECONDS):
         while True:
             try:
@@ -64,7 +65,7 @@ async def home_of(graph: Graph, user: int, *, critical: bool = False) -> object:
 
 
 async def users_of_both_databases(graph: Graph) -> tuple[int, int]:
-    """One on a shard of db-1 (0 to 3), one of db-2 (4 to 7), cached by both tiers."""
+    """Create two users cached by both tiers: one on a shard of db-1 (0 to 3), one on a shard of db-2 (4 to 7)."""
     low = high = 0
     while not (low and high):
         user = await graph.obj_add("user", {"name": "n", "home": "first"})
@@ -97,11 +98,11 @@ async def trouble_and_recovery(
 
         for error in await asyncio.gather(*map(fails_in_time, operations)):
             assert error.message
-        # The leaders themselves give the transactions up, whose lanes others wait for.
+        # The leaders must abort these transactions themselves, because other writes wait for their lanes.
         async with asyncio.timeout(PATIENT_SECONDS):
             while await failed_writes(cluster) == failed_before:  # noqa: ASYNC110 - the state of other processes
                 await asyncio.sleep(0.05)
-        # Hits go on, and so does everything on the other database.
+        # Cache hits continue, and so do all requests to the other database.
         assert await home_of(graph, troubled) == "first"
         await graph.obj_update(healthy, {"home": "second"})
         assert await home_of(graph, healthy, critical=True) == "second"
@@ -119,7 +120,7 @@ async def trouble_and_recovery(
 
 
 async def failed_writes(cluster: DevCluster) -> int:
-    """As the leaders count them."""
+    """Return the number of failed writes that the leaders count."""
     found = 0
     for name in ("leader-1", "leader-2"):
         found += (await asyncio.to_thread(_stats_of, cluster.admin(name)))["writes"]["failed"]
@@ -146,7 +147,7 @@ async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_write
 
     async def stop() -> None:
         os.kill(pid, signal.SIGSTOP)
-        # A thread that is in the kernel, syncing a commit say, stops when it comes out of it, and may answer before.
+        # A thread inside the kernel, for example in a sync, stops only when it returns from it, and may answer before.
         while not stands_still(pid):  # noqa: ASYNC110 - the state of another process
             await asyncio.sleep(0.001)
 
@@ -157,7 +158,7 @@ async def test_a_database_that_hangs_costs_its_own_shards_their_misses_and_write
 
 
 def stands_still(pid: int) -> bool:
-    """Whether all threads of a process are stopped."""
+    """Return whether all threads of a process are stopped."""
     stats = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/stat")]
     return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
 
@@ -179,7 +180,7 @@ async def test_a_database_whose_disk_is_full_fails_its_writes_with_a_type_writes
     async def write() -> None:
         nonlocal number
         number += 1
-        await graph.assoc_add(healthy, "friend", troubled, number)  # its ends lie on both databases
+        await graph.assoc_add(healthy, "friend", troubled, number)  # its two objects lie on both databases
         possible.add(f"{number}")
         try:
             await graph.obj_update(troubled, {"home": f"{number}"})
@@ -194,14 +195,14 @@ async def test_a_database_whose_disk_is_full_fails_its_writes_with_a_type_writes
             while True:
                 await write()
 
-    # No file of the server may grow, which is more than it bears: it gives up, as it does when its log has no room.
+    # No file of the server may grow. The server then exits, as it does when its log has no room.
     before = resource.prlimit(database.process.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
     with pytest.raises((RetryableError, OutcomeUnknown)) as caught:
         await write_on()
     assert caught.value.message
     await graph.obj_update(healthy, {"home": "second"})
     assert await home_of(graph, healthy, critical=True) == "second"
-    # Somebody makes room, and whoever looks after the process starts it again.
+    # Free the space, and start the process again as a service manager does.
     if database.is_running:
         resource.prlimit(database.process.pid, resource.RLIMIT_FSIZE, before)
     await database.stop()
@@ -214,7 +215,7 @@ async def test_a_database_whose_disk_is_full_fails_its_writes_with_a_type_writes
     await assert_converges(cluster)
 
 
-async def test_a_leader_with_more_writes_than_it_can_queue_refuses_the_rest_at_once_and_asks_nothing_again(
+async def test_a_leader_with_a_full_write_queue_rejects_the_rest_at_once_and_retries_nothing(
     cluster: DevCluster,
 ) -> None:
     folder = cluster.topology_path.parent / "servers"
@@ -233,13 +234,13 @@ async def test_a_leader_with_more_writes_than_it_can_queue_refuses_the_rest_at_o
             os.kill(pid, signal.SIGSTOP)
             try:
                 adding = [asyncio.ensure_future(graph.obj_add("user", {"name": "n"}, id=each)) for each in others]
-                # While the database stands still: what does not fit is refused, and not kept waiting.
+                # While the database hangs, writes that do not fit the queue are rejected and not kept waiting.
                 async with asyncio.timeout(PATIENT_SECONDS):
                     while sum(each.done() for each in adding) < len(adding) - 8:  # noqa: ASYNC110 - counts other tasks
                         await asyncio.sleep(0.01)
                 refused = [each for each in adding if each.done()]
                 assert {type(each.exception()) for each in refused} == {Overloaded}
-                assert await home_of(graph, user) == "before", "hits go on"
+                assert await home_of(graph, user) == "before", "cache hits must continue"
             finally:
                 os.kill(pid, signal.SIGCONT)
             await asyncio.gather(*adding, return_exceptions=True)
@@ -254,7 +255,7 @@ async def test_a_leader_with_more_writes_than_it_can_queue_refuses_the_rest_at_o
 
 
 async def retries(cluster: DevCluster) -> int:
-    """What followers and leaders have asked again so far."""
+    """Return how many retries followers and leaders have sent so far."""
     found = 0
     for name in ("leader-1", "leader-2", "follower-1a", "follower-2a"):
         found += (await asyncio.to_thread(_stats_of, cluster.admin(name)))["retries"]["spent"]
@@ -263,7 +264,7 @@ async def retries(cluster: DevCluster) -> int:
 
 @asynccontextmanager
 async def at_a_tenth_of_its_speed(pid: int) -> AsyncIterator[None]:
-    """A process that runs a little and stands still a little, over and over: every answer of it is late."""
+    """Slow a process down: stop and resume it repeatedly, so that every answer of it is late."""
 
     async def slow() -> None:
         while True:

@@ -1,4 +1,4 @@
-"""The demonstration at toy size: it tells its story to the end, says so when it fails, and leaves nothing behind."""
+"""The demonstration at toy size: it runs to its end, reports a failure, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WIDTH = 100  # what a CI log shows without folding
 
 
 def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
-    """The command as a CI job runs it: no terminal, temporary files where the test can see them."""
+    """Run the command as a CI job does: without a terminal, with temporary files where the test can see them."""
     temporary = tmp_path / "t"
     temporary.mkdir()
     return subprocess.Popen(
@@ -34,7 +34,7 @@ def start(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def left_behind(tmp_path: Path) -> list[str]:
-    """Files of the demonstration, and processes that were started with one of its paths."""
+    """Return the files of the demonstration, and the processes that were started with one of its paths."""
     processes = []
     for found in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -46,7 +46,7 @@ def left_behind(tmp_path: Path) -> list[str]:
     return [str(path) for path in (tmp_path / "t").iterdir()] + processes
 
 
-def test_the_demonstration_tells_its_story_and_ends_with_ok(tmp_path: Path) -> None:
+def test_the_demonstration_shows_each_step_and_ends_with_ok(tmp_path: Path) -> None:
     figures_file = tmp_path / "figures.json"
     with start(tmp_path, *SMALL, "--json", str(figures_file)) as demo:
         output, errors = demo.communicate(timeout=SECONDS)
@@ -81,7 +81,7 @@ def test_the_demonstration_tells_its_story_and_ends_with_ok(tmp_path: Path) -> N
     assert figures["check"]["compared"] > 1000
     assert figures["check"]["wrong"] == 0
     regions = figures["regions"]
-    # An answer that comes sooner has not been where the masters are.
+    # An answer that comes sooner cannot have been in the master region.
     assert regions["acknowledged_elsewhere"]["p50_ms"] >= regions["rtt_ms"]
     assert regions["critical_ms"] >= regions["rtt_ms"]
     assert regions["by_token_ms"] >= regions["rtt_ms"]
@@ -116,7 +116,7 @@ def test_an_interrupted_demonstration_leaves_nothing_behind(tmp_path: Path, numb
     assert left_behind(tmp_path) == []
 
 
-def test_half_of_the_files_is_refused_before_anything_is_started(tmp_path: Path) -> None:
+def test_edges_without_objects_are_rejected_before_anything_is_started(tmp_path: Path) -> None:
     edges = tmp_path / "edges.csv"
     edges.write_text("id_1,id_2\n1,2\n")
     with start(tmp_path, "--edges", str(edges)) as demo:

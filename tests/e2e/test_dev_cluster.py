@@ -1,4 +1,4 @@
-"""The development cluster, with real processes: start, crash, recovery, stop, and what an operator gets wrong."""
+"""The development cluster, with real processes: start, crash, recovery, stop, and operator errors."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 
 from tao.client import connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.inspection import cluster_status, stop_cluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import OperatorError
 
@@ -30,7 +30,7 @@ TAO = [sys.executable, "-P", "-m", "tao.cli"]
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[Path]:
-    """A state folder whose processes are stopped at the end, whoever left them."""
+    """Yield a state folder, and stop its processes at the end, whichever command left them."""
     path = tmp_path / "s"
     yield path
     if StateFolder(path).read() is not None:
@@ -39,7 +39,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
 
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that are killed at the end if they still run."""
+    """Yield a list for processes, and kill those that still run at the end."""
     processes: list[subprocess.Popen[str]] = []
     yield processes
     for process in processes:
@@ -172,7 +172,7 @@ async def test_a_detached_start_that_was_cut_short_is_cleared_by_the_next(folder
     await cluster.start()
     state = StateFolder(folder)
     cluster.release()
-    # As a start that was killed before its end leaves it: processes, and no word that they are somebody's.
+    # A start that was killed early leaves running processes and a record that is not ready.
     record = state.require()
     state.write(type(record)(**{**{name: getattr(record, name) for name in record.__struct_fields__}, "ready": False}))
     left = state.running(record)
@@ -189,7 +189,7 @@ async def test_data_of_other_shards_are_not_touched(folder: Path) -> None:
         await DevCluster(settings(folder, shape=Shape(shards=8))).start()
 
 
-async def test_a_client_port_that_is_taken_is_told_before_anything_runs(folder: Path) -> None:
+async def test_a_client_port_in_use_is_reported_before_anything_runs(folder: Path) -> None:
     with reserve_port() as taken:
         listener = await asyncio.start_server(lambda *_: None, LOOPBACK, taken.port)
         async with listener:

@@ -1,7 +1,7 @@
-"""A leader dies, or stands still and wakes up, under traffic: reads go on, another one takes its shards over, nothing
-that was acknowledged is lost, and nothing is stale afterwards (DESIGN §9).
+"""A leader dies, or is paused and resumes, under traffic.
 
-Nobody watches here: the tests put the marks that a watcher would, when they want them.
+Reads go on, another leader takes its shards over, no acknowledged write is lost, and nothing is stale afterwards. There
+is no watcher here: the tests set the marks that a watcher would, when they need them.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
-from tao.devcluster.readiness import server_stats
 from tao.model.graph import decode_object
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer, Topology
-from tao.peers.links import Links, LinkSettings
 from tao.routing.routes import Routes
 from tao.topology import edits
 from tao.topology.document import parse_topology
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
 
@@ -43,7 +43,8 @@ pytestmark = [
 SHARDS = 8
 READERS = 4
 STAND_STILL_SECONDS = 1.6
-"""Not a wait for anything: what makes a pause count as one."""
+"""Length of a pause in seconds, long enough to be detected. It is a fixed sleep, because there is no condition to wait
+for."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -64,12 +65,12 @@ async def mark(cluster: DevCluster, name: str, *, down: bool) -> None:
 
 
 def led_by(cluster: DevCluster, name: str) -> set[int]:
-    """The shards of a leader, by the document as it is."""
+    """Return the shards of a leader according to the current topology document."""
     return set(Routes(topology_of(cluster)).shards_of(name))
 
 
 async def until(condition: Callable[[], Any], what: str) -> None:
-    """``condition`` may be a coroutine function."""
+    """Wait for ``condition``, a function or a coroutine function."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + PATIENT_SECONDS
     while True:
@@ -90,12 +91,12 @@ async def until_owned(cluster: DevCluster, name: str, shards: int) -> None:
 
 
 def patient() -> ClientSettings:
-    """The machine of the tests is small and shared."""
+    """Return client settings with a long timeout, because the machine of the tests is small and shared."""
     return ClientSettings(timeout_seconds=10)
 
 
 async def users_on(graph: Graph, shards: set[int], count: int) -> list[int]:
-    """Objects of some shards, cached in this graph's tier and at its leader, and nowhere else."""
+    """Create users on these shards, cached only in this graph's tier and at their leader."""
     found: list[int] = []
     while len(found) < count:
         batch = await asyncio.gather(*(graph.obj_add("user", {"name": "u", "home": "old"}) for _ in range(50)))
@@ -105,7 +106,7 @@ async def users_on(graph: Graph, shards: set[int], count: int) -> list[int]:
 
 @dataclass
 class Reader:
-    """Reads new users and one that it knows, all the while."""
+    """A client that continuously reads new users and one that is cached."""
 
     graph: Graph
     users: Sequence[int]
@@ -125,7 +126,7 @@ class Reader:
 
 
 class Writer:
-    """Writes one object over and over; remembers what was acknowledged last."""
+    """A client that writes one object repeatedly and records the last acknowledged value."""
 
     def __init__(self, graph: Graph, user: int) -> None:
         self.graph, self.user = graph, user
@@ -147,7 +148,7 @@ class Writer:
         await until(lambda: self.acknowledged >= before + writes, "no write is acknowledged")
 
     async def check(self, graphs: Sequence[Graph]) -> None:
-        """What was acknowledged is there, in every tier, or something later that was tried."""
+        """Assert that every tier shows the acknowledged value, or a later one that was tried."""
         for graph in graphs:
             found = await graph.obj_get(self.user)
             assert found is not None
@@ -189,7 +190,7 @@ async def test_while_a_killed_leader_is_replaced_no_read_fails_and_no_acknowledg
         tasks = [asyncio.create_task(writer.run()) for writer in traffic.writers]
         for writer in traffic.writers:
             await writer.more()
-        # Misses in the other tier: until the mark there is nobody to fetch them from but the database.
+        # These are misses in the other tier: until the leader is marked down, only the database can answer them.
         parts = [unread[number :: 4 * READERS] for number in range(4 * READERS)]
         await cluster.kill("leader-1")
         before = [Reader(traffic.far, part) for part in parts[: 2 * READERS]]
@@ -201,7 +202,7 @@ async def test_while_a_killed_leader_is_replaced_no_read_fails_and_no_acknowledg
         for writer in traffic.writers:
             await writer.more()
         await until_owned(cluster, "leader-2", SHARDS)
-        # It comes back, and takes its shards when it is marked up.
+        # The leader returns, and takes its shards when it is marked up.
         await cluster.restart("leader-1")
         await until_owned(cluster, "leader-1", 0)
         await mark(cluster, "leader-1", down=False)
@@ -215,7 +216,7 @@ async def test_while_a_killed_leader_is_replaced_no_read_fails_and_no_acknowledg
         await traffic.stop_and_check(cluster, tasks)
 
 
-async def test_a_leader_that_stood_still_while_it_was_replaced_loses_no_write_and_serves_nothing_stale(
+async def test_a_leader_replaced_while_paused_loses_no_write_and_serves_nothing_stale(
     cluster: DevCluster,
 ) -> None:
     shards = led_by(cluster, "leader-1")
@@ -233,7 +234,7 @@ async def test_a_leader_that_stood_still_while_it_was_replaced_loses_no_write_an
             await writer.more()
         os.kill(pid, signal.SIGSTOP)
         try:
-            # It does not refuse, it says nothing: misses wait for it as long as they must, and go past it.
+            # The paused leader does not answer at all: misses wait for their timeout, and then bypass it.
             found = await asyncio.gather(*map(traffic.far.obj_get, unread))
             assert None not in found
             await asyncio.sleep(STAND_STILL_SECONDS)
@@ -242,7 +243,7 @@ async def test_a_leader_that_stood_still_while_it_was_replaced_loses_no_write_an
             for writer in traffic.writers:
                 await writer.more()
             await traffic.near.obj_update(witness, {"home": "new"})
-            # What it finds when it wakes up, before anything else.
+            # The leader reads these requests first when it resumes.
             waiting = [asyncio.create_task(asked_of(links, leader, witness)) for _ in range(20)]
             await asyncio.sleep(0)
         finally:
@@ -283,7 +284,7 @@ async def test_without_a_topology_file_servers_go_on_by_the_one_they_have(
 
 
 async def asked_of(links: Links, leader: CacheServer, user: int) -> str:
-    """What that very server says of the user's home, or why it does not."""
+    """Return the value of the user's home at exactly this leader, or the reason of its error."""
     request = pb.Request(read=pb.ReadBatch(obj_ids=[user]))
     try:
         answer = await links.to(leader).ask(request, PATIENT_SECONDS)
@@ -296,7 +297,7 @@ async def asked_of(links: Links, leader: CacheServer, user: int) -> str:
 
 
 async def direct_reads(cluster: DevCluster) -> dict[str, int]:
-    """Queries that went past the leaders, by follower."""
+    """Return the number of queries that bypassed the leaders, by follower."""
     tiers = Routes(topology_of(cluster)).follower_tiers(ONLY_REGION)
     followers = [server.name for tier in tiers for server in tier.servers]
     return {name: (await server_stats(cluster.admin(name)))["direct_reads"] for name in followers}

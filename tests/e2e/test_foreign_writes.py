@@ -1,5 +1,8 @@
-"""Rows changed by hand, as an administrator does it or an import: every region's followers show them, counts are right
-again, versions have risen, and nobody goes on touching what has been touched (DESIGN §7)."""
+"""Rows changed by hand, by an administrator or an import.
+
+The followers of every region show the changes, counts are right again, versions have risen, and no touch is itself
+touched again.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,10 @@ import aiomysql
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import Graph, connect
 from tao.client.settings import ClientSettings
 from tao.devcluster.layout import Shape
-from tao.devcluster.readiness import server_stats
 from tao.model.ids import SHARD_SHIFT
 from tests.e2e.cluster_access import running_cluster
 from tests.e2e.region_access import Regions, plain, running_regions, until
@@ -24,7 +27,7 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.asyncio(loop_sc
 
 SHAPE = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=2, mixed_mastership=True, shards=4)
 LISTS, EDGES_EACH = 200, 100
-"""A bulk import of 20,000 rows."""
+"""Number of rows of a bulk import."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -35,7 +38,7 @@ async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def graphs(regions: Regions) -> AsyncIterator[tuple[Graph, Graph]]:
-    """A client in the master region, and one in the other."""
+    """Yield a client in the master region and one in the other."""
     settings = ClientSettings(timeout_seconds=10)
     async with (
         connect(regions.target, region="east", settings=settings) as east,
@@ -45,7 +48,7 @@ async def graphs(regions: Regions) -> AsyncIterator[tuple[Graph, Graph]]:
 
 
 async def by_hand(regions: Regions, shard: int, *statements: str) -> None:
-    """On the shard's master, as its administrator."""
+    """Run statements on the shard's master as its administrator."""
     routes = regions.routes
     await regions.sql(routes.database_server(shard, routes.master_region(shard)).name, *statements, shard=shard)
 
@@ -59,7 +62,7 @@ async def touched(regions: Regions) -> int:
 
 
 async def likes_of(graph: Graph, user: int) -> tuple[int, list[tuple[int, int]]]:
-    """The count, and the list by itself."""
+    """Return the count, and the length of the list itself."""
     return await graph.assoc_count(user, "likes"), plain(await graph.assoc_range(user, "likes", 0, 10))
 
 
@@ -77,7 +80,7 @@ async def fields(graph: Graph, user: int) -> dict[str, Any] | None:
     return None if found is None else dict(found.fields)
 
 
-async def test_what_is_done_to_rows_by_hand_is_shown_in_both_regions_with_right_counts(
+async def test_changes_of_rows_by_hand_appear_in_both_regions_with_right_counts(
     regions: Regions, graphs: tuple[Graph, Graph]
 ) -> None:
     east = graphs[0]
@@ -138,7 +141,7 @@ async def test_a_touch_is_not_touched_again(regions: Regions, graphs: tuple[Grap
             return found is not None and found["name"] == "c"
 
         await until(last)
-    # A further commit through the same binlog: all that came before it has been told.
+    # Once a later commit of the same binlog is visible, everything before it has been delivered.
     after = await graphs[0].obj_add("user", {"name": "b"}, near=user)
     await until(lambda: fields(graphs[1], after))
     assert 1 <= await touched(regions) - before <= 3
@@ -166,7 +169,7 @@ async def test_an_import_of_20_000_rows_is_counted_in_few_transactions(
             return set(counts) == {EDGES_EACH}
 
         await until(counted, "counts are wrong")
-    # The import knows nothing of inverses; what was imported goes again the same way.
+    # The import writes no inverses, so its rows are deleted in the same way.
     for shard in by_shard:
         await by_hand(regions, shard, f"DELETE FROM assocs WHERE atype = {follows}")
     for graph in graphs:
@@ -178,10 +181,11 @@ async def test_an_import_of_20_000_rows_is_counted_in_few_transactions(
         await until(empty, "counts are wrong")
 
 
-async def test_the_far_side_of_a_pair_is_told_to_its_writer_s_region_without_replication(
+async def test_the_writer_s_region_receives_the_far_side_of_a_pair_without_replication(
     regions: Regions, graphs: tuple[Graph, Graph]
 ) -> None:
-    """Coordinated in east, the inverse mastered in west; the other tier of east hears of it from its own leader."""
+    """The write is coordinated in east and its inverse is mastered in west; the other tier of east receives it from its
+    own leader."""
     east, routes = graphs[0], regions.routes
     a = await east.obj_add("user", {"name": "a"})
     while routes.master_region(a >> SHARD_SHIFT) != "east":
@@ -211,7 +215,7 @@ async def test_in_the_end_caches_and_replicas_equal_their_masters(regions: Regio
     assert [each for each in found if "Pair" not in type(each).__name__] == []
 
 
-async def test_a_single_region_hears_of_rows_changed_by_hand_too(tmp_path: Path) -> None:
+async def test_a_single_region_receives_rows_changed_by_hand_too(tmp_path: Path) -> None:
     async with (
         running_cluster(tmp_path / "one", Shape(tiers=1, followers=1, leaders=1, shards=1)) as cluster,
         connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph,

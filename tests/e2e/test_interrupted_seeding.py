@@ -1,4 +1,4 @@
-"""A seeding that was interrupted: shown by the watcher, and mended."""
+"""The watcher reports and repairs a replica seed that was interrupted."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from tao.admin.server_stats import server_stats
 from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.readiness import server_stats
 from tao.model.errors import OperatorError
 from tao.observability.logs import logger
+from tao.replication.accounts import ServiceAccounts
+from tao.replication.replica_seed import SeedStep
+from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.admin_client import admin_get
-from tao.storage.accounts import ServiceAccounts
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
-from tao.watcher.replication_set import ReplicationSet, SetAccounts
-from tao.watcher.reseeding import SeedStep
 from tao.watcher.server import WatcherServer
 from tao.watcher.settings import ProbeSettings, WatcherSettings
 from tests.rigs.replication_rig import (
@@ -32,7 +32,7 @@ from tests.rigs.replication_rig import (
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
 
-async def test_what_an_interrupted_seeding_leaves_is_shown_and_mended_by_the_watcher(
+async def test_the_watcher_reports_and_repairs_what_an_interrupted_seed_leaves(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
@@ -50,7 +50,7 @@ async def test_what_an_interrupted_seeding_leaves_is_shown_and_mended_by_the_wat
         )
         watcher = await WatcherServer(settings, logger("watcher")).start()
         try:
-            # The topology says semi_sync, and nobody had told the master.
+            # The topology says semi_sync, and the master has not been configured for it yet.
             await until_shown(admin, "1.0")
             assert await waits_for_replica(rig, EAST)
 
@@ -61,27 +61,27 @@ async def test_what_an_interrupted_seeding_leaves_is_shown_and_mended_by_the_wat
             with pytest.raises(Killed):
                 await rig.reseeder(killed).seed(WEST)
             await until_shown(admin, "0.0")
-            await rig.write(EAST, 1)  # which nobody else has
-            # Ended by hand and not by the command: it follows, and its mark is taken away.
+            await rig.write(EAST, 1)  # on no other server
+            # Finish by hand instead of the command: the server follows its master, and its mark is removed.
             accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
             await ReplicationSet(rig.database, accounts, seen_from="", statement_seconds=10).follow(WEST, EAST)
             await until_arrived(rig, WEST, 1)
             assert not await waits_for_replica(rig, EAST), "it is marked, as one that is about to be stopped"
-            with pytest.raises(OperatorError, match="no replica in use"):  # also for who looked before the mark
+            with pytest.raises(OperatorError, match="no replica in use"):  # also with a topology read before the mark
                 await rig.promoter().wait_for_replicas("db")
             file = TopologyFile(rig.topology_path, on_error=lambda error: pytest.fail(error.message))
             unmarked = edits.mark_database_server(rig.topology, WEST, down=False)
             await file.change(rig.topology.version, unmarked)
             await until_shown(admin, "1.0")
             assert await waits_for_replica(rig, EAST)
-            assert (await server_stats(admin))["deeds"]["wait"] == 2
+            assert (await server_stats(admin))["actions"]["wait"] == 2
             await assert_is_master(rig, EAST, WEST)
         finally:
             await watcher.close()
 
 
 async def until_shown(admin: str, value: str) -> None:
-    """By the watcher's gauge."""
+    """Wait until the watcher's gauge shows the value."""
     async with asyncio.timeout(30):
         while await shown(admin) != [value]:  # noqa: ASYNC110 - the watcher does it
             await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Loading and exporting through a real cluster: repetition, interruption, rejected lines, the way back."""
+"""Loads and exports through a real cluster: repetition, interruption, rejected lines, and exports."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from tao.cli.loading.key_map import KeyMap
+from tao.admin.load.key_map import KeyMap
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
@@ -30,7 +30,7 @@ EDGES = 2000
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DevCluster]:
-    """One cluster for all tests here, in the state folder where commands look for it by themselves."""
+    """Yield one cluster for all tests here, in the state folder where commands look by default."""
     state_dir = tmp_path_factory.mktemp("load") / ".tao-dev"
     shape = Shape(tiers=1, followers=1, leaders=2, shards=4)
     with asyncio.Runner() as runner:
@@ -58,7 +58,7 @@ def pairs() -> list[tuple[int, int]]:
 
 @pytest.fixture
 def files(tmp_path: Path, pairs: list[tuple[int, int]]) -> tuple[Path, Path]:
-    """Pages and mutual likes between them, some of a page with itself."""
+    """Write pages, and mutual likes between them, some of them from a page to itself; return both files."""
     pages, likes = tmp_path / "pages.csv", tmp_path / "likes.csv"
     with pages.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -89,7 +89,8 @@ def start(cluster: DevCluster, *arguments: str, **options: Any) -> subprocess.Po
 
 
 async def communicated(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """What it said. A client of this process stands still with the loop, and would find that its server did."""
+    """Return the output and errors of a process. Wait in a thread: a client in this process would stall with the event
+    loop, and would suspect its server."""
     return await asyncio.to_thread(process.communicate)
 
 
@@ -110,8 +111,8 @@ async def tao_json(cluster: DevCluster, *arguments: str, status: int = 0) -> dic
 async def edges_loaded(
     cluster: DevCluster, command: list[str], graph: Graph, pages: Path, *, resumed: bool = False
 ) -> dict[str, Any]:
-    """Load mutual likes, and wait for the far sides that a leader too slow to answer in time has left for repair: the
-    summary has their number, but not that of the run before one that is ``resumed``."""
+    """Load mutual likes, and wait for the inverses that a slow leader has left for repair. The summary has their
+    number, without that of the run that a ``resumed`` one continues."""
     loaded = await tao_json(cluster, *command)
     if loaded["inverse_pending"] or resumed:
         ids = list(ids_of(pages).values())
@@ -130,7 +131,7 @@ def ids_of(pages: Path) -> dict[str, int]:
 
 
 def rejected_lines(file: Path) -> dict[bytes, bytes]:
-    """The rejected lines by their number."""
+    """Return the rejected lines by their number."""
     lines = Path(f"{file}.rejected.csv").read_bytes().splitlines()
     return {line.split(b",")[0]: line for line in lines[1:]}
 
@@ -200,7 +201,7 @@ async def test_a_load_that_was_cut_off_goes_on_where_it_was(
     await assert_graph_equals_file(graph, pages, pairs)
 
 
-async def test_a_file_is_resumed_behind_what_was_acknowledged(
+async def test_a_file_is_resumed_after_its_last_acknowledged_row(
     cluster: DevCluster, graph: Graph, files: tuple[Path, Path], pairs: list[tuple[int, int]]
 ) -> None:
     pages, likes = files
@@ -214,7 +215,7 @@ async def test_a_file_is_resumed_behind_what_was_acknowledged(
     process.send_signal(signal.SIGINT)
     _, err = await communicated(process)
     assert process.returncode == 130
-    assert err == b"tao: interrupted: the same command goes on from here\n"
+    assert err == b"tao: interrupted: repeat the same command to continue from here\n"
     loaded = await edges_loaded(cluster, small, graph, pages, resumed=True)
     assert loaded["resumed_after_line"] > EDGES // 3 - 20
     assert loaded["loaded"] == EDGES
@@ -257,7 +258,7 @@ async def test_an_export_is_what_was_loaded(
     await tao_json(cluster, *objects_command(pages))
     await edges_loaded(cluster, edges_command(likes, pages, "--time", "77"), graph, pages)
     out = tmp_path / "out.csv"
-    # All pages of the shared cluster come out, under their ids, so the ones loaded here are picked.
+    # The export has all pages of the shared cluster with their ids, so select those loaded here.
     code, _, err = await tao(cluster, "export", "objects", "--otype", "page", "--out", str(out))
     assert code == 0, err
     by_id = {int(row["id"]): row for row in csv.DictReader(out.read_text().splitlines(keepends=True))}
@@ -276,7 +277,7 @@ async def test_an_export_is_what_was_loaded(
     assert found == {tuple(map(int, line.split(","))) for line in likes.read_text().splitlines()[1:]}
 
 
-async def test_wrong_columns_fields_and_types_are_told_before_anything_is_written(
+async def test_wrong_columns_fields_and_types_are_reported_before_anything_is_written(
     cluster: DevCluster, files: tuple[Path, Path]
 ) -> None:
     pages, likes = files

@@ -1,4 +1,5 @@
-"""A walk over a list while others write to it, on real processes: by cached prefixes, and by the index behind them."""
+"""Paging through a list during concurrent writes, on real processes: by cached prefixes, and by the index behind
+them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ SHAPE = Shape(tiers=2, followers=1, leaders=1, databases=1, shards=4)
 STEADY = 900  # beyond the limit of `note`, which is 500
 
 
-async def test_every_edge_that_is_there_throughout_comes_once_whoever_answers_which_page(tmp_path: Path) -> None:
+async def test_every_edge_present_throughout_comes_once_whichever_server_answers_each_page(tmp_path: Path) -> None:
     async with (
         running_cluster(tmp_path / "cluster", SHAPE) as cluster,
         connect(str(cluster.topology_path)) as near,
@@ -27,14 +28,14 @@ async def test_every_edge_that_is_there_throughout_comes_once_whoever_answers_wh
     ):
         id1 = await near.obj_add("user", {"name": "whale"})
         others = await near.reserve_ids(STEADY, near=id1)
-        # Five hundred edges of one time, which is more than a page; the rest by threes.
+        # Five hundred edges have one time, which is more than a page; the others share a time by threes.
         edges = [(id1, "note", id2, 50 if place < 500 else place // 3) for place, id2 in enumerate(others)]
         await near.assoc_add_many(edges)
         in_order = sorted(((time, id2) for _, _, id2, time in edges), reverse=True)
         passing = await near.reserve_ids(40, near=id1)
 
         async def write() -> None:
-            """Edges that come and go in all places of the list."""
+            """Add and delete edges at all positions of the list."""
             for step in count():
                 id2 = passing[step % len(passing)]
                 await far.assoc_add(id1, "note", id2, time=step * 7 % 320)

@@ -1,4 +1,4 @@
-"""Private database instances with a real server: start, crash, recovery, company, and what an operator gets wrong."""
+"""Private database instances with a real server: start, crash, recovery, several at once, and operator errors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ import aiomysql
 import pymysql.err
 import pytest
 
-from tao.devcluster.database import DatabaseInstance, InstanceSettings
-from tao.devcluster.database_server import DatabaseStartFailed
-from tao.devcluster.identity import read_record, write_record
-from tao.devcluster.server_binary import Flavour, ServerBinaryMissing, find_server_binary
-from tao.devcluster.server_options import Durability, ServerOptions
-from tao.devcluster.template import default_cache_folder, prepare_template
+from tao.devcluster.database import (
+    DatabaseInstance,
+    DatabaseStartFailed,
+    InstanceSettings,
+    default_cache_folder,
+    prepare_template,
+)
+from tao.devcluster.database_program import Durability, Flavour, ServerBinaryMissing, ServerOptions, find_server_binary
+from tao.devcluster.processes import read_record, write_record
 from tao.model.errors import OperatorError
-from tao.storage.accounts import Account, ServiceAccounts
+from tao.replication.accounts import Account, ServiceAccounts
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
@@ -30,7 +33,7 @@ MakeInstance = Callable[..., DatabaseInstance]
 
 @pytest.fixture
 async def make_instance(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[MakeInstance]:
-    """Makes instances, each in its own folder, and stops what still runs at the end."""
+    """Yield a function that makes instances, each in its own folder; stop those that still run at the end."""
     made: list[DatabaseInstance] = []
 
     def make(name: str = "one", **changes: Any) -> DatabaseInstance:
@@ -100,7 +103,7 @@ async def test_a_folder_left_by_another_cluster_that_crashed_is_taken_over(
     await fill(first)
     first_process = first.process.identity
     await first.kill()
-    # As a crash of the whole machine leaves it: record, pid file, socket and MySQL's socket lock are still there.
+    # Leave what a crash of the machine leaves: record, pid file, socket and MySQL's socket lock.
     write_record(tmp_path / "one" / "process.json", first_process)
     (tmp_path / "one" / "db.sock.lock").write_text(f"{os.getpid()}\n")
 
@@ -190,7 +193,7 @@ async def test_two_instances_run_at_once_and_build_one_template_between_them(
     assert left == [template.name, f"{template.name}.lock"]
 
 
-async def test_a_port_that_is_taken_is_said_in_one_line_and_nothing_is_made(
+async def test_a_port_in_use_is_reported_in_one_line_and_nothing_is_created(
     make_instance: MakeInstance, tmp_path: Path
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
@@ -222,18 +225,16 @@ async def test_a_folder_that_is_being_served_is_not_served_twice(make_instance: 
     assert running.is_running
 
 
-def test_a_machine_without_a_server_is_told_the_line_that_installs_one(
+def test_without_an_installed_server_the_error_names_the_command_that_installs_one(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tao.devcluster.server_binary._SYSTEM_FOLDERS", ())
+    monkeypatch.setattr("tao.devcluster.database_program._SYSTEM_FOLDERS", ())
     with pytest.raises(ServerBinaryMissing, match="apt-get install mariadb-server-core") as raised:
         find_server_binary({"PATH": str(tmp_path)})
     assert "\n" not in raised.value.message
 
 
-async def test_a_disk_that_is_too_full_is_said_before_anything_is_made(
-    make_instance: MakeInstance, tmp_path: Path
-) -> None:
+async def test_a_full_disk_is_reported_before_anything_is_created(make_instance: MakeInstance, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="MB are needed: make room"):
         await make_instance(min_free_disk_mb=2**40).start()
     assert not (tmp_path / "one").exists()

@@ -1,4 +1,4 @@
-"""Promotion on two real database servers: interrupted after each step, forced, refused; leases; fences; rejoining."""
+"""Promotion on two real database servers: interrupted after each step, forced, rejected; leases; fences; rejoining."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 
 from tao.model.errors import DeadlineExceeded, MasterReadOnly, TaoError
 from tao.observability.logs import logger
-from tao.storage.accounts import Account, ServiceAccounts
-from tao.storage.lease import (
+from tao.replication.accounts import Account, ServiceAccounts
+from tao.replication.lease import (
     EVENT_SECONDS,
     grant_lease,
     install_lease,
@@ -25,17 +25,14 @@ from tao.storage.lease import (
     revoke_lease,
     server_unix_ms,
 )
-from tao.storage.processes import server_processes
-from tao.storage.promotion import fence, stop_receiving
-from tao.storage.replication import detach
-from tao.storage.semi_sync import acknowledging_replicas
+from tao.replication.locks import LockTaken
+from tao.replication.promotion import PromotionSettings, PromotionStep
+from tao.replication.promotion_plan import PromotionRefused, PromotionRequest, ServerDiverged
+from tao.replication.replication_set import ReplicationSet, SetAccounts
+from tao.replication.server_statements import acknowledging_replicas, detach, fence, server_processes, stop_receiving
 from tao.topology import edits
-from tao.watcher.locks import LockTaken
-from tao.watcher.promotion import Step
-from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, Wish
-from tao.watcher.replication_set import ReplicationSet, SetAccounts
 from tao.watcher.server import WatcherServer
-from tao.watcher.settings import LeaseSettings, ProbeSettings, PromotionSettings, WatcherSettings
+from tao.watcher.settings import LeaseSettings, ProbeSettings, WatcherSettings
 from tests.rigs.replication_rig import (
     EAST,
     WEST,
@@ -43,7 +40,7 @@ from tests.rigs.replication_rig import (
     ReplicationRig,
     assert_is_master,
     replication_rig,
-    soon,
+    statement_deadline,
     until_arrived,
     waits_for_replica,
 )
@@ -59,52 +56,54 @@ async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterat
 
 async def test_a_promotion_killed_before_any_step_is_finished_or_undone_by_the_next_run(rig: ReplicationRig) -> None:
     written = 0
-    for step in Step:
+    for step in PromotionStep:
         target = WEST if rig.database.master_region == EAST else EAST
         master = rig.database.master_region
         written += 1
         await rig.write(master, written)
 
-        async def stop(at: Step, step: Step = step) -> None:
+        async def stop(at: PromotionStep, step: PromotionStep = step) -> None:
             if at is step:
                 raise Killed
 
         with pytest.raises(Killed):
-            await rig.promoter(stop).promote("db", Wish(target))
+            await rig.promoter(stop).promote("db", PromotionRequest(target))
         assert len(await rig.open_servers()) <= 1, step
         await rig.promoter().restore("db")
         now = rig.database.master_region
-        assert (now == target) is (list(Step).index(step) > list(Step).index(Step.RAISE_EPOCH)), step
+        assert (now == target) is (
+            list(PromotionStep).index(step) > list(PromotionStep).index(PromotionStep.RAISE_EPOCH)
+        ), step
         await assert_is_master(rig, now, target if now == master else master)
         written += 1
-        # The same command again does what it was to do in the first place.
-        await rig.promoter().promote("db", Wish(target))
+        # The same command, run again, finishes the promotion.
+        await rig.promoter().promote("db", PromotionRequest(target))
         await assert_is_master(rig, target, master)
         written = max(await rig.written(target))
 
 
-async def test_writes_meanwhile_are_refused_in_a_way_that_can_be_repeated(rig: ReplicationRig) -> None:
+async def test_writes_during_a_promotion_are_rejected_as_retryable(rig: ReplicationRig) -> None:
     refused: list[TaoError] = []
 
-    async def write(step: Step) -> None:
-        if step is not Step.FENCE:
+    async def write(step: PromotionStep) -> None:
+        if step is not PromotionStep.FENCE:
             for region in (EAST, WEST):
                 with pytest.raises(MasterReadOnly) as found:
                     await rig.write(region, 77)
                 refused.append(found.value)
 
-    done = await rig.promoter(write).promote("db", Wish(WEST))
-    assert len(refused) == 2 * (len(Step) - 1)
+    done = await rig.promoter(write).promote("db", PromotionRequest(WEST))
+    assert len(refused) == 2 * (len(PromotionStep) - 1)
     assert all(error.retryable for error in refused)
     assert (done.master, done.version_epoch, done.following, done.left) == (WEST, 2, [EAST], {})
 
 
 async def test_a_transaction_that_was_open_at_the_fence_is_rolled_back(rig: ReplicationRig) -> None:
     async with rig.session(EAST, as_leader=True) as writer:
-        await writer.run("INSERT INTO tao_00000.objects VALUES (9, 1, 1, 0, '')", deadline=soon())
-        await rig.promoter().promote("db", Wish(WEST))
+        await writer.run("INSERT INTO tao_00000.objects VALUES (9, 1, 1, 0, '')", deadline=statement_deadline())
+        await rig.promoter().promote("db", PromotionRequest(WEST))
         with pytest.raises(MasterReadOnly):
-            await writer.run("COMMIT", deadline=soon())
+            await writer.run("COMMIT", deadline=statement_deadline())
     assert await rig.written(EAST) == set()
 
 
@@ -113,7 +112,7 @@ async def test_a_lost_master_is_replaced_and_comes_back_by_one_command(rig: Repl
     await until_arrived(rig, WEST, 1)  # asynchronous: a kill before that would lose it
     await rig.servers[EAST].kill()
     with pytest.raises(PromotionRefused, match="--master-lost"):
-        await rig.promoter().promote("db", Wish(WEST))
+        await rig.promoter().promote("db", PromotionRequest(WEST))
     await until_promoted(rig)
     assert await rig.written(WEST) == {1}
     assert rig.database.servers[EAST].down
@@ -124,7 +123,7 @@ async def test_a_lost_master_is_replaced_and_comes_back_by_one_command(rig: Repl
     await assert_is_master(rig, WEST, EAST)
 
 
-async def test_a_master_that_stands_still_is_replaced_by_a_watcher_and_is_closed_when_it_wakes(
+async def test_a_paused_master_is_replaced_by_a_watcher_and_is_closed_when_it_resumes(
     rig: ReplicationRig,
 ) -> None:
     settings = WatcherSettings(
@@ -140,7 +139,7 @@ async def test_a_master_that_stands_still_is_replaced_by_a_watcher_and_is_closed
     watcher = await WatcherServer(settings, logger("watcher")).start()
     try:
         async with asyncio.timeout(30), rig.session(EAST) as session:
-            while await lease_seconds(session, deadline=soon()) != settings.lease.seconds:  # noqa: ASYNC110 - the watcher
+            while await lease_seconds(session, deadline=statement_deadline()) != settings.lease.seconds:  # noqa: ASYNC110 - the watcher
                 await asyncio.sleep(0.05)
         await rig.write(EAST, 1)
         await until_arrived(rig, WEST, 1)
@@ -167,17 +166,19 @@ async def is_open(rig: ReplicationRig, region: str) -> bool:
 
 
 async def until_promoted(rig: ReplicationRig) -> None:
-    """The replica notices the end of its connection in its own time, and until then it vetoes."""
+    """Promote west once the replica has noticed the end of its connection; until then it prevents the promotion."""
     async with asyncio.timeout(30):
-        while any(member.receives for member in await rig.promoter().look("db")):  # noqa: ASYNC110 - the replica does it
+        while any(member.receives for member in await rig.promoter().observe("db")):  # noqa: ASYNC110 - the replica does it
             await asyncio.sleep(0.02)
-    await rig.promoter().promote("db", Wish(WEST, master_lost=True))
+    await rig.promoter().promote("db", PromotionRequest(WEST, master_lost=True))
 
 
-async def test_a_former_master_with_writes_of_its_own_is_refused_with_their_names(rig: ReplicationRig) -> None:
+async def test_a_former_master_with_writes_of_its_own_is_rejected_with_their_transaction_ids(
+    rig: ReplicationRig,
+) -> None:
     async with rig.session(WEST) as session:
-        await stop_receiving(session, deadline=soon())
-    await rig.write(EAST, 1)  # asynchronous: nobody has heard of it but the client
+        await stop_receiving(session, deadline=statement_deadline())
+    await rig.write(EAST, 1)  # asynchronous: only the client has the acknowledgement
     await rig.servers[EAST].kill()
     await until_promoted(rig)
     await rig.write(WEST, 2)
@@ -189,41 +190,43 @@ async def test_a_former_master_with_writes_of_its_own_is_refused_with_their_name
     assert (await rig.promoter().restore("db")).left.keys() == {EAST}
 
 
-async def test_only_one_hand_is_at_a_mastership(rig: ReplicationRig) -> None:
-    async def other(step: Step) -> None:
+async def test_only_one_process_changes_a_mastership_at_a_time(rig: ReplicationRig) -> None:
+    async def other(step: PromotionStep) -> None:
         with pytest.raises(LockTaken):
             await rig.promoter().restore("db")
 
-    await rig.promoter(other).promote("db", Wish(WEST))
+    await rig.promoter(other).promote("db", PromotionRequest(WEST))
 
 
 async def test_a_server_closes_itself_when_its_lease_ends_and_no_renewal_revives_it(rig: ReplicationRig) -> None:
     async with rig.session(EAST) as session:
         positions = await rig.rows(EAST, "SHOW MASTER STATUS") if await is_mariadb(rig) else []
-        await install_lease(session, 3 * EVENT_SECONDS, deadline=soon())
-        assert await lease_seconds(session, deadline=soon()) == 3 * EVENT_SECONDS
-        now = await server_unix_ms(session, deadline=soon())
-        assert await renew_lease(session, now, deadline=soon()), "an open server is given a first lease"
+        await install_lease(session, 3 * EVENT_SECONDS, deadline=statement_deadline())
+        assert await lease_seconds(session, deadline=statement_deadline()) == 3 * EVENT_SECONDS
+        now = await server_unix_ms(session, deadline=statement_deadline())
+        assert await renew_lease(session, now, deadline=statement_deadline()), "an open server is given a first lease"
         await rig.write(EAST, 1)
-        # By the server's own event: nobody tells it.
+        # The server's own event closes it, without a request.
         async with asyncio.timeout(30):
             while EAST in await rig.open_servers():  # noqa: ASYNC110 - the server does it
                 await asyncio.sleep(0.05)
         with pytest.raises(MasterReadOnly):
             await rig.write(EAST, 2)
-        now = await server_unix_ms(session, deadline=soon())
-        assert not await renew_lease(session, now, deadline=soon())
+        now = await server_unix_ms(session, deadline=statement_deadline())
+        assert not await renew_lease(session, now, deadline=statement_deadline())
         await rig.promoter().restore("db")
         assert await rig.open_servers() == {EAST}
-        await revoke_lease(session, deadline=soon())
-        assert not await renew_lease(session, now + 60_000, deadline=soon())
+        await revoke_lease(session, deadline=statement_deadline())
+        assert not await renew_lease(session, now + 60_000, deadline=statement_deadline())
         await rig.close(EAST)
-        await grant_lease(session, await server_unix_ms(session, deadline=soon()), deadline=soon())
+        await grant_lease(
+            session, await server_unix_ms(session, deadline=statement_deadline()), deadline=statement_deadline()
+        )
         assert await rig.open_servers() == set(), "a lease does not open a server"
-        await remove_lease(session, deadline=soon())
-        assert await lease_seconds(session, deadline=soon()) == 0
+        await remove_lease(session, deadline=statement_deadline())
+        assert await lease_seconds(session, deadline=statement_deadline()) == 0
         if positions:
-            # Nothing of it is in the binlog, where the replica would take it over.
+            # The binlog has no trace of it, so the replica does not apply it.
             assert await rig.rows(WEST, "SELECT 1 FROM information_schema.schemata WHERE schema_name = 'tao'") == []
 
 
@@ -231,32 +234,32 @@ async def is_mariadb(rig: ReplicationRig) -> bool:
     return "mariadb" in str((await rig.rows(EAST, "SELECT VERSION()"))[0][0]).lower()
 
 
-async def test_under_semi_sync_what_no_replica_has_is_acknowledged_to_nobody(
+async def test_under_semi_sync_no_write_is_acknowledged_before_a_replica_has_it(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
-        done = await rig.promoter().promote("db", Wish(WEST))
+        done = await rig.promoter().promote("db", PromotionRequest(WEST))
         assert done.waits_for_replica
         await rig.write(WEST, 1)
-        # Received and not applied is acknowledged all the same, so only receiving may be stopped by a promotion.
+        # A replica acknowledges what it has received, applied or not, so a promotion may stop only receiving.
         async with rig.session(EAST) as session:
-            await stop_receiving(session, deadline=soon())
+            await stop_receiving(session, deadline=statement_deadline())
         writing = asyncio.create_task(rig.write(WEST, 2))
         async with rig.session(WEST) as session:
             async with asyncio.timeout(30):
                 while await waiting_for_replica(rig, WEST) == 0:  # noqa: ASYNC110 - the server does it
                     await asyncio.sleep(0.01)
             assert not writing.done()
-            # The fence ends it, and its client hears of no success.
+            # The fence ends the commit, and its client gets no acknowledgement.
             async with rig.session(WEST) as other:
-                assert await fence(session, other, deadline=soon()) == 1
+                assert await fence(session, other, deadline=statement_deadline()) == 1
         with pytest.raises(TaoError) as found:
             await writing
         assert not isinstance(found.value, DeadlineExceeded)
         with suppress(PromotionRefused):  # the planned way: east cannot catch up with what is not sent
             await rig.promoter().restore("db")
         async with rig.session(WEST) as session:
-            assert await acknowledging_replicas(session, deadline=soon()) == 1
+            assert await acknowledging_replicas(session, deadline=statement_deadline()) == 1
         await assert_is_master(rig, WEST, EAST)
 
 
@@ -269,14 +272,14 @@ async def test_a_master_that_closes_itself_while_a_commit_waits_for_a_replica_is
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
-        assert (await rig.promoter().promote("db", Wish(WEST))).waits_for_replica
+        assert (await rig.promoter().promote("db", PromotionRequest(WEST))).waits_for_replica
         async with rig.session(EAST) as session:
-            await stop_receiving(session, deadline=soon())
+            await stop_receiving(session, deadline=statement_deadline())
         async with rig.session(WEST) as session:
-            await install_lease(session, EVENT_SECONDS, deadline=soon())
+            await install_lease(session, EVENT_SECONDS, deadline=statement_deadline())
         writing = asyncio.create_task(rig.write(WEST, 1))
         async with asyncio.timeout(30):
-            # The lease is over, and the event that closes the server waits for that commit, as everything does then.
+            # The lease is over. The event that closes the server waits for that commit, as everything does then.
             while not await waiting_to_close(rig):  # noqa: ASYNC110 - the server does it
                 await asyncio.sleep(0.05)
         accounts = SetAccounts(rig.accounts.administrator, rig.accounts.replicator)
@@ -299,13 +302,13 @@ async def test_a_server_that_rejoins_holds_up_no_commit_before_it_has_what_it_la
 ) -> None:
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
         async with rig.session(WEST) as session:
-            await detach(session, deadline=soon())
+            await detach(session, deadline=statement_deadline())
         await rig.write(EAST, 1)
-        # It does not come in at its master, so it never has what it lacks.
+        # It cannot log in at its master, so it never receives what it lacks.
         wrong = dataclasses.replace(rig.accounts, replicator=Account("tao_replicator", "not-its-password"))
         rejoining = asyncio.create_task(dataclasses.replace(rig, accounts=wrong).promoter().rejoin("db", WEST))
         async with asyncio.timeout(30):
-            while not any(member.state and member.state.following for member in await rig.promoter().look("db")):  # noqa: ASYNC110 - the rejoin
+            while not any(member.state and member.state.following for member in await rig.promoter().observe("db")):  # noqa: ASYNC110 - the rejoin
                 await asyncio.sleep(0.01)
         await rig.write(EAST, 2)
         rejoining.cancel()
@@ -331,7 +334,7 @@ async def test_a_restored_master_keeps_the_replica_that_acknowledges_already(
 async def test_a_replica_that_stood_still_acknowledges_again_at_a_master_that_was_fenced_and_is_restored(
     tmp_path: Path, database_accounts: ServiceAccounts
 ) -> None:
-    """By the connection that it had, though the fence ended a commit that waited for it."""
+    """The replica keeps its connection, although the fence ended a commit that waited for it."""
     async with replication_rig(tmp_path, database_accounts, semi_sync=True) as rig:
         await rig.promoter().restore("db")
         before = await sends_by(rig, EAST)
@@ -353,9 +356,9 @@ async def test_a_replica_that_stood_still_acknowledges_again_at_a_master_that_wa
 
 
 async def sends_by(rig: ReplicationRig, region: str) -> list[int]:
-    """The connections by which a server sends its binlog."""
+    """Return the ids of the connections by which a server sends its binlog."""
     async with rig.session(region) as session:
-        processes = await server_processes(session, deadline=soon())
+        processes = await server_processes(session, deadline=statement_deadline())
     return [each.thread for each in processes if each.command.startswith("Binlog Dump")]
 
 

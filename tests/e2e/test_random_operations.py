@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from tao.cli.checking.access import Access, access_of
-from tao.cli.checking.caches import verify_caches
-from tao.cli.checking.inverses import find_broken_pairs
-from tao.cli.export_scan import ReaderLogin
+from tao.admin.access import Access, ReaderLogin, access_of
+from tao.admin.cache_verification import verify_caches
+from tao.admin.repair import find_broken_pairs
 from tao.client import Assoc, ClientSettings, Graph, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import parse_topology
@@ -68,7 +67,7 @@ def fields_for(atype: str, rng: random.Random) -> dict[str, Any]:
 
 
 class Worker:
-    """One client that owns some objects: nobody else writes their edges, so the model knows every answer."""
+    """A client that owns some objects: only it writes their edges, so the model predicts every answer."""
 
     def __init__(self, graph: Graph, rng: random.Random) -> None:
         self.graph = graph
@@ -113,7 +112,7 @@ class Worker:
         await self.check(id1, rng.choice(ATYPES), id2)
 
     async def check(self, id1: int, atype: str, id2: int) -> None:
-        """Through the tier written through, the model holds at once (invariant 3)."""
+        """The tier of the writes agrees with the model at once (invariant 3)."""
         expected = self.model.assoc_list(id1, atype)
         rng, graph = self.rng, self.graph
         match rng.randrange(6):
@@ -169,7 +168,7 @@ async def test_every_client_reads_its_own_writes_and_all_caches_end_equal_to_the
         login = login_of(cluster)
         async with access_of(login, "") as access:
             await assert_converged(access, login.schema)
-        # Nothing is in flight any more: every tier answers with the model, whoever wrote.
+        # No operation is in flight any more: every tier agrees with the model, whichever client wrote.
         for worker in workers:
             for graph in graphs[:2]:
                 for id1 in worker.ids:

@@ -1,4 +1,5 @@
-"""Thousands of random writes in two regions at once, each master of half the shards, with crashes and cuts between."""
+"""Thousands of random writes in two regions at once, each master of half the shards, with crashes and cuts between
+them."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ async def exist(graph: Graph, ids: list[int]) -> bool:
 
 
 class Writer:
-    """One of many that write the same few objects. What fails while the line is cut is counted, and given up."""
+    """One of many writers of the same few objects. Writes that fail while the line is cut are counted, and not
+    retried."""
 
     def __init__(self, graph: Graph, hot: list[int], rng: random.Random) -> None:
         self.graph = graph
@@ -74,14 +76,14 @@ class Writer:
             await graph.obj_update(id1, {"home": f"h{number}"}, "user")
         else:
             await graph.obj_add("user", {"name": f"u{number}"})
-        # Reads in between keep the caches filled from the replicas, so that there is something to go wrong.
+        # Reads in between keep the caches filled from the replicas, so that stale entries can occur.
         await graph.assoc_range(id2, atype, 0, rng.choice((1, 50)))
         await graph.assoc_count(id1, rng.choice(ATYPES))
         await graph.obj_get(id1)
 
 
 async def change(regions: Regions, edit: Callable[[Topology, int], Topology]) -> None:
-    """Store the document edited for every shard, and wait until all servers are ready by it."""
+    """Store the edited document for every shard, and wait until all servers have applied it."""
 
     def fail(error: TopologyError) -> None:
         raise error
@@ -100,7 +102,7 @@ async def change(regions: Regions, edit: Callable[[Topology, int], Topology]) ->
 
 
 async def hot_objects(regions: Regions, graph: Graph) -> list[int]:
-    """As many mastered in one region as in the other."""
+    """Create objects, the same number mastered in each region."""
     found: dict[str, list[int]] = {region.name: [] for region in regions.topology.regions}
     while any(len(ids) < HOT_OBJECTS // 2 for ids in found.values()):
         object_id = await graph.obj_add("user", {"name": "hot"})
@@ -130,7 +132,7 @@ async def test_random_writes_in_both_regions_leave_caches_databases_and_regions_
             async def so_far() -> bool:
                 return work.done() or sum(writer.done for writer in writers) >= share * total
 
-            await until(so_far, "writing does not go on")
+            await until(so_far, "writes do not continue")
 
         async def crash(tailer: str) -> None:
             await regions.cluster.kill(tailer)
@@ -156,7 +158,7 @@ async def test_random_writes_in_both_regions_leave_caches_databases_and_regions_
         assert sum(writer.failed for writer in writers) < total / 10
         await regions.assert_converges()
 
-        # Nothing is in flight any more: both regions tell the same story, and every edge has its other end.
+        # No operation is in flight any more: both regions agree, and every edge has its inverse.
         for id1 in hot:
             for atype in ATYPES:
                 answers = [plain(await graph.assoc_range(id1, atype, 0, 100)) for graph in graphs.values()]
@@ -192,7 +194,7 @@ async def test_shards_that_change_their_leader_in_both_regions_while_they_are_wr
             async def done() -> bool:
                 return sum(writer.done for writer in writers) >= before + count
 
-            await until(done, "writing does not go on")
+            await until(done, "writes do not continue")
 
         for number in (1, 2):
             for region in ("east", "west"):

@@ -1,4 +1,4 @@
-"""What README.md and docs/ show is run as it stands there, against a cluster."""
+"""The examples of README.md and docs/ run as they stand there, against a cluster."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e, pytest.mark.unhurried]
 
@@ -28,7 +28,7 @@ def python_blocks(name: str) -> list[str]:
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[Path]:
-    """A folder in which `tao dev up` has been run."""
+    """Yield a folder in which `tao dev up` has been run."""
     settings = ClusterSettings(
         state_dir=tmp_path / ".tao-dev", shape=Shape(databases=1, shards=4), durability=Durability.RELAXED
     )
@@ -51,8 +51,8 @@ async def test_the_session_in_the_sdk_guide_runs_from_end_to_end(
 ) -> None:
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
-    for number, block in enumerate(python_blocks("docs/sdk.md"), start=1):
-        code = compile(block, f"docs/sdk.md, block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    for number, block in enumerate(python_blocks("docs/reference/sdk.md"), start=1):
+        code = compile(block, f"docs/reference/sdk.md, block {number}", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         result = eval(code, names)
         if isawaitable(result):
             await result

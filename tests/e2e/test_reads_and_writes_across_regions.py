@@ -11,9 +11,9 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.layout import Shape
-from tao.devcluster.readiness import server_stats
 from tao.model.ids import SHARD_SHIFT
 from tests.e2e.region_access import PATIENT_SECONDS, RTT_MS, Regions, plain, running_regions, until
 
@@ -30,7 +30,7 @@ async def regions(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Reg
 
 @asynccontextmanager
 async def client(regions: Regions, region: str, tier: str = "tier-1") -> AsyncIterator[Graph]:
-    """One that remembers nothing of what another wrote: no write token hides what a cache holds."""
+    """Yield a client without the write tokens of other clients, which would hide what a cache holds."""
     settings = ClientSettings(timeout_seconds=10)
     async with connect(regions.target, region=region, tier=tier, settings=settings) as graph:
         yield graph
@@ -49,7 +49,7 @@ async def west(regions: Regions) -> AsyncIterator[Graph]:
 
 
 async def two_users(graph: Graph) -> tuple[int, int]:
-    """On two shards, so that an edge and its inverse concern different servers."""
+    """Create users on two shards, so that an edge and its inverse concern different servers."""
     a = await graph.obj_add("user", {"name": "a"})
     while True:
         b = await graph.obj_add("user", {"name": "b"})
@@ -75,7 +75,7 @@ async def test_a_write_of_the_remote_region_takes_the_round_trip_and_is_read_the
         for time in range(20):
             began = loop.time()
             await west.assoc_add(a, "likes", b, time)
-            # Whatever the machine: an answer that comes sooner has not been in the master region.
+            # An answer that comes sooner cannot have been in the master region, however fast the machine is.
             assert loop.time() - began >= RTT_MS / 1000
             assert plain(await reader.assoc_range(a, "likes", 0, 5)) == [(b, time)]
             assert plain(await reader.assoc_range(b, "liked_by", 0, 5)) == [(a, time)]
@@ -101,7 +101,7 @@ async def test_what_one_region_writes_reaches_the_followers_of_the_other_in_ever
                 await shown(graph, b, "followed_by", [(a, expected)])
 
 
-async def test_a_critical_read_sees_what_replication_has_not_brought(regions: Regions, east: Graph) -> None:
+async def test_a_critical_read_sees_writes_that_replication_has_not_brought(regions: Regions, east: Graph) -> None:
     a, b = await two_users(east)
     async with client(regions, "west") as reader:
         await until(lambda: reader.obj_get(b))
@@ -115,15 +115,15 @@ async def test_a_critical_read_sees_what_replication_has_not_brought(regions: Re
             found = await reader.obj_get(b, critical=True)
             assert found is not None
             assert found.fields["home"] == "Oslo"
-            # What a critical read has shown, no later one takes back.
+            # No later critical read answers less than an earlier one.
             assert plain(await reader.assoc_range(a, "likes", 0, 5)) == [(b, 3)]
 
 
 async def test_a_value_does_not_go_back_in_time_when_its_entry_is_lost_while_the_replica_is_behind(
     regions: Regions, west: Graph
 ) -> None:
-    """The race of the paper's §4.5: a remote write is in the caches before it is in the replica. An entry that goes
-    then must not be filled from there."""
+    """The race of the paper's §4.5: a remote write is in the caches before it is in the replica. An entry that is
+    dropped in between must not be filled from the replica."""
     a, b = await two_users(west)
     await west.assoc_add(a, "likes", b, 1)
     async with client(regions, "west") as reader, client(regions, "west", "tier-2") as other_tier:
@@ -135,7 +135,7 @@ async def test_a_value_does_not_go_back_in_time_when_its_entry_is_lost_while_the
             for time in range(2, 8):
                 await west.assoc_add(a, "likes", b, time)
                 await west.obj_update(a, {"home": f"home {time}"})
-                await regions.void("west", a, b)
+                await regions.invalidate_shards_of("west", a, b)
                 for graph in (reader, other_tier):
                     assert plain(await graph.assoc_range(a, "likes", 0, 5)) == [(b, time)]
                     assert plain(await graph.assoc_range(b, "liked_by", 0, 5)) == [(a, time)]
@@ -147,7 +147,9 @@ async def test_a_value_does_not_go_back_in_time_when_its_entry_is_lost_while_the
     await regions.assert_converges()
 
 
-async def test_a_token_of_one_region_is_met_in_the_other_at_once_or_refused(regions: Regions, east: Graph) -> None:
+async def test_a_token_of_one_region_is_satisfied_in_the_other_at_once_or_rejected(
+    regions: Regions, east: Graph
+) -> None:
     a, b = await two_users(east)
     async with client(regions, "west") as reader:
         await until(lambda: reader.obj_get(b))
@@ -183,9 +185,9 @@ async def test_a_token_of_one_region_is_met_in_the_other_at_once_or_refused(regi
                 await reader.assoc_range(a, "likes", 0, 5, after=token)
                 return plain(await reader.assoc_range(a, "likes", 0, 5)) == [(b, 3)]
 
-            # What the token has brought stays in that cache, also for whoever has none: replicas do not have it yet.
-            # Asked again with the token, because a client that has found this tier slow during the cut asks the other
-            # one for a moment, and what the token brought there is not here.
+            # The value that the token brought stays in that cache, also for reads without a token, although replicas do
+            # not have it yet. Read with the token again: a client that has found this tier slow during the cut uses the
+            # other tier for a moment, whose cache does not have the value.
             await until(stays, "what a token brings is not kept")
 
 
@@ -214,12 +216,12 @@ async def test_sql_by_hand_on_the_master_reaches_the_caches_of_both_regions(
                     return found is not None and found.fields["name"] == "hy"
 
                 await until(renamed, f"{region} {tier} does not show the new name")
-    # The inverse is not what was changed by hand: put both ends in step again.
+    # Only one direction was changed by hand: make both ends agree again.
     await east.assoc_add(a, "likes", b, 100)
     await shown(west, b, "liked_by", [(a, 100)])
 
 
-async def test_what_was_committed_while_a_tailer_was_dead_is_told_when_it_is_back(
+async def test_commits_made_while_a_tailer_was_dead_are_delivered_when_it_is_back(
     regions: Regions, east: Graph, west: Graph
 ) -> None:
     a, b = await two_users(east)
@@ -229,8 +231,9 @@ async def test_what_was_committed_while_a_tailer_was_dead_is_told_when_it_is_bac
     await regions.cluster.kill(tailer)
     await east.assoc_add(a, "likes", b, 5)
     await east.obj_update(a, {"home": "Lima"})
-    # A region whose tailer is away may stay with what it has: a reader who must know asks critically. It need not: a
-    # shard changed by hand is made void once more a moment later, and what is read then comes from the replica.
+    # A region whose tailer is away may keep what it has; a reader that needs the current value reads critically. It may
+    # also lose the value: a shard changed by hand is invalidated again a moment later, and reads are then answered from
+    # the replica.
     assert plain(await west.assoc_range(a, "likes", 0, 5)) in ([], [(b, 5)])
     assert plain(await west.assoc_range(a, "likes", 0, 5, critical=True)) == [(b, 5)]
     await regions.cluster.restart(tailer)
@@ -239,7 +242,7 @@ async def test_what_was_committed_while_a_tailer_was_dead_is_told_when_it_is_bac
     await regions.assert_converges()
 
 
-async def test_a_region_whose_replica_is_dead_reads_in_the_master_region_and_hears_of_commits_from_there(
+async def test_a_region_with_a_dead_replica_reads_in_the_master_region_and_receives_commits_from_it(
     regions: Regions, east: Graph, west: Graph
 ) -> None:
     a, b = await two_users(east)
@@ -256,8 +259,8 @@ async def test_a_region_whose_replica_is_dead_reads_in_the_master_region_and_hea
     lost = (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"]
     await regions.cluster.kill(replica)
     try:
-        # Nobody has noticed yet: what the region does not have in its caches comes over the ocean.
-        await regions.void("west", a, b)
+        # The outage is not detected yet: misses of the region are answered by the master region.
+        await regions.invalidate_shards_of("west", a, b)
         assert await west.obj_get(a) is not None
         assert plain(await west.assoc_range(a, "likes", 0, 5)) == []
         await regions.mark_database_server(replica, down=True)
@@ -265,7 +268,7 @@ async def test_a_region_whose_replica_is_dead_reads_in_the_master_region_and_hea
         await east.assoc_add(a, "likes", b, 7)
         await shown(west, a, "likes", [(b, 7)])
         await shown(west, b, "liked_by", [(a, 7)])
-        await regions.void("west", a, b)
+        await regions.invalidate_shards_of("west", a, b)
         assert plain(await west.assoc_range(a, "likes", 0, 5)) == [(b, 7)]
     finally:
         await regions.cluster.restart(replica)
@@ -274,12 +277,14 @@ async def test_a_region_whose_replica_is_dead_reads_in_the_master_region_and_hea
     await east.assoc_add(a, "likes", b, 8)
     await shown(west, a, "likes", [(b, 8)])
     await shown(west, b, "liked_by", [(a, 8)])
-    assert (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"] == lost, "one history, whoever tells it"
+    assert (await server_stats(regions.cluster.admin(tailer)))["lost_binlogs"] == lost, (
+        "one history, from whichever server it is read"
+    )
     await regions.assert_converges()
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["refusing", "silent"])
-async def test_a_region_that_is_cut_off_goes_on_reading_refuses_to_write_and_catches_up(
+async def test_a_region_that_is_cut_off_serves_reads_rejects_writes_and_catches_up(
     regions: Regions, east: Graph, west: Graph, silent: bool
 ) -> None:
     a, b = await two_users(east)
@@ -288,7 +293,7 @@ async def test_a_region_that_is_cut_off_goes_on_reading_refuses_to_write_and_cat
     await regions.cut(silent=silent)
     try:
         await east.assoc_add(a, "likes", b, 1)
-        await regions.void("west", a, b)
+        await regions.invalidate_shards_of("west", a, b)
         assert await west.obj_get(b) is not None
         assert plain(await west.assoc_range(a, "likes", 0, 5)) == []
         async with connect(regions.target, region="west", settings=ClientSettings(timeout_seconds=1)) as impatient:
@@ -308,7 +313,7 @@ async def test_a_region_that_is_cut_off_goes_on_reading_refuses_to_write_and_cat
     await until(written, "no write comes through again")
     await shown(east, b, "likes", [(a, 3)])
     async with client(regions, "west") as reader:
-        # The write that was refused while the line was silent may have been on its way; nothing else can be here.
+        # The write that was rejected while the line was silent may have been sent already; no other value is possible.
         async def caught_up() -> bool:
             found = plain(await reader.assoc_range(a, "likes", 0, 5))
             return found in ([(b, 1)], [(b, 2)])
@@ -363,8 +368,8 @@ async def test_verify_of_all_regions_finds_a_row_that_only_one_region_has(region
     assert [line["region"] for line in found["replicas"]["servers"]] == ["west"]
     assert all(line["rows"] > 0 for line in found["replicas"]["servers"])
     shard = a >> SHARD_SHIFT
-    astray = "INSERT INTO assoc_lists (id1, atype, count, version) VALUES (1, 1, 0, 1)"
-    await regions.sql_astray("west-db-1", astray, shard)
+    unlogged = "INSERT INTO assoc_lists (id1, atype, count, version) VALUES (1, 1, 0, 1)"
+    await regions.sql_astray("west-db-1", unlogged, shard)
     try:
         code, out, _ = await command(regions, "verify", "--all-regions", "--json")
         assert code == 1

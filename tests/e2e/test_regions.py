@@ -16,12 +16,12 @@ import msgspec
 import pymysql.err
 import pytest
 
+from tao.admin.replication import ReplicaState
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.inspection import ClusterStatus, cluster_status, stop_cluster
 from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
-from tao.devcluster.replication_sets import ReplicaState
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import OperatorError
 from tao.storage.names import schema_name
@@ -52,7 +52,7 @@ def settings(folder: Path, **changes: Any) -> ClusterSettings:
 
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[Path]:
-    """A state folder whose processes are stopped at the end, whoever left them."""
+    """Yield a state folder, and stop its processes at the end, whichever command left them."""
     path = tmp_path / "s"
     yield path
     if StateFolder(path).read() is not None:
@@ -61,7 +61,7 @@ async def folder(tmp_path: Path) -> AsyncIterator[Path]:
 
 @contextlib.asynccontextmanager
 async def leader_of(cluster: DevCluster, server: str, shard: int = 0) -> AsyncIterator[Any]:
-    """A cursor of the leaders' account, in a shard's schema."""
+    """Yield a cursor of the leaders' account in a shard's schema."""
     database = cluster.database(server)
     account = database.accounts.leader
     connection = await aiomysql.connect(
@@ -90,9 +90,9 @@ async def has(cluster: DevCluster, server: str, number: int, shard: int = 0) -> 
 
 
 async def arrives(cluster: DevCluster, server: str, number: int, shard: int = 0) -> float:
-    """Wait until a replica has the row; when, by the loop's clock."""
+    """Wait until a replica has the row; return the time by the loop's clock."""
     async with asyncio.timeout(30), leader_of(cluster, server, shard) as cursor:
-        while not await cursor.execute(_FIND, (number,)):  # noqa: ASYNC110 - a replica tells nobody
+        while not await cursor.execute(_FIND, (number,)):  # noqa: ASYNC110 - a replica sends no notification
             await asyncio.sleep(0.001)
     return asyncio.get_running_loop().time()
 
@@ -142,7 +142,7 @@ async def test_a_write_reaches_the_other_region_no_sooner_than_half_a_round_trip
         assert status.line.pairs[0].carried_bytes > 0
 
 
-async def test_a_replica_refuses_writes(folder: Path) -> None:
+async def test_a_replica_rejects_writes(folder: Path) -> None:
     async with DevCluster(settings(folder)) as cluster:
         with pytest.raises(pymysql.err.MySQLError, match="read-only"):
             await write(cluster, "west-db-1", 1000)
@@ -161,7 +161,7 @@ async def test_a_cut_stops_replication_and_healing_resumes_it(folder: Path, sile
         await arrives(cluster, "west-db-1", 1000)
         await ask_line(cluster.line_control, Cut(EAST_WEST, silent))
         await write(cluster, "east-db-1", 1001)
-        # A silent line is noticed by the missing heartbeats, a cut at once.
+        # Missing heartbeats reveal a silent line; a cut is noticed at once.
         await until(folder, lambda status: not replica_of(status, "west-db-1").receiving)
         assert not await has(cluster, "west-db-1", 1001)
         await ask_line(cluster.line_control, Heal(EAST_WEST))

@@ -1,4 +1,4 @@
-"""`tao migrate` and `tao replicate` on two bare servers: they become a replication set, and stay one."""
+"""`tao migrate` and `tao replicate` on two bare servers make them a replication set, and keep it one."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from tao.devcluster.database import DatabaseInstance, InstanceSettings
-from tao.devcluster.replication_sets import replication_states
-from tao.devcluster.schema_copy import example_schema_file
-from tao.devcluster.server_binary import find_server_binary
-from tao.devcluster.server_options import Durability, ServerOptions
-from tao.devcluster.template import default_cache_folder
+from tao.admin.documents import example_schema_file
+from tao.admin.replication import replication_states
+from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
+from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.storage.accounts import ServiceAccounts
+from tao.replication.accounts import ServiceAccounts
 from tao.topology.document import dump_topology
-from tests.e2e.test_running_for_real import Operator
+from tests.e2e.test_real_deployment import Operator
 from tests.rigs.certificates import TestAuthority
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
@@ -70,13 +68,13 @@ async def set_of_two(tmp_path: Path, database_accounts: ServiceAccounts) -> Asyn
         await asyncio.gather(*(instance.stop() for instance in instances.values()))
 
 
-async def test_a_set_is_attached_once_and_then_left_alone_and_a_server_of_another_history_is_refused(
+async def test_a_set_is_attached_once_and_a_server_of_another_history_is_rejected(
     set_of_two: Operator, database_accounts: ServiceAccounts
 ) -> None:
     where = ("--topology", str(set_of_two.topology_file))
     await set_of_two.must("migrate", *where, "--schema", str(example_schema_file()), "--yes")
     status, _, err = await set_of_two.run("replicate", *where)
-    assert (status, "nobody to ask" in err) == (2, True)
+    assert (status, "there is no input to ask" in err) == (2, True)
     found = [json.loads(await set_of_two.must("replicate", *where, "--yes", "--json"))["servers"] for _ in range(2)]
     assert [[step["action"] for step in steps] for steps in found] == [["", "attach"], ["", ""]]
     states = await replication_states(set_of_two.topology, database_accounts.administrator)
@@ -84,7 +82,7 @@ async def test_a_set_is_attached_once_and_then_left_alone_and_a_server_of_anothe
     # The tables of the shards came by replication.
     assert states["west-db"].position == states["east-db"].position
 
-    # Both change places in the document: what is a promotion is not done by the way.
+    # Both servers change roles in the document: the command must not do a promotion as a side effect.
     (database,) = set_of_two.topology.databases
     swapped = dump_topology(set_of_two.topology).replace('"master_region": "east"', '"master_region": "west"')
     assert database.master_region == "east"

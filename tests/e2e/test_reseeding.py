@@ -1,4 +1,4 @@
-"""`tao reseed` on two real database servers: diverged, interrupted before each step, empty; and by the command."""
+"""`tao reseed` on two real database servers: diverged, interrupted before each step, or empty; also by the command."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tao.model.errors import OperatorError, TaoError
-from tao.storage.accounts import ServiceAccounts
+from tao.replication.accounts import ServiceAccounts
+from tao.replication.locks import LockTaken
+from tao.replication.promotion_plan import PromotionRefused, PromotionRequest, ServerDiverged, ServerSeeding
+from tao.replication.replica_seed import SeedingRefused, SeedStep
+from tao.replication.server_statements import stop_receiving
 from tao.storage.dialect import Dialect, SessionSetup
-from tao.storage.promotion import stop_receiving
-from tao.storage.session import ServerAccount, Session, open_session
-from tao.watcher.locks import LockTaken
-from tao.watcher.promotion_plan import PromotionRefused, ServerDiverged, ServerSeeding, Wish
-from tao.watcher.reseeding import SeedingRefused, SeedStep
-from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, soon
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
+from tests.rigs.replication_rig import EAST, SHARDS, WEST, ReplicationRig, replication_rig, statement_deadline
 
 pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
@@ -28,26 +28,26 @@ ALL_BYTES = bytes(range(256))
 
 
 class Killed(BaseException):
-    """What a SIGKILL is to the code: nothing is cleaned up but what the kernel takes back."""
+    """The effect of SIGKILL on code: nothing is cleaned up except what the kernel takes back."""
 
 
 @pytest.fixture
 async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[ReplicationRig]:
-    """West is master; east was, and has a write that west has never heard of."""
+    """Yield servers of which west is the master, and east, the former master, has a write that west never received."""
     async with replication_rig(tmp_path, database_accounts) as rig:
         async with rig.session(WEST) as session:
-            await stop_receiving(session, deadline=soon())
-        await rig.write(EAST, 1)  # asynchronous: nobody has heard of it but the client
+            await stop_receiving(session, deadline=statement_deadline())
+        await rig.write(EAST, 1)  # asynchronous: only the client has the acknowledgement
         await rig.servers[EAST].kill()
 
         async with asyncio.timeout(30):
-            while any(member.receives for member in await rig.promoter().look("db")):  # noqa: ASYNC110 - the replica does it
+            while any(member.receives for member in await rig.promoter().observe("db")):  # noqa: ASYNC110 - the replica does it
                 await asyncio.sleep(0.02)
-        await rig.promoter().promote("db", Wish(WEST, master_lost=True))
+        await rig.promoter().promote("db", PromotionRequest(WEST, master_lost=True))
         await rig.servers[EAST].start()
         async with rig.session(WEST, as_leader=True) as session:
             insert = "INSERT INTO tao_00001.objects VALUES (%s, 1, 1, 0, %s); COMMIT"
-            await session.run(insert, (2, ALL_BYTES), deadline=soon())
+            await session.run(insert, (2, ALL_BYTES), deadline=statement_deadline())
         yield rig
 
 
@@ -69,27 +69,27 @@ async def assert_follows_and_equals(rig: ReplicationRig) -> None:
 
 
 async def can_read(rig: ReplicationRig) -> bool:
-    """Whether servers of the cluster come in, to read or to write."""
+    """Return whether the cluster's accounts can log in, to read or to write."""
     for account in (rig.accounts.reader, rig.accounts.leader):
         login = ServerAccount("127.0.0.1", rig.servers[EAST].port, account.user, account.password)
         try:
-            session = await open_session(login, EAST, SessionSetup(writes=False), deadline=soon())
+            session = await open_session(login, EAST, SessionSetup(writes=False), deadline=statement_deadline())
         except TaoError:
             return False
         session.abort()
     return True
 
 
-async def answers(session: Session) -> bool:
+async def answers(session: DatabaseSession) -> bool:
     try:
-        await session.run("SELECT id FROM tao_00000.objects", deadline=soon())
+        await session.run("SELECT id FROM tao_00000.objects", deadline=statement_deadline())
     except TaoError:
         return False
     return True
 
 
 async def tao(rig: ReplicationRig, *words: str, **environment: str) -> tuple[int, str, str]:
-    """Exit status, output and errors of a command, as an operator runs it."""
+    """Run a command as an operator does; return its exit status, output and errors."""
     passwords = {
         "TAO_ADMIN_PASSWORD": rig.accounts.administrator.password,
         "TAO_REPLICATOR_PASSWORD": rig.accounts.replicator.password,
@@ -105,7 +105,7 @@ async def tao(rig: ReplicationRig, *words: str, **environment: str) -> tuple[int
     return process.returncode or 0, said.decode(), errors.decode()
 
 
-async def test_a_diverged_master_is_refused_with_the_command_that_rebuilds_it_however_often_that_is_killed(
+async def test_a_diverged_master_is_rejected_with_its_rebuild_command_however_often_that_is_killed(
     rig: ReplicationRig,
 ) -> None:
     with pytest.raises(ServerDiverged, match="tao reseed east"):
@@ -114,7 +114,7 @@ async def test_a_diverged_master_is_refused_with_the_command_that_rebuilds_it_ho
     assert plan.discards
     assert (plan.drops, plan.copies, plan.half_seeded) == (SHARDS, SHARDS, False)
     login = ServerAccount("127.0.0.1", rig.servers[EAST].port, "tao_reader", rig.accounts.reader.password)
-    reader = await open_session(login, EAST, SessionSetup(writes=False), deadline=soon())
+    reader = await open_session(login, EAST, SessionSetup(writes=False), deadline=statement_deadline())
     try:
         for step in SeedStep:
 
@@ -133,21 +133,21 @@ async def test_a_diverged_master_is_refused_with_the_command_that_rebuilds_it_ho
             if step is SeedStep.FOLLOW:
                 assert await can_read(rig)
                 continue
-            # A part of the data is no data: nobody reads it, attaches it, or makes it the master.
+            # A server with a part of the data must not be read, attached, or promoted.
             assert not await can_read(rig), step
             with pytest.raises(ServerSeeding, match="tao reseed east"):
                 await rig.promoter().rejoin("db", EAST)
             assert "tao reseed east" in (await rig.promoter().restore("db")).left[EAST]
             with pytest.raises(PromotionRefused, match="half"):
-                await rig.promoter().promote("db", Wish(EAST))
+                await rig.promoter().promote("db", PromotionRequest(EAST))
             assert (await rig.reseeder().plan(EAST)).half_seeded
     finally:
         reader.abort()
     done = await rig.reseeder().seed(EAST)
     assert (done.follows, done.shards) == (WEST, SHARDS)
     await assert_follows_and_equals(rig)
-    # What it is told to have is what it has: it may become master again.
-    await rig.promoter().promote("db", Wish(EAST))
+    # The server has exactly the transactions that it records, so it may become master again.
+    await rig.promoter().promote("db", PromotionRequest(EAST))
     with pytest.raises(SeedingRefused, match="is the master"):
         await rig.reseeder().seed(EAST)
 
@@ -168,7 +168,7 @@ async def test_an_empty_server_is_rebuilt_by_the_command(rig: ReplicationRig, tm
     assert (status, json.loads(said)["drops"], json.loads(said)["copies"]) == (0, 0, SHARDS), errors
     status, said, errors = await tao(rig, "reseed", EAST)
     assert (status, said.splitlines()[0]) == (2, "server    east (east), of db"), errors
-    assert "nobody to ask" in errors
+    assert "there is no input to ask" in errors
     status, said, errors = await tao(rig, "reseed", EAST, "--yes", "--json")
     assert status == 0, errors
     assert json.loads(said)["follows"] == WEST
@@ -184,15 +184,15 @@ async def test_a_server_is_passed_over_as_one_without_a_promotion_under_way_only
 ) -> None:
     async with rig.session(EAST) as session:
         if session.dialect is Dialect.MYSQL:
-            await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=soon())
-        await session.run("SET SESSION sql_log_bin = 0", deadline=soon())
+            await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=statement_deadline())
+        await session.run("SET SESSION sql_log_bin = 0", deadline=statement_deadline())
         hide = "ALTER TABLE tao_00001.shard RENAME COLUMN version_epoch TO hidden"
-        await session.run(hide, deadline=soon())
+        await session.run(hide, deadline=statement_deadline())
         with pytest.raises(OperatorError, match="version_epoch"):
             await rig.promoter().restore("db")
         with pytest.raises(OperatorError, match="version_epoch"):
             await rig.reseeder().plan(EAST)
-        await session.run("DROP DATABASE tao_00001", deadline=soon())
+        await session.run("DROP DATABASE tao_00001", deadline=statement_deadline())
     restored = await rig.promoter().restore("db")
     assert restored.without_tables.keys() == {EAST}
     assert "tao_00001" in restored.without_tables[EAST]

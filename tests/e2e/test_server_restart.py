@@ -1,6 +1,6 @@
 """Leaders and followers are killed and restarted under traffic, with real processes and a real database.
 
-Whatever was acknowledged is there afterwards, whatever was not may be, and every cache equals the database.
+Afterwards every acknowledged write is present, an unacknowledged one may be, and every cache equals the database.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 
-from tao.cli.checking.access import Access, access_of
-from tao.cli.checking.caches import verify_caches
-from tao.cli.checking.inverses import find_broken_pairs
-from tao.cli.export_scan import ReaderLogin
+from tao.admin.access import Access, ReaderLogin, access_of
+from tao.admin.cache_verification import verify_caches
+from tao.admin.repair import find_broken_pairs
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import TaoError
 from tao.schema.registry import Schema, load_schema
@@ -51,7 +50,8 @@ def login_of(cluster: DevCluster) -> ReaderLogin:
 
 
 class Writer:
-    """Adds edges from one object to ever new times; remembers the last that was acknowledged, and failures since."""
+    """A client that adds edges of one object with rising times; it records the last acknowledged one, and later
+    failures."""
 
     def __init__(self, graph: Graph, id1: int, id2: int) -> None:
         self.graph, self.id1, self.id2 = graph, id1, id2
@@ -70,7 +70,7 @@ class Writer:
 
 
 async def under_traffic(cluster: DevCluster, disturb: Callable[[list[Writer]], Awaitable[None]]) -> None:
-    """Run the disturbance while all write; then hold what is there to what was acknowledged."""
+    """Disturb the cluster while all clients write; then compare the data with the acknowledged writes."""
     async with AsyncExitStack() as stack:
         target = str(cluster.topology_path)
         graphs = [await stack.enter_async_context(connect(target, tier=tier)) for tier in ("tier-1", "tier-2")]
@@ -98,14 +98,15 @@ async def under_traffic(cluster: DevCluster, disturb: Callable[[list[Writer]], A
 
 
 async def until_mirrored(access: Access, schema: Schema) -> None:
-    """What the write above could not mirror either - the pair may still be held for a copy under way - repair does."""
+    """Wait for repair to write the inverses that the last write could not: a copy under way may still hold their
+    pair."""
     async with asyncio.timeout(MIRRORED_SECONDS):
         while await find_broken_pairs(access.routes, schema, access.scans, access.store):  # noqa: ASYNC110 - leaders
             await asyncio.sleep(0)
 
 
 async def progress(writers: list[Writer]) -> None:
-    """Everybody has had another write acknowledged."""
+    """Wait until each writer's last acknowledged number has risen by three."""
     before = [writer.acknowledged for writer in writers]
     while any(  # noqa: ASYNC110 - writers have no event to wait for
         writer.acknowledged < seen + 3 for writer, seen in zip(writers, before, strict=True)
@@ -114,7 +115,7 @@ async def progress(writers: list[Writer]) -> None:
 
 
 async def write_once_more(writers: list[Writer]) -> None:
-    """Mirrors that are owed are written by the next write of their pair: give each pair one."""
+    """Write each pair once more, because the next write of a pair also writes its pending inverse."""
     for writer in writers:
         writer.tried += 1
         await writer.graph.assoc_add(writer.id1, "friend", writer.id2, writer.tried, {})
@@ -133,7 +134,7 @@ async def test_a_killed_leader_loses_no_acknowledged_write(cluster: DevCluster) 
 
 @pytest.mark.timeout(120)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_leader_that_is_told_to_stop_loses_no_acknowledged_write(cluster: DevCluster) -> None:
+async def test_a_leader_that_is_stopped_loses_no_acknowledged_write(cluster: DevCluster) -> None:
     async def restart(writers: list[Writer]) -> None:
         await cluster.restart("leader-2")
 
@@ -142,7 +143,7 @@ async def test_a_leader_that_is_told_to_stop_loses_no_acknowledged_write(cluster
 
 @pytest.mark.timeout(120)
 @pytest.mark.asyncio(loop_scope="module")
-async def test_a_killed_follower_is_stood_in_for_and_comes_back_right(cluster: DevCluster) -> None:
+async def test_a_killed_follower_has_a_stand_in_and_recovers_with_correct_entries(cluster: DevCluster) -> None:
     async def kill(writers: list[Writer]) -> None:
         await cluster.kill("follower-1a")
         await progress(writers)

@@ -1,5 +1,7 @@
-"""A shard gets clones and gives them back while it is read and written: no read fails, and none is older than a write
-that was acknowledged before it was asked."""
+"""A shard gets clones and gives them back while it is read and written.
+
+No read fails, and none is older than a write that was acknowledged before the read was sent.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 
 class Counted:
-    """A number in an object that one client raises and others read: never less than was acknowledged when they ask."""
+    """A number in an object that one client raises and others read: a read never answers less than was acknowledged
+    when it was sent."""
 
     def __init__(self, key: int) -> None:
         self.key = key
@@ -79,7 +82,7 @@ class Counted:
 
 
 async def tao(cluster: DevCluster, *arguments: str) -> dict[str, Any]:
-    """What the command prints as JSON."""
+    """Run a command; return the JSON that it prints."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tao.cli", *arguments, "--json"),
         stdout=asyncio.subprocess.PIPE,
@@ -94,7 +97,7 @@ async def tao(cluster: DevCluster, *arguments: str) -> dict[str, Any]:
 
 
 async def asked_of(graph: Graph, key: int) -> set[str]:
-    """The servers that answer reads of the key."""
+    """Return the servers that answer reads of the key."""
     with graph.trace() as trace:
         for _ in range(12):
             await graph.obj_get(key)

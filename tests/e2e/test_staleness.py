@@ -1,6 +1,8 @@
-"""How far behind its masters a region is: known while nothing happens, growing while replication stands still, heeded
-by reads that ask, and said by `tao status`. Also while a tailer stands still; and what a critical read is told without
-leaders (DESIGN §9)."""
+"""The staleness of a region: how far it is behind its masters.
+
+It is known while nothing happens, grows while replication stands still, is respected by reads with a bound, and is
+shown by `tao status`. Further tests pause a tailer, or make critical reads without leaders.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,9 @@ import aiomysql
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, DeadlineExceeded, Graph, SomeFailed, StaleRead, Unavailable, connect
 from tao.devcluster.layout import Shape
-from tao.devcluster.readiness import server_stats
 from tao.devcluster.state_folder import service_accounts
 from tao.model.ids import SHARD_SHIFT
 from tao.observability.logs import logger
@@ -56,7 +58,7 @@ async def west(regions: Regions) -> AsyncIterator[Graph]:
 
 
 async def ages(regions: Regions, region: str) -> list[float | None]:
-    """What each cache server of the region says of the one database."""
+    """Return the age of the region's database according to each cache server of the region."""
     names = [
         server.name
         for each in regions.topology.regions
@@ -98,7 +100,7 @@ async def name_of(graph: Graph, user: int, **options: Any) -> str:
     return str(found.fields["name"])
 
 
-async def test_an_idle_cluster_knows_that_it_is_hardly_behind(regions: Regions) -> None:
+async def test_an_idle_cluster_reports_almost_no_lag(regions: Regions) -> None:
     for region in ("east", "west"):
         await until(partial(is_fresh, regions, region), f"{region} is never fresh")
     await until(lambda: nothing_is_wrong(regions), "something is always wrong")
@@ -129,7 +131,7 @@ async def test_while_replication_stands_still_reads_that_ask_for_fresh_data_have
         assert many.fields["name"] == "new"
         code, text = await status(regions, "--max-staleness", "2")
         assert code == 1
-        assert "west: what is served of db-1 may be up to" in text
+        assert "west: the data served of db-1 may be up to" in text
         assert await is_fresh(regions, "east")
     await until(lambda: is_fresh(regions, "west"), "west never catches up")
     await until(lambda: nothing_is_wrong(regions), "something stays wrong")
@@ -142,7 +144,7 @@ async def is_known(graph: Graph, user: int) -> bool:
 
 @asynccontextmanager
 async def watched(regions: Regions, region: str) -> AsyncIterator[None]:
-    """By a watcher that has little patience with replicas, and leaves masters alone."""
+    """Run a watcher that marks lagging replicas soon, and does not touch masters."""
     accounts = service_accounts(regions.cluster.record.passwords)
     settings = WatcherSettings(
         name=f"{region}-watcher",
@@ -177,7 +179,7 @@ async def held_up(regions: Regions, server: str, shard: int) -> AsyncIterator[No
         connection.close()
 
 
-async def test_a_replica_that_lags_is_marked_and_gone_around_until_it_is_near_again(
+async def test_a_lagging_replica_is_marked_and_avoided_until_it_has_caught_up(
     regions: Regions, east: Graph, west: Graph
 ) -> None:
     user = await east.obj_add("user", {"name": "old"})
@@ -191,9 +193,9 @@ async def test_a_replica_that_lags_is_marked_and_gone_around_until_it_is_near_ag
         return not await is_marked()
 
     async def missed_in(region: str) -> bool:
-        """Whether a miss of west was answered there."""
+        """Return whether a miss of west was answered in ``region``."""
         before = (await regions.stats_of_leader("west", user))["reads_sent_to_master_region"]
-        await regions.void("west", user)
+        await regions.invalidate_shards_of("west", user)
         await name_of(west, user)
         sent = (await regions.stats_of_leader("west", user))["reads_sent_to_master_region"] - before
         return bool(sent) is (region == "east")
@@ -201,7 +203,7 @@ async def test_a_replica_that_lags_is_marked_and_gone_around_until_it_is_near_ag
     async with watched(regions, "west"):
         async with held_up(regions, "west-db-1", user >> SHARD_SHIFT):
             await east.obj_update(user, {"name": "new"})
-            await until(is_marked, "nobody minds how far it is behind")
+            await until(is_marked, "the lagging replica is not marked")
             await until(partial(missed_in, "east"), "misses still go to the replica")
             assert await name_of(west, user) == "new"
         await until(is_not_marked, "it is near again, and still marked")
@@ -209,12 +211,12 @@ async def test_a_replica_that_lags_is_marked_and_gone_around_until_it_is_near_ag
         assert await name_of(west, user) == "new"
 
 
-async def test_a_region_that_is_cut_off_serves_what_it_has_and_refuses_who_asks_for_more(
+async def test_a_region_that_is_cut_off_serves_what_it_has_and_rejects_reads_that_ask_for_more(
     regions: Regions, east: Graph, west: Graph
 ) -> None:
     user = await east.obj_add("user", {"name": "known"})
     await until(lambda: is_known(west, user), "the object never came")
-    # Before it is cut off: a region that has heard nothing since it last changed its source knows no age.
+    # Wait before the cut: a region that has received nothing since its last change of source has no known age.
     await until(lambda: is_fresh(regions, "west"), "west is never fresh")
     await regions.cut()
     try:
@@ -224,14 +226,14 @@ async def test_a_region_that_is_cut_off_serves_what_it_has_and_refuses_who_asks_
             await name_of(west, user, max_staleness_ms=1_500)
         code, text = await status(regions, "--max-staleness", "2", "--json")
         assert code == 1
-        assert [problem for problem in json.loads(text)["problems"] if problem.startswith("west: what is served")]
+        assert [problem for problem in json.loads(text)["problems"] if problem.startswith("west: the data served")]
     finally:
         await regions.heal()
     await until(lambda: is_fresh(regions, "west"), "west never catches up")
     assert await name_of(west, user, max_staleness_ms=600_000) == "known"
 
 
-async def test_a_region_whose_tailer_stands_still_says_how_old_it_is_and_shows_everything_when_it_wakes(
+async def test_a_region_with_a_paused_tailer_reports_its_age_and_catches_up_when_it_resumes(
     regions: Regions, east: Graph, west: Graph
 ) -> None:
     (name,) = regions.tailers("west")
@@ -242,7 +244,7 @@ async def test_a_region_whose_tailer_stands_still_says_how_old_it_is_and_shows_e
         first, *_, witness = users
 
         async def show(wanted: str, edges: int) -> bool:
-            """In both tiers; ``edges`` of the first user to the second."""
+            """Return whether both tiers show the name, and ``edges`` edges of the first user to the second."""
             for graph in (west, far):
                 found = await graph.obj_get_many(users)
                 if {user and user.fields["name"] for user in found} != {wanted}:
@@ -260,13 +262,13 @@ async def test_a_region_whose_tailer_stands_still_says_how_old_it_is_and_shows_e
                     await east.obj_update(user, {"name": f"name {number}"})
             await east.assoc_add(first, "follows", users[1], 1)
             await until(lambda: is_older(regions, "west", 2.0), "west does not grow older")
-            assert await show("old", 0), "told by somebody else: then this is about nothing"
+            assert await show("old", 0), "another source delivered the change, so the test proves nothing"
             assert await is_fresh(regions, "east")
             assert await name_of(west, witness, max_staleness_ms=1_500) == "name 9"
             await east.assoc_add(first, "follows", users[2], 2)
         finally:
             os.kill(pid, signal.SIGCONT)
-        await until(lambda: show("name 9", 2), "what was written meanwhile is never told")
+        await until(lambda: show("name 9", 2), "writes made meanwhile are never delivered")
         await until(lambda: is_fresh(regions, "west"), "west never catches up")
     await regions.assert_converges()
 
@@ -288,13 +290,14 @@ async def test_a_critical_read_without_the_leader_of_a_region_is_answered_with_w
         await regions.cluster.kill(leader)
         try:
             async with regions.replication_held():
-                # No cache without a leader in its region or the master's can know it, nor the west's database.
+                # Caches without a leader in their region or the master's cannot receive this change, nor can west's
+                # database.
                 await regions.sql(
                     "east-db-1",
                     f"UPDATE objects SET data = x'8101a36e6577', version = version + 1 WHERE id = {user}",  # {1: "new"}
                     shard=user >> SHARD_SHIFT,
                 )
-                # Whose leader is there is told by the binlog.
+                # Caches whose leader runs receive the change through the binlog.
                 for graph in (east, west) if region == "east" else (west,):
                     assert await name_of(graph, user) == "old"
                     assert await name_of(graph, user, critical=True) == "new"

@@ -17,8 +17,8 @@ from tao.model.ids import make_id
 from tao.model.relay import Relay, Touch
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import ObjAdd
+from tao.replication.accounts import ServiceAccounts
 from tao.schema.codec import encode_fields
-from tao.storage.accounts import ServiceAccounts
 from tao.topology.document import dump_topology
 from tao.wire.convert import relay_from_pb
 from tao.wire.frames_server import FrameServer
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.database, pytest.mark.e2e]
 
 
 class Leader:
-    """Serves the region's only leader's port, and remembers what it is told."""
+    """A server on the port of the region's only leader that records what is delivered to it."""
 
     def __init__(self) -> None:
         self.relays: list[Relay] = []
@@ -53,7 +53,7 @@ class Leader:
 
 
 class Rig:
-    """The tailer's surroundings, and the tailer as a process."""
+    """The surroundings of a tailer, and the tailer as a process."""
 
     def __init__(self, binlog: BinlogRig, leader: Leader, folder: Path) -> None:
         self.binlog = binlog
@@ -133,7 +133,7 @@ def stored(rig: Rig) -> str:
     return str(json.loads(file.read_text())["position"]) if file.exists() else "none"
 
 
-async def test_a_tailer_tells_resumes_after_a_kill_and_repeats_what_was_not_acknowledged(rig: Rig) -> None:
+async def test_a_tailer_delivers_resumes_after_a_kill_and_resends_what_was_not_acknowledged(rig: Rig) -> None:
     await rig.start()
     await until(lambda: stored(rig) != "none")
     assert [relay.bulk_shards for relay in rig.leader.relays] == [SHARDS]

@@ -1,7 +1,7 @@
-"""A token from one region, used at once in the other: the new value, or an error that says why not - never the old one.
+"""A token from one region, used at once in the other, gets the new value, or an error that says why not.
 
-Replication is held all the while, so that the other region's database does not have the write and its tailer has
-nothing to tell: whatever is new there came because the token asked for it.
+It never gets the old value. Replication is held all the while, so that the other region's database does not have the
+write and its tailer has nothing to deliver: a new value there came because the token asked for it.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import DeadlineExceeded, Graph, SomeFailed, StaleRead, Unavailable, WriteToken, connect
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability, Flavour
 from tao.devcluster.layout import ClusterSettings, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
-from tao.devcluster.readiness import server_stats
-from tao.devcluster.server_binary import Flavour
-from tao.devcluster.server_options import Durability
 from tao.model.ids import SHARD_SHIFT
 from tao.model.tokens import MAX_KEYS
 from tao.wire.v1 import graph_pb2 as graph_pb
@@ -55,8 +54,8 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Dev
 
 
 async def tailers_have_begun(cluster: DevCluster) -> None:
-    """A tailer without a position voids its region, and once more when all rows are visible. Versions seen before that
-    may be forgotten, which is not what these tests are about."""
+    """Wait until both tailers have started. A tailer without a position invalidates its region twice: at once, and when
+    all rows are visible. Versions seen before may be forgotten, which is not the subject of these tests."""
     async with asyncio.timeout(SECONDS):
         for leader in ("east-leader-1", "west-leader-1"):
             while (await server_stats(cluster.admin(leader)))["voided_shards"] < 2 * SHARDS:  # noqa: ASYNC110 - a leader
@@ -76,7 +75,7 @@ async def west(cluster: DevCluster) -> AsyncIterator[Graph]:
 
 
 async def on_replica(cluster: DevCluster, name: str, what: str) -> None:
-    """START or STOP the half of replication that writes what was received."""
+    """START or STOP the part of replication that applies received transactions."""
     instance = cluster.database(name)
     administrator = instance.accounts.administrator
     connection = await aiomysql.connect(
@@ -102,14 +101,14 @@ async def replication_held(cluster: DevCluster, *replicas: str) -> AsyncIterator
 
 
 async def arrives(read: Read, expected: Any) -> None:
-    """Wait until a plain read answers so."""
+    """Wait until a read without a token answers ``expected``."""
     async with asyncio.timeout(SECONDS):
-        while await read(None) != expected:  # noqa: ASYNC110 - a follower tells nobody
+        while await read(None) != expected:  # noqa: ASYNC110 - a follower sends no notification
             await asyncio.sleep(0.01)
 
 
 def reads_of(graph: Graph, alice: int, bob: int) -> list[Read]:
-    """What the tests' write changes, by every operation, as plain values."""
+    """Return reads, one for each operation, of the values that the tests' write changes."""
 
     async def home(after: WriteToken | None) -> object:
         found = await graph.obj_get(alice, after=after)
@@ -137,7 +136,7 @@ def reads_of(graph: Graph, alice: int, bob: int) -> list[Read]:
 
 
 async def people(graph: Graph) -> tuple[int, int]:
-    """Two, on the first shard and the last, before anything is said of them."""
+    """Create two users, on the first shard and on the last, without edges."""
     (place,), (other,) = await graph.reserve_ids(1, shard=0), await graph.reserve_ids(1, shard=SHARDS - 1)
     return (
         await graph.obj_add("user", {"name": "Alice", "home": "old"}, id=place),
@@ -178,7 +177,7 @@ async def test_a_token_brings_the_new_value_to_the_other_region_at_once(
         if is_cached:
             assert await answers(reads, None) == before(alice, bob)
         assert await answers(reads, WriteToken.from_text(token.text())) == afterwards(alice, bob)
-        # What has been seen once does not go back, for nobody, though the replica still has the old.
+        # A value that was seen once stays for every reader, although the replica still has the old one.
         assert await answers(reads, None) == afterwards(alice, bob)
 
 
@@ -197,20 +196,20 @@ async def test_more_writes_than_a_token_names_are_seen_all_the_same(
 ) -> None:
     first = await east.obj_add("user", {"name": "1", "home": "old"})
     more = await east.obj_add_many([("user", {"name": "n", "home": "old"}, first)] * MAX_KEYS)
-    everybody = [first, *more]
+    all_users = [first, *more]
 
     async def homes(after: WriteToken | None) -> list[Any]:
-        return [found and found.fields["home"] for found in await west.obj_get_many(everybody, after=after)]
+        return [found and found.fields["home"] for found in await west.obj_get_many(all_users, after=after)]
 
-    await arrives(homes, ["old"] * len(everybody))
+    await arrives(homes, ["old"] * len(all_users))
     async with replication_held(cluster):
         with east.recording() as recording:
-            await east.obj_update_many([(each, {"home": "new"}, "user") for each in everybody])
+            await east.obj_update_many([(each, {"home": "new"}, "user") for each in all_users])
         assert recording.token.is_critical(first >> SHARD_SHIFT)
-        assert await homes(recording.token) == ["new"] * len(everybody)
+        assert await homes(recording.token) == ["new"] * len(all_users)
 
 
-async def test_without_the_master_region_a_token_is_refused_and_never_answered_with_the_old_value(
+async def test_without_the_master_region_a_token_is_rejected_and_never_answered_with_the_old_value(
     cluster: DevCluster, east: Graph, west: Graph
 ) -> None:
     alice, bob = await people(east)
@@ -223,7 +222,7 @@ async def test_without_the_master_region_a_token_is_refused_and_never_answered_w
         try:
             outcomes = await asyncio.gather(*(read(token) for read in reads), return_exceptions=True)
             assert all(isinstance(outcome, NOT_NOW) for outcome in outcomes), outcomes
-            # Whoever asks for nothing is served on.
+            # Reads without a token are still served.
             assert await answers(reads, None) == before(alice, bob)
         finally:
             await ask_line(cluster.line_control, Heal(EAST_WEST))

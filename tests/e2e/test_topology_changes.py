@@ -1,4 +1,4 @@
-"""Shards move between servers under running traffic: nobody gets an error, and nothing is stale afterwards."""
+"""Shards move between servers under running traffic: no client gets an error, and nothing is stale afterwards."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import Graph, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ONLY_REGION, Shape
-from tao.devcluster.readiness import server_stats
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
@@ -51,7 +51,7 @@ def fail(error: TopologyError) -> None:
 
 
 async def change(cluster: DevCluster, edit: Callable[[Topology], Topology]) -> int:
-    """Store the edited document; returns its version."""
+    """Store the edited document, and return its version."""
     store = TopologyFile(cluster.topology_path, on_error=fail)
     before = await store.load()
     return (await store.change(before.version, edit(before))).version
@@ -65,7 +65,7 @@ async def until_all_ready(cluster: DevCluster) -> None:
 
 async def until_routed_by(graph: Graph, version: int) -> None:
     async with asyncio.timeout(PATIENT_SECONDS):
-        while graph.topology.version < version:  # noqa: ASYNC110 - the graph follows by itself and tells nobody
+        while graph.topology.version < version:  # noqa: ASYNC110 - the graph applies it without a notification
             await asyncio.sleep(0.02)
 
 
@@ -98,7 +98,7 @@ async def test_shards_move_between_leaders_under_traffic(cluster: DevCluster) ->
     await shards_moved_under_traffic(cluster, "leaders", ("leader-1", "leader-2"))
 
 
-async def test_a_document_that_cannot_be_used_is_passed_over_and_the_next_good_one_is_followed(
+async def test_an_unusable_document_is_ignored_and_the_next_valid_one_is_applied(
     cluster: DevCluster,
 ) -> None:
     good = cluster.topology_path.read_bytes()
@@ -114,7 +114,7 @@ async def test_a_document_that_cannot_be_used_is_passed_over_and_the_next_good_o
     assert {"leader-1", "leader-2", "follower-1a", "follower-2b"} <= {process.name for process in logged}
 
 
-async def test_a_server_that_nobody_reaches_is_told_of_and_one_that_left_is_let_go_of(cluster: DevCluster) -> None:
+async def test_an_unreachable_server_is_reported_and_one_that_left_is_released(cluster: DevCluster) -> None:
     ghost = CacheServer(name="leader-ghost", grpc="127.0.0.1:1", frames="127.0.0.1:1")
     topology = await TopologyFile(cluster.topology_path, on_error=fail).load()
     follower = topology.regions[0].followers[0].servers[0]

@@ -1,6 +1,6 @@
-"""Any language can call: the generated stubs and one follower's address are all that a program needs (DESIGN.md §11).
+"""The generated stubs and one follower's address are all that a program in any language needs.
 
-Nothing of the SDK is used here. The follower asked hosts a part of the shards only; what is not its own it relays.
+Nothing of the SDK is used here. The follower hosts only a part of the shards; it relays requests about the others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-un
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc  # type: ignore[import-untyped]
 
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tao.wire.v1 import graph_pb2 as graph
 from tao.wire.v1 import session_pb2 as pb
 from tao.wire.v1.graph_pb2_grpc import GraphStub
@@ -54,7 +54,7 @@ def stub(channel: grpc.Channel) -> GraphStub:
 
 
 def data(**fields: object) -> bytes:
-    """Keyword f7 is field number 7."""
+    """Encode an object's data; keyword f7 is field number 7."""
     return msgspec.msgpack.encode({int(name[1:]): value for name, value in fields.items()})
 
 
@@ -140,7 +140,7 @@ def test_an_edge_changes_its_type_and_is_deleted_at_both_ends(stub: GraphStub) -
         assert stub.AssocCount(graph.AssocCountRequest(id1=id1, atype=FRIEND), timeout=SECONDS).count == 0
 
 
-def test_a_mistake_is_a_status_by_the_book_with_its_reason(stub: GraphStub) -> None:
+def test_an_invalid_request_gets_the_standard_status_with_its_reason(stub: GraphStub) -> None:
     ids = ids_on_every_shard(stub)
     for number, object_id in enumerate(ids):  # the follower's own shards and those it relays answer alike
         user = graph.ObjAddRequest(id=object_id, otype=USER, data=data(f1="n"))

@@ -1,5 +1,7 @@
-"""Followers stay warm while their leaders die, come back, and are stood in for; and converge when a spool is lost
-(DESIGN §7, Positions). Writes go on all the while."""
+"""Followers stay warm while their leaders die, return, and have stand-ins; they converge when a spool is lost.
+
+Writes continue throughout.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role, Shape
-from tao.devcluster.readiness import server_stats
 from tao.topology import edits
 from tao.topology.file_store import TopologyFile
 from tests.e2e.cluster_access import PATIENT_SECONDS, assert_converges, running_cluster
@@ -52,7 +54,7 @@ async def until(condition: Callable[[], Coroutine[Any, Any, bool]], what: str) -
 
 
 async def until_linked(cluster: DevCluster) -> None:
-    """Every follower is told of every shard, and every leader knows from where."""
+    """Wait until the follower subscribes to every shard, and the leaders own all shards and have none unlinked."""
 
     async def linked() -> bool:
         followers = [await stats(cluster, "follower-1a")]
@@ -72,7 +74,7 @@ async def resets(cluster: DevCluster) -> int:
 
 @asynccontextmanager
 async def writes(graph: Graph, users: list[int]) -> AsyncIterator[None]:
-    """Objects change all the while; what a leader that is away does not take is left."""
+    """Write objects continuously; skip writes that fail because their leader is away."""
 
     async def write() -> None:
         number = 0
@@ -94,7 +96,7 @@ async def writes(graph: Graph, users: list[int]) -> AsyncIterator[None]:
 
 @pytest_asyncio.fixture(loop_scope="module")
 async def warm(cluster: DevCluster) -> AsyncIterator[tuple[Graph, list[int]]]:
-    """Users that nobody writes, all of them cached; others are being written."""
+    """Yield cached users that no client writes, while other users are being written."""
     await until_linked(cluster)
     async with connect(str(cluster.topology_path), settings=ClientSettings(timeout_seconds=10)) as graph:
         still = await asyncio.gather(*(graph.obj_add("user", {"name": "still"}) for _ in range(USERS)))
@@ -156,7 +158,7 @@ async def test_a_leader_whose_spool_is_damaged_says_so_and_everything_converges(
 
 @contextmanager
 def full_disk(pid: int) -> Iterator[None]:
-    """No file of the process may grow: what a full disk is to whoever writes spools, positions and logs."""
+    """Stop every file of the process from growing, as a full disk does to spools, positions and logs."""
     before = resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     try:
         yield
@@ -170,19 +172,19 @@ async def pid_of(cluster: DevCluster, name: str) -> int:
     return pid
 
 
-async def changes_reach_everybody(cluster: DevCluster, graph: Graph, users: list[int], home: str) -> None:
-    """Writes succeed, are read, and come through the binlog to the followers."""
-    told = (await stats(cluster, "follower-1a"))["messages"]
+async def assert_changes_reach_followers(cluster: DevCluster, graph: Graph, users: list[int], home: str) -> None:
+    """Assert that writes succeed, are read, and reach the followers through the binlog."""
+    messages_before = (await stats(cluster, "follower-1a"))["messages"]
     for user in users:
         await graph.obj_update(user, {"home": home})
         found = await graph.obj_get(user)
         assert found is not None
         assert found.fields["home"] == home
 
-    async def heard() -> bool:
-        return bool((await stats(cluster, "follower-1a"))["messages"] > told)
+    async def received() -> bool:
+        return bool((await stats(cluster, "follower-1a"))["messages"] > messages_before)
 
-    await until(heard, "the follower is told nothing more")
+    await until(received, "the follower receives no more messages")
 
 
 async def test_a_leader_whose_disk_is_full_goes_on_in_memory_says_so_and_spools_again(
@@ -199,8 +201,8 @@ async def test_a_leader_whose_disk_is_full_goes_on_in_memory_says_so_and_spools_
 
     with full_disk(await pid_of(cluster, "leader-1")):
         await until(in_trouble, "the spool does not notice")
-        await changes_reach_everybody(cluster, graph, users, "during")
-        await changes_reach_everybody(cluster, graph, users, "later")
+        await assert_changes_reach_followers(cluster, graph, users, "during")
+        await assert_changes_reach_followers(cluster, graph, users, "later")
     stored = (await spool())["rows_total"]
 
     async def spools_again() -> bool:
@@ -208,11 +210,11 @@ async def test_a_leader_whose_disk_is_full_goes_on_in_memory_says_so_and_spools_
         return not now["trouble"] and now["rows_total"] > stored
 
     await until(spools_again, "nothing is spooled when there is room again")
-    await changes_reach_everybody(cluster, graph, users, "after")
+    await assert_changes_reach_followers(cluster, graph, users, "after")
     assert await resets(cluster) == before
 
 
-async def test_a_tailer_whose_disk_is_full_goes_on_telling_and_stores_its_position_when_there_is_room(
+async def test_a_tailer_whose_disk_is_full_goes_on_delivering_and_stores_its_position_when_there_is_room(
     cluster: DevCluster, warm: tuple[Graph, list[int]]
 ) -> None:
     graph, users = warm
@@ -223,15 +225,15 @@ async def test_a_tailer_whose_disk_is_full_goes_on_telling_and_stores_its_positi
         return position.read_bytes() != stored
 
     with full_disk(await pid_of(cluster, tailer)):
-        await changes_reach_everybody(cluster, graph, users, "during")
+        await assert_changes_reach_followers(cluster, graph, users, "during")
         stored = position.read_bytes()
-        await changes_reach_everybody(cluster, graph, users, "later")
+        await assert_changes_reach_followers(cluster, graph, users, "later")
         assert not await moved()
     await until(moved, "the position is not stored when there is room again")
 
 
 def damage(spool: Path) -> None:
-    """As after somebody's slip."""
+    """Overwrite a spool, as an operator might by mistake."""
     assert spool.stat().st_size > 0
     spool.write_bytes(b"no database" * 1_000)
     for suffix in ("-wal", "-shm"):

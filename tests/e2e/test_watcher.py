@@ -1,4 +1,5 @@
-"""A cluster of two regions with a watcher in each, semi-synchronous: masters switched and lost under writes, marks."""
+"""A cluster of two regions with a watcher in each, semi-synchronous: masters are switched and lost under writes;
+marks."""
 
 from __future__ import annotations
 
@@ -14,13 +15,12 @@ import msgspec
 import pytest
 import pytest_asyncio
 
+from tao.admin.server_stats import server_stats
 from tao.client import ClientSettings, Graph, TaoError, connect
 from tao.devcluster.cluster import DevCluster
-from tao.devcluster.identity import read_record
+from tao.devcluster.database_program import Durability, Flavour
 from tao.devcluster.layout import ClusterSettings, Role, Shape
-from tao.devcluster.readiness import server_stats
-from tao.devcluster.server_binary import Flavour
-from tao.devcluster.server_options import Durability
+from tao.devcluster.processes import read_record
 from tao.devcluster.state_folder import StateFolder
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
@@ -56,7 +56,7 @@ def regions_of(cluster: DevCluster) -> Regions:
 
 
 async def command(cluster: DevCluster, *words: str) -> tuple[int, dict[str, Any], str]:
-    """Exit status, JSON and errors of a command, as an operator runs it."""
+    """Return the exit status, JSON and errors of a command, run as an operator does."""
     argv = [sys.executable, "-m", "tao.cli", *words, "--yes", "--json"]
     done = await asyncio.to_thread(
         subprocess.run, argv, cwd=cluster.topology_path.parent.parent, capture_output=True, check=False
@@ -65,7 +65,7 @@ async def command(cluster: DevCluster, *words: str) -> tuple[int, dict[str, Any]
 
 
 class Writers:
-    """Count upwards, each on its own object, and remember what was acknowledged."""
+    """Writers that each count upwards in an object of its own, with the last acknowledged numbers."""
 
     def __init__(self, graph: Graph, objects: list[int]) -> None:
         self.graph = graph
@@ -85,13 +85,13 @@ class Writers:
             await asyncio.sleep(0.02)
 
     async def go_on(self) -> None:
-        """Wait until each has had some more acknowledged."""
+        """Wait until each writer has some more acknowledged writes."""
         before = dict(self.acknowledged)
 
         async def all_have() -> bool:
             return all(now >= before[each] + 5 for each, now in self.acknowledged.items())
 
-        await until(all_have, "writes do not go on")
+        await until(all_have, "writes do not continue")
 
 
 @asynccontextmanager
@@ -166,15 +166,15 @@ async def test_one_watcher_is_active_and_the_other_takes_over_when_it_is_gone(cl
     async def other_is_active() -> bool:
         return bool(await active(cluster))
 
-    await until(other_is_active, "nobody is active")
+    await until(other_is_active, "no watcher is active")
     await cluster.restart(first)
     assert first not in await active(cluster)
-    # The master's lease was renewed all along, or it was opened again.
+    # Either the master's lease was renewed throughout, or the master was reopened.
     async with writing(cluster, "west"):
         pass
 
 
-async def test_a_watcher_that_hangs_is_replaced_at_once_and_acts_no_more_when_it_wakes(cluster: DevCluster) -> None:
+async def test_a_hanging_watcher_is_replaced_at_once_and_does_nothing_when_it_resumes(cluster: DevCluster) -> None:
     (hung,) = await active(cluster)
     (other,) = set(await watchers(cluster)) - {hung}
     identity = read_record(StateFolder(cluster.topology_path.parent).process_record(hung, Role.WATCHER))
@@ -186,9 +186,9 @@ async def test_a_watcher_that_hangs_is_replaced_at_once_and_acts_no_more_when_it
     async with writing(cluster, "west") as writers:
         identity.signal(signal.SIGSTOP)
         try:
-            await until(other_is_active, "nobody is active")
+            await until(other_is_active, "no watcher is active")
             await writers.go_on()
-            # Also when it stood in a renewal: the lock of the database is taken over, too.
+            # A watcher that hung during a renewal is replaced too: the lock of the database is also taken over.
             status, done, errors = await command(cluster, "promote", "db-1", "--to", "east")
             assert (status, done["master"]) == (0, "east-db-1"), errors
             await writers.go_on()
@@ -220,13 +220,13 @@ async def test_a_drain_without_an_undrain_is_a_problem_until_the_mark_goes_and_c
         by_watchers = [stats["waits_for_replica"] for stats in (await watchers(cluster)).values()]
         return row["waits_for_replica"] is expected and by_watchers == [{"db-1": expected}] * 2
 
-    await until(lambda: waits(False), "nobody shows that commits wait for no replica")
+    await until(lambda: waits(False), "no watcher reports that commits wait for no replica")
     (problem,) = [each for each in (await state(cluster))["problems"] if "semi_sync" in each]
     assert "would be lost with west-db-1" in problem
     async with writing(cluster, "west"):
         pass
     assert await waits(False), "it is marked: it may be stopped any moment"
-    # And not by `tao undrain`, which has commits wait by itself.
+    # Mark the server up without `tao undrain`, which would make commits wait by itself.
     status, _, errors = await command(cluster, "topology", "mark-up", "east-db-1")
     assert status == 0, errors
     await until(lambda: waits(True), "commits do not wait again")
@@ -236,7 +236,7 @@ async def test_a_drain_without_an_undrain_is_a_problem_until_the_mark_goes_and_c
 
 
 async def state(cluster: DevCluster) -> dict[str, Any]:
-    """By `tao status`."""
+    """Return the state that `tao status` prints."""
     argv = [sys.executable, "-m", "tao.cli", "status", "--json"]
     done = await asyncio.to_thread(
         subprocess.run, argv, cwd=cluster.topology_path.parent.parent, capture_output=True, check=False
@@ -252,7 +252,7 @@ async def test_a_killed_master_is_replaced_without_an_operator_and_nothing_ackno
     async with writing(cluster, "east") as writers:
         await cluster.kill("west-db-1")
         await until_topology(
-            cluster, lambda: topology_of(cluster).databases[0].master_region == "east", "nobody was promoted"
+            cluster, lambda: topology_of(cluster).databases[0].master_region == "east", "no server was promoted"
         )
         await writers.go_on()
     await assert_nothing_lost(cluster, writers)
@@ -261,16 +261,16 @@ async def test_a_killed_master_is_replaced_without_an_operator_and_nothing_ackno
     assert "west-db-1" in marked(cluster)
 
 
-async def test_the_old_master_comes_back_by_one_command_or_is_refused_with_the_one_that_rebuilds_it(
+async def test_the_old_master_rejoins_by_one_command_or_is_rejected_with_its_rebuild_command(
     cluster: DevCluster,
 ) -> None:
     await cluster.restart("west-db-1")
     regions = regions_of(cluster)
     status, _, errors = await command(cluster, "rejoin", "west-db-1")
-    # Refused when it was killed with a commit in its binlog that no replica had: acknowledged to nobody, and its own.
+    # It is rejected if it was killed with a commit in its binlog that no replica had, which was never acknowledged.
     if not status:
         await until_topology(cluster, lambda: "west-db-1" not in marked(cluster), "it is still marked")
-        # A write of its own, by hand, past its being closed: from here on its data are another history.
+        # Write on this server alone, although it is closed: from here on its data have diverged.
         mariadb = cluster.database("west-db-1").binary.flavour is Flavour.MARIADB
         alone = ("STOP SLAVE", "RESET SLAVE ALL") if mariadb else ("STOP REPLICA", "RESET REPLICA ALL")
         by_hand = () if mariadb else ("SET GLOBAL super_read_only = 0",)
@@ -283,7 +283,7 @@ async def test_the_old_master_comes_back_by_one_command_or_is_refused_with_the_o
     status, done, errors = await command(cluster, "reseed", "west-db-1")
     assert status == 0, errors
     assert done["follows"] == "east-db-1"
-    # A watcher whose last look was from before may mark it once more, for as long as it takes it to look again.
+    # A watcher with an outdated observation may mark the server once more, until it observes it again.
     await until_topology(cluster, lambda: "west-db-1" not in marked(cluster), "it is still marked")
     async with writing(cluster, "east") as writers:
         pass

@@ -1,4 +1,5 @@
-"""Wrong schema and topology files: a line a problem and status 2 at the start, the last good one kept while serving."""
+"""Invalid schema and topology files give one line for each problem and status 2 at the start; a serving process keeps
+the last valid one."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def count_in(log: Path, word: str) -> int:
 
 
 async def start(cluster: DevCluster, folder: Path, server: str, **changes: str) -> tuple[int, str]:
-    """Exit status and standard error of a server with these settings changed."""
+    """Start a server with these settings changed; return its exit status and standard error."""
     role = server.partition("-")[0]
     found = next(path for path in cluster.topology_path.parent.rglob("*.yaml") if path.stem == server)
     settings = folder / f"{server}.yaml"
@@ -103,7 +104,7 @@ async def test_a_server_that_the_topology_does_not_name_says_so(cluster: DevClus
         assert name in said
 
 
-async def test_a_wrong_or_incompatible_schema_is_refused_while_serving_and_the_old_one_stays(
+async def test_an_invalid_or_incompatible_schema_is_rejected_while_serving_and_the_old_one_stays(
     cluster: DevCluster, graph: Graph
 ) -> None:
     good = cluster.schema_path.read_text()

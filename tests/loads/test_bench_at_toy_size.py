@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadtest.converge import Converged
-from loadtest.geo import Measured
+from loadtest.faults.converge import Converged
+from loadtest.geo import GeoFigures
 from loadtest.results import Report, ScenarioResult
 from tests.rigs.toy_runs import ROOT, ToyRun
 
@@ -32,6 +32,7 @@ def of_bench(ran: ToyRun, name: str) -> ScenarioResult:
 
 
 def check_figures(result: ScenarioResult) -> None:
+    assert len(result.aims) == sum(len(figure.verdicts) for figure in result.figures)
     for figure in result.figures:
         assert figure.operations > 0
         assert len(figure.rounds_per_second) == 3
@@ -65,6 +66,19 @@ def test_queries_on_the_stream_are_measured_by_operation_and_at_a_constant_rate(
     assert {f"{operation} of the mix" for operation in operations} < set(shapes)
     aims = [verdict.aim for figure in result.figures for verdict in figure.verdicts]
     assert [(aim.measure, aim.bound) for aim in aims] == [("server_cpu_us", 3), ("p99_us", 1_000)]
+
+
+@scenario("bench", "--only", "misses")
+def test_misses_are_measured_by_operation_and_in_batches(ran: ToyRun) -> None:
+    result = of_bench(ran, "misses")
+    assert result.faults == []
+    operations = {shape.partition(",")[0] for shape in result.measured}
+    assert operations == {"obj_get", "assoc_count", "assoc_range"}
+    assert any("batches of 100" in shape for shape in result.measured)
+    for found in result.measured.values():
+        assert found["queries"] > 0
+        assert found["leader_missed"] >= 0.95
+    assert len(result.aims) == 2 * len(result.measured)
 
 
 @scenario("bench", "--only", "hot_key")
@@ -223,7 +237,7 @@ def test_a_tailers_catching_up_is_measured(ran: ToyRun) -> None:
 
 @scenario("geo", "--rtt-ms", "10")
 def test_two_regions_are_measured_a_round_trip_apart(ran: ToyRun) -> None:
-    found = msgspec.json.decode(ran.json, type=Measured)
+    found = msgspec.json.decode(ran.json, type=GeoFigures)
     latencies = [*found.write_ms.values(), found.visible_ms, *found.read_ms.values()]
     assert all(0 < each.p50 <= each.p99 <= each.max for each in latencies)
     assert all(each.count > 0 for each in latencies)
@@ -243,7 +257,7 @@ def test_writes_in_two_regions_with_a_crash_and_a_cut_leave_no_difference(ran: T
 
 
 @scenario("bench", "--only", "load")
-def test_a_graph_is_loaded_and_its_memory_told(ran: ToyRun) -> None:
+def test_a_graph_is_loaded_and_its_memory_is_reported(ran: ToyRun) -> None:
     result = of_bench(ran, "load")
     by_name = {quantity.name: quantity for quantity in result.quantities}
     assert by_name["undirected edges"].value > 0

@@ -36,7 +36,7 @@ def test_a_follower_and_a_leader_are_drained_and_restarted_and_no_request_fails(
 
 
 @scenario("recovery")
-def test_it_is_told_how_long_clients_go_without_each_server_that_was_killed(ran: ToyRun) -> None:
+def test_the_report_says_how_long_clients_go_without_each_server_that_was_killed(ran: ToyRun) -> None:
     found = msgspec.json.decode(ran.json)
     assert {role: set(found[role]) for role in ("follower", "leader", "replica", "tailer", "master")} == {
         "follower": {"reads", "writes", "start"},

@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.cached_reads import SCHEMA as PLAIN_SCHEMA
-from loadtest.geo import Measured
+from loadtest.geo import GeoFigures
 from loadtest.published.run import SCHEMA
+from loadtest.scenario import SCHEMA as PLAIN_SCHEMA
 from tao.devcluster.cluster import DevCluster
+from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.devcluster.server_options import Durability
 from tests.rigs.toy_runs import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.database, pytest.mark.timeout(420)]
@@ -92,7 +92,7 @@ async def test_two_regions_that_run_are_measured_as_far_apart_as_they_are(tmp_pa
             status, printed = await toy(name, *where, *(("--rtt-ms", "10") if name == "geo" else ()))
             assert status == 0, printed
         assert cluster.running == list(cluster.processes)
-    found = msgspec.json.decode((tmp_path / "geo.json").read_bytes(), type=Measured)
+    found = msgspec.json.decode((tmp_path / "geo.json").read_bytes(), type=GeoFigures)
     assert set(found.read_ms) == {"remote_region", "remote_region_misses"}
     assert found.write_ms["remote_region"].p50 >= found.rtt_ms == 10
     whale = msgspec.json.decode((tmp_path / "whale.json").read_bytes())
@@ -100,7 +100,7 @@ async def test_two_regions_that_run_are_measured_as_far_apart_as_they_are(tmp_pa
     assert whale["after_without_database:ratio"] > 0.9
 
 
-async def test_a_tier_that_nobody_restarts_is_told(tmp_path: Path) -> None:
+async def test_a_tier_that_is_not_restarted_is_reported(tmp_path: Path) -> None:
     settings = ClusterSettings(
         state_dir=tmp_path / "dev",
         shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4),

@@ -1,4 +1,5 @@
-"""A naive graph with its whole history, for the cache's model test: what was true at each commit, and what changed."""
+"""A naive graph with its whole history, for the model test of the cache: the state after each commit, and its
+changes."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ class Truth:
         return ObjectChange(key, before, after, otype, state[2])
 
     def write_list(self, key: ListKey, edits: list[tuple[int, Edge | None]], time: float) -> ListChange:
-        """One transaction: each edit puts an edge, or deletes the one to that id2."""
+        """Commit one transaction: each edit puts an edge, or deletes the one to that id2."""
         last = self.now
         before, old = last.lists.get(key, NO_LIST)
         edges = {edge.id2: edge for edge in old}

@@ -1,11 +1,14 @@
-"""The cache against a naive graph with history: reordered, repeated and late messages, stale fills, evictions, bumps.
+"""The cache against a naive graph with history: reordered, repeated and late messages, stale fills, evictions, bulk
+invalidations.
 
-What must hold after every step: an answer is exactly what was true at its version; a key is never answered with a lower
-version than before, or than was heard of, except after a bulk invalidation; the budget and the accounts are right. And
-once every message is delivered, every answer is the truth. The assumption on the world is the one that
-`CacheSettings.floor_seconds` states: a replica lags less than that; and what a write brings back is inserted, as
-`GraphCache.apply` demands, within that time, and into a shard that has been open since before: who may insert later
-adds what its successors, told and forgotten, will not correct (`tests/races/test_leader_restart.py`).
+These conditions hold after every step: an answer is exactly what was true at its version; a key is never answered with
+a lower version than before, or than is known, except after a bulk invalidation; the budget and the accounts are right.
+Once every message is delivered, every answer is the current one.
+
+The model makes the assumption that `CacheSettings.floor_seconds` states: a replica lags less than that. The entries of
+a write are inserted, as `GraphCache.apply` demands, within that time, and into a shard that has been open since before.
+A later insertion would not be corrected by the changes after it, which were delivered and forgotten
+(`tests/races/test_leader_restart.py`).
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, precondition, rule
 
-from tao.cache import Applied, CacheSettings, GraphCache, Stored, Ticket
-from tao.cache.counts import CountTable
-from tao.cache.tables import EntryTable, value_bytes
+from tao.cache import Applied, CacheSettings, FillTicket, GraphCache, Stored
+from tao.cache.tables import CountTable, EntryTable, value_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardInvalidation
 from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, header
 from tao.model.graph import ABSENT, MAX_TIME, Edge, ListKey, decode_count, version_of
 from tests.properties.cache_truth import Truth
+from tests.rigs.effort import examples
 
 SHARD = 9000  # ids above 2^60: three-digit integers
 OBJECTS = [(SHARD << 47) + place for place in (64,)]
@@ -67,7 +70,7 @@ class Sent:
 class CacheMachine(RuleBasedStateMachine):
     max_floors: ClassVar[int] = 1000
     answers_never_go_back: ClassVar[bool] = True
-    tickets: Bundle[Ticket] = Bundle("tickets")
+    tickets: Bundle[FillTicket] = Bundle("tickets")
 
     @initialize(budget=st.sampled_from([350, 500, 1 << 20, 1 << 20]), reinsertions=st.integers(0, 2))
     def start(self, budget: int, reinsertions: int) -> None:
@@ -142,7 +145,7 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(data=st.data(), again=st.booleans(), insert=st.booleans())
     def deliver(self, data: st.DataObject, again: bool, insert: bool) -> None:
         at = data.draw(st.integers(0, len(self.sent) - 1))
-        again = again and not isinstance(self.sent[at].message, ShardInvalidation)  # else nothing would last
+        again = again and not isinstance(self.sent[at].message, ShardInvalidation)  # otherwise nothing would last
         sent = self.sent[at] if again else self.sent.pop(at)
         self.take(sent, insert)
 
@@ -160,7 +163,8 @@ class CacheMachine(RuleBasedStateMachine):
                 self.heard(sent.message, sent.message.version)
 
     def heard(self, message: ObjectChange | ListChange | ObjectInvalidation | ListInvalidation, version: int) -> None:
-        """From here on nothing older may be answered: so a client reads its own writes in its tier (invariant 3)."""
+        """From here on nothing older may be answered, so that a client reads its own writes in its tier (invariant
+        3)."""
         if isinstance(message, ObjectChange | ObjectInvalidation):
             key: int | ListKey = message.id
         else:
@@ -168,7 +172,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.answered[key] = max(self.answered.get(key, 0), version)
 
     def messages_are_lost_and_the_shard_is_bumped(self) -> None:
-        """The stream begins anew behind what was lost; whoever answers fills now has at least that."""
+        """Reset the stream behind what was lost; a server that answers fills now has at least that."""
         self.replica_has = max([self.replica_has, *(sent.commit for sent in self.sent)])
         epoch = max([1, *(sent.epoch for sent in self.sent)])
         self.learn(epoch)
@@ -186,7 +190,8 @@ class CacheMachine(RuleBasedStateMachine):
 
     @rule(event=st.integers(0, 1000))
     def something_rare(self, event: int) -> None:
-        """Kept rare, because it voids what the other rules have built. Drawn numbers favour the ends of the range."""
+        """Happens rarely, because it invalidates what the other rules have built. Drawn numbers favour the ends of the
+        range."""
         rare = {0: self.promote, 1: self.messages_are_lost_and_the_shard_is_bumped, 2: self.reopen}
         rare.get(event % 31 - 7, self.cache.reclaim_step)()
 
@@ -198,25 +203,25 @@ class CacheMachine(RuleBasedStateMachine):
 
     # fills
 
-    def ticket_for(self, key: int | ListKey) -> Ticket:
+    def ticket_for(self, key: int | ListKey) -> FillTicket:
         if isinstance(key, ListKey):
             return self.cache.list_ticket(key.id1, key.atype, self.now)
         return self.cache.object_ticket(key, self.now)
 
     @rule(target=tickets, key=st.sampled_from([*LISTS, *OBJECTS]))
-    def begin_fill(self, key: int | ListKey) -> Ticket:
+    def begin_fill(self, key: int | ListKey) -> FillTicket:
         return self.ticket_for(key)
 
     @rule(ticket=consumes(tickets), data=st.data())
-    def end_fill(self, ticket: Ticket, data: st.DataObject) -> None:
+    def end_fill(self, ticket: FillTicket, data: st.DataObject) -> None:
         self.fill(ticket, data)
 
     @rule(key=st.sampled_from([*LISTS, *OBJECTS]), data=st.data())
     def fill_at_once(self, key: int | ListKey, data: st.DataObject) -> None:
         self.fill(self.ticket_for(key), data)
 
-    def fill(self, ticket: Ticket, data: st.DataObject) -> None:
-        """Read anywhere between what the replica had when the fill began, and now."""
+    def fill(self, ticket: FillTicket, data: st.DataObject) -> None:
+        """The read is of any moment between what the replica had when the fill began, and now."""
         surely_replicated = ticket.started - REPLICA_LAG_SECONDS
         had = [at for at, shot in enumerate(self.truth.snapshots) if at == 0 or shot.time <= surely_replicated]
         oldest = max(self.replica_has, had[-1])
@@ -370,7 +375,7 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 class OverflowingCacheMachine(CacheMachine):
-    """With room for a single floor: what is cached stays right, though an answer passed through may be older."""
+    """With room for a single floor, cached entries stay right, though an answer that is not cached may be older."""
 
     max_floors = 1
     answers_never_go_back = False
@@ -378,9 +383,9 @@ class OverflowingCacheMachine(CacheMachine):
 
 TestCache = CacheMachine.TestCase
 TestCache.settings = settings(
-    max_examples=80, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(80), stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestOverflowingCache = OverflowingCacheMachine.TestCase
 TestOverflowingCache.settings = settings(
-    max_examples=30, stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(30), stateful_step_count=100, deadline=None, suppress_health_check=list(HealthCheck)
 )

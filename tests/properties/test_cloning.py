@@ -1,5 +1,7 @@
-"""Clones of shards, changed at random and interrupted anywhere: a server that serves a shard is told of its changes by
-whoever goes by the document before or after."""
+"""Clones of shards, changed at random and interrupted anywhere.
+
+A server that serves a shard receives its changes from every server that follows the document before or after.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.routing.routes import Routes
 from tao.topology import edits
-from tao.topology.cloning import hosts_of, plan_copies
+from tao.topology.clones import hosts_of, plan_copies
+from tests.rigs.effort import examples
 
 SHARDS = 4
 NAMES = ("f-0", "f-1", "f-2", "f-3")
@@ -34,9 +37,9 @@ EXTENTS = st.sampled_from(["both", "first"])
 STEPS = st.lists(st.tuples(st.integers(0, SHARDS - 1), st.integers(0, 3), EXTENTS), max_size=8)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=examples(50))
 @given(STEPS)
-def test_whoever_serves_by_one_document_is_told_by_the_next_and_by_the_one_before(
+def test_servers_by_one_document_are_notified_by_the_next_and_by_the_one_before(
     steps: list[tuple[int, int, str]],
 ) -> None:
     topology, documents = start(), [start()]
@@ -54,11 +57,11 @@ def test_whoever_serves_by_one_document_is_told_by_the_next_and_by_the_one_befor
     routes = [Routes(each).tier("east", "web") for each in documents]
     for one, other in pairwise(routes):
         for shard in range(SHARDS):
-            assert set(one.hosts(shard)) <= set(other.told(shard))
-            assert set(other.hosts(shard)) <= set(one.told(shard))
+            assert set(one.hosts(shard)) <= set(other.receivers(shard))
+            assert set(other.hosts(shard)) <= set(one.receivers(shard))
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(st.integers(0, SHARDS - 1), st.integers(0, 3), st.integers(0, 3))
 def test_copies_come_and_go_at_the_end_and_the_ring_has_the_shard_again(shard: int, more: int, fewer: int) -> None:
     topology = start()

@@ -1,43 +1,47 @@
-"""Whoever leads a shard, and whatever of leaders, disks and connections is lost: a subscriber has every commit of the
-shard up to the position that it claims, or has dropped the shard since (DESIGN §7). And it does not drop without need.
-Histories that once broke this are played one by one."""
+"""Whichever leader has a shard, and whatever leaders, disks and connections are lost, no subscriber misses a commit.
+
+A subscriber has every commit of the shard up to the position that it claims, or has dropped the shard since. It does
+not drop a shard without need. Histories that once broke this are tests of their own.
+"""
 
 from __future__ import annotations
 
 from hypothesis import settings
 
 from tests.rigs.continuation import SHARDS, ContinuationMachine
+from tests.rigs.effort import examples
 
 TestContinuation = ContinuationMachine.TestCase
-TestContinuation.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+TestContinuation.settings = settings(max_examples=examples(300), stateful_step_count=50, deadline=None)
 
 
-def test_whoever_leaves_the_spool_makes_room_for_the_next() -> None:
-    """Two shards come through the spool, one at a time; the first asks anew, because of a gap, before it has all."""
+def test_a_replay_that_is_abandoned_lets_the_next_one_read() -> None:
+    """Two shards are replayed from the spool, one at a time. The first subscribes again after a gap before its replay
+    has ended."""
     machine = ContinuationMachine()
-    machine.all_is_told()
+    machine.catch_up_everyone()
     machine.commit(shards=[0, 1], quick=False, times=1)
     machine.tailer_tells(shard=1, most=1)
     machine.commit(shards=[0, 1], quick=True, times=5)
     machine.follower_connects_anew(follower=0)
-    machine.all_is_told()
+    machine.catch_up_everyone()
     assert machine.followers[0].known == {shard: machine.committed(shard) for shard in SHARDS}
 
 
-def test_who_followed_a_leader_before_it_was_linked_starts_cold_when_the_shard_was_away_unnoticed() -> None:
-    """What was told meanwhile was told to another leader, and nothing says that the follower has it."""
+def test_a_follower_of_a_leader_that_was_never_linked_is_reset_when_the_shard_moved_away_meanwhile() -> None:
+    """Messages went to another leader meanwhile, and nothing shows that the follower has received them."""
     machine = ContinuationMachine()
     machine.follower_takes(follower=0, most=1, name="a")
     machine.commit(shards=[0], quick=False, times=1)
     machine.shard_moves(shard=0, tell=1, unnoticed=True)
-    machine.all_is_told()
+    machine.catch_up_everyone()
 
 
-def test_how_far_a_message_reaches_is_not_told_before_the_message() -> None:
-    """A leader restarts its stream, because something was told to the other one, and then the message comes. Whoever
-    had the position alone, and lost the connection, would not be told the message again."""
+def test_a_position_is_not_delivered_before_the_message_that_it_covers() -> None:
+    """A leader restarts its stream, because messages went to the other leader, and then the message arrives. A
+    subscriber that received only the position, and lost its connection, would never receive the message."""
     machine = ContinuationMachine()
-    machine.all_is_told()
+    machine.catch_up_everyone()
     machine.shard_moves(shard=0, unnoticed=False, tell=0)
     machine.commit(shards=[0], quick=False, times=5)
     machine.shard_moves(shard=0, unnoticed=True, tell=9)
@@ -52,10 +56,11 @@ def test_how_far_a_message_reaches_is_not_told_before_the_message() -> None:
     machine.teardown()
 
 
-def test_what_is_proved_while_something_is_told_again_is_not_proved_of_it() -> None:
-    """What the lost leader was told comes again in several relays, after a proof that was for those who had it."""
+def test_a_proof_made_while_messages_are_resent_does_not_cover_them() -> None:
+    """Messages that a lost leader had received are sent again in several relays, after a proof that holds only for
+    servers that have them."""
     machine = ContinuationMachine()
-    machine.all_is_told()
+    machine.catch_up_everyone()
     machine.shard_moves(shard=0, unnoticed=False, tell=0)
     machine.commit(shards=[0], quick=False, times=2)
     machine.heartbeat(database="db1")

@@ -1,5 +1,8 @@
-"""Whatever is lost on the way, a subscriber has every message of a shard in order, or was told to drop the shard after
-the last one it missed (DESIGN §7). A proof of a time overtakes no message from before (§8)."""
+"""Whatever is lost on the way, no subscriber misses a message.
+
+A subscriber has every message of a shard in order, or was reset after the last message that it missed. A proof of a
+time overtakes no earlier message.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from tao.delivery.settings import DeliverySettings
 from tao.delivery.subscription import Subscription
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Span
+from tests.rigs.effort import examples
 
 SHARDS = st.integers(0, 2)
 FOLLOWERS = st.sampled_from(["a", "b"])
@@ -28,8 +32,8 @@ SETTINGS = DeliverySettings(
 
 
 class Follower:
-    """A cache that only remembers, per shard, what it applied since its last reset, and which message that starts with
-    (``bases``: how many messages a shard had published before a stream of its began)."""
+    """A cache that only records, per shard, the messages applied since its last reset and the number of the first.
+    ``bases``: how many messages a shard had published before each of its streams began."""
 
     def __init__(
         self, name: str, hosted: set[int], bases: dict[tuple[int, str], int], published: dict[int, list[int]]
@@ -38,7 +42,7 @@ class Follower:
         self.published = published
         self.confirmed: set[int] = set()
         self.lossless = True
-        """Deliveries came once and in order while the connection stood, which is what sessions promise."""
+        """Whether deliveries arrived once and in order while connected, which is what sessions guarantee."""
         self.bases = bases
         self.start: dict[int, int] = {}
         self.hosted = hosted
@@ -109,7 +113,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     def open(self, shard: int) -> None:
         self.bases[shard, f"run-{self.runs}/{self.generation}"] = len(self.published[shard])
         self.publisher.open_shard(shard, self.generation, 1)
-        self.publisher.relayed((), [Span(shard, "", 0, 0)])
+        self.publisher.publish_relay((), [Span(shard, "", 0, 0)])
 
     @rule(shards=st.lists(SHARDS, min_size=1, max_size=6))
     def publish(self, shards: list[int]) -> None:
@@ -123,7 +127,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @rule()
     def prove(self) -> None:
-        """In the place of a time: how many messages there were."""
+        """Prove a "time": the number of messages so far."""
         if self.version:
             self.publisher.prove("db", self.version)
 
@@ -140,7 +144,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         wire = self.followers[name].wire
         if not wire:
             return
-        self.followers[name].lossless = False  # and no session puts what it repeats behind what came later
+        self.followers[name].lossless = False  # and no session puts a repeated message behind a later one
         if repeat:
             wire.append(wire[0])
         else:
@@ -181,7 +185,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert figures["log_messages"] <= 3 * SETTINGS.log_messages_per_shard
 
     def teardown(self) -> None:
-        """Connected and undisturbed, everyone catches up: the position is the end, and nothing is missing before it."""
+        """Connected and undisturbed, every follower reaches the end, with nothing missing before it."""
         for follower in self.followers.values():
             follower.connect(self.publisher)
             while follower.wire:
@@ -201,4 +205,4 @@ class DeliveryMachine(RuleBasedStateMachine):
 
 
 TestDelivery = DeliveryMachine.TestCase
-TestDelivery.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestDelivery.settings = settings(max_examples=examples(100), stateful_step_count=50, deadline=None)

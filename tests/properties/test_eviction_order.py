@@ -1,4 +1,4 @@
-"""Which entries an arena holds after any uses, stores and drops: against a model that spells the rules out."""
+"""The entries that an arena holds after any uses, stores and drops, against a model that spells the rules out."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
 from tao.cache.records import Ghosts
 from tao.cache.tables import value_bytes
 from tao.model.graph import OBJECT_HEADER_BYTES, encode_object
+from tests.rigs.effort import examples
 from tests.unit.cache.graphs import ID1, SHARD, Types, v
 
 BUDGET = 4_000
@@ -25,7 +26,7 @@ KEYS = 30
 
 @dataclass
 class Model:
-    """Lists in place of queues, sums in place of counters."""
+    """The model: lists in place of queues, sums in place of counters."""
 
     small: list[int] = field(default_factory=list)
     main: list[int] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Model:
 
 
 def steps(chance: Random) -> Iterator[tuple[str, int, int]]:
-    """Long enough that everything has left and come back many times."""
+    """Long enough that every entry has left and come back many times."""
     for _ in range(2_000):
         place = min(int(chance.paretovariate(0.5)), KEYS)
         step = chance.choices(["store", "use", "drop"], [10, 10, 1])[0]
@@ -77,7 +78,7 @@ def steps(chance: Random) -> Iterator[tuple[str, int, int]]:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_an_arena_holds_what_the_model_holds(seed: int) -> None:
     sizes = CacheSettings(
         arena_bytes={"default": BUDGET}, max_reinsertions=REINSERTIONS, credit_slots=1009, packed_counts_fraction=0

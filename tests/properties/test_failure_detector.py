@@ -1,4 +1,4 @@
-"""What holds of the failure detector and the retry budget whatever happens, in whatever order (DESIGN.md §9)."""
+"""Properties of the failure detector and the retry budget under any sequence of events."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.routing.failure_detector import WINDOW, DetectorSettings, FailureDetector
-from tao.routing.retry_budget import RetryBudget, RetrySettings
 
 SETTINGS = DetectorSettings()
 
@@ -37,16 +37,16 @@ def play(detector: FailureDetector, now: float, event: str) -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, SETTINGS.slow_seconds), waits), max_size=200))
-def test_a_healthy_destination_is_never_suspected(answers: list[tuple[float, float]]) -> None:
+def test_a_healthy_destination_is_never_suspect(answers: list[tuple[float, float]]) -> None:
     detector, now = FailureDetector(SETTINGS, 0.0, lambda: 0.5), 0.0
     for seconds, wait in answers:
         now += wait
         detector.answered(seconds, now)
-        assert not detector.is_troubled
+        assert not detector.is_suspect
 
 
 @given(st.lists(waits, max_size=200), st.integers(6, 30))
-def test_rare_single_failures_bring_nothing_down(gaps: list[float], every: int) -> None:
+def test_rare_single_failures_do_not_take_a_destination_down(gaps: list[float], every: int) -> None:
     detector, now = FailureDetector(SETTINGS, 0.0, lambda: 0.5), 0.0
     for number, gap in enumerate(gaps):
         now += gap
@@ -69,13 +69,13 @@ def test_failures_in_a_row_are_always_detected(history: list[tuple[str, float]],
 
 
 @given(events, jitters)
-def test_it_recovers_from_whatever_has_happened(history: list[tuple[str, float]], jitter: float) -> None:
+def test_a_destination_recovers_from_any_history(history: list[tuple[str, float]], jitter: float) -> None:
     detector, now = FailureDetector(SETTINGS, 0.0, lambda: jitter), 0.0
     for event, wait in history:
         now += wait
         play(detector, now, event)
     began = now
-    while detector.is_troubled:
+    while detector.is_suspect:
         now = max(now, detector.probe_at)
         if detector.begin_probe(now):
             detector.probe_answered(0.001, now)
@@ -83,27 +83,25 @@ def test_it_recovers_from_whatever_has_happened(history: list[tuple[str, float]]
 
 
 @given(events, jitters)
-def test_states_follow_each_other_in_time_and_down_implies_impaired(
-    history: list[tuple[str, float]], jitter: float
-) -> None:
+def test_state_times_are_ordered_and_down_implies_impaired(history: list[tuple[str, float]], jitter: float) -> None:
     detector, now = FailureDetector(SETTINGS, 0.0, lambda: jitter), 0.0
     since = transitions = 0.0
     for event, wait in history:
         now += wait
         play(detector, now, event)
-        standing = detector.standing()
+        standing = detector.state()
         assert since <= standing.since <= now
         assert transitions <= standing.transitions <= transitions + 2
         since, transitions = standing.since, standing.transitions
         assert detector.is_impaired or not detector.is_down
-        assert detector.is_troubled or not detector.is_impaired
-        assert bool(standing.reason) == detector.is_troubled
-        assert (detector.probe_at == inf) == (not detector.is_troubled)
+        assert detector.is_suspect or not detector.is_impaired
+        assert bool(standing.reason) == detector.is_suspect
+        assert (detector.probe_at == inf) == (not detector.is_suspect)
 
 
 @given(st.floats(10, 300), jitters)
-def test_flaps_are_bounded(seconds: float, jitter: float) -> None:
-    """The worst: every probe is answered, every request is not."""
+def test_the_number_of_flaps_is_bounded(seconds: float, jitter: float) -> None:
+    """The worst case: every probe is answered and no request is."""
     detector, now = FailureDetector(SETTINGS, 0.0, lambda: jitter), 0.0
     while now < seconds:
         if not detector.is_down:
@@ -116,7 +114,7 @@ def test_flaps_are_bounded(seconds: float, jitter: float) -> None:
 
 
 @given(st.integers(2, 4), jitters)
-def test_one_lost_in_so_few_is_noticed_without_failures_in_a_row(every: int, jitter: float) -> None:
+def test_regular_losses_are_noticed_without_failures_in_a_row(every: int, jitter: float) -> None:
     detector = FailureDetector(SETTINGS, 0.0, lambda: jitter)
     for number in range(WINDOW):
         if number % every == 0:
@@ -128,7 +126,7 @@ def test_one_lost_in_so_few_is_noticed_without_failures_in_a_row(every: int, jit
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.floats(0, 10)), max_size=50))
-def test_repeats_are_never_more_than_their_share(steps: list[tuple[int, int, float]]) -> None:
+def test_retries_never_exceed_their_share(steps: list[tuple[int, int, float]]) -> None:
     settings = RetrySettings(share=0.1, burst=20, per_second=1)
     budget, now, answered, repeated = RetryBudget(settings, 0.0), 0.0, 0, 0
     for answers, wanted, wait in steps:

@@ -29,7 +29,7 @@ objects:
       marks: {number: 8, type: "list[int]"}
 """
 NEW = load_schema(TEXT, "new.yaml")
-# What a server that has not reloaded yet knows.
+# The schema of a server that has not reloaded yet.
 OLD = load_schema(
     "\n".join(line for line in TEXT.splitlines() if not any(w in line for w in ("raw", "tags", "name"))), "old"
 )
@@ -59,7 +59,7 @@ def present(values: dict[str, object]) -> dict[str, object]:
 
 
 @given(FIELDS)
-def test_what_is_encoded_is_read_back(values: dict[str, object]) -> None:
+def test_encoded_fields_are_read_back(values: dict[str, object]) -> None:
     data = codec.encode_fields(THING, values)
     codec.validate_data(THING, data)
     decoded = codec.decode_fields(THING, data)

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tao.model.errors import Overloaded
 from tao.planning.lanes import LaneScheduler
+from tests.rigs.effort import examples
 
 LANES, BATCH, WAITING = 2, 3, 6
 SERVERS = ("db1", "db2")
@@ -20,9 +21,9 @@ SHARDS = st.frozensets(st.integers(1, 3), min_size=1, max_size=2)
 
 @dataclass
 class Offered:
-    """``place``: the rank among the waiting; what is put back keeps its rank."""
+    """A write of the model. ``place``: its rank among the waiting; a requeued write keeps its rank."""
 
-    ticket: int
+    sequence_number: int
     server: str
     keys: frozenset[str]
     shards: frozenset[int]
@@ -38,8 +39,8 @@ class Model:
         return {key for batch in self.open for each in batch if each.server == server for key in each.keys}
 
     def expected_batch(self, server: str) -> list[Offered] | None:
-        """Sub-writes first, else the earliest, of those that no open transaction and no earlier, left-over write stands
-        before."""
+        """Return the next write: sub-writes first, then by age, among those that no open transaction and no earlier
+        write blocks."""
         if sum(batch[0].server == server for batch in self.open) >= LANES:
             return None
         held = self.held(server)
@@ -53,7 +54,7 @@ class Model:
             ]
             if not ready:
                 break
-            first = min(ready, key=lambda each: (not each.sub_write, each.ticket))
+            first = min(ready, key=lambda each: (not each.sub_write, each.sequence_number))
             batch.append(first)
             left.remove(first)
         return batch or None
@@ -73,9 +74,9 @@ class LanesMachine(RuleBasedStateMachine):
         full = any(self.count(shard, sub_write) >= WAITING for shard in shards)
         if full:
             with pytest.raises(Overloaded):
-                self.lanes.offer(each.ticket, server, keys, shards, sub_write)
+                self.lanes.offer(each.sequence_number, server, keys, shards, sub_write)
         else:
-            self.lanes.offer(each.ticket, server, keys, shards, sub_write)
+            self.lanes.offer(each.sequence_number, server, keys, shards, sub_write)
             self.model.waiting.append(each)
 
     def count(self, shard: int, sub_write: bool) -> int:
@@ -85,7 +86,7 @@ class LanesMachine(RuleBasedStateMachine):
     def next_batch(self, server: str) -> None:
         expected = self.model.expected_batch(server)
         batch = self.lanes.next_batch(server)
-        assert batch == (None if expected is None else [each.ticket for each in expected])
+        assert batch == (None if expected is None else [each.sequence_number for each in expected])
         if expected is not None:
             self.model.open.append(expected)
             for each in expected:
@@ -95,34 +96,34 @@ class LanesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         batch = self.model.open.pop(data.draw(st.integers(0, len(self.model.open) - 1)))
-        self.lanes.finished([each.ticket for each in batch])
+        self.lanes.finish([each.sequence_number for each in batch])
 
     @precondition(lambda self: self.model.open)
     @rule(data=st.data(), without=st.one_of(st.none(), st.integers(1, 3)))
     def requeue(self, data: st.DataObject, without: int | None) -> None:
         batch = self.model.open.pop(data.draw(st.integers(0, len(self.model.open) - 1)))
-        returned = self.lanes.requeue([each.ticket for each in batch], without)
-        assert returned == [each.ticket for each in batch if without in each.shards]
+        returned = self.lanes.requeue([each.sequence_number for each in batch], without)
+        assert returned == [each.sequence_number for each in batch if without in each.shards]
         kept = [each for each in batch if without not in each.shards]
-        self.model.waiting = sorted([*kept, *self.model.waiting], key=lambda each: each.ticket)
+        self.model.waiting = sorted([*kept, *self.model.waiting], key=lambda each: each.sequence_number)
 
     @precondition(lambda self: self.model.waiting)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
         each = data.draw(st.sampled_from(self.model.waiting))
-        assert self.lanes.withdraw(each.ticket)
+        assert self.lanes.withdraw(each.sequence_number)
         self.model.waiting.remove(each)
 
     @precondition(lambda self: self.model.open)
     @rule(data=st.data())
     def withdraw_too_late(self, data: st.DataObject) -> None:
         batch = data.draw(st.sampled_from(self.model.open))
-        assert not self.lanes.withdraw(data.draw(st.sampled_from(batch)).ticket)
+        assert not self.lanes.withdraw(data.draw(st.sampled_from(batch)).sequence_number)
 
     @invariant()
     def nothing_is_lost_or_counted_twice(self) -> None:
         for server in SERVERS:
-            assert self.lanes.waiting(server) == sum(each.server == server for each in self.model.waiting)
+            assert self.lanes.waiting_writes(server) == sum(each.server == server for each in self.model.waiting)
 
     @invariant()
     def no_key_is_in_two_open_batches(self) -> None:
@@ -133,15 +134,15 @@ class LanesMachine(RuleBasedStateMachine):
             assert sum(map(len, held)) == len(set().union(*held))
 
     def teardown(self) -> None:
-        """Everything that waits gets its turn."""
+        """Check that every waiting write gets its turn."""
         while self.model.open:
-            self.lanes.finished([each.ticket for each in self.model.open.pop()])
+            self.lanes.finish([each.sequence_number for each in self.model.open.pop()])
         for server in SERVERS:
             while self.model.expected_batch(server):
                 self.next_batch(server)
-                self.lanes.finished([each.ticket for each in self.model.open.pop()])
+                self.lanes.finish([each.sequence_number for each in self.model.open.pop()])
         assert self.model.waiting == []
 
 
-LanesMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+LanesMachine.TestCase.settings = settings(max_examples=examples(120), stateful_step_count=60, deadline=None)
 TestLanes = LanesMachine.TestCase

@@ -1,8 +1,8 @@
-"""Membership filters against the whole history of a list: a "no" must be true at the filter's version (DESIGN.md §10).
+"""Membership filters against the whole history of a list: a "no" must be true at the filter's version.
 
 Changes arrive late, twice and in any order, or never; a scan reads each of its pages at any moment between what was
-surely visible and now. What must hold: an edge of the list at the filter's version is never denied; the version is at
-least everything heard of; the arena's accounts are right.
+surely visible and now. These conditions hold: an edge of the list at the filter's version is never denied; the version
+is at least every known one; the arena's accounts are right.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tao.model.edge_block import header
 from tao.model.graph import Edge, ListKey
 from tests.properties.cache_truth import Truth
 from tests.properties.test_cache_model import Types
+from tests.rigs.effort import examples
 
 SHARD = 3
 KEY = ListKey((SHARD << 47) + 64, 1)  # at most three edges are cached of it
@@ -106,7 +107,7 @@ class FilterMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.build is not None)
     @rule(data=st.data(), rows=st.sampled_from([2, 5, 100]))
     def scan_a_page(self, data: st.DataObject, rows: int) -> None:
-        """At any moment from what is surely visible on, also an earlier one than the page before."""
+        """The page is of any moment from what is surely visible on, also an earlier one than the page before."""
         build = self.build
         shard = self.cache.filter_shard(SHARD)
         assert build is not None
@@ -129,7 +130,7 @@ class FilterMachine(RuleBasedStateMachine):
         shard = self.cache.filter_shard(SHARD)
         assert shard is not None
         assert self.build is not None
-        if shard.finish_filter(self.build, self.now) or self.build.is_void:
+        if shard.finish_filter(self.build, self.now) or self.build.is_abandoned:
             shard.filters.give_up(self.build)
             self.build = None
 
@@ -176,5 +177,5 @@ class FilterMachine(RuleBasedStateMachine):
 
 TestFilters = FilterMachine.TestCase
 TestFilters.settings = settings(
-    max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(100), stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )

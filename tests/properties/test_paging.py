@@ -1,4 +1,4 @@
-"""Walking a list while others write to it, against a naive list (DESIGN.md §2; `tao.client.paging`)."""
+"""A walk over a list while it is written to, against a naive list (`tao.client.reads`)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from tao.client import Assoc, AssocPage
 from tao.model.changes import sort_edges
 from tao.model.graph import Edge
+from tests.rigs.effort import examples
 from tests.unit.client.fakes import SCHEMA, FakeCluster, make_id
 
 ID1 = make_id(1)
 COMMENT = SCHEMA.atype("comment").number
-STEADY = range(1, 40)  # the rest come and go
+STEADY = range(1, 40)  # the other edges come and go
 
 steady = st.dictionaries(st.sampled_from(STEADY), st.integers(0, 3), max_size=30)
 edit = st.tuples(st.integers(40, 60), st.none() | st.integers(0, 4))
@@ -22,7 +23,7 @@ edits = st.lists(st.lists(edit, max_size=4), max_size=12)
 
 
 class Writers:
-    """The list, and what is written to it before each read."""
+    """A list, and the writes that are applied to it before each read."""
 
     def __init__(self, cluster: FakeCluster, steady: dict[int, int], edits: list[list[tuple[int, int | None]]]) -> None:
         self.lists = cluster.lists
@@ -52,7 +53,7 @@ def check(seen: list[Assoc], writers: Writers, steady: dict[int, int], high: int
     assert there_throughout <= {(edge.id2, edge.time) for edge in seen}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(steady, edits, st.integers(1, 7), st.integers(0, 4), st.integers(0, 2))
 def test_an_edge_that_is_there_throughout_comes_exactly_once(
     steady: dict[int, int], edits: list[list[tuple[int, int | None]]], page: int, high: int, low: int
@@ -74,9 +75,9 @@ def test_an_edge_that_is_there_throughout_comes_exactly_once(
     asyncio.run(walk())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(steady, edits, st.lists(st.integers(1, 9), min_size=1))
-def test_a_cursor_goes_on_in_another_process_with_pages_of_another_size(
+def test_a_cursor_continues_in_another_process_with_pages_of_another_size(
     steady: dict[int, int], edits: list[list[tuple[int, int | None]]], sizes: list[int]
 ) -> None:
     async def walk() -> None:
@@ -84,9 +85,9 @@ def test_a_cursor_goes_on_in_another_process_with_pages_of_another_size(
         writers = Writers(cluster, steady, edits)
         walked: list[Assoc] = []
         cursor: str | None = None
-        for turn in range(100):
+        for page in range(100):
             async with await cluster.connect() as graph:
-                found: AssocPage = await graph.assoc_page(ID1, "comment", sizes[turn % len(sizes)], cursor)
+                found: AssocPage = await graph.assoc_page(ID1, "comment", sizes[page % len(sizes)], cursor)
             walked.extend(found.edges)
             cursor = found.cursor
             if cursor is None:

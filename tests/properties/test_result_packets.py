@@ -1,4 +1,4 @@
-"""What a server answers is read as the driver reads it: the same bytes, cut anywhere, give the same rows and errors."""
+"""Results are read as the driver reads them: the same bytes, cut anywhere, give the same rows and errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Result:
-    """``error``: the server refuses after the rows; without columns it is all there is."""
+    """A server's result. ``error``: the server fails after the rows; without columns the error is the whole result."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[bytes | None]]
@@ -77,7 +77,7 @@ def _payloads(results: Sequence[Result]) -> Iterator[bytes]:
 
 
 def encode(results: Sequence[Result], first_number: int = 1) -> bytes:
-    """As a server sends them."""
+    """Return the packets as a server sends them."""
     packets, number = bytearray(), first_number
     for payload in _payloads(results):
         left = payload
@@ -177,7 +177,7 @@ _VALUES = {
     (FIELD_TYPE.BLOB, _BINARY): st.one_of(st.binary(), _WIDE),
     (FIELD_TYPE.VAR_STRING, _BINARY): st.one_of(st.binary(), _WIDE),
     (FIELD_TYPE.BLOB, _UTF8): st.text().map(str.encode),
-    (FIELD_TYPE.VAR_STRING, _UTF8): st.one_of(st.text().map(str.encode), st.binary()),  # also text that is none
+    (FIELD_TYPE.VAR_STRING, _UTF8): st.one_of(st.text().map(str.encode), st.binary()),  # also invalid text
     (FIELD_TYPE.JSON, _BINARY): st.text().map(str.encode),
     (FIELD_TYPE.ENUM, _UTF8): st.sampled_from([b"", b"a", b"bc"]),
     (FIELD_TYPE.NULL, _BINARY): st.none(),
@@ -224,7 +224,7 @@ def test_a_packet_out_of_order_is_a_lost_connection_to_both(results: list[Result
 
 @pytest.mark.parametrize("size", [0xFFFFFF - 5, 0xFFFFFF - 4, 0xFFFFFF + 1, 2 * 0xFFFFFF - 9, 2 * 0xFFFFFF])
 def test_a_row_in_several_packets_is_one(size: int) -> None:
-    """Sizes around those at which a packet is full, and an empty one says that it was the last."""
+    """The sizes are around those at which a packet is full, and an empty one says that it was the last."""
     columns = [Column("n", FIELD_TYPE.LONGLONG, _BINARY), Column("data", FIELD_TYPE.BLOB, _BINARY)]
     large = bytes(range(256)) * (size // 256) + bytes(size % 256)
     rows = [(b"1", b"small"), (b"2", large), (b"3", b"small")]
@@ -238,8 +238,8 @@ def test_an_answer_to_a_command_of_several_packets_counts_on() -> None:
 
 
 @given(st.integers(1, 300), st.lists(st.integers(0, 1 << 20), max_size=4))
-def test_of_columns_that_are_known_only_the_number_is_looked_at(count: int, cuts: list[int]) -> None:
-    """Their packets name the schema: with hundreds of shards hardly any would be known again by its bytes."""
+def test_only_the_number_of_known_columns_is_checked(count: int, cuts: list[int]) -> None:
+    """The packets of columns name the schema: with hundreds of shards hardly any would be recognised by its bytes."""
     expected = Columns(("n",) * count, (int,) * count)
     column = Column("tao_00001", FIELD_TYPE.VAR_STRING, _UTF8)
     answer = [Result([column] * count, [(b"7",) * count])]
@@ -249,7 +249,7 @@ def test_of_columns_that_are_known_only_the_number_is_looked_at(count: int, cuts
     assert type(translate(error, "one", locking=False)) is ConnectionLost
 
 
-def test_what_the_server_says_unasked_is_not_taken_for_an_answer() -> None:
+def test_an_unsolicited_packet_of_the_server_is_not_taken_for_an_answer() -> None:
     reader = ResultReader("utf8", decoders)
     reader.feed(encode([Result([], [])]))
     with pytest.raises(pymysql.err.InternalError):
@@ -264,7 +264,7 @@ _NO_ROWS: Final = encode([Result([Column("n", FIELD_TYPE.LONGLONG, _BINARY)], []
     [b"\x05\x00\x00\x01\xfbfile", b"\x00\x00\x00\x01", _NO_ROWS.replace(b"\xfe\x00\x00", b"\x01\x00\x00", 1)],
     ids=["a file of this machine is asked for", "nothing", "columns without an end"],
 )
-def test_what_is_none_of_the_protocol_is_a_lost_connection(data: bytes) -> None:
+def test_bytes_outside_the_protocol_are_a_lost_connection(data: bytes) -> None:
     error = read_by_us(data, ())[1]
     assert error is not None
     assert type(translate(error, "one", locking=False)) is ConnectionLost

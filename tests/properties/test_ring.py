@@ -7,8 +7,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tao.routing.ring import Ring
-from tao.routing.shard_map import ShardMap
+from tao.routing.shard_map import Ring, ShardMap
+from tests.rigs.effort import examples
 
 SHARDS = 8192
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
@@ -21,7 +21,7 @@ def homes(servers: dict[str, float]) -> list[str]:
 
 
 @given(st.sets(NAMES, min_size=1, max_size=16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_server_stays_within_its_stated_share(names: set[str]) -> None:
     counts = Counter(homes(dict.fromkeys(names, 1.0)))
     fair = SHARDS / len(names)
@@ -30,7 +30,7 @@ def test_every_server_stays_within_its_stated_share(names: set[str]) -> None:
 
 
 @given(TIERS, NAMES, st.sampled_from([0.5, 1.0, 3.0]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_only_shards_of_the_added_or_removed_server_move(tier: dict[str, float], name: str, weight: float) -> None:
     without = {each: part for each, part in tier.items() if each != name} or {name + "'": 1.0}
     before, after = homes(without), homes({**without, name: weight})
@@ -38,7 +38,7 @@ def test_only_shards_of_the_added_or_removed_server_move(tier: dict[str, float],
 
 
 @given(TIERS, st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_larger_weight_only_gains_shards(tier: dict[str, float], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(tier)))
     before, after = homes(tier), homes({**tier, name: tier[name] * 2})
@@ -46,8 +46,8 @@ def test_a_larger_weight_only_gains_shards(tier: dict[str, float], data: st.Data
 
 
 @given(TIERS, st.integers(0, 65535), st.integers(1, 14))
-@settings(max_examples=100, deadline=None)
-def test_when_the_owner_leaves_the_next_in_order_takes_over(tier: dict[str, float], shard: int, count: int) -> None:
+@settings(max_examples=examples(100), deadline=None)
+def test_when_the_owner_leaves_the_next_server_takes_over(tier: dict[str, float], shard: int, count: int) -> None:
     owners = Ring(tier).owners(shard, count)
     assert len(set(owners)) == len(owners) == min(count, len(tier))
     if len(tier) > 1 and count > 1:

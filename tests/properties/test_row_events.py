@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from tao.model.changes import Change, Message
 from tao.model.versions import epoch_of
 from tao.model.writes import Write
+from tao.planning.coordination import coordinator_side
 from tao.planning.row_events import translate
-from tao.planning.write_plan import Plan, coordinator_side
+from tao.planning.write_plan import WritePlan
 from tests.properties.test_write_plan import batches, copy_of
+from tests.rigs.effort import examples
 from tests.unit.planning.row_events_of import row_events_of
 from tests.unit.planning.stored_rows import NOW, SCHEMA, StoredRows
 
@@ -25,7 +27,7 @@ def by_shard(changes: Iterable[Message]) -> dict[int, list[Message]]:
     return found
 
 
-def check_same(stored: StoredRows, plan: Plan, order: st.DataObject) -> None:
+def check_same(stored: StoredRows, plan: WritePlan, order: st.DataObject) -> None:
     events = row_events_of(stored.rows, plan.rows, SCHEMA)
     translated = translate(order.draw(st.permutations(events)), SCHEMA)
     assert {each.shard: list(each.messages) for each in translated.messages} == by_shard(plan.changes)
@@ -36,7 +38,7 @@ def check_same(stored: StoredRows, plan: Plan, order: st.DataObject) -> None:
     assert all(epoch_of(change.after) == stored.epoch for change in plan.changes if isinstance(change, Change))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(batches, st.lists(st.sampled_from([0, 0, 1]), min_size=6, max_size=6), st.data())
 def test_the_rows_of_a_transaction_give_the_changeset_of_its_plan(
     runs: list[list[tuple[Write, bool]]], promotions: list[int], order: st.DataObject

@@ -1,4 +1,4 @@
-"""Who leads the shards of leaders that are down, for any tier, mapping and set of failures (DESIGN §9)."""
+"""The leaders of shards whose leaders are down, for any tier, mapping and set of failures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from tao.model.topology import CacheServer, Region, Tier, Topology
 from tao.routing.routes import Routes
+from tests.rigs.effort import examples
 
 SHARDS = 256
 NAMES = ("a", "b", "c", "d", "e")
@@ -24,7 +25,7 @@ def leader_tiers(draw: st.DrawFn) -> Tier:
 
 
 def leaders(tier: Tier, down: set[str], former: Routes | None = None) -> tuple[list[str], Routes]:
-    """Shard → its leader's name."""
+    """Return the leader's name of each shard."""
     servers = tuple(
         CacheServer(name=each.name, grpc=each.grpc, weight=each.weight, down=each.name in down) for each in tier.servers
     )
@@ -36,7 +37,7 @@ def leaders(tier: Tier, down: set[str], former: Routes | None = None) -> tuple[l
 
 
 @given(leader_tiers(), st.sets(st.sampled_from(NAMES)), st.sampled_from(NAMES))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_only_shards_of_the_leader_marked_down_move_and_they_move_to_leaders_that_are_up(
     tier: Tier, down: set[str], falls: str
 ) -> None:
@@ -50,7 +51,7 @@ def test_only_shards_of_the_leader_marked_down_move_and_they_move_to_leaders_tha
 
 
 @given(leader_tiers(), st.sets(st.sampled_from(NAMES)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_shard_has_one_leader_and_the_same_from_any_earlier_document(tier: Tier, down: set[str]) -> None:
     _, healthy = leaders(tier, set())
     found, routes = leaders(tier, down)
@@ -62,7 +63,7 @@ def test_each_shard_has_one_leader_and_the_same_from_any_earlier_document(tier: 
 
 
 @given(leader_tiers())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_with_every_leader_down_each_shard_stays_at_its_home(tier: Tier) -> None:
     homes, _ = leaders(tier, set())
     assert leaders(tier, set(NAMES))[0] == homes

@@ -1,4 +1,4 @@
-"""What the model says survives the way through protobuf bytes."""
+"""Values of the model survive the way through protobuf bytes."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,13 +78,13 @@ errors = st.one_of(
 
 
 @given(shard_messages)
-def test_messages_of_a_shard(sent: ShardMessages) -> None:
+def test_messages_of_a_shard_survive_the_wire(sent: ShardMessages) -> None:
     on_the_wire = convert.shard_messages_to_pb(sent).SerializeToString()
     assert convert.shard_messages_from_pb(pb.ShardMessages.FromString(on_the_wire)) == sent
 
 
 @given(deliveries)
-def test_deliveries(sent: Delivery) -> None:
+def test_deliveries_survive_the_wire(sent: Delivery) -> None:
     on_the_wire = convert.delivery_to_pb(sent).SerializeToString()
     assert convert.delivery_from_pb(pb.Delivery.FromString(on_the_wire)) == sent
 
@@ -94,13 +94,13 @@ def no_allocation(shard: int) -> int:
 
 
 @given(writes)
-def test_writes(sent: Write) -> None:
+def test_writes_survive_the_wire(sent: Write) -> None:
     on_the_wire = convert.write_to_pb(sent).SerializeToString()
     assert convert.write_from_pb(pb.Write.FromString(on_the_wire), no_allocation) == sent
 
 
 @given(st.one_of(st.none(), errors), ids, st.booleans())
-def test_outcomes_and_errors(error: NotMine | Unavailable | None, object_id: int, found: bool) -> None:
+def test_outcomes_and_errors_survive_the_wire(error: NotMine | Unavailable | None, object_id: int, found: bool) -> None:
     on_the_wire = convert.outcome_to_pb(WriteOutcome(object_id, found, error)).SerializeToString()
     back = pb.WriteResult.FromString(on_the_wire)
     assert (back.id, back.found, back.HasField("error")) == (object_id, found, error is not None)
@@ -126,6 +126,6 @@ relays = st.builds(
 
 
 @given(relays)
-def test_relays(relay: Relay) -> None:
+def test_relays_survive_the_wire(relay: Relay) -> None:
     sent = convert.relay_to_pb(relay).SerializeToString()
     assert convert.relay_from_pb(pb.Relay.FromString(sent)) == relay

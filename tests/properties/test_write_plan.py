@@ -1,7 +1,7 @@
 """The write planner against a naive model of the graph: random batches, both sides at once or one side with an intent.
 
-The model is a dictionary of edges that knows nothing of rows, versions, sides or intents. Whatever the batches were,
-the coordinators' rows are the model's edges at once, and every mirror is when its intents have been settled.
+The model is a dictionary of edges without rows, versions, sides or intents. Whatever the batches were, the
+coordinators' rows equal the model's edges at once, and every mirror does when its intents have been settled.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ from tao.model.writes import (
     Write,
     WriteOutcome,
 )
-from tao.planning.write_plan import IdTaken, Plan, coordinator_edges_of, coordinator_side, settle_writes
+from tao.planning.coordination import coordinator_side
+from tao.planning.draft import IdTaken, coordinator_edges_of, settle_writes
+from tao.planning.write_plan import WritePlan
 from tao.schema.codec import decode_fields, encode_fields, encode_patch
+from tests.rigs.effort import examples
 from tests.unit.planning.stored_rows import (
     FOLLOWS,
     FRIEND,
@@ -83,7 +86,7 @@ batches = st.lists(
 
 
 class Graph:
-    """What the caller of the API would expect, and no more."""
+    """The graph as a caller of the API expects it."""
 
     def __init__(self) -> None:
         self.edges: dict[Triple, tuple[int, bytes]] = {}
@@ -133,7 +136,7 @@ class Graph:
     def change_type(self, write: AssocChangeType, outcome: WriteOutcome, both_sides: bool) -> None:
         id1, atype, id2, new = write.id1, write.atype, write.id2, write.new_atype
         if isinstance(outcome.error, Unavailable) or type(outcome.error) is InvalidArgument:
-            # No intent can say it: from the larger id, between a type with and one without inverse.
+            # No intent can express a change from the larger id between a type with and one without an inverse.
             assert isinstance(outcome.error, Unavailable) == both_sides
             assert id1 > id2
             assert (SCHEMA.atype(atype).inverse is None) != (SCHEMA.atype(new).inverse is None)
@@ -152,7 +155,7 @@ class Graph:
 
 
 def coordinated(triple: Triple) -> bool:
-    """The row is the truth, not a mirror."""
+    """Return whether the row is authoritative, not a mirror."""
     return triple[0] <= triple[2] or SCHEMA.atype(triple[1]).inverse is None
 
 
@@ -168,8 +171,9 @@ def copy_of(rows: ExistingRows) -> ExistingRows:
     return ExistingRows(dict(rows.objects), dict(rows.lists), dict(rows.edges), dict(rows.intents))
 
 
-def check_versions_and_changes(before: ExistingRows, after: ExistingRows, plan: Plan) -> None:
-    """Versions rise by exactly one where content changed; the changes carry a cache from before to after."""
+def check_versions_and_changes(before: ExistingRows, after: ExistingRows, plan: WritePlan) -> None:
+    """Check that versions rise by one where content changed, and that the changes carry a cache from before to
+    after."""
     changed: list[object] = []
     for object_id, row in after.objects.items():
         old = before.objects.get(object_id)
@@ -196,7 +200,7 @@ def check_versions_and_changes(before: ExistingRows, after: ExistingRows, plan: 
         if isinstance(change, ObjectChange):
             assert change in changed
             continue
-        assert isinstance(change, ListChange)  # only a touch is told as an invalidation
+        assert isinstance(change, ListChange)  # only touches are reported as invalidations
         assert (change.id1, change.atype) in changed
         check_list_change(before, after, change)
 
@@ -214,8 +218,8 @@ def check_list_change(before: ExistingRows, after: ExistingRows, change: ListCha
     assert list(change.put) == sort_edges(change.put)
 
 
-def check_shares(writes: list[Write], plan: Plan, after: ExistingRows) -> None:
-    """Whoever adds an edge hears of the list he named up to its present version, unless it was never written."""
+def check_shares(writes: list[Write], plan: WritePlan, after: ExistingRows) -> None:
+    """Check that a writer's messages bring the list it named to its present version, unless it was never written."""
     for index, write in enumerate(writes):
         if plan.outcomes[index].error is not None:
             assert (plan.changes_of[index], plan.unchanged_of[index]) == ((), ())
@@ -250,9 +254,9 @@ def owed_mirrors(rows: ExistingRows) -> set[Triple]:
     return mirrors
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(batches)
-def test_with_both_sides_at_hand_the_rows_are_the_graph(runs: list[list[tuple[Write, bool]]]) -> None:
+def test_rows_written_at_both_sides_equal_the_graph(runs: list[list[tuple[Write, bool]]]) -> None:
     stored, graph = StoredRows(), Graph()
     for batch in runs:
         writes = [write for write, _ in batch]
@@ -268,9 +272,9 @@ def test_with_both_sides_at_hand_the_rows_are_the_graph(runs: list[list[tuple[Wr
         check_shares(writes, plan, stored.rows)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(batches, st.lists(st.booleans(), min_size=6, max_size=6))
-def test_with_intents_the_coordinators_rows_are_the_graph_and_every_difference_is_owed(
+def test_with_intents_the_coordinators_rows_equal_the_graph_and_an_intent_covers_every_difference(
     runs: list[list[tuple[Write, bool]]], settle_after: list[bool]
 ) -> None:
     stored, graph = StoredRows(), Graph()
@@ -279,7 +283,7 @@ def test_with_intents_the_coordinators_rows_are_the_graph_and_every_difference_i
         writes = [write for write, _ in batch]
         sides = [both or coordinator_side(write, SCHEMA) is None for write, both in batch]
         before = copy_of(stored.rows)
-        # Settlers that were slow repeat what they remember: it must not take a newer intent away.
+        # Slow settlers repeat an old removal, which must not remove a newer intent.
         plan = stored.run(*late, *writes, both_sides=[True] * len(late) + sides, now=NOW + number)
         assert not any(outcome.found for outcome in plan.outcomes[: len(late)])
         for write, outcome, both in zip(writes, plan.outcomes[len(late) :], sides, strict=True):
@@ -301,7 +305,8 @@ def test_with_intents_the_coordinators_rows_are_the_graph_and_every_difference_i
 
 
 def check_intents(before: ExistingRows, after: ExistingRows) -> None:
-    """While an intent stands, every transaction that changes the coordinator's edges of the pair raises its token."""
+    """Check that a transaction that changes the coordinator's edges of a pair with an intent raises the intent's
+    token."""
     for pair, intent in after.intents.items():
         assert intent.atypes == tuple(sorted(set(intent.atypes)))
         old = before.intents.get(pair)
@@ -312,7 +317,7 @@ def check_intents(before: ExistingRows, after: ExistingRows) -> None:
         assert intent.token > old.token or (intent == old and not moved)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(batches)
 def test_planning_again_from_the_same_rows_gives_the_same_plan(runs: list[list[tuple[Write, bool]]]) -> None:
     stored = StoredRows()

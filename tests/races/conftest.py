@@ -1,4 +1,4 @@
-"""A region in one process for every race that needs one."""
+"""Regions in one process for the races that need one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.rigs.region_rig import RegionRig
 
 @pytest.fixture
 async def region() -> AsyncIterator[RegionRig]:
-    """One leader has all shards; ``near-2`` has shard 1, ``near-1`` the others."""
+    """Yield a region in which one leader has all shards, ``near-2`` has shard 1, and ``near-1`` has the others."""
     rig = RegionRig()
     await rig.start()
     yield rig
@@ -20,7 +20,7 @@ async def region() -> AsyncIterator[RegionRig]:
 
 @pytest.fixture
 async def split_region() -> AsyncIterator[RegionRig]:
-    """As ``region``, and ``leader-2`` has shard 1."""
+    """Yield a region as ``region``, but ``leader-2`` has shard 1."""
     rig = RegionRig(split_leaders=True)
     await rig.start()
     yield rig

@@ -1,4 +1,4 @@
-"""One edge with an inverse, added from one end and deleted from the other at once.
+"""An edge with an inverse is added from one end and deleted from the other at the same time.
 
     client at A                    client at B
     assoc_add(A, friend, B)        assoc_delete(B, friend, A)
@@ -6,9 +6,9 @@
       writes B's side                writes A's side
     (without one coordinator: an edge at one side only, for ever)
 
-And the copy from the coordinator's side to the other one, overtaken:
+A later write overtakes the copy from the coordinator's side to the other one:
 
-    copier                         writer who has both sides in one transaction
+    copier                         writer with both sides in one transaction
     reads A's side: time 1
                                    writes time 2 at both sides
     writes time 1 at B's side
@@ -74,7 +74,7 @@ async def test_a_later_write_from_the_other_end_waits_for_the_mirror_of_the_earl
 
 
 async def test_a_copy_that_may_still_arrive_keeps_the_pair_closed(split_region: RegionRig) -> None:
-    """Its answer is lost: the other leader may write it at any moment of the next seconds."""
+    """The answer of the copy is lost: the other leader may write it at any moment of the next seconds."""
     region = split_region
     region.others.faults.append(OutcomeUnknown("the connection broke"))
     (result,) = await region.near.write(AssocAdd(A, FRIEND, B, 1, b""))
@@ -85,10 +85,10 @@ async def test_a_copy_that_may_still_arrive_keeps_the_pair_closed(split_region: 
 async def test_an_edge_that_is_not_yet_at_the_end_that_its_writer_named_is_not_acknowledged(
     split_region: RegionRig,
 ) -> None:
-    """Whoever is told that it is written reads that list next, critically or with the write's token."""
+    """A writer with an acknowledgement reads that list next, critically or with the write's token."""
     region = split_region
     region.others.faults.append(DatabaseDown("which nobody waits for"))
-    with pytest.raises(OutcomeUnknown, match="follows at its id1"):
+    with pytest.raises(OutcomeUnknown, match="repair will write it at its id1"):
         await region.far.write(AssocAdd(B, FRIEND, A, 1, b""))
     assert sides(region) == ([1], [])
     assert await region.near.times(A, FRIEND) == [1]

@@ -1,4 +1,4 @@
-"""The reader who started a fill goes away; those who joined it must not notice.
+"""The reader who started a fill is cancelled; the readers who joined it must still get their answer.
 
 reader 1                 reader 2                the fill
 misses, starts it →                              asks the leader …
@@ -31,7 +31,7 @@ async def test_others_get_the_answer_and_the_cache_keeps_it(region: RegionRig) -
     await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
     link.hold_answers.add("read")
     query = RangeQuery(A, COMMENT, 0, 10)
-    first, second = [asyncio.ensure_future(answer(near.fills, query, 0, critical=False)) for _ in range(2)]
+    first, second = [asyncio.ensure_future(answer(near.reads.misses, query, 0, critical=False)) for _ in range(2)]
     await until(lambda: link.held)
     first.cancel()
     await quiet()
@@ -39,20 +39,20 @@ async def test_others_get_the_answer_and_the_cache_keeps_it(region: RegionRig) -
     link.let_go()
     await second
     assert first.cancelled()
-    assert near.fills.flights.started == 1
+    assert near.single_flight.started == 1
     assert near.cache.peek_list(A, COMMENT) is not None
 
 
 async def test_when_all_have_gone_the_fill_still_ends_and_is_kept(region: RegionRig) -> None:
     near, link = region.near, region.near.links["leader-1"]
     link.hold_answers.add("read")
-    only = asyncio.ensure_future(answer(near.fills, ObjectQuery(A), 0, critical=False))
+    only = asyncio.ensure_future(answer(near.reads.misses, ObjectQuery(A), 0, critical=False))
     await until(lambda: link.held)
     only.cancel()
     await quiet()
-    assert near.fills.flights.under_way == 1
+    assert near.single_flight.under_way == 1
     link.let_go()
-    await until(lambda: near.fills.flights.under_way == 0)
+    await until(lambda: near.single_flight.under_way == 0)
     assert near.cache.peek_object(A) is not None
 
 
@@ -68,7 +68,7 @@ async def test_a_request_out_of_time_leaves_the_fill_to_the_others(region: Regio
     assert await patient == []
 
 
-async def test_a_failed_fill_fails_all_who_await_it_and_nobody_after(region: RegionRig) -> None:
+async def test_a_failed_fill_fails_all_its_waiters_and_no_later_reader(region: RegionRig) -> None:
     region.store.read_faults.append(ZeroDivisionError())
     near = region.near
     failed = await asyncio.gather(*(near.times(A, COMMENT) for _ in range(3)), return_exceptions=True)

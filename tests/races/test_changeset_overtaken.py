@@ -3,7 +3,7 @@
 leader                       follower, holds version 1
 commits 2, then 3
   answer to the writer of 2 (slow) ─────────────┐
-  message "3" ───────────→  holds 1, hears 3    │   a gap: the entry is dropped
+  message "3" ───────────→  holds 1, gets 3     │   a gap: the entry is dropped
                              re-reads: version 3│
                              ←──────────────────┘   "1 → 2": must change nothing
 """
@@ -39,7 +39,7 @@ async def test_an_earlier_change_that_arrives_last_changes_nothing(region: Regio
 
 
 async def test_every_change_arrives_twice_and_counts_once(region: RegionRig) -> None:
-    """With the writer's answer, and with the leader's message."""
+    """The change arrives with the writer's answer and with the leader's message."""
     near = region.near
     for time in range(1, 20):
         await near.write(AssocAdd(A, COMMENT, B + time, time, b""))

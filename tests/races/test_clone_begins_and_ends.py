@@ -1,13 +1,13 @@
-"""A clone begins to serve a shard, or ends to, while the shard is written through servers that know, or do not.
+"""A clone starts or stops serving a shard while servers with old or new documents forward writes of that shard.
 
 operator                     near-1, home, knows version 1          near-2, to be a clone       reader
-                             writes go through it                   hears of version 2
+                             writes go through it                   gets version 2
                              a write: hands nothing on              has the shard cached
 ← acknowledged
                                                                     answers from its cache  →   misses the write
 
-So there are two documents: by the first near-2 is handed every change and answers nothing; the second, which lets it
-answer, is stored when near-1 goes by the first. Ending is the same way back.
+So there are two documents. By the first, near-2 is handed every change and answers nothing. The second, which lets it
+answer, is stored only when near-1 follows the first. A clone ends by the same steps in reverse.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tao.model.errors import NotMine, TopologyConflict, TopologyError, Unavailab
 from tao.model.topology import CacheServer, Topology
 from tao.model.writes import AssocAdd
 from tao.topology import edits
-from tao.topology.cloning import hosts_of, plan_copies
-from tao.watcher.cloning import Cloner, CloningSettings
+from tao.topology.clones import hosts_of, plan_copies
+from tao.watcher.shard_clones import Cloner, CloningSettings
 from tests.rigs.leader_rig import COMMENT, make_id
 from tests.rigs.pacing import quiet, until
 from tests.rigs.region_rig import FollowerRig, RegionRig
@@ -31,7 +31,7 @@ PATIENT = CloningSettings(poll_seconds=0.001)
 
 
 class Document:
-    """A topology store; followers hear of a version when the test tells them."""
+    """A topology store; followers receive a version when the test delivers it."""
 
     def __init__(self, region: RegionRig) -> None:
         self.topology = region.topology
@@ -79,7 +79,7 @@ async def cloned(region: RegionRig, document: Document) -> None:
     await until(lambda: region.far.cache.is_open(0))
 
 
-async def test_a_clone_serves_only_when_all_who_forward_writes_know_of_it(
+async def test_a_clone_serves_only_when_all_servers_that_forward_writes_know_it(
     region: RegionRig, document: Document
 ) -> None:
     near, far = region.near, region.far
@@ -131,7 +131,7 @@ async def test_a_clone_that_is_not_subscribed_yet_answers_what_it_fetches_and_ke
     await until(lambda: far.cache.is_open(0))
 
 
-async def test_a_clone_has_ended_before_anybody_leaves_it_out(region: RegionRig, document: Document) -> None:
+async def test_a_clone_has_ended_before_any_server_leaves_it_out(region: RegionRig, document: Document) -> None:
     near, far = region.near, region.far
     await cloned(region, document)
     assert await far.times(A, COMMENT) == []
@@ -157,12 +157,12 @@ async def test_a_clone_that_misses_a_change_drops_the_shard(region: RegionRig, d
     near, far = region.near, region.far
     await cloned(region, document)
     assert await far.times(A, COMMENT) == []
-    far.links["leader-1"].hold_answers.add("subscribe")  # nor does the leader's message come
+    far.links["leader-1"].hold_answers.add("subscribe")  # the leader's message does not come either
     near.links["near-2"].faults["apply"] = [Unavailable("cut off")]
     near.links["near-2"].faults["invalidate"] = [Unavailable("cut off")] * 3
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     assert near.writes.siblings_missed == 1
-    await until(lambda: near.amends.voided)
+    await until(lambda: near.sibling_invalidation.dropped)
     assert await far.times(A, COMMENT) == [1]
     far.links["leader-1"].hold_answers.clear()
     far.links["leader-1"].let_go()
@@ -176,12 +176,12 @@ async def test_a_clone_that_cannot_be_reached_at_all_is_given_up_in_the_end(
     near.links["near-2"].down = True
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     await until(lambda: sum(sent.HasField("invalidate") for sent in near.links["near-2"].sent) == 8)
-    await until(lambda: not near.amends.owes)
-    assert near.amends.voided == 0
+    await until(lambda: not near.sibling_invalidation.is_pending)
+    assert near.sibling_invalidation.dropped == 0
 
 
-async def test_what_was_interrupted_is_gone_on_with(region: RegionRig, document: Document) -> None:
-    cloner = document.cloner(CloningSettings(poll_seconds=0.001, hear_seconds=0.01))
+async def test_an_interrupted_change_is_continued(region: RegionRig, document: Document) -> None:
+    cloner = document.cloner(CloningSettings(poll_seconds=0.001, timeout_seconds=0.01))
     with pytest.raises(Unavailable, match="near-1, near-2 did not hear of topology version 2"):
         await cloner.run(await cloner.plan("east", "near", 0, 1))
     plan = await cloner.plan("east", "near", 0, 1)

@@ -1,16 +1,16 @@
-"""A follower routes by a topology that is no longer true.
+"""A follower routes by an outdated topology.
 
 operator                      near-1, knows version 1             leader-1        leader-2
 version 2: shard 0 is led
 by leader-2                                                       gives it up     takes it
                               asks leader-1 for shard 0     →     NOT_MINE
-                              (must answer nobody from what it can no longer be told of,
-                               must not lose the write)
+                              (must not answer from entries whose changes no longer reach
+                               it, must not lose the write)
                               learns version 2
                               asks leader-2                 →                     answers
 
 version 2: shard 1 is served
-by near-2, near-1 hears of it late: it must drop what it cached, and says NOT_MINE.
+by near-2, near-1 learns that late: it must drop what it cached, and answers NOT_MINE.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ A, B = make_id(64), make_id(128)
 
 
 async def move_leader(region: RegionRig) -> None:
-    """Shard 0 to leader-2, known to both leaders."""
+    """Move shard 0 to leader-2, and let both leaders know."""
     topology = make_topology(2, near={1: ("near-2",)}, leaders={0: ("leader-2",)})
     for name, leader in region.leaders.items():
         leader.configuration.use_topology(topology)
@@ -94,8 +94,8 @@ async def test_a_shard_that_moved_to_another_follower_is_dropped_and_refused(reg
     assert await far.times(A, COMMENT) == [2, 1]
 
 
-async def test_a_follower_that_has_not_heard_of_the_move_is_still_told_of_changes(region: RegionRig) -> None:
-    """Messages go to subscribers, not to whom the leader believes to have the shard."""
+async def test_a_follower_that_does_not_know_the_move_still_receives_changes(region: RegionRig) -> None:
+    """Messages go to subscribers, not to the follower that the leader's topology gives the shard to."""
     near, far = region.near, region.far
     assert await near.times(A, COMMENT) == []
     far.configuration.use_topology(make_topology(2, near={0: ("near-2",), 1: ("near-2",)}))

@@ -1,4 +1,4 @@
-"""The other end of an edge lies with another server of the tier, whose change must not be late.
+"""Another server of the tier serves the other end of an edge, and must know the change before the writer is answered.
 
 writer                near-1 (has A)              near-2 (has B)             reader of the same tier
 adds A friend B  →    leader commits both sides
@@ -39,7 +39,7 @@ async def test_the_writer_is_answered_when_the_other_end_s_server_knows(region: 
     assert near.writes.siblings_missed == 0
 
 
-async def test_a_sibling_that_does_not_answer_is_not_waited_for_for_ever(region: RegionRig) -> None:
+async def test_the_wait_for_a_sibling_that_does_not_answer_is_bounded(region: RegionRig) -> None:
     near = region.near
     near.links["near-2"].down = True
     await near.write(AssocAdd(A, FRIEND, B, 1, b""))
@@ -48,14 +48,14 @@ async def test_a_sibling_that_does_not_answer_is_not_waited_for_for_ever(region:
     assert await region.far.times(B, FRIEND) == [1], "the leader's message told it"
 
 
-async def test_a_sibling_is_asked_with_a_bound_of_its_own(region: RegionRig) -> None:
+async def test_a_request_to_a_sibling_has_its_own_bound(region: RegionRig) -> None:
     near = region.near
     await near.write(AssocAdd(A, FRIEND, B, 1, b""))
     applied = [sent for sent in near.links["near-2"].sent if sent.HasField("apply")]
     assert [sent.deadline_ms for sent in applied] == [int(ForwardSettings().sibling_timeout_seconds * 1000)]
 
 
-async def test_when_no_task_can_wait_for_the_sibling_it_is_told_and_the_writer_answered(region: RegionRig) -> None:
+async def test_when_no_task_can_wait_for_the_sibling_it_is_notified_and_the_writer_answered(region: RegionRig) -> None:
     near = region.near
     link = near.links["leader-1"]
     link.hold_answers.add("write")
@@ -70,7 +70,7 @@ async def test_when_no_task_can_wait_for_the_sibling_it_is_told_and_the_writer_a
 
 
 async def test_a_mirror_that_arrives_after_a_later_write_of_its_list_is_passed_over(split_region: RegionRig) -> None:
-    """The change of B's list on its way through near-1 is overtaken by another of the same list."""
+    """Another change of B's list overtakes the change on its way through near-1."""
     near, far = split_region.near, split_region.far
     link = near.links["near-2"]
     link.hold_requests.add("apply")

@@ -1,4 +1,4 @@
-"""The answer to a COMMIT is late, and the shard has changed hands twice before it comes.
+"""The answer to a COMMIT arrives after the shard has changed its owner twice.
 
 leader-1                           leader-2
 commit of version 1 …

@@ -1,17 +1,17 @@
-"""A leader goes away in the middle of traffic, and another incarnation of it comes back.
+"""A leader is killed under traffic, and restarts as another incarnation.
 
     follower                      leader, generation 1           leader again, generation 2
     subscribed, caches list 1
                                   (killed)
-    serves list 1 on
-                                  committed version 2: nobody
-                                  was told
+    still serves list 1
+                                  committed version 2: sent
+                                  to nobody
                                                                  takes the shard, streams anew
     subscribes from where it was →
                                                                  "reset": drop the shard
     re-reads: version 2
 
-In one process here; with real processes and signals in `tests/e2e/test_server_restart.py`.
+These tests run in one process; those with real processes and signals are in `tests/e2e/test_server_restart.py`.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ async def come_back(region: RegionRig) -> LeaderRig:
     return leader
 
 
-async def test_what_the_lost_leader_told_nobody_of_is_seen_after_it_is_back(region: RegionRig) -> None:
+async def test_a_change_that_the_lost_leader_did_not_send_is_seen_after_its_restart(region: RegionRig) -> None:
     near, old = region.near, region.leader
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     crash(region)
     await old.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
     await until(lambda: near.subscriptions.unsubscribed)
-    assert await near.times(A, COMMENT) == [1], "availability before freshness, while nobody can be asked"
+    assert await near.times(A, COMMENT) == [1], "availability before freshness, while no leader answers"
     resets = near.subscriptions.resets
     await come_back(region)
     await until(lambda: near.subscriptions.resets == resets + 3)
@@ -68,7 +68,7 @@ async def test_the_incarnation_before_is_fenced_off(region: RegionRig) -> None:
 
 
 async def test_a_connection_that_breaks_and_comes_back_keeps_the_cache_warm(region: RegionRig) -> None:
-    """The same leader: it continues from the position, and what happened meanwhile is told."""
+    """The same leader continues from the position, and delivers what happened meanwhile."""
     near = region.near
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     resets = near.subscriptions.resets
@@ -104,7 +104,8 @@ async def test_a_fill_from_the_lost_leader_that_arrives_after_the_reset_is_not_k
 
 
 async def test_a_write_whose_answer_arrives_after_the_reset_adds_nothing_to_the_cache(region: RegionRig) -> None:
-    """What followed it was told before the reset, or, as here, never: nothing would correct it."""
+    """The changes after it were delivered before the reset or, as here, never: nothing would correct the cached
+    write."""
     near, link, old = region.near, region.near.links["leader-1"], region.leader
     link.hold_answers.add("write")
     writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B, 1, b"")))

@@ -1,10 +1,11 @@
-"""A write is acknowledged and lost with its master before a replica has it; its writer comes back with the token.
+"""An acknowledged write is lost with its master before a replica has it; its writer then reads with the token.
 
 writer                     old master              new master              caches of the region
 writes "b", acknowledged   version 1:2             (has 1:1)               1:2, and floors at 1:2
                            lost                    raises the epoch to 2
 reads after "b"            …                       1:1, read under epoch 2
-must hear that "b" is gone; readers without the token must be answered, whoever has heard of the epoch and whoever not
+the writer must get the error that "b" is lost; readers without the token must be answered, whether a cache knows the
+new epoch or not
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ READS: dict[str, dict[str, Any]] = {
 
 
 async def lose_a_write(region: RegionRig) -> None:
-    """Version 1:2 of an object and a list is acknowledged; the database then has 1:1, and epoch 2."""
+    """Acknowledge version 1:2 of an object and a list; then leave the database with 1:1 and epoch 2."""
     store = region.store
     before = ObjectRow(A, USER, make_version(1, 1), False, b"\x80"), ListRow(1, make_version(1, 1))
     store.rows.objects[A], store.rows.lists[ListKey(A, COMMENT)] = before
@@ -62,18 +63,19 @@ async def lose_a_write(region: RegionRig) -> None:
 
 
 async def read_after(follower: FollowerRig, read: dict[str, Any], **options: Any) -> int:
-    """The version of the answer to the writer."""
+    """Return the version in the answer to the writer."""
     minimum = {"minimum_slots": [0], "minimum_versions": [make_version(1, 2)]}
     return version_of(await follower.read(**read, **minimum, **options))
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
 @pytest.mark.parametrize("known_to", ["nobody", "the leader", "both"])
-async def test_the_reader_with_the_token_hears_of_it_and_all_others_read_on(
+async def test_the_reader_with_the_token_gets_the_loss_reported_and_all_others_read_on(
     region: RegionRig, read: dict[str, Any], known_to: str
 ) -> None:
     await lose_a_write(region)
-    # What is cached is served until somebody hears of it; so it is let go, and floors are left behind.
+    # Caches serve the lost version until they learn of the loss; so it is evicted here, and version floors are left
+    # behind.
     for cache, knows in ((region.leader.cache, known_to != "nobody"), (region.near.cache, known_to == "both")):
         if knows:
             cache.open_shard(0, 2)
@@ -88,7 +90,7 @@ async def test_the_reader_with_the_token_hears_of_it_and_all_others_read_on(
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS.keys())
-async def test_the_first_to_hear_of_it_may_be_the_reader_with_the_token(
+async def test_the_reader_with_the_token_may_be_the_first_to_learn_of_the_loss(
     region: RegionRig, read: dict[str, Any]
 ) -> None:
     await lose_a_write(region)
@@ -99,7 +101,7 @@ async def test_the_first_to_hear_of_it_may_be_the_reader_with_the_token(
     assert version_of(await region.near.read(**read)) == make_version(1, 1)
 
 
-async def test_a_critical_read_hears_of_it_as_well(region: RegionRig) -> None:
+async def test_a_critical_read_reports_the_loss_as_well(region: RegionRig) -> None:
     await lose_a_write(region)
     with pytest.raises(WriteLost):
         await read_after(region.near, READS["object"], critical=True)

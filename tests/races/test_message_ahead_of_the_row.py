@@ -1,4 +1,4 @@
-"""A message runs ahead of the row it speaks of (measured: one transaction in ten reaches the binlog reader first).
+"""A message arrives before its row is visible (measured: one transaction in ten reaches the binlog reader first).
 
 database                     cache                        reader
 commits version 2
@@ -48,19 +48,19 @@ async def test_the_leader_reads_until_the_row_is_as_new_as_the_message(region: R
     assert len(store.reads) == 5, "now it is kept, at both tiers"
 
 
-async def test_the_follower_s_floor_travels_to_the_leader_who_may_not_have_heard(region: RegionRig) -> None:
-    """The follower knows of version 2 (from a write through it, say); the leader's cache holds version 1."""
+async def test_the_follower_s_version_floor_travels_to_a_leader_that_may_not_know_it(region: RegionRig) -> None:
+    """The follower knows version 2, from a write through it for example; the leader's cache holds version 1."""
     store_version(region, 1)
     near = region.near
     assert await near.times(A, COMMENT) == [1]
     near.cache.raise_list_floor(A, COMMENT, make_version(1, 2), 1e6)
     store_version(region, 2)
     assert await near.times(A, COMMENT) == [2, 1]
-    assert near.fills.flights.refetched == 0
+    assert near.single_flight.refetched == 0
 
 
-async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_kept_by_nobody(region: RegionRig) -> None:
-    """A commit waits for a replica to acknowledge it, and that is away: until it is back the row stays as it was."""
+async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_not_kept(region: RegionRig) -> None:
+    """A commit waits for the acknowledgement of a replica that is away: until that is back the row stays as it was."""
     store_version(region, 1)
     leader, near = region.leader, region.near
     for server in (leader, near):
@@ -70,7 +70,7 @@ async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_kept_by_nobod
     assert near.cache.peek_list(A, COMMENT) is None
     assert len(region.store.reads) < 40, "bounded at each tier"
     assert region.store.reads[-1][1], "it comes from the master"
-    assert (near.fills.read_past_floors, leader.fills.read_past_floors) == (1, 0), (
+    assert (near.reads.misses.read_past_floors, leader.reads.misses.read_past_floors) == (1, 0), (
         "asked for by the follower, and counted"
     )
     store_version(region, 2)
@@ -78,7 +78,7 @@ async def test_a_row_that_does_not_appear_is_answered_as_it_is_and_kept_by_nobod
     assert near.cache.peek_list(A, COMMENT) is not None
 
 
-async def test_what_only_the_leader_has_heard_of_is_not_kept_below_it_either(region: RegionRig) -> None:
+async def test_a_version_that_only_the_leader_knows_is_a_floor_too(region: RegionRig) -> None:
     store_version(region, 1)
     leader, near = region.leader, region.near
     leader.cache.apply_message(ListInvalidation(A, COMMENT, make_version(1, 2)), 1, leader.clock.monotonic())
@@ -87,8 +87,8 @@ async def test_what_only_the_leader_has_heard_of_is_not_kept_below_it_either(reg
     assert near.cache.peek_list(A, COMMENT) is None
 
 
-async def test_who_asks_for_the_version_that_does_not_appear_is_refused(region: RegionRig) -> None:
+async def test_a_read_that_asks_for_the_version_that_does_not_appear_is_rejected(region: RegionRig) -> None:
     store_version(region, 1)
     query = RangeQuery(A, COMMENT, 0, 10)
     with pytest.raises(StaleRead):
-        await answer(region.near.fills, query, make_version(1, 2), critical=False)
+        await answer(region.near.reads.misses, query, make_version(1, 2), critical=False)

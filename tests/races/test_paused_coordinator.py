@@ -1,10 +1,10 @@
-"""A leader that coordinates a pair commits its side, pauses, is deposed, and wakes up with the copy still to send.
+"""A leader that coordinates a pair commits its side, pauses, is deposed, and resumes with the copy still to send.
 
 leader-1 (coordinates)             leader-2 (has the other end)
 add, commit, intent
 … paused …                         takes the coordinator's shard over
                                    delete: both ends gone, intent settled, acknowledged
-sends its copy of the edge         must refuse it: else half an edge, for ever
+sends its copy of the edge         must reject it: else half an edge, for ever
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import asyncio
 
 import pytest
 
-from tao.leader.other_leaders import Deposed
+from tao.leader.remote_inverses import Deposed
 from tao.model.changes import ShardMessages
 from tao.model.errors import Fenced, Unauthorized
 from tao.model.rows import IntentRow
@@ -48,7 +48,7 @@ async def test_the_copy_of_a_deposed_coordinator_is_refused() -> None:
     await two.close()
 
 
-async def test_a_shard_handed_over_between_the_two_sides_leaves_its_writer_not_in_the_dark() -> None:
+async def test_the_writer_learns_the_outcome_when_a_shard_is_handed_over_between_the_two_sides() -> None:
     store, others = MemoryStore(4), OtherRigs()
     one = LeaderRig(store, store, name="leader-1", others=others)
     two = LeaderRig(store, store, name="leader-2", others=OtherRigs())
@@ -59,7 +59,7 @@ async def test_a_shard_handed_over_between_the_two_sides_leaves_its_writer_not_i
     gate = others.gate = Gate()
     writing = asyncio.ensure_future(one.write(AssocAdd(LOW, LIKES, HIGH, 1, b"")))
     await gate.arrived.wait()
-    # As a drain has it: the one lets go, the other takes.
+    # As in a drain: one leader gives the shard up, the other takes it.
     one.ownership.want(())
     await two.take(0, 1)
     gate.open()
@@ -76,8 +76,8 @@ async def test_a_shard_handed_over_between_the_two_sides_leaves_its_writer_not_i
     await two.close()
 
 
-async def test_a_shard_that_its_leader_takes_anew_between_the_two_sides_leaves_its_writer_not_in_the_dark() -> None:
-    """As after another write's commit of unknown outcome: there is nobody to hand the pair over to."""
+async def test_the_writer_learns_the_outcome_when_a_leader_retakes_a_shard_between_the_two_sides() -> None:
+    """As after a commit of unknown outcome of another write: there is no leader to hand the pair over to."""
 
     class NobodyElse(OtherRigs):
         async def hand_over(self, intent: IntentRow, timeout_seconds: float) -> list[ShardMessages]:
@@ -114,8 +114,8 @@ async def test_a_leader_that_has_just_started_asks_the_database_who_coordinates(
     await owner.take(0)
     await started.take(1)
     with pytest.raises(Fenced):
-        await started.copy_fence.admit(batch_of(deposed))
-    await started.copy_fence.admit(batch_of(owner.ownership.row(0).generation))
+        await started.inverse_fence.admit(batch_of(deposed))
+    await started.inverse_fence.admit(batch_of(owner.ownership.row(0).generation))
     for rig in (former, owner, started):
         await rig.close()
 
@@ -124,7 +124,7 @@ async def test_a_copy_without_a_coordinator_is_refused() -> None:
     store = MemoryStore(4)
     rig = LeaderRig(store, store)
     with pytest.raises(Unauthorized):
-        await rig.copy_fence.admit(pb.WriteBatch())
+        await rig.inverse_fence.admit(pb.WriteBatch())
     await rig.close()
 
 

@@ -1,16 +1,17 @@
-"""A leader is paused, others go on without it, and it wakes up with a request in its hands.
+"""A leader is paused, another replaces it, and it resumes with a request to answer.
 
     follower                      leader 1 (generation 1)        leader 2
                                   caches list at version 1
                                   (paused)
                                                                  takes the shard: generation 2
                                                                  writes version 2
-    reads, by an old topology  →  wakes up: a hit, version 1
-                                  … unless it looks first:
+    reads, by an old topology  →  resumes: a hit, version 1
+                                  … unless it checks first:
                                   generation 2, not its own
                               ←   version 2, from the database
 
-In one process here, with a clock that a test moves; with SIGSTOP in `tests/e2e/test_failures_of_leaders.py`.
+These tests run in one process, with a clock that the test moves; those with SIGSTOP are in
+`tests/e2e/test_failures_of_leaders.py`.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from tao.leader.server import BELIEVED
+from tao.leader.server import PAUSE_SENSITIVE
 from tao.model.edge_block import decode_block
 from tao.model.errors import Fenced, Unavailable
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
-from tao.serving.stall_guard import StallGuard, StallSettings
+from tao.serving.pause_detection import PauseDetector, PauseSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply
@@ -42,13 +43,13 @@ READ = pb.Request(
 
 @dataclass
 class Leaders:
-    """Two of one store; the first behind its guard."""
+    """Two leaders of one store; the first detects pauses."""
 
     store: MemoryStore
     one: LeaderRig
     two: LeaderRig
     clock: ManualClock
-    guard: StallGuard
+    guard: PauseDetector
 
     async def ask_one(self) -> pb.Answer:
         answers: list[pb.Answer] = []
@@ -58,14 +59,14 @@ class Leaders:
         return answers[-1]
 
     def pause_one(self) -> None:
-        self.clock.now += StallSettings().stall_seconds + 0.1
+        self.clock.now += PauseSettings().pause_seconds + 0.1
 
 
 @pytest.fixture
 async def leaders() -> AsyncIterator[Leaders]:
     store, clock = MemoryStore(4), ManualClock()
     one, two = LeaderRig(store, store, clock=clock), LeaderRig(store, store, name="leader-2")
-    guard = StallGuard(one.service, BELIEVED, one.ownership.confirm, clock, StallSettings(), logger("test"))
+    guard = PauseDetector(one.service, PAUSE_SENSITIVE, one.ownership.confirm, clock, PauseSettings(), logger("test"))
     await one.take(0)
     await guard.tick()
     await one.write(AssocAdd(A, COMMENT, B, 1, b""))
@@ -93,7 +94,7 @@ async def test_a_leader_that_was_replaced_while_it_was_paused_serves_nothing_of_
     assert [edge.time for edge in leaders.store.edges(A, COMMENT)] == [2, 1]
 
 
-async def test_a_leader_that_nobody_replaced_keeps_its_cache(leaders: Leaders) -> None:
+async def test_a_leader_that_was_not_replaced_keeps_its_cache(leaders: Leaders) -> None:
     leaders.pause_one()
     reads = len(leaders.store.reads)
     assert times(await leaders.ask_one()) == [1]
@@ -101,7 +102,7 @@ async def test_a_leader_that_nobody_replaced_keeps_its_cache(leaders: Leaders) -
     assert leaders.guard.stalls == 1
 
 
-async def test_a_leader_that_cannot_find_out_caches_nothing_until_it_has_taken_its_shards_anew(
+async def test_a_leader_that_cannot_check_caches_nothing_until_it_has_retaken_its_shards(
     leaders: Leaders,
 ) -> None:
     leaders.one.ownership.want((0,))
@@ -118,7 +119,7 @@ async def test_a_leader_that_cannot_find_out_caches_nothing_until_it_has_taken_i
 
 
 async def test_a_takeover_that_was_under_way_when_the_leader_was_paused_counts_for_nothing(leaders: Leaders) -> None:
-    """The database said yes before the pause, and the leader hears of it after."""
+    """The database accepted the takeover before the pause, and the leader gets the answer after it."""
     one, two, store = leaders.one, leaders.two, leaders.store
     answer = Gate()
     take_ownership = store.take_ownership
@@ -151,19 +152,19 @@ async def test_a_paused_leaders_write_is_refused_by_the_row(leaders: Leaders) ->
     assert [edge.time for edge in leaders.store.edges(A, COMMENT)] == [1]
 
 
-async def test_a_follower_that_was_paused_hears_what_it_missed_before_it_answers(region: RegionRig) -> None:
-    """Its connection broke while it slept, and it does not know yet."""
+async def test_a_follower_that_was_paused_receives_what_it_missed_before_it_answers(region: RegionRig) -> None:
+    """The follower's connection broke during the pause, and it does not know that yet."""
     near, link = region.near, region.near.links["leader-1"]
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     clock = ManualClock()
-    guard = StallGuard(
-        near.service, frozenset({"read"}), near.subscriptions.renew, clock, StallSettings(), logger("test")
+    guard = PauseDetector(
+        near.service, frozenset({"read"}), near.subscriptions.renew, clock, PauseSettings(), logger("test")
     )
     await guard.tick()
     link.hold_answers.add("subscribe")
     await region.leader.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
     await until(lambda: link.held)
-    link.held.clear()  # what was told to a connection that nobody reads any more
+    link.held.clear()  # messages sent on a connection that nobody reads any more
     link.hold_answers.clear()
     clock.now += 1.6
     answers: list[pb.Answer] = []

@@ -1,4 +1,4 @@
-"""The classic bug of cache systems.
+"""A stale fill arrives after the invalidation of what it read: the classic bug of caches.
 
 reader                     leader / database                writer
 misses, asks the leader →
@@ -31,11 +31,11 @@ async def test_a_fill_overtaken_by_a_message_is_neither_kept_nor_answered(region
     await until(lambda: near.cache.floor_of_list(A, COMMENT) & 0xFFFF == 2)
     link.let_go()
     assert await reading == [2, 1]
-    assert near.fills.flights.refetched == 1
+    assert near.single_flight.refetched == 1
     assert await near.times(A, COMMENT) == [2, 1]
 
 
-async def test_a_reader_who_joins_a_flight_after_the_message_is_not_answered_with_what_it_overtook(
+async def test_a_reader_who_joins_a_fetch_after_the_message_is_not_answered_with_an_older_version(
     region: RegionRig,
 ) -> None:
     near, link = region.near, region.near.links["leader-1"]
@@ -46,7 +46,7 @@ async def test_a_reader_who_joins_a_flight_after_the_message_is_not_answered_wit
     await near.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
     second = asyncio.ensure_future(near.times(A, COMMENT))
     await quiet()
-    assert near.fills.flights.joined == 1
+    assert near.single_flight.joined == 1
     link.let_go()
     assert await first == await second == [2, 1]
 
@@ -57,16 +57,16 @@ async def test_the_same_between_leader_and_database(region: RegionRig) -> None:
     reading = asyncio.ensure_future(region.near.times(A, COMMENT))
     await gate.arrived.wait()
     await region.leader.write(AssocAdd(A, COMMENT, B, 1, b""))
-    # What the leader's cache got with the write is gone again: the fill meets the floor alone.
+    # The entry that the leader's cache got with the write is evicted: the fill meets only the version floor.
     region.leader.cache.raise_list_floor(A, COMMENT, (1 << 48) + 1, region.leader.clock.monotonic())
     region.store.after_read = quiet
     gate.open()
     assert await reading == [1]
 
 
-async def test_before_the_shard_is_open_no_floor_is_kept_so_nobody_joins_a_flight() -> None:
-    """A follower that has just started: its cache hears of nothing yet, and a write through it is acknowledged while
-    an older read is on its way."""
+async def test_before_the_shard_is_open_no_floor_is_kept_so_no_reader_joins_a_fetch() -> None:
+    """A follower has just started: its cache receives no messages yet, and a write through it is acknowledged while an
+    older read is on its way."""
     region = RegionRig()
     near, link = region.near, region.near.links["leader-1"]
     link.hold_requests.add("subscribe")

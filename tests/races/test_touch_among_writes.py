@@ -1,4 +1,4 @@
-"""A touch among the writes of its own key, and one that is under way when its leader loses the shard.
+"""A touch meets writes of its own key, or is under way when its leader loses the shard.
 
 someone               owner of the shard                    binlog
 inserts an edge                                             edge without a step  → touch
@@ -34,7 +34,7 @@ BY_HAND = EdgeKey(A, COMMENT, 1_000)
 
 
 class Watched(MemoryStore):
-    """Remembers what a tailer would make of each transaction."""
+    """Records what a tailer would make of each transaction."""
 
     def __init__(self) -> None:
         super().__init__(shards=2)
@@ -97,7 +97,7 @@ async def test_a_touch_shares_no_transaction_with_the_writes_before_and_behind_i
     assert held is None or int.from_bytes(held[8:16], "little") == 4
 
 
-async def test_a_touch_of_a_leader_that_has_lost_the_shard_is_told_to_the_next_one(
+async def test_a_touch_of_a_leader_that_has_lost_the_shard_is_sent_to_the_next_one(
     leader: LeaderRig, store: Watched
 ) -> None:
     other = LeaderRig(store, store, name="leader-2")

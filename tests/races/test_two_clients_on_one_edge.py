@@ -1,7 +1,9 @@
-"""Two clients write the same edge through two followers at once; a third reads.
+"""Two clients write the same edge at once; a third reads.
 
-client 1 (near-1)            client 2 (near-2 cannot: one shard, one home; so two sessions of near-1)
-add time 1                   add time 2              one of them is the last, for the database and every cache
+client 1                     client 2                database and every cache
+add time 1                   add time 2              one of the two is the last, and the same one everywhere
+
+Both write through near-1, the only home of the shard.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ async def test_adds_in_one_transaction_are_one_version_and_the_last_wins(region:
 
 
 async def test_each_client_reads_its_own_write_or_a_later_one(region: RegionRig) -> None:
-    """From both ends of one edge, through two followers, while the other writes."""
+    """Each client writes from one end of the edge, through two followers, while the other writes."""
 
     async def client(follower_of: int, ends: tuple[int, int], base: int) -> None:
         follower = region.near if follower_of == 1 else region.far
@@ -53,7 +55,7 @@ async def test_each_client_reads_its_own_write_or_a_later_one(region: RegionRig)
     assert await region.near.times(A, FRIEND) == await region.far.times(FAR, FRIEND)
 
 
-async def test_who_deletes_what_another_has_deleted_is_told_and_sees_it_gone(region: RegionRig) -> None:
+async def test_a_delete_of_a_deleted_edge_reports_that_and_its_writer_sees_it_gone(region: RegionRig) -> None:
     near = region.near
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     results = await asyncio.gather(*(near.write(AssocDelete(A, COMMENT, B)) for _ in range(3)))

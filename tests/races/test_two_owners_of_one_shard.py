@@ -1,12 +1,12 @@
-"""Two leaders that both believe in owning one shard, over the real locks of a database server.
+"""Two leaders both take themselves for the owner of one shard, over the real locks of a database server.
 
     leader 1                       shard row                    leader 2
     owns it, generation 1
     (paused, or cut off)
                                    generation 2, leader 2    ←  takes it over
                                                                 writes
-    wakes up, writes:
-      locks the row, reads 2  →    refused, nothing written
+    resumes, writes:
+      locks the row, reads 2  →    rejected, nothing written
     gives the shard up
 
 A takeover waits for the transactions that hold the row in share mode: afterwards either such a transaction is
@@ -73,14 +73,14 @@ def migrated(database_server: DatabaseInstance) -> Iterator[DatabaseInstance]:
 
 @dataclass
 class Owners:
-    """Two leaders, each with connections of its own."""
+    """Two leaders, each with its own connections."""
 
     one: LeaderRig
     two: LeaderRig
     reads: MySqlReadStore
 
     async def times(self, id1: int = A, atype: int = COMMENT) -> list[int]:
-        """What is stored."""
+        """Return the stored edges."""
         read = await self.reads.read([RangeQuery(id1, atype, 0, 10)], critical=True, timeout_seconds=5)
         return [edge.time for edge in decode_block(read.values[0])]
 
@@ -133,7 +133,7 @@ async def test_a_deposed_leader_writes_nothing_and_gives_the_shard_up(owners: Ow
 async def test_a_leader_that_wakes_up_in_the_middle_of_a_write_is_refused(
     owners: Owners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paused after it has chosen what to write, before it has locked anything."""
+    """The leader pauses after it has chosen what to write, before it has locked anything."""
     await owners.one.take(SHARD)
     gate = Gate()
     transact = owners.one.writes._transact
@@ -156,7 +156,7 @@ async def test_a_leader_that_wakes_up_in_the_middle_of_a_write_is_refused(
 async def test_a_takeover_waits_for_an_open_transaction_and_then_sees_it(
     owners: Owners, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Paused while it holds the row: what it commits is there when the new owner starts."""
+    """The leader pauses while it holds the row: its commit is there when the new owner starts."""
     await owners.one.take(SHARD)
     gate = Gate()
     hold_commits(owners.one.writes, gate, monkeypatch)
@@ -175,7 +175,7 @@ async def test_a_takeover_waits_for_an_open_transaction_and_then_sees_it(
 
 
 async def take_patiently(rig: LeaderRig) -> None:
-    """As `Ownership.take` does: a lock that is not had in its bound is asked for again."""
+    """Retry a lock that was not granted within its bound, as `Ownership.take` does."""
     rig.ownership.want((SHARD,))
     running = asyncio.ensure_future(rig.ownership.take())
     await until(lambda: rig.ownership.complete)
@@ -199,7 +199,7 @@ def hold_commits(writes: WritePath, gate: Gate, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(writes._store, "transaction", transaction)
 
 
-async def test_after_a_connection_lost_in_commit_the_shard_is_retaken_and_everything_of_it_is_voided(
+async def test_after_a_connection_lost_in_commit_the_shard_is_retaken_and_all_of_it_invalidated(
     owners: Owners, migrated: DatabaseInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig = owners.one
@@ -233,7 +233,7 @@ async def test_after_a_connection_lost_in_commit_the_shard_is_retaken_and_everyt
     await take_patiently(rig)
     row: ShardRow = rig.ownership.row(SHARD)
     assert row.generation > generation
-    # Now it is known, and stays so.
+    # Now the outcome is known, and stays so.
     known = await owners.times()
     assert known in ([1], [2])
     again: list[Delivery] = []

@@ -1,14 +1,14 @@
-"""A write's answer arrives after its shard was begun anew: what has followed it was told before, or to another server.
+"""A write's answer arrives after its shard was reset: later changes were sent before the reset, or to another server.
 
 slave leader of the shard         master region's leader          another client
 forwards write 1            →     commits 1
-loses the shard, and gets it                                      commits 2: told to who has the shard meanwhile
-begins it anew, empty
+loses the shard, and gets it                                      commits 2: sent to the shard's leader of then
+resets it: empty
                             ←     the answer of write 1
-must not cache version 1: nobody will tell of 2 again
+must not cache version 1: nobody will send 2 again
 
-The same for a follower that is given a shard and handed a change by the one that had it (a
-follower's own write: `tests/races/test_leader_restart.py`).
+The same holds for a follower that is given a shard and handed a change by the follower that had it. The race of a
+follower's own write is in `tests/races/test_leader_restart.py`.
 """
 
 from __future__ import annotations
@@ -21,55 +21,57 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.elsewhere import Elsewhere
-from tao.leader.hosting import Hosting, HostingSettings
+from tao.leader.forwarded_writes import ForwardedWrites
+from tao.leader.replica_shards import ReplicaShards, ReplicaShardSettings
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
-from tao.serving.applying import WriteThrough
-from tao.serving.cache_types import SchemaArenas
+from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
+from tao.serving.write_through import WriteThrough
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryLinks
 from tests.rigs.pacing import ManualClock, Tasks, until
 from tests.rigs.region_rig import RegionRig
+from tests.rigs.server_context import make_context
 from tests.rigs.versions import make_version
 
 A, B = make_id(64), make_id(128)
 V1 = make_version(1, 1)
-SETTINGS = HostingSettings(settle_seconds=0.0)
+SETTINGS = ReplicaShardSettings(settle_seconds=0.0)
 
 
 class SlaveLeader:
-    """Hosts shard 0; ``answered`` is what the answer to a forwarded write does here."""
+    """A leader that serves shard 0 from a replica; ``answered`` applies the answer to a forwarded write."""
 
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS), SchemaArenas(SCHEMA, ARENAS))
         publisher = Publisher(DeliverySettings(), "leader-1/1", lambda _: "db")
         changes = WriteThrough(self.cache, self.clock, SETTINGS.write_answer_seconds)
-        self.hosting = Hosting(self.cache, changes, publisher, SETTINGS, logger("test"))
+        self.replica_shards = ReplicaShards(self.cache, changes, publisher, SETTINGS, logger("test"))
         configuration = Configuration(make_topology(), SCHEMA, logger("test"))
         links = MemoryLinks("leader-1").as_links()
-        hosts = lambda shard: shard in self.hosting.hosted and self.cache.is_open(shard)  # noqa: E731
-        self.elsewhere = Elsewhere("west", configuration, hosts, changes.take_back, publisher, links, Tasks())
+        hosts = lambda shard: shard in self.replica_shards.shards and self.cache.is_open(shard)  # noqa: E731
+        context = make_context(configuration, links, Tasks(), name="leader-1", region="west", clock=self.clock)
+        self.forwarded = ForwardedWrites(context, publisher, hosts=hosts, apply=changes.apply_write)
 
     async def host(self, version: int) -> None:
-        self.hosting.host([0], version)
-        await until(lambda: self.hosting.opened)
+        self.replica_shards.serve([0], version)
+        await until(lambda: self.replica_shards.open_count)
 
     def answered(self) -> None:
-        self.elsewhere.apply_and_tell(ShardMessages(0, 1, (ObjectChange(A, 0, V1, USER, b"1"),)))
+        self.forwarded.apply_and_publish(ShardMessages(0, 1, (ObjectChange(A, 0, V1, USER, b"1"),)))
 
 
 async def _paused(leader: SlaveLeader) -> None:
-    leader.hosting.begin_anew()
-    await until(lambda: leader.hosting.opened)
+    leader.replica_shards.reset()
+    await until(lambda: leader.replica_shards.open_count)
 
 
 async def _moved_away_and_back(leader: SlaveLeader) -> None:
-    leader.hosting.host([], 2)
+    leader.replica_shards.serve([], 2)
     await leader.host(3)
 
 
@@ -78,7 +80,7 @@ async def _documents_missed(leader: SlaveLeader) -> None:
 
 
 @pytest.mark.parametrize("begins_anew", [_paused, _moved_away_and_back, _documents_missed])
-async def test_a_slave_leader_that_has_begun_the_shard_anew_adds_nothing(
+async def test_a_slave_leader_that_has_reset_the_shard_adds_nothing(
     begins_anew: Callable[[SlaveLeader], Awaitable[None]],
 ) -> None:
     leader = SlaveLeader()
@@ -93,9 +95,9 @@ async def test_a_slave_leader_that_has_begun_the_shard_anew_adds_nothing(
 
 async def test_a_slave_leader_that_is_given_the_shard_while_it_runs_adds_nothing() -> None:
     leader = SlaveLeader()
-    leader.hosting.host([1], 1)
-    leader.hosting.host([0, 1], 2)
-    await until(lambda: leader.hosting.opened == 2)
+    leader.replica_shards.serve([1], 1)
+    leader.replica_shards.serve([0, 1], 2)
+    await until(lambda: leader.replica_shards.open_count == 2)
     leader.answered()
     assert leader.cache.object(A) is None
 
@@ -108,7 +110,7 @@ async def test_a_slave_leader_adds_what_its_region_writes_from_its_start_on() ->
 
 
 async def test_a_follower_that_is_given_a_shard_adds_nothing_of_a_write_from_before(region: RegionRig) -> None:
-    """The follower that had it hands the change on, as the new document says."""
+    """The follower that had the shard hands the change on, as the new document says."""
     near, far, link = region.near, region.far, region.near.links["leader-1"]
     link.hold_answers.add("write")
     writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B, 1, b"")))
@@ -123,14 +125,14 @@ async def test_a_follower_that_is_given_a_shard_adds_nothing_of_a_write_from_bef
     assert await far.times(A, COMMENT) == [2, 1]
 
 
-async def test_a_follower_adds_nothing_of_a_write_from_before_a_void(region: RegionRig) -> None:
-    """The void stands for what nobody can tell any more, as when a binlog is lost."""
+async def test_a_follower_adds_nothing_of_a_write_from_before_a_bulk_invalidation(region: RegionRig) -> None:
+    """The bulk invalidation stands for messages that can no longer be delivered, as when a binlog is lost."""
     near, link = region.near, region.near.links["leader-1"]
     link.hold_answers.add("write")
     writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B, 1, b"")))
     await until(lambda: link.held)
     told = near.subscriptions.messages
-    region.leader.relays.void([0], "a lost binlog")
+    region.leader.relays.invalidate([0], "a lost binlog")
     await until(lambda: near.subscriptions.messages > told)
     link.let_go()
     await writing

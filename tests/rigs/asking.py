@@ -1,4 +1,4 @@
-"""Fills to wait for, and sources of fills that wait: tests are read from the top, callbacks are not."""
+"""Misses that a test awaits, and fetch sources that wait: a test reads from top to bottom, callbacks do not."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from abc import ABC, abstractmethod
 
 from tao.model.errors import TaoError
 from tao.model.queries import Fetched, Query
-from tao.serving.fill_source import Take, wait_for
-from tao.serving.fills import Fills
+from tao.serving.fetch_source import Take, deliver_from_task
+from tao.serving.misses import BatchSettings, Miss, Misses, ReadPolicy
+from tao.serving.single_flight import SingleFlight
+from tests.rigs.leader_rig import SCHEMA
 
 
 class Awaited:
-    """An `Asker` that somebody waits for; cancelled, it is gone."""
+    """A `MissReceiver` that a test awaits; it no longer wants the answer once it is cancelled."""
 
     def __init__(self) -> None:
         self._answer: asyncio.Future[Fetched | TaoError] = asyncio.get_running_loop().create_future()
@@ -21,33 +23,47 @@ class Awaited:
     def gone(self) -> bool:
         return self._answer.done()
 
-    def take(self, answer: Fetched | TaoError) -> None:
+    def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
         if not self.gone:
             self._answer.set_result(answer)
 
+    def give_up(self) -> None:
+        """Give up waiting for the answer."""
+        self._answer.cancel()
+
     async def answer(self) -> Fetched:
-        """Raises the `TaoError`."""
+        """Return the answer. Raises the `TaoError` of the miss."""
         answer = await self._answer
         if isinstance(answer, TaoError):
             raise answer
         return answer
 
 
-async def answer(fills: Fills, query: Query, minimum: int, *, critical: bool) -> Fetched:
-    """`Fills.answer`. Raises the `TaoError`."""
+def make_misses(single_flight: SingleFlight, *, past_floors: bool = False) -> Misses:
+    """Make misses that admit every shard."""
+    return Misses(single_flight, SCHEMA, ReadPolicy(lambda _: None, past_floors=past_floors), BatchSettings())
+
+
+def begin(misses: Misses, query: Query, minimum: int, awaited: Awaited, *, critical: bool) -> None:
+    """Begin a miss whose answer goes to ``awaited``."""
+    Miss(misses, awaited, query, minimum, 0).begin(critical=critical)
+
+
+async def answer(misses: Misses, query: Query, minimum: int, *, critical: bool) -> Fetched:
+    """Return the answer of a miss. Raises its `TaoError`."""
     awaited = Awaited()
-    fills.answer(query, minimum, awaited, critical=critical)
+    begin(misses, query, minimum, awaited, critical=critical)
     return await awaited.answer()
 
 
 class WaitingSource(ABC):
-    """A `FillSource` that reads by `read`."""
+    """A `FetchSource` whose subclasses implement the coroutine `read`."""
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        """See `FillSource.fetch`."""
+        """See `FetchSource.fetch`."""
         reading = self.read(query, minimum, critical=critical, timeout_seconds=timeout_seconds)
-        wait_for(asyncio.ensure_future, reading, take)
+        deliver_from_task(asyncio.ensure_future, reading, take)
 
     @abstractmethod
     async def read(self, query: Query, minimum: int, *, critical: bool, timeout_seconds: float) -> Fetched:
-        """Raises the `TaoError`."""
+        """Read the answer. Raises the `TaoError`."""

@@ -1,4 +1,4 @@
-"""A private database server with shards, whose binlog is read by the real reader; and hands that write to it."""
+"""A private database server with shards whose binlog the real reader reads, and accounts that write to it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ from typing import Any
 import aiomysql
 import pymysql.err
 
-from tao.devcluster.database import DatabaseInstance, InstanceSettings
-from tao.devcluster.server_binary import find_server_binary
-from tao.devcluster.server_options import Durability, ServerOptions
-from tao.devcluster.template import default_cache_folder
+from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
+from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
 from tao.model.changes import Change, ListInvalidation, Message
 from tao.model.errors import TaoError
 from tao.model.rows import WriteKeys
 from tao.model.writes import Write
 from tao.observability.logs import logger
+from tao.planning.coordination import PlannedWrite, keys_of, shards_of
 from tao.planning.row_events import Translated, translate
-from tao.planning.write_plan import PlannedWrite, keys_of, plan, shards_of
-from tao.storage.accounts import ServiceAccounts
+from tao.planning.write_plan import plan_writes
+from tao.replication.accounts import ServiceAccounts
 from tao.storage.migrations import migrate
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
@@ -41,14 +40,14 @@ PATIENT_SECONDS = 30.0
 
 
 async def until(condition: Callable[[], bool], pause_seconds: float = 0.005) -> None:
-    """Wait for a condition."""
+    """Wait until a condition holds."""
     async with asyncio.timeout(PATIENT_SECONDS):
-        while not condition():  # noqa: ASYNC110 - what is waited for happens in another process or thread
+        while not condition():  # noqa: ASYNC110 - another process or thread makes the condition true
             await asyncio.sleep(pause_seconds)
 
 
 class Following:
-    """A reader at work, and what it has read."""
+    """A running reader, and what it has read."""
 
     def __init__(self, reader: BinlogReader, position: str) -> None:
         self.reader = reader
@@ -83,7 +82,7 @@ class Following:
 
 
 class BinlogRig:
-    """Made by `open_rig`."""
+    """The server with its shards; `open_rig` makes it."""
 
     def __init__(self, instance: DatabaseInstance) -> None:
         self.instance = instance
@@ -92,7 +91,7 @@ class BinlogRig:
         self._store = MySqlWriteStore(lambda _: SERVER, self._pools, edge_tables_of(lambda: SCHEMA))
 
     def account(self, role: str) -> ServerAccount:
-        """As whom to come in, by what it may do."""
+        """Return the account to log in with, by what it may do."""
         account = getattr(self.instance.accounts, role)
         return ServerAccount(self.instance.host, self.instance.port, account.user, account.password)
 
@@ -112,26 +111,26 @@ class BinlogRig:
         return following
 
     async def write(self, *writes: Write) -> Sequence[Change | ListInvalidation]:
-        """One transaction, as a leader does it; its changeset."""
+        """Commit one transaction as a leader does, and return its changeset."""
         planned = [PlannedWrite(write, True) for write in writes]
         shards = sorted({shard for write in writes for shard in shards_of(write, SCHEMA)})
         async with self._store.transaction(SERVER, timeout_seconds=PATIENT_SECONDS) as transaction:
             keys: WriteKeys = keys_of(planned, SCHEMA)
             rows, existing = await transaction.lock_and_read(shards, keys)
-            made = plan(existing, rows, planned, SCHEMA, NOW)
+            made = plan_writes(existing, rows, planned, SCHEMA, NOW)
             assert [outcome.error for outcome in made.outcomes] == [None] * len(writes)
             await transaction.apply(made.rows)
             await transaction.commit()
         return made.changes
 
     async def sql(self, *statements: str) -> None:
-        """By hand: one connection, each statement committed by itself unless it begins a transaction."""
+        """Run statements by hand: on one connection, each committed by itself unless a transaction is begun."""
         async with self._as_root() as cursor:
             for statement in statements:
                 await cursor.execute(statement)
 
     async def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """What a query answers."""
+        """Return the rows of a query."""
         async with self._as_root() as cursor:
             await cursor.execute(query)
             return list(await cursor.fetchall())
@@ -141,7 +140,7 @@ class BinlogRig:
         connection = await aiomysql.connect(unix_socket=str(self.instance.socket_path), user="root", autocommit=True)
         try:
             with warnings.catch_warnings():
-                # The servers' advice, on passwords in statements and statements of yesterday.
+                # Ignore the server's advice on passwords in statements and on deprecated statements.
                 warnings.simplefilter("ignore", pymysql.err.Warning)
                 async with connection.cursor() as cursor:
                     yield cursor
@@ -157,7 +156,7 @@ class BinlogRig:
 
 @contextlib.asynccontextmanager
 async def open_rig(folder: Path, accounts: ServiceAccounts, server_id: int = 7) -> AsyncIterator[BinlogRig]:
-    """A fresh server with migrated shards; stopped at the end."""
+    """Start a fresh server with migrated shards, and stop it at the end."""
     settings = InstanceSettings(
         folder=folder,
         accounts=accounts,

@@ -1,4 +1,4 @@
-"""A certificate authority of a test's own, and certificates for servers and clients on loopback."""
+"""A certificate authority for tests, and its certificates for servers and clients on loopback."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestAuthority:
         self.file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
 
     def issue(self, name: str) -> TlsFiles:
-        """A certificate with its key, which trusts this authority."""
+        """Issue a certificate and its key; the peer that uses it trusts this authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = (
             _builder(_name(name), self._name, key)

@@ -1,6 +1,9 @@
-"""A model of delivery, for `tests.properties.test_continuation`: two databases, each with a binlog of numbered commits
-and a tailer that tells them to the shard's leader of the moment (with the real `Continuity`), two leaders with real
-publishers and a spool that loses what was not synced, and subscribers with real inboxes."""
+"""A model of delivery, for `tests.properties.test_continuation`.
+
+It has two databases, each with a binlog of numbered commits and a tailer that delivers them to the shard's current
+leader (with the real `Continuity`), two leaders with real publishers and a spool that loses what was not synced, and
+subscribers with real inboxes.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,8 @@ class Leader:
 
 
 class Follower:
-    """``known``: by shard, the transactions that it was told, and those that it saw when it began anew."""
+    """A follower's knowledge. ``known`` holds, by shard, the transactions that it received, and those in the rows that
+    it read after a reset."""
 
     def __init__(self) -> None:
         self.inbox = Inbox()
@@ -67,7 +71,8 @@ class Follower:
         self.known: dict[int, set[int]] = {shard: set() for shard in SHARDS}
 
     def take(self, leader: str, committed: Callable[[int], set[int]]) -> list[int]:
-        """Returns what has to be asked for again. ``committed``: what a shard that is filled anew knows."""
+        """Return the positions to subscribe again. ``committed`` are the transactions that a shard knows once it is
+        read anew."""
         delivery = self.wires[leader].popleft()
         received = self.inbox.receive(delivery)
         for shard in received.resets:
@@ -90,7 +95,7 @@ class Follower:
 
 
 class Tailer:
-    """One database's, with its binlog."""
+    """The tailer of one database, with its binlog."""
 
     def __init__(self, database: str) -> None:
         self.database = database
@@ -109,7 +114,7 @@ class Tailer:
                 self.queued[shard].append((self.read, span))
 
     def restart(self) -> None:
-        """From what is acknowledged of all shards."""
+        """Restart from what all shards' leaders have acknowledged."""
         first = min([queue[0][0] for queue in self.queued.values() if queue], default=self.read + 1)
         self.read = first - 1
         for queue in self.queued.values():
@@ -146,21 +151,21 @@ class ContinuationMachine(RuleBasedStateMachine):
             subscriber = str(self.followers.index(follower))
             follower.subscriptions[name] = self.leaders[name].publisher.subscribe(subscriber, positions, wire.append)
 
-    def tell(self, shard: int, most: int) -> None:
-        """One relay of a shard."""
+    def relay_queued(self, shard: int, most: int) -> None:
+        """Send one relay of a shard."""
         tailer = self.tailer_of[shard]
         queue = tailer.queued[shard]
         parts = [queue[at] for at in range(min(most, len(queue)))]
         self.relay(tailer, shard, [(ShardMessages(shard, 1, _messages(shard, number)), span) for number, span in parts])
         for _ in parts:
-            tailer.continuity.acknowledged(queue.popleft()[1])
+            tailer.continuity.acknowledge(queue.popleft()[1])
 
     def relay(self, tailer: Tailer, shard: int, parts: Sequence[tuple[ShardMessages, Span]]) -> None:
         if not parts:
             return
         publisher = self.leaders[self.home[shard]].publisher
-        publisher.relayed([messages for messages, _ in parts], [span for _, span in parts], _nothing)
-        self.answer(tailer, publisher.wants(tailer.database))
+        publisher.publish_relay([messages for messages, _ in parts], [span for _, span in parts], _nothing)
+        self.answer(tailer, publisher.take_wanted(tailer.database))
 
     def answer(self, tailer: Tailer, wanted: Sequence[Span]) -> None:
         for want in wanted:
@@ -178,17 +183,17 @@ class ContinuationMachine(RuleBasedStateMachine):
                 self.relay(tailer, shard, [(ShardMessages(shard, 1, ()), last)])
 
     def prove(self, tailer: Tailer) -> None:
-        """A heartbeat, when everything has been told."""
+        """Send a heartbeat if everything has been sent."""
         tailer.read_on()
         for shard in tailer.shards:
-            self.tell(shard, 100)
+            self.relay_queued(shard, 100)
         tailer.binlog.append(())
         tailer.read += 1
         source, number = tailer.continuity.proven(f"0-1-{tailer.read}")
         for name in LEADERS:
             publisher = self.leaders[name].publisher
             publisher.prove(tailer.database, number, source, number)
-            self.answer(tailer, publisher.wants(tailer.database))
+            self.answer(tailer, publisher.take_wanted(tailer.database))
 
     def take(self, follower: Follower, name: str) -> None:
         again = follower.take(name, self.committed)
@@ -198,7 +203,7 @@ class ContinuationMachine(RuleBasedStateMachine):
     def committed(self, shard: int) -> set[int]:
         return {number for number, shards in enumerate(self.tailer_of[shard].binlog, 1) if shard in shards}
 
-    # ---- what happens -----------------------------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------------------------------
 
     @rule(
         shards=st.lists(st.sampled_from(SHARDS), min_size=1, max_size=2, unique=True),
@@ -217,7 +222,7 @@ class ContinuationMachine(RuleBasedStateMachine):
     @rule(shard=st.sampled_from(SHARDS), most=st.integers(1, 9))
     def tailer_tells(self, shard: int, most: int) -> None:
         self.tailer_of[shard].read_on()
-        self.tell(shard, most)
+        self.relay_queued(shard, most)
 
     @rule(database=st.sampled_from(list(DATABASES)))
     def heartbeat(self, database: str) -> None:
@@ -266,7 +271,8 @@ class ContinuationMachine(RuleBasedStateMachine):
 
     @rule(shard=st.sampled_from(SHARDS), unnoticed=st.booleans(), tell=st.integers(0, 9))
     def shard_moves(self, shard: int, unnoticed: bool, tell: int) -> None:
-        """``unnoticed``: there and back between two documents, of which the leader saw only the second."""
+        """Move a shard. ``unnoticed``: it moves away and back between two documents, and the leader sees only the
+        second."""
         former = self.home[shard]
         other = "b" if former == "a" else "a"
         self.home[shard] = other
@@ -275,7 +281,7 @@ class ContinuationMachine(RuleBasedStateMachine):
         if unnoticed:
             self.leaders[other].open([shard])
             self.tailer_of[shard].read_on()
-            self.tell(shard, tell)
+            self.relay_queued(shard, tell)
             self.leaders[other].publisher.close_shard(shard)
             self.home[shard] = former
             for leader in self.leaders.values():
@@ -294,7 +300,7 @@ class ContinuationMachine(RuleBasedStateMachine):
     def time_is_up(self, name: str) -> None:
         self.leaders[name].fire_timers()
 
-    # ---- what must hold ---------------------------------------------------------------------------------------------
+    # ---- invariants -------------------------------------------------------------------------------------------------
 
     def claims(self, follower: Follower, shard: int) -> int:
         (position,) = follower.inbox.positions_for([shard])
@@ -308,8 +314,8 @@ class ContinuationMachine(RuleBasedStateMachine):
                 assert {number for number in self.committed(shard) if number <= claimed} <= follower.known[shard]
 
     @rule()
-    def all_is_told(self) -> None:
-        """Connected, told and waited for, everyone knows everything."""
+    def catch_up_everyone(self) -> None:
+        """Once connected and served, every follower knows every transaction."""
         for _ in range(3):
             self.prove_everything()
         for leader in self.leaders.values():
@@ -334,7 +340,7 @@ class ContinuationMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         for follower in self.followers:
             self.connect(follower)
-        self.all_is_told()
+        self.catch_up_everyone()
 
 
 def _messages(shard: int, number: int) -> tuple[ObjectInvalidation, ...]:

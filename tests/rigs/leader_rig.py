@@ -8,15 +8,13 @@ from pathlib import Path
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.elsewhere import Elsewhere
+from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.inverse_path import InversePath, InverseSettings
-from tao.leader.other_leaders import Deposed
 from tao.leader.ownership import Ownership, OwnershipSettings
-from tao.leader.relay_path import RelayPath, RelaySettings
-from tao.leader.service import LeaderService
-from tao.leader.settling import CopyFence
-from tao.leader.touch_path import TouchPath, touched_floor
-from tao.leader.write_path import WritePath, WriteSettings, Written
+from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath, touched_floor
+from tao.leader.remote_inverses import Deposed, InverseFence
+from tao.leader.service import LeaderService, WriteRequests
+from tao.leader.write_path import WritePath, WritePathSettings, Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import Fenced, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
@@ -25,19 +23,20 @@ from tao.model.rows import IntentRow, ShardRow
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
-from tao.peers.links import Links, LinkSettings
 from tao.schema.registry import load_schema
-from tao.serving.applying import apply_messages
-from tao.serving.cache_types import SchemaArenas
+from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.database_source import DatabaseSource, MissSettings
-from tao.serving.fills import Fills
-from tao.serving.flights import FillSettings
+from tao.serving.database_source import DatabaseReadSettings, DatabaseSource
+from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService
+from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.traffic import Traffic
+from tao.serving.write_through import apply_messages
 from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.pacing import Gate, ManualClock, Tasks
+from tests.rigs.server_context import make_context
 
 SCHEMA = load_schema((Path(__file__).parents[2] / "config/schema.yaml").read_text(), "schema.yaml")
 ARENAS = {"default": 8 << 20}
@@ -58,7 +57,7 @@ def make_topology(
     servers: tuple[str, ...] = ("near-1", "near-2"),
     leader_servers: tuple[str, ...] = ("leader-1", "leader-2"),
 ) -> Topology:
-    """``near`` and ``leaders``: shard → servers; every shard has an explicit place, by default the first server."""
+    """Return a topology. ``near`` and ``leaders`` map shards to servers; other shards are on the first server."""
 
     def tier(name: str, names: tuple[str, ...], moved: dict[int, tuple[str, ...]] | None) -> Tier:
         places = dict.fromkeys(range(SHARDS), names[:1]) | (moved or {})
@@ -76,8 +75,8 @@ def make_topology(
 
 
 class OtherRigs:
-    """`OtherLeaders` in the same process. ``gate`` holds a copy up on its way; ``faults`` fail it: on the way there
-    or, ``after_writing``, on the way back."""
+    """`OtherLeaders` in the same process. ``gate`` delays a copy; ``faults`` fail copies before they are written or,
+    with ``after_writing``, afterwards."""
 
     def __init__(self) -> None:
         self.rigs: dict[int, LeaderRig] = {}
@@ -102,7 +101,7 @@ class OtherRigs:
         rig = self.rigs[shard]
         claim = pb.Coordinator(shard=coordinator.shard, generation=coordinator.generation)
         try:
-            await rig.copy_fence.admit(pb.WriteBatch(coordinator=claim))
+            await rig.inverse_fence.admit(pb.WriteBatch(coordinator=claim))
         except Fenced as error:
             raise Deposed(error.message) from error
         told: list[ShardMessages] = []
@@ -122,7 +121,7 @@ class OtherRigs:
 
 
 class LeaderRig:
-    """``leader.write(…)`` is the way of a request; the parts are attributes."""
+    """The parts of a leader as attributes. ``write`` executes a write as a request does."""
 
     def __init__(
         self,
@@ -132,7 +131,7 @@ class LeaderRig:
         name: str = "leader-1",
         others: OtherRigs | None = None,
         clock: Clock | None = None,
-        writes: WriteSettings | None = None,
+        writes: WritePathSettings | None = None,
         inverses: InverseSettings | None = None,
         ownership: OwnershipSettings | None = None,
         fills: FillSettings | None = None,
@@ -148,100 +147,68 @@ class LeaderRig:
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
         self.publisher = Publisher(DeliverySettings(), f"{name}-{id(self)}", lambda _: "db")
         settings = ownership or OwnershipSettings(check_seconds=0.001, retry_seconds=0.001)
-        log = logger("test")
-        self.ownership = Ownership(
-            name,
-            store,
-            settings,
-            log,
-            opened=self._opened,
-            closed=self._closed,
-            topology_version=lambda: self.configuration.routes.version,
-            spawn=self.tasks,
-        )
-        self.copy_fence = CopyFence(store, timeout_seconds=1.0)
-        schema = lambda: self.configuration.schema  # noqa: E731 - the same one for both
-        self.writes = WritePath(
-            self.ownership,
-            store,
-            self.cache,
-            self.publisher,
-            schema,
-            self.clock,
+        self.context = make_context(
+            self.configuration,
+            Links(LinkSettings(), Credentials(name, "leader")),
             self.tasks,
-            writes or WriteSettings(),
-            log,
+            name=name,
+            tier="leaders",
+            clock=self.clock,
+        )
+        self.ownership = Ownership(self.context, settings, store, on_taken=self._opened, on_given_up=self._closed)
+        self.inverse_fence = InverseFence(store, timeout_seconds=1.0)
+        self.writes = WritePath(
+            self.context, writes or WritePathSettings(), self.ownership, store, self.cache, self.publisher
         )
         self.inverses = InversePath(
+            self.context,
+            inverses or InverseSettings(),
             self.writes,
             self.ownership,
             self.others,
             read_store,
             store,
-            schema,
-            self.clock,
-            self.tasks,
-            inverses or InverseSettings(),
-            log,
         )
-        self.source = DatabaseSource(read_store, lambda _: "db", self.tasks, MissSettings(first_pause_seconds=0.0))
-        self.fills = Fills(
-            self.cache, self.source, self.clock, arenas.list_limit, fills or FillSettings(max_refetches=2)
+        self._make_read_path(read_store, fills or FillSettings(max_refetches=2), arenas)
+        self._make_relay_path()
+
+    def _make_read_path(self, read_store: ReadStore, fills: FillSettings, arenas: SchemaArenas) -> None:
+        self.source = DatabaseSource(
+            read_store, lambda _: "db", self.tasks, DatabaseReadSettings(first_pause_seconds=0.0)
         )
+        self.single_flight = SingleFlight(self.cache, self.source, self.clock, arenas.list_limit, fills)
         self.reads = ReadService(
             self.cache,
-            self.fills,
+            self.single_flight,
             SCHEMA,
-            self._admit,
-            self.cache.version_epoch,
+            ReadPolicy(self._admit),
             traffic=Traffic(self.clock),
         )
+
+    def _make_relay_path(self) -> None:
         apply = lambda messages: apply_messages(self.cache, self.clock, messages, insert=True)  # noqa: E731
-        self.elsewhere = Elsewhere(
-            "east",
-            self.configuration,
-            lambda _: False,
-            apply,
-            self.publisher,
-            Links(LinkSettings(), Credentials(name, "leader")),
-            self.tasks,
-        )
+        self.forwarded = ForwardedWrites(self.context, self.publisher, hosts=lambda _: False, apply=apply)
         self.touches = TouchPath(
             lambda write, deadline: self.writes.commit(write, deadline, both_sides=True),
             lambda touch: touched_floor(self.cache, touch),
-            RelaySettings().touched_keys_per_write,
+            RelayPathSettings().touched_keys_per_write,
         )
         self.relays = RelayPath(
-            self.cache.is_open,
-            lambda _: False,
-            apply,
-            self.cache.witness.because,
+            self.context,
+            RelayPathSettings(),
+            self.cache,
             self.touches,
             self.publisher,
-            self.cache.version_epoch,
-            lambda: 1,
-            self.clock,
-            self.tasks,
-            RelaySettings(),
+            hosts=lambda _: False,
+            apply=apply,
         )
-        self.service = LeaderService(
-            self.cache,
-            self.reads,
-            self.writes,
-            self.inverses,
-            self.copy_fence,
-            self.ownership,
-            self.elsewhere,
-            self.relays,
-            self.publisher,
-            self.configuration,
-            self.clock,
-            self.tasks,
-            log,
+        requests = WriteRequests(
+            self.context, self.ownership, self.writes, self.inverses, self.inverse_fence, self.forwarded
         )
+        self.service = LeaderService(self.context, self.cache, self.reads, requests, self.relays, self.publisher)
 
     async def take(self, *shards: int) -> None:
-        """Own these shards, as after a start."""
+        """Take these shards, as after a start."""
         self.ownership.want(shards)
         for shard in shards:
             row = await self.store.take_ownership(shard, self.name, timeout_seconds=1)
@@ -255,7 +222,7 @@ class LeaderRig:
         await self.tasks.close()
 
     def _opened(self, row: ShardRow) -> None:
-        self.copy_fence.note(row)
+        self.inverse_fence.note(row)
         self.cache.close_shard(row.shard)
         self.cache.open_shard(row.shard, row.version_epoch)
         self.publisher.open_shard(row.shard, row.generation, row.version_epoch)
@@ -265,4 +232,4 @@ class LeaderRig:
         self.publisher.close_shard(shard)
 
     def _admit(self, shard: int) -> TaoError | None:
-        return None if self.ownership.may_read(shard) else self.ownership.refusal(shard)
+        return None if self.ownership.may_read(shard) else self.ownership.not_owned(shard)

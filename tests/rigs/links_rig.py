@@ -1,4 +1,4 @@
-"""Servers of one process that call each other: `Links` without a network, whose messages a test can hold back."""
+"""`Links` without a network: servers of one process call each other, and a test can hold their messages back."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import cast
 
 from tao.model.errors import TaoError, Unavailable
 from tao.model.topology import CacheServer
-from tao.peers.links import Links
 from tao.wire.client_session import Waiter, to_deadline_ms
 from tao.wire.identity import PeerIdentity
+from tao.wire.links import Links
 from tao.wire.session import NO_DEADLINE_MS, UNANSWERED_KINDS, AnswerHandler, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
 
 def _role_of(name: str) -> str:
-    """By the names that the rigs give: leader-1, follower-1a, client."""
+    """Return the role of a server, from the names that the rigs give: leader-1, follower-1a, client."""
     return name if name in ("client", "operator") else "leader" if name.startswith("leader") else "follower"
 
 
 class MemoryReply:
-    """The `Reply` port. Answers travel as bytes, as on a wire."""
+    """A `Reply` in memory. Answers travel as bytes, as over a network."""
 
     def __init__(self, on_answer: Callable[[pb.Answer], None], number: int = 1, peer: str = "client") -> None:
         self._on_answer = on_answer
@@ -45,15 +45,18 @@ class MemoryReply:
         self._on_close.append(callback)
 
     def close(self) -> None:
-        """The peer is gone."""
+        """Note that the peer is gone."""
         self.closed = True
         for callback in self._on_close:
             callback()
 
 
 class MemoryLink:
-    """To one server. ``hold_requests`` and ``hold_answers`` name kinds that wait in ``held`` for `let_go`; ``down``
-    fails what is sent; ``faults`` fail the next requests of a kind."""
+    """A link to one server.
+
+    ``hold_requests`` and ``hold_answers`` name kinds of messages that wait in ``held`` for `let_go`; ``down`` fails
+    what is sent; ``faults`` fail the next requests of a kind.
+    """
 
     def __init__(self, name: str, caller: str) -> None:
         self.name = name
@@ -70,7 +73,7 @@ class MemoryLink:
 
     @property
     def is_down(self) -> bool:
-        """As `tao.peers.links.Link.is_down`, at once."""
+        """Answer as `tao.wire.links.Link.is_down`, but without delay."""
         return self.down
 
     def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> int:
@@ -103,7 +106,7 @@ class MemoryLink:
         return await waiter.answer()
 
     def let_go(self) -> None:
-        """Deliver what was held, in order, and hold nothing more."""
+        """Deliver what was held, in order, and hold nothing from then on."""
         self.hold_requests.clear()
         self.hold_answers.clear()
         held, self.held = self.held, []
@@ -111,7 +114,7 @@ class MemoryLink:
             each()
 
     def break_off(self) -> None:
-        """The connection is lost: series end with an error."""
+        """Lose the connection: series end with an error."""
         self.down = True
         for reply in list(self.replies.values()):
             if not reply.closed:
@@ -134,7 +137,7 @@ class MemoryLink:
 
 
 class MemoryLinks:
-    """``links["leader-1"]`` is the link of this caller to that server."""
+    """The links of one caller: ``links["leader-1"]`` is its link to that server."""
 
     def __init__(self, caller: str) -> None:
         self._caller = caller
@@ -147,9 +150,9 @@ class MemoryLinks:
         return self[server.name]
 
     def is_down(self, server: CacheServer) -> bool:
-        """What a detector would have found out by now."""
+        """Return what a failure detector would have found by now."""
         return self[server.name].down
 
     def as_links(self) -> Links:
-        """For constructors: the parts use `to`, `is_down`, `Link.send` and `Link.ask` alone."""
+        """Return these links for constructors, which use only `to`, `is_down`, `Link.send` and `Link.ask`."""
         return cast(Links, self)

@@ -12,17 +12,17 @@ from tao.model.delivery import SpoolMark, SpoolRow
 
 @dataclass(slots=True)
 class SpoolDisk:
-    """What a loss of power leaves: the first ``synced`` jobs of ``log``, each of which changes the state."""
+    """A disk after a power failure: the first ``synced`` jobs of ``log`` remain, each of which changes the state."""
 
     log: list[Callable[[_State], None]] = field(default_factory=list)
     synced: int = 0
 
     def crash(self) -> None:
-        """Lose what was not synced."""
+        """Lose all jobs that were not synced."""
         del self.log[self.synced :]
 
     def state(self) -> _State:
-        """As read after a crash."""
+        """Return the state that is read after a crash."""
         state = _State()
         for job in self.log:
             job(state)
@@ -37,7 +37,8 @@ class _State:
 
 
 class MemorySpool:
-    """`tao.model.ports.Spool`. ``call`` runs a callback: at once, or whenever the caller likes, in their order."""
+    """A `tao.model.ports.Spool` in memory. ``call`` runs the callbacks, in their order, at once or when the caller
+    likes."""
 
     def __init__(self, disk: SpoolDisk, call: Callable[[Callable[[], None]], object] = lambda do: do()) -> None:
         self._disk = disk
@@ -96,11 +97,11 @@ class MemorySpool:
     # ---- for tests -------------------------------------------------------------------------------------------------
 
     def sync(self) -> None:
-        """What was given so far survives a crash."""
+        """Make all jobs so far survive a crash."""
         self._disk.synced = len(self._disk.log)
 
     def fail(self) -> None:
-        """The disk is full: what was given last is not stored, nor anything that was given before this is known."""
+        """Fill the disk: the last jobs are not stored, nor any that are queued before the loss is reported."""
         self._era += 1
         self._unlink_all()
 
@@ -111,7 +112,7 @@ class MemorySpool:
         self._call(told)
 
     def drop_oldest(self, rows: int) -> None:
-        """They make room."""
+        """Drop these rows to make room."""
         gone = self._state.rows[:rows]
 
         def drop(state: _State) -> None:

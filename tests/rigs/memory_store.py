@@ -1,7 +1,7 @@
-"""The database of a test, in a dictionary: `ReadStore` and `WriteStore` with gates and faults at every step.
+"""A database in a dictionary: `ReadStore` and `WriteStore` with gates and faults at every step.
 
-Shard rows are locked as in the real store - in share mode by a transaction until it ends, exclusively by a takeover -
-because fencing rests on it. Rows are not: the lanes of one leader and the fence between two keep writers apart.
+Shard rows are locked as in the real store (shared by a transaction until it ends, exclusively by a takeover) because
+fencing rests on it. Other rows are not: the lanes of one leader and the fence between two keep writers apart.
 """
 
 from __future__ import annotations
@@ -30,8 +30,11 @@ async def _nothing() -> None:
 
 
 class MemoryStore(ReadStore):
-    """``before_…`` hooks are awaited at that step. ``commit_fault`` fails the next commit, which happens all the same
-    when ``commit_happens``."""
+    """The stored rows.
+
+    ``before_…`` hooks are awaited at that step. ``commit_fault`` fails the next commit, which happens nevertheless when
+    ``commit_happens``.
+    """
 
     def __init__(self, shards: int, server_of: Callable[[int], str] = lambda _: "db") -> None:
         self.rows = ExistingRows()
@@ -112,7 +115,7 @@ class MemoryStore(ReadStore):
         on_read(range(len(queries)), FillRead(values, epochs))
 
     def value(self, query: Query) -> bytes:
-        """The answer now."""
+        """Return the answer of a query now."""
         if isinstance(query, ObjectQuery):
             row = self.rows.objects.get(query.id)
             if row is None or row.deleted:
@@ -135,13 +138,13 @@ class MemoryStore(ReadStore):
         return encode_block(listed.version, listed.count, part, 0)
 
     def edges(self, id1: int, atype: int) -> list[Edge]:
-        """The whole list as stored, newest first."""
+        """Return the whole list as stored, newest first."""
         found = [edge for key, edge in self.rows.edges.items() if (key.id1, key.atype) == (id1, atype)]
         return sort_edges(found)
 
 
 class MemoryTransaction:
-    """See `tao.model.ports.Transaction`."""
+    """A `tao.model.ports.Transaction` in memory."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store

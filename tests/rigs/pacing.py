@@ -1,4 +1,4 @@
-"""Time and order in the hands of a test: a clock that stands still, gates, tasks that are waited for."""
+"""Control of time and order in tests: a clock that stands still, gates, and tasks that can be awaited."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tao.model.errors import Overloaded
 
 
 class ManualClock:
-    """The `Clock` port. Goes on only when ``now`` is set."""
+    """A `Clock` that advances only when ``now`` is set."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
@@ -38,7 +38,7 @@ class Gate:
 
 
 class Tasks:
-    """A spawner like `BackgroundTasks`: ``refuses`` makes it full; an exception of a task is kept for the test."""
+    """A spawner like `BackgroundTasks`. ``refuses`` makes it full; an exception of a task is kept for the test."""
 
     def __init__(self) -> None:
         self.running: set[asyncio.Task[None]] = set()

@@ -1,4 +1,4 @@
-"""Ports on loopback that nobody uses, for servers whose address must be known before they listen."""
+"""Unused ports on loopback, for servers whose address must be known before they listen."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tao.devcluster.ports import reserve_port
 
 
 def free_ports(count: int) -> list[int]:
-    """That many different ports, free a moment ago."""
+    """Return ``count`` different ports that were free a moment ago."""
     held = [reserve_port() for _ in range(count)]
     for each in held:
         each.release()

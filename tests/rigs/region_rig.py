@@ -1,4 +1,5 @@
-"""A region in one process: followers and leaders of real parts over one store, wired as the servers wire them."""
+"""A region in one process: followers and leaders made of the real parts over one store, wired as the servers wire
+them."""
 
 from __future__ import annotations
 
@@ -7,27 +8,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from tao.cache import CacheSettings, GraphCache
-from tao.follower.maintenance_path import Subscriptions, SubscriptionSettings
 from tao.follower.service import FollowerService
+from tao.follower.subscriptions import Subscriptions, SubscriptionSettings
 from tao.model.edge_block import decode_block
 from tao.model.errors import NotMine, TaoError
 from tao.model.graph import decode_count
 from tao.model.topology import CacheServer, Topology
 from tao.model.writes import Write
 from tao.observability.logs import logger
-from tao.routing.retry_budget import RetryBudget, RetrySettings
+from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
-from tao.serving.amends import Amends, AmendsSettings
-from tao.serving.applying import WriteThrough
-from tao.serving.cache_types import SchemaArenas
+from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.fills import Fills
-from tao.serving.flights import FillSettings
-from tao.serving.forward_path import ForwardPath, ForwardSettings
+from tao.serving.forward_path import ForwardPath, ForwardSettings, SiblingInvalidation, SiblingInvalidationSettings
+from tao.serving.misses import ReadPolicy
+from tao.serving.prefix_refills import PrefixRefills, RefillSettings
 from tao.serving.read_service import ReadService
-from tao.serving.refills import PrefixRefills, RefillSettings
 from tao.serving.remote_source import RemoteSettings, RemoteSource
+from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.traffic import Traffic
+from tao.serving.write_through import WriteThrough
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, write_to_pb
 from tao.wire.session import failure
@@ -36,10 +36,11 @@ from tests.rigs.leader_rig import ARENAS, SCHEMA, LeaderRig, OtherRigs, make_top
 from tests.rigs.links_rig import MemoryLinks, MemoryReply
 from tests.rigs.memory_store import MemoryStore
 from tests.rigs.pacing import Tasks, until
+from tests.rigs.server_context import make_context
 
 
 class FollowerRig:
-    """A follower; ``get_…`` and ``write`` ask it as a client does."""
+    """A follower. ``get_…`` and ``write`` send it requests as a client does."""
 
     def __init__(self, name: str, topology: Topology, *, forwarding: ForwardSettings | None = None) -> None:
         self.name = name
@@ -51,58 +52,42 @@ class FollowerRig:
         arenas = SchemaArenas(SCHEMA, ARENAS)
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), arenas)
         budget = self.budget = RetryBudget(RetrySettings(), 0.0)
-        settings = RemoteSettings(first_pause_seconds=0.001)
-        self.source = RemoteSource(self.configuration, self._leader, links, self.tasks, settings, budget)
-        self.fills = Fills(self.cache, self.source, clock, arenas.list_limit, FillSettings(), past_floors=True)
-        PrefixRefills(self.cache, self.fills, arenas.list_limit, self.tasks, RefillSettings(pause_seconds=0.001))
+        context = make_context(self.configuration, links, self.tasks, name=name, clock=clock, budget=budget)
+        self.source = RemoteSource(context, self._leader, RemoteSettings(first_pause_seconds=0.001))
+        self.single_flight = SingleFlight(self.cache, self.source, clock, arenas.list_limit, FillSettings())
+        self.refills = PrefixRefills(self.single_flight, self.tasks, RefillSettings(pause_seconds=0.001))
         self.reads = ReadService(
             self.cache,
-            self.fills,
+            self.single_flight,
             SCHEMA,
-            self._admit,
-            self.cache.version_epoch,
-            staleness_ms=self._staleness_ms,
+            ReadPolicy(self._admit, self._staleness_ms, past_floors=True),
             traffic=Traffic(clock),
         )
-        place = ("east", "near")
-        self.amends = Amends(links, self.tasks, AmendsSettings(first_pause_seconds=0.001))
+        self.sibling_invalidation = SiblingInvalidation(context, SiblingInvalidationSettings(first_pause_seconds=0.001))
         settings_of_subscriptions = SubscriptionSettings(retry_seconds=0.001)
         changes = WriteThrough(self.cache, clock, settings_of_subscriptions.write_answer_seconds)
         self.writes = ForwardPath(
-            name,
-            self.configuration,
-            self._leader,
-            lambda shard: self.configuration.routes.tier(*place).told(shard),
-            changes.take_back,
-            links,
-            clock,
-            self._admit,
-            self.tasks,
+            context,
             forwarding or ForwardSettings(first_pause_seconds=0.001),
-            budget,
-            self.amends,
+            next_hop=self._leader,
+            hosts=lambda shard: self.configuration.routes.tier("east", "near").receivers(shard),
+            apply=changes.apply_write,
+            admit=self._admit,
+            sibling_invalidation=self.sibling_invalidation,
         )
         self.subscriptions = Subscriptions(
-            name,
-            place,
+            context,
             self.cache,
             changes,
-            self.configuration,
-            links,
-            clock,
-            self.tasks,
             settings_of_subscriptions,
-            logger("test"),
         )
-        self.service = FollowerService(
-            self.cache, self.reads, self.writes, changes.take_back, self.configuration, "east", links, clock, self.tasks
-        )
+        self.service = FollowerService(context, self.cache, self.reads, self.writes, changes.apply_write)
 
     def _leader(self, shard: int) -> CacheServer:
         return self.configuration.routes.leaders("east").home(shard)
 
     async def ask(self, request: pb.Request) -> pb.Answer:
-        """The whole answer, as a client gets it. Raises what it carries as a whole."""
+        """Return the whole answer as a client gets it. Raises the error of the whole request."""
         request.deadline_ms = request.deadline_ms or 5_000
         waiter = Waiter(asyncio.get_running_loop())
         try:
@@ -112,14 +97,14 @@ class FollowerRig:
         return await waiter.answer()
 
     async def read(self, **columns: Any) -> bytes:
-        """One query's value. Raises its error."""
+        """Return the value of one query. Raises its error."""
         answer = (await self.ask(pb.Request(read=pb.ReadBatch(**columns)))).read
         for error in answer.errors:
             raise error_from_pb(error)
         return answer.values[0]
 
     async def times(self, id1: int, atype: int, *, critical: bool = False) -> list[int]:
-        """The times of a list's edges, as this follower answers."""
+        """Return the times of a list's edges as this follower answers."""
         block = await self.read(
             range_id1s=[id1], range_atypes=[atype], range_positions=[0], range_limits=[100], critical=critical
         )
@@ -129,7 +114,7 @@ class FollowerRig:
         return decode_count(await self.read(count_id1s=[id1], count_atypes=[atype]))[1]
 
     async def write(self, *writes: Write) -> list[pb.WriteResult]:
-        """Results in the order of the writes. Raises the first error among them."""
+        """Return results in the order of the writes. Raises the first error among them."""
         batch = pb.WriteBatch(writes=[write_to_pb(write) for write in writes])
         answer = (await self.ask(pb.Request(write=batch))).write
         for result in answer.results:
@@ -148,8 +133,10 @@ class FollowerRig:
 
 
 class RegionRig:
-    """Followers ``near-1`` and ``near-2`` (shard 1), leaders ``leader-1`` and ``leader-2`` (shard 1). Build it with
-    `running`."""
+    """A region with followers ``near-1`` and ``near-2`` (shard 1), and leaders ``leader-1`` and ``leader-2`` (shard 1).
+
+    Build it with `running`.
+    """
 
     def __init__(self, *, split_leaders: bool = False) -> None:
         self.topology = make_topology(near={1: ("near-2",)}, leaders={1: ("leader-2",)} if split_leaders else None)
@@ -181,7 +168,7 @@ class RegionRig:
             await subscribed(follower)
 
     async def close(self) -> Sequence[BaseException]:
-        """Returns what went wrong in tasks."""
+        """Stop everything, and return the exceptions of tasks."""
         errors: list[BaseException] = []
         for tasks in [each.tasks for each in (self.near, self.far)] + [each.tasks for each in self.leaders.values()]:
             await tasks.close()
@@ -190,5 +177,5 @@ class RegionRig:
 
 
 async def subscribed(follower: FollowerRig) -> None:
-    """Every shard of the follower is confirmed by a leader."""
+    """Return whether a leader has confirmed every shard of the follower."""
     await until(lambda: follower.subscriptions.hosted and not follower.subscriptions.unsubscribed)

@@ -1,4 +1,4 @@
-"""Two database servers of one set, a topology that says which is master, and a promoter: no caches."""
+"""Two database servers of one set, a topology that says which is the master, and a promoter, without caches."""
 
 from __future__ import annotations
 
@@ -9,26 +9,23 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tao.devcluster.database import DatabaseInstance, InstanceSettings
-from tao.devcluster.replication_sets import catch_up, follow, lead, replicas
-from tao.devcluster.server_binary import find_server_binary
-from tao.devcluster.server_options import Durability, ServerOptions
-from tao.devcluster.template import default_cache_folder
+from tao.admin.replication import catch_up, follow, lead, replicas
+from tao.devcluster.database import DatabaseInstance, InstanceSettings, default_cache_folder
+from tao.devcluster.database_program import Durability, ServerOptions, find_server_binary
 from tao.model.errors import TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.storage.accounts import ServiceAccounts
+from tao.replication.accounts import ServiceAccounts
+from tao.replication.locks import FileLocks
+from tao.replication.promotion import OnStep, Promoter, PromotionSettings
+from tao.replication.replica_seed import Reseeder, SeedStep
+from tao.replication.replication_set import SetAccounts
+from tao.replication.server_statements import fence, member_state
 from tao.storage.dialect import SessionSetup
 from tao.storage.migrations import migrate
-from tao.storage.promotion import fence, member_state
 from tao.storage.result_packets import Row
-from tao.storage.session import ServerAccount, Session, open_session
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.topology.document import dump_topology, parse_topology
 from tao.topology.file_store import TopologyFile
-from tao.watcher.locks import FileLocks
-from tao.watcher.promotion import OnStep, Promoter
-from tao.watcher.replication_set import SetAccounts
-from tao.watcher.reseeding import Reseeder, SeedStep
-from tao.watcher.settings import PromotionSettings
 
 SHARDS = 2
 EAST, WEST = "east", "west"
@@ -37,7 +34,7 @@ PATIENT_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class ReplicationRig:
-    """Servers are named by their region."""
+    """The two servers, each named by its region."""
 
     servers: dict[str, DatabaseInstance]
     accounts: ServiceAccounts
@@ -52,12 +49,12 @@ class ReplicationRig:
         return self.topology.databases[0]
 
     def promoter(self, on_step: OnStep | None = None, *, file: type[TopologyFile] = TopologyFile) -> Promoter:
-        """With bounds as a test of one machine wants them."""
+        """Return a promoter with bounds that suit tests on one machine."""
 
         return Promoter(*self._parts(file), on_step=on_step)
 
     def reseeder(self, on_step: Callable[[SeedStep], Awaitable[None]] | None = None) -> Reseeder:
-        """The same for seedings."""
+        """Return what makes replica seeds, with the same bounds."""
         return Reseeder(*self._parts(), self.promoter(), on_step=on_step)
 
     def _parts(
@@ -74,40 +71,40 @@ class ReplicationRig:
         )
 
     @asynccontextmanager
-    async def session(self, region: str, *, as_leader: bool = False) -> AsyncIterator[Session]:
+    async def session(self, region: str, *, as_leader: bool = False) -> AsyncIterator[DatabaseSession]:
         account = self.accounts.leader if as_leader else self.accounts.administrator
         login = ServerAccount("127.0.0.1", self.servers[region].port, account.user, account.password)
-        session = await open_session(login, region, SessionSetup(writes=True), deadline=soon())
+        session = await open_session(login, region, SessionSetup(writes=True), deadline=statement_deadline())
         try:
             yield session
         finally:
             session.abort()
 
     async def close(self, region: str) -> None:
-        """To writes."""
+        """Close a server to writes."""
         async with self.session(region) as session, self.session(region) as other:
-            await fence(session, other, deadline=soon())
+            await fence(session, other, deadline=statement_deadline())
 
     async def write(self, region: str, number: int) -> None:
-        """As a leader does; raises what it would be told."""
+        """Write as a leader does; raises the error that a leader would get."""
         async with self.session(region, as_leader=True) as session:
             insert = "INSERT INTO tao_00000.objects VALUES (%s, 1, 1, 0, ''); COMMIT"
-            await session.run(insert, (number,), deadline=soon())
+            await session.run(insert, (number,), deadline=statement_deadline())
 
     async def rows(self, region: str, sql: str) -> list[Row]:
         async with self.session(region) as session:
-            return (await session.run(sql, deadline=soon()))[0]
+            return (await session.run(sql, deadline=statement_deadline()))[0]
 
     async def written(self, region: str) -> set[int]:
         return {int(row[0]) for row in await self.rows(region, "SELECT id FROM tao_00000.objects")}
 
     async def open_servers(self) -> set[str]:
-        """Those that take writes."""
+        """Return the servers that accept writes."""
         asked = {region: await self.rows(region, "SELECT @@GLOBAL.read_only") for region in self.servers}
         return {region for region, rows in asked.items() if not rows[0][0]}
 
 
-def soon() -> float:
+def statement_deadline() -> float:
     return asyncio.get_running_loop().time() + PATIENT_SECONDS
 
 
@@ -129,7 +126,7 @@ def _topology(ports: dict[str, int], *, semi_sync: bool) -> Topology:
 async def replication_rig(
     folder: Path, accounts: ServiceAccounts, *, semi_sync: bool = False
 ) -> AsyncIterator[ReplicationRig]:
-    """East is master, west follows and has caught up with the tables of the shards."""
+    """Start east as master and west as its replica, which has caught up with the tables of the shards."""
     servers = {
         region: DatabaseInstance(
             find_server_binary(os.environ),
@@ -168,11 +165,12 @@ async def replication_rig(
 
 
 class Killed(BaseException):
-    """What a SIGKILL is to the code: nothing is cleaned up but what the kernel takes back."""
+    """The effect of SIGKILL on code: nothing is cleaned up except what the kernel takes back."""
 
 
 async def assert_is_master(rig: ReplicationRig, region: str, other: str) -> None:
-    """It takes writes, alone; the other follows it and has everything; shard rows and topology say the same."""
+    """Assert that only this server accepts writes, the other one follows it and has everything, and rows and topology
+    agree."""
     assert await rig.open_servers() == {region}
     assert rig.database.master_region == region
     number = 1 + max(await rig.written(region), default=0)
@@ -186,10 +184,10 @@ async def assert_is_master(rig: ReplicationRig, region: str, other: str) -> None
 
 async def until_arrived(rig: ReplicationRig, region: str, number: int) -> None:
     async with asyncio.timeout(30):
-        while number not in await rig.written(region):  # noqa: ASYNC110 - the replica does it
+        while number not in await rig.written(region):  # noqa: ASYNC110 - the replica makes the condition true
             await asyncio.sleep(0.01)
 
 
 async def waits_for_replica(rig: ReplicationRig, region: str) -> bool:
     async with rig.session(region) as session:
-        return (await member_state(session, deadline=soon())).waits_for_replica
+        return (await member_state(session, deadline=statement_deadline())).waits_for_replica

@@ -1,7 +1,8 @@
-"""Load-test scenarios at toy size, some at a time: each mostly waits, for processes to start and for seconds to pass.
+"""Load-test scenarios at toy size, some at a time: each mostly waits for processes to start and for seconds to pass.
 
-A test says by the mark ``scenario`` what it looks at the outcome of, and takes it from the fixture ``ran``. Whoever
-comes first starts what all selected tests of the module need; the others find their outcome ready, or nearly so.
+A test names by the mark ``scenario`` the scenario whose outcome it checks, and gets the outcome from the fixture
+``ran``. The first test starts the scenarios that all selected tests of the module need; the others find their outcome
+ready, or nearly so.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from typing import Final, NamedTuple
 ROOT: Final = Path(__file__).resolve().parents[2]
 _AT_ONCE: Final = 2
 _SECONDS: Final = 240.0
-"""Of one scenario, from its own start."""
+"""Deadline of one scenario in seconds, from its own start."""
 
 
 class ToyRun(NamedTuple):
-    """What a scenario has left."""
+    """The result and the files of a scenario."""
 
     json: bytes
     folder: Path
-    """The scenario's own; ``{folder}`` in its arguments."""
+    """The scenario's own folder; ``{folder}`` in its arguments."""
 
 
 class ToyRuns:
@@ -39,17 +40,18 @@ class ToyRuns:
         self._closed = False
 
     def start(self, arguments: tuple[str, ...]) -> None:
-        """Run it when there is room."""
+        """Run a scenario when there is room."""
         if arguments not in self._runs:
             folder = self._folder / str(len(self._runs))
             self._runs[arguments] = self._pool.submit(self._run, arguments, folder)
 
     def outcome(self, arguments: tuple[str, ...]) -> ToyRun:
-        """When it is over. Raises `AssertionError` with what it printed when it failed or left servers' files."""
+        """Return the outcome when it is over. Raises `AssertionError` with the output if it failed or left servers'
+        files."""
         return self._runs[arguments].result()
 
     def close(self) -> None:
-        """End what still runs, the servers that it started among it."""
+        """End what still runs, with the servers that it started."""
         self._closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in list(self._processes):

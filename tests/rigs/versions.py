@@ -1,4 +1,4 @@
-"""Versions as the store would have given them out."""
+"""Versions as the store would assign them."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from tao.model.versions import COUNTER_BITS
 
 
 def make_version(epoch: int, counter: int) -> int:
-    """The version of a key after ``counter`` transactions, the last of them under ``epoch``."""
+    """Return the version of a key after ``counter`` transactions, the last of them under ``epoch``."""
     return epoch << COUNTER_BITS | counter

@@ -1,8 +1,8 @@
-"""Simulate for as long as one likes: ``python -m tests.sim --seeds N [--start S] [--minutes M] [--jobs J]``.
+"""Run the simulation: ``python -m tests.sim --seeds N [--start S] [--minutes M] [--jobs J]``.
 
-Every seed is a plan of its own. One that breaks an invariant is printed, made small, printed again with what happened
-last, and kept as a file that ``--plan FILE`` plays again; the exit status is 1 then. ``--variants`` breaks the product
-on purpose instead, and fails when that is not noticed.
+Each seed makes its own plan. A plan that breaks an invariant is printed, made small, printed again with its last
+events, and kept as a file that ``--plan FILE`` plays again; the exit status is 1 then. ``--variants`` breaks the
+product on purpose instead, and fails when the checks do not notice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PROGRESS_SEEDS = 100
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds (%(default)s)")
     parser.add_argument("--start", type=int, default=0, help="the first seed (%(default)s)")
@@ -81,8 +81,8 @@ def _sweep(chosen: argparse.Namespace) -> int:
 
 
 def _outcomes(chosen: argparse.Namespace, until: float) -> Iterator[tuple[int, Outcome]]:
-    """By seed, in their order."""
-    # Of all seeds alike: those that have quiet stretches are longer.
+    """Yield the outcomes in the order of their seeds."""
+    # All seeds get the same number of acts, although those with quiet stretches last longer.
     acts = max(1, round(chosen.minutes * 60 / MEAN_ACT_SECONDS))
     all_seeds = range(chosen.start, chosen.start + chosen.seeds)
     seeds = itertools.takewhile(lambda _: time.monotonic() <= until, all_seeds)

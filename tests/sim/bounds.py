@@ -1,21 +1,22 @@
-"""No queue, cache, log or retry is without a bound (docs/DESIGN.md §15, invariant 8): what grows, held to its setting.
+"""Check that no queue, cache, log or retry grows beyond its setting (invariant 8).
 
-Each line of `_all_bounds` says of a class of the product what grows in it, how much that may be by the settings of the
-simulation's roles (`tests.sim.roles`, small enough that plans reach them), and after which of its methods it has just
-grown. It is looked at then, what has no such method when an operation ends, and everything when a fault or an act does.
-What is held is counted here, by looking into the queue itself: an account that the product keeps of it may be what is
-wrong.
+Each line of `_all_bounds` names a class of the product, what grows in it, how large that may be under the settings of
+the simulated roles (`tests.sim.roles`, small enough that plans reach them), and the methods after which it has just
+grown. It is measured after those methods; a quantity without such a method is measured when an operation ends, and all
+of them are measured when a fault or an act ends. The quantity is counted here by looking into the queue itself, because
+an account that the product keeps of it may be what is wrong.
 
-What else grows is bounded by something that is here, or by the topology document:
+Everything else that grows is bounded by something that is measured here, or by the topology document:
 
-- an entry for each shard: streams, coverages, marks, positions, freshness, generations, ownership, what is begun anew,
-  what a tailer has told, what a server is owed (`Amends`), what a subscriber follows, waits for or is owed;
-- an entry for each server or database: links, detectors, lanes, heartbeats, proofs, histories of a binlog;
-- an entry for each request unanswered: answers being put together, watchers, writes by ticket, waiters of a flight;
-- an entry for each fill under way: what `RemoteSource` and `Gathering` hold for a tick, and queries at a database;
+- one entry for each shard: streams, coverages, marks, positions, freshness, generations, ownership, resets, what a
+  tailer has delivered, shards that a sibling must drop (`SiblingInvalidation`), what a subscriber follows or waits for;
+- one entry for each server or database: links, detectors, lanes, heartbeats, proofs, histories of a binlog;
+- one entry for each unanswered request: answers being put together, watchers, writes by sequence number, waiters of a
+  fetch;
+- one entry for each fill under way: what `RemoteSource` and `TickBatcher` hold for a tick, and queries at a database;
 - of a fixed size when it is made: marks, ghosts, departed versions; rates (twice their setting), traces;
 - with tests of their own, since nothing here comes near: hot items, long lists, prefixes to be filled, membership
-  filters, frames and gRPC, connections, the binlog reader's hand-off, the spool's file.
+  filters, frames and gRPC, connections, the binlog reader's queue of transactions, the file of the spool.
 """
 
 from __future__ import annotations
@@ -27,25 +28,24 @@ from math import inf
 from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
-from tao.client.dispatch import Dispatcher
+from tao.client.dispatcher import Dispatcher
 from tao.client.own_writes import OwnWrites
-from tao.client.waiting import is_cancelled
+from tao.client.server_queues import is_abandoned
 from tao.delivery.message_log import MessageLog
 from tao.delivery.publisher import Publisher
 from tao.follower.miss_path import MissPath
 from tao.leader.consistency_checker import ConsistencyChecker
-from tao.leader.inverse_path import MAX_STUCK, InversePath
-from tao.leader.pair_queue import PairQueue
+from tao.leader.inverse_path import MAX_STUCK, InversePath, PairLocks
 from tao.leader.server import MAX_TASKS
-from tao.observability.story import Story
-from tao.peers.links import Links
+from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.lanes import LaneScheduler
-from tao.routing.retry_budget import RetryBudget
+from tao.routing.budgets import RetryBudget
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.database_source import DatabaseSource
-from tao.serving.flights import Flights
-from tao.serving.stall_guard import StallGuard
+from tao.serving.pause_detection import PauseDetector
+from tao.serving.single_flight import SingleFlight
 from tao.tailer.delivery_path import DeliveryPath
+from tao.wire.links import Links
 from tests.sim import roles
 from tests.sim.checks import Violation
 from tests.sim.disks import SimSpool, SpoolFile
@@ -53,21 +53,25 @@ from tests.sim.loop import CURRENT, Process
 from tests.sim.network import Listener
 
 REACHED: Final = 0.9
-"""Of a bound: whoever has so much of it has come to it."""
+"""Share of a bound from which it counts as reached."""
 EXPECTED: Final = (
-    *("delivery log bytes", "spool bytes", "untold bytes", "unacknowledged bytes", "story of keys"),
+    *("delivery log bytes", "spool bytes", "undelivered bytes", "unacknowledged bytes", "key history"),
     *("waiting queries", "own writes", "cache bytes"),
 )
-"""Bounds that a sweep has to come to, or their checks are worth nothing."""
+"""Bounds that a sweep must reach; otherwise their checks prove nothing."""
 
 
 class Bound(NamedTuple):
-    """``held`` tells how much of it one of ``of`` has, ``most`` how much it may: by its settings, and ``slack`` above
-    that, because what comes in one piece is taken as a whole. It grows in the methods ``grows``."""
+    """A bound on what one instance of a class may hold.
+
+    ``held`` returns how much an instance of ``of`` holds. ``most`` is how much it may hold by its settings; ``slack``
+    is allowed above that, because what comes in one piece is accepted whole. The quantity grows in the methods
+    ``grows``.
+    """
 
     name: str
     of: type
-    held: Callable[[Any], float]  # Any: one of `of`
+    held: Callable[[Any], float]  # Any: an instance of `of`
     most: float
     grows: tuple[str, ...] = ()
     slack: float = 0.0
@@ -87,45 +91,46 @@ def _unacknowledged(publisher: Publisher) -> float:
 
 def _read_at_once(publisher: Publisher) -> float:
     return _longest(
-        sum(each.reading or bool(each.rows) for each in subscription._catching_up.values())
+        sum(each.reading or bool(each.rows) for each in subscription._replays.values())
         for subscription in publisher._subscriptions.values()
     )
 
 
-def _untold(path: DeliveryPath) -> float:
-    """Bytes, but for those of the last transaction: it was read because there was room."""
+def _undelivered(path: DeliveryPath) -> float:
+    """Return the queued bytes, without those of the last transaction: it was read because there was room."""
     last = path._receipts._waiting[-1] if path._receipts else None
     return sum(
         part.size_bytes
-        for lane in path._lanes.values()
-        for queue in (lane.parts, *lane.held.values(), filter(None, (lane.proof,)))
+        for outbox in path._outboxes.values()
+        for queue in (outbox.parts, *outbox.held.values(), filter(None, (outbox.proof,)))
         for part in queue
         if part.receipt is not last
     )
 
 
-def _in_line(lanes: LaneScheduler) -> float:
-    """Writes, for a shard, callers' and sub-writes apart."""
+def _waiting_writes(lanes: LaneScheduler) -> float:
+    """Return the largest number of writes that wait for one shard, counting callers' writes and sub-writes
+    separately."""
     waiting = [entry for _, entry in lanes._entries.values() if not entry.batch]
     return _longest(Counter((shard, entry.sub_write) for entry in waiting for shard in entry.shards).values())
 
 
 def _unanswered(links: Links) -> float:
-    """Requests of a session; one that was refused is told so at once."""
+    """Return the largest number of unanswered requests of a session; a rejected request is answered at once."""
     sessions: list[Any] = [link._session for link in links._links.values() if link._session is not None]
     return _longest(
         sum(tick >= 0 or sent_at != inf for _, tick, _, sent_at in each._pending.values()) for each in sessions
     )
 
 
-def _waits(waiter: Any) -> bool:  # Any: of either result
+def _waits(waiter: Any) -> bool:  # Any: a waiter for either kind of result
     if isinstance(waiter, tuple) and waiter[0].results[waiter[1]] is not None:
         return False
-    return not is_cancelled(waiter)
+    return not is_abandoned(waiter)
 
 
 class _Repeats:
-    """What cannot be seen from outside: who waits between two servers, and what has paid for repeats."""
+    """Counts what cannot be seen from outside: queries that wait between two servers, and what has paid for retries."""
 
     def __init__(self) -> None:
         self._again: Final[dict[Dispatcher, list[list[Any]]]] = {}
@@ -136,11 +141,11 @@ class _Repeats:
         self._again.setdefault(dispatcher, []).append(again)
 
     def waiting(self, dispatcher: Dispatcher) -> float:
-        """Queries that nobody has answered: on their way, or to be asked again."""
+        """Return the number of unanswered queries: those on their way and those that will be retried."""
         again = [each for each in self._again.get(dispatcher, ()) if any(_waits(one.waiter) for one in each)]
         self._again[dispatcher] = again
         waiters = [one.waiter for each in again for one in each]
-        waiters += [waiter for call in dispatcher._open for waiter in call.waiters]
+        waiters += [waiter for call in dispatcher._in_flight for waiter in call.waiters]
         return len(
             {
                 (id(waiter[0]), waiter[1]) if isinstance(waiter, tuple) else id(waiter)
@@ -153,14 +158,14 @@ class _Repeats:
         self._answers[budget] = self._answers.get(budget, 0) + answers
 
     def saved_up(self, budget: RetryBudget) -> float:
-        """Repeats that neither answers nor time have paid for."""
+        """Return the number of retries that neither answers nor time have paid for."""
         seconds = budget._updated_at - self._began.setdefault(budget, budget._updated_at)
         paid = roles.RETRIES.share * self._answers.get(budget, 0) + roles.RETRIES.per_second * seconds
         return max(0.0, budget.spent - paid)
 
 
 class Bounds:
-    """Those of one run. ``shards`` and ``arena_bytes`` are the world's."""
+    """The bounds of one run. ``shards`` and ``arena_bytes`` are those of the world."""
 
     def __init__(self, shards: int, arena_bytes: int, found: Callable[[Violation], None]) -> None:
         self._found: Final = found
@@ -169,10 +174,10 @@ class Bounds:
         self._owners: list[tuple[Process, Any, list[Bound]]] = []
         self._near: Final[dict[tuple[str, int], Any]] = {}
         self.reached: Final = {bound.name: 0 for bound in self._bounds}
-        """How often somebody has come to it, from further away."""
+        """How often each bound has been reached from below."""
 
     def look(self, *, everywhere: bool = True) -> None:
-        """At everything that lives; or at what is not looked at when it grows."""
+        """Measure all living instances; without ``everywhere``, only the quantities that no method reports as grown."""
         self._owners = [each for each in self._owners if each[0].state in ("runs", "paused")]
         for process, owner, bounds in self._owners:
             for bound in bounds:
@@ -187,17 +192,17 @@ class Bounds:
             return
         near = (bound.name, id(owner))
         if near not in self._near:
-            self._near[near] = owner  # held, so that no other has its address
+            self._near[near] = owner  # kept alive, so that no other object gets its address
             self.reached[bound.name] += 1
         if held > bound.most + bound.slack:
             text = f"{process.name} has {held:g} of {bound.name}, at most {bound.most:g}"
             self._found(Violation("8", f"{text} and {bound.slack:g}" if bound.slack else text))
 
-    # finding them
+    # finding the instances
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """For the time of the block all that is made is known, and looked at when it grows."""
+        """Register every instance that is made while the block runs, and measure it when it grows."""
         by_class: dict[type, list[Bound]] = {}
         for bound in self._bounds:
             by_class.setdefault(bound.of, []).append(bound)
@@ -207,7 +212,7 @@ class Bounds:
                 for method in sorted({name for bound in bounds for name in bound.grows}):
                     grown = [bound for bound in bounds if method in bound.grows]
                     stack.enter_context(_after(of, method, self._grown(grown)))
-            stack.enter_context(_after(Dispatcher, "_repeat", self._repeats.asked_again))
+            stack.enter_context(_after(Dispatcher, "_retry", self._repeats.asked_again))
             stack.enter_context(_after(RetryBudget, "earn", self._repeats.answered))
             yield
 
@@ -230,17 +235,17 @@ class Bounds:
 
 
 @contextmanager
-def _after(of: type, method: str, told: Callable[..., None]) -> Iterator[None]:
-    """For the time of the block, ``told`` is called after the method (or, of a coroutine, before it), with its
-    arguments."""
+def _after(of: type, method: str, notify: Callable[..., None]) -> Iterator[None]:
+    """Call ``notify`` with the arguments of the method after each call of it (before it runs, if it is a coroutine)
+    while the block runs."""
     original = getattr(of, method)
 
-    def tell(owner: Any, *arguments: Any, **named: Any) -> Any:
+    def notifying(owner: Any, *arguments: Any, **named: Any) -> Any:
         result = original(owner, *arguments, **named)
-        told(owner, *arguments, **named)
+        notify(owner, *arguments, **named)
         return result
 
-    setattr(of, method, tell)
+    setattr(of, method, notifying)
     try:
         yield
     finally:
@@ -248,10 +253,18 @@ def _after(of: type, method: str, told: Callable[..., None]) -> Iterator[None]:
 
 
 def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]:
-    log, story, untold, writes = roles.LOG, roles.STORY, roles.UNTOLD, roles.WRITES
-    sdk, session = roles.SDK, roles.SDK.links.session
     return [
-        # Of leaders, for subscribers.
+        *_delivery_bounds(shards),
+        *_write_bounds(),
+        *_read_bounds(arena_bytes),
+        *_bounds_everywhere(repeats),
+    ]
+
+
+def _delivery_bounds(shards: int) -> list[Bound]:
+    """Return the bounds of leaders for subscribers, and of tailers for leaders."""
+    log, outbox = roles.LOG, roles.OUTBOX
+    return [
         Bound(
             "delivery log bytes",
             MessageLog,
@@ -267,26 +280,31 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
             _unacknowledged,
             log.window_unacknowledged_bytes,
             ("publish_all", "prove"),
-            # A delivery, its last row of the spool as a whole; and whatever is unacknowledged, what says of each shard
-            # that it is followed.
-            slack=log.max_delivery_bytes + untold.relay_bytes + 3 * 64 * (1 + shards),
+            # One delivery, whose last row of the spool is taken whole, and the unacknowledged messages that say of each
+            # shard that it is followed.
+            slack=log.max_delivery_bytes + outbox.relay_bytes + 3 * 64 * (1 + shards),
         ),
         Bound("shards read from the spool", Publisher, _read_at_once, log.catching_up_shards, ("publish_all",)),
         Bound("spool bytes", SimSpool, _spooled, roles.SPOOL_BYTES, ("_commit",)),
-        # Of tailers, for leaders.
         Bound(
-            "untold bytes",
+            "undelivered bytes",
             DeliveryPath,
-            _untold,
-            untold.unacknowledged_bytes,
+            _undelivered,
+            outbox.unacknowledged_bytes,
             ("_settle",),
             slack=roles.REWIND.max_bytes,
         ),
-        # Of leaders, for writers.
+    ]
+
+
+def _write_bounds() -> list[Bound]:
+    """Return the bounds of leaders for writers."""
+    writes = roles.WRITES
+    return [
         Bound(
             "writes in line",
             LaneScheduler,
-            _in_line,
+            _waiting_writes,
             writes.max_waiting_per_shard,
             ("offer", "requeue"),
             slack=writes.lanes_per_server * writes.max_batch_writes,
@@ -300,7 +318,7 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
         ),
         Bound(
             "writes of a pair",
-            PairQueue,
+            PairLocks,
             lambda pairs: _longest(map(len, pairs._held.values())),
             roles.INVERSES.max_waiting_per_pair,
             ("holds",),
@@ -310,20 +328,25 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
             ConsistencyChecker,
             lambda checker: _longest(map(len, checker._waiting)),
             roles.CHECKER.max_waiting,
-            slack=roles.CHECKER.max_samples_per_second * 50.0,  # of the longest time between two looks
+            slack=roles.CHECKER.max_samples_per_second * 50.0,  # of the longest time between two measurements
         ),
         Bound("stuck intents", InversePath, lambda path: len(path._stuck), MAX_STUCK),
-        # For readers.
-        Bound("fills", Flights, lambda flights: flights.under_way, roles.FILLS.max_flights, ("flight_for",)),
+    ]
+
+
+def _read_bounds(arena_bytes: int) -> list[Bound]:
+    """Return the bounds of servers for readers."""
+    return [
+        Bound("fills", SingleFlight, lambda fetches: fetches.under_way, roles.FILLS.max_fetches, ("fetch_for",)),
         Bound(
             "gathered misses",
             DatabaseSource,
             lambda source: _longest(len(line.gathered) for line in source._lines.values()),
-            roles.MISSES.max_gathered - 1,  # so many go at once
+            roles.MISSES.max_gathered - 1,  # this many are sent at once
             ("_line_up",),
         ),
         Bound("direct reads", MissPath, lambda path: path._under_way, roles.DIRECT_READS.max_under_way),
-        Bound("requests held", StallGuard, lambda guard: len(guard._held), roles.STALLS.max_held, ("handle",)),
+        Bound("requests held", PauseDetector, lambda guard: len(guard._held), roles.STALLS.max_held, ("handle",)),
         Bound(
             "cache bytes",
             GraphCache,
@@ -337,9 +360,16 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
             lambda cache: _longest(len(shard.floors) for shard in cache._shards.values()),
             roles.MAX_FLOORS,
         ),
-        # Of every server, and of the SDK.
-        Bound("story of keys", Story, lambda told: len(told._keys), story.key_events),
-        Bound("story of shards", Story, lambda told: len(told._shards), story.shard_events),
+    ]
+
+
+def _bounds_everywhere(repeats: _Repeats) -> list[Bound]:
+    """Return the bounds of every server, and of the SDK."""
+    story, sdk = roles.STORY, roles.SDK
+    session = sdk.links.session
+    return [
+        Bound("key history", KeyHistoryRecorder, lambda recorder: len(recorder._keys), story.key_events),
+        Bound("story of shards", KeyHistoryRecorder, lambda recorder: len(recorder._shards), story.shard_events),
         Bound("tasks", BackgroundTasks, len, MAX_TASKS),
         Bound("repeats saved up", RetryBudget, repeats.saved_up, roles.RETRIES.burst, ("spend",)),
         Bound("requests unanswered", Links, _unanswered, session.max_unanswered),
@@ -359,9 +389,9 @@ def _all_bounds(shards: int, arena_bytes: int, repeats: _Repeats) -> list[Bound]
         Bound(
             "own writes",
             OwnWrites,
-            lambda own: max(len(own.versions), len(own._written_at), len(own.unpaired)),
+            lambda own: max(len(own.versions), len(own._written_at), len(own.inverse_pending)),
             sdk.own_writes_keys,
-            ("note",),
+            ("record",),
         ),
         Bound(
             "age of own writes",

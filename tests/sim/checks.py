@@ -1,9 +1,9 @@
-"""What must hold (docs/DESIGN.md §15), looked at while it happens and when everything is calm.
+"""The conditions that must hold, checked while a plan runs and when everything is calm.
 
-*At every entry into a cache*: no version falls, and what is kept is what the database had at that version. *At every
-answer*: the same, and it is as new as its reader may ask. *At every commit*: an edge has its inverse or an intent.
-*When calm*: every cache equals its database, replicas equal their masters, both sides of every pair agree, nothing is
-left to repair, every server is ready.
+*When an entry is put into a cache*: no version falls, and the entry is what the database had at that version. *When an
+answer arrives*: the same, and it is as new as its reader may ask. *When a transaction commits*: an edge has its inverse
+or an intent. *When calm*: every cache equals its database, replicas equal their masters, both sides of every pair
+agree, nothing is left to repair, and every server is ready.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from tao.cache import GraphCache
 from tao.cache.shard import CachedShard
-from tao.client.columns import COUNT, EDGES, OBJECT, RANGE, TIME_RANGE, Row
 from tao.client.own_writes import CRITICAL
 from tao.model.edge_block import COMPLETE, decode_block, header
 from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey, decode_count, decode_object, version_of
@@ -25,6 +24,7 @@ from tao.model.queries import EdgesQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import IntentKey, ListRow, RowChanges
 from tao.model.versions import epoch_of
 from tao.schema.registry import Schema
+from tao.wire.read_batch import COUNT, OBJECT, EdgesRow, QueryRow, RangeRow, TimeRangeRow
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.database import DatabaseServer
 from tests.sim.loop import CURRENT
@@ -32,12 +32,12 @@ from tests.sim.rows import Past, part_of
 
 DONE: Final = "done"
 _MISTAKES: Final = ("INVALID_ARGUMENT", "INVALID_FIELD", "WRITE_LOST")
-"""Of a plan: a type is changed into itself, or into one that has no place for the edge's fields; a token is of an act
-in which a master was lost."""
+"""Errors that a plan itself causes: it changes a type into itself, or into one that has no place for the edge's fields,
+or uses a token of an act in which a master was lost."""
 
 
 class Violation(Exception):
-    """An invariant did not hold. ``invariant``: its number in DESIGN.md §15, or a word."""
+    """An invariant did not hold. ``invariant`` is its number in docs/explanation/invariants.md, or a word."""
 
     def __init__(self, invariant: str, text: str) -> None:
         super().__init__(invariant, text)
@@ -49,11 +49,12 @@ class Violation(Exception):
 
 
 CLOCKS_DIFFER_SECONDS: Final = 0.75
-"""How far a server's clock may be from the others': bounds on staleness compare them."""
+"""Largest difference between a server's clock and the others; bounds on staleness compare clocks."""
 
 
 class Asked(NamedTuple):
-    """How a read was asked. ``minimum``: what its token or the SDK's own writes say, `CRITICAL` among it."""
+    """The consistency that a read asked for. ``minimum`` is the version that its token or the SDK's own writes demand,
+    or `CRITICAL`."""
 
     critical: bool = False
     minimum: int = 0
@@ -61,10 +62,11 @@ class Asked(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """What a read's answer must be: at ``version`` at least, ``why``. ``asked``: what was to be met or refused."""
+    """The least that a read may answer: ``version`` or newer, for the reason ``why``. ``asked`` is the minimum that had
+    to be met or rejected."""
 
     kind: int
-    row: Row
+    row: QueryRow
     version: int
     why: str
     invariant: str
@@ -73,15 +75,17 @@ class Expected(NamedTuple):
 
 @dataclass(slots=True)
 class Calmness:
-    """Since when nothing has gone wrong, in seconds; infinite while something does. ``undisturbed``: nothing but what
-    an operator had planned has happened for so long that no request may fail."""
+    """The time since which nothing has gone wrong, in seconds; infinite while something does.
+
+    ``undisturbed``: for so long nothing has happened except what an operator had planned that no request may fail.
+    """
 
     since: float = 0.0
     undisturbed: bool = True
 
 
 class Checks:
-    """``found`` is told the first violation, in the middle of what was going on."""
+    """All checks of one run. ``found`` is called with the first violation, at the moment at which it happens."""
 
     def __init__(
         self,
@@ -94,7 +98,8 @@ class Checks:
         self._schema: Final = schema
         self._now: Final = now
         self._found: Final = found
-        self._in_tier: dict[tuple[str, int, int], tuple[int, float]] = {}  # tier and key → acknowledged version, when
+        # tier and key → acknowledged version and its time
+        self._in_tier: dict[tuple[str, int, int], tuple[int, float]] = {}
         self._right: set[tuple[int, int, bytes]] = set()
         self.calm: Final = Calmness()
         self.looked_at: dict[str, int] = dict.fromkeys(("entries", "answers", "writes", "commits", "losses"), 0)
@@ -149,7 +154,7 @@ class Checks:
 
     @contextmanager
     def watching_caches(self) -> Iterator[None]:
-        """For the time of the block every entry that is put into any cache is looked at."""
+        """Check every entry that is put into any cache while the block runs."""
         kept = {name: getattr(CachedShard, name) for name in ("_put_object", "_put_list", "_put_count")}
 
         def watched(name: str, held: Callable[[CachedShard, int, int], bytes]) -> Callable[..., Any]:
@@ -201,9 +206,9 @@ class Checks:
 
     # answers and writes
 
-    def expect_read(self, kind: int, row: Row, tier: str, asked: Asked) -> Expected:
-        """Before a read is sent."""
-        key, atype = row[0], 0 if kind == OBJECT else row[1]
+    def expect_read(self, kind: int, row: QueryRow, tier: str, asked: Asked) -> Expected:
+        """Return what a read must answer; call it before the read is sent."""
+        key, atype = row[0], _atype_of(row)
         minimum = max(asked.minimum, 0)
         version, why, invariant = minimum, "its token or own writes", "3"
         if asked.critical or asked.minimum == CRITICAL:
@@ -211,9 +216,9 @@ class Checks:
             if visible >= version:
                 version, why, invariant = visible, "the master, when it was asked,", "critical"
             return Expected(kind, row, version, why, invariant, minimum)
-        told, at = self._in_tier.get((tier, key, atype), (0, 0.0))
-        if at > self.calm.since + 20.0 and told > version:
-            version, why = told, f"written in {tier} in calm"
+        in_tier, at = self._in_tier.get((tier, key, atype), (0, 0.0))
+        if at > self.calm.since + 20.0 and in_tier > version:
+            version, why = in_tier, f"written in {tier} in calm"
         if asked.max_staleness_ms is not None:
             long_ago = self._now() - asked.max_staleness_ms / 1000 - CLOCKS_DIFFER_SECONDS
             bound = self._past_of(key).version_at(key, atype, long_ago)
@@ -222,45 +227,45 @@ class Checks:
         return Expected(kind, row, version, why, invariant, minimum)
 
     def read(self, expected: Expected, value: bytes) -> None:
-        """An answer has come."""
+        """Check an answer."""
         self.looked_at["answers"] += 1
         kind, row, version = expected.kind, expected.row, version_of(value)
-        atype = 0 if kind == OBJECT else row[1]
-        told = f"{_name(row[0])} {row[1:]} is answered at {version}"
+        atype = _atype_of(row)
+        answer = f"{_name(row[0])} {row[1:]} is answered at {version}"
         if version < expected.asked:
-            # Also when that is lost: an answer that says so is an error.
-            self._found(Violation("3", f"{told}, asked for is {expected.asked}"))
+            # This holds also when that version is lost: an answer that reports the loss is an error.
+            self._found(Violation("3", f"{answer}, asked for is {expected.asked}"))
         elif version < self._past_of(row[0]).least(row[0], atype, expected.version):
-            self._found(Violation(expected.invariant, f"{told}, {expected.why} has {expected.version}"))
+            self._found(Violation(expected.invariant, f"{answer}, {expected.why} has {expected.version}"))
         if kind == OBJECT:
             wrong = self._wrong_object(row[0], value)
         elif kind == COUNT:
-            wrong = self._wrong_count(ListKey(row[0], row[1]), value)
+            wrong = self._wrong_count(ListKey(row[0], atype), value)
         else:
-            wrong = self._wrong_part(ListKey(row[0], row[1]), _query(kind, row), value)
+            wrong = self._wrong_part(ListKey(row[0], atype), _query(row), value)
         if wrong:
             self._found(Violation("5", f"answered: {wrong}"))
 
-    def said_lost(self, expected: Expected) -> None:
-        """A reader was told that the write that its token stands for is lost."""
+    def reported_lost(self, expected: Expected) -> None:
+        """Check that the write of a token is really lost, after a reader got the error that says so."""
         self.looked_at["losses"] += 1
-        key, atype = expected.row[0], 0 if expected.kind == OBJECT else expected.row[1]
+        key, atype = expected.row[0], _atype_of(expected.row)
         if self._past_of(key).least(key, atype, expected.asked) == expected.asked:
-            told = f"{_name(key)}/{atype} at {expected.asked}"
-            self._found(Violation("1", f"{told} is called lost, and it is not"))
+            write = f"{_name(key)}/{atype} at {expected.asked}"
+            self._found(Violation("1", f"{write} is reported lost, and it is not"))
 
     def read_failed(self, expected: Expected, wrong: str) -> None:
-        """A read has failed. ``wrong``: why it must not, or nothing."""
+        """Check a failed read. ``wrong`` says why it must not fail; empty if it may."""
         if wrong:
             self._found(Violation("7", f"the read of {_name(expected.row[0])} {expected.row[1:]} {wrong}"))
 
     def done(self, what: str, result: str) -> None:
-        """An operation has ended so. ``result``: the reason of an error, or `DONE`."""
+        """Check how an operation ended. ``result`` is the reason of its error, or `DONE`."""
         if self.calm.undisturbed and result not in (DONE, *_MISTAKES):
             self._found(Violation("7", f"{what} failed where nothing does: {result}"))
 
     def written(self, tier: str, result: pb.WriteResult) -> None:
-        """A write is acknowledged: everything that it says it changed is in the database."""
+        """Check an acknowledged write: everything that it reports as changed is in the database."""
         self.looked_at["writes"] += 1
         for key, atype, version in zip(
             result.changed_ids, result.changed_atypes, result.changed_versions, strict=False
@@ -278,7 +283,7 @@ class Checks:
     # commits
 
     def committed(self, _: DatabaseServer, changes: RowChanges) -> None:
-        """Every edge that changed has its inverse, or an intent says what is owed."""
+        """Check that every changed edge has its inverse, or an intent that says what is still to be written."""
         self.looked_at["commits"] += 1
         pairs = {IntentKey(row.low_id, row.high_id) for row in changes.put_intents} | set(changes.delete_intents)
         edges = [*changes.put_edges, *changes.delete_edges]
@@ -294,7 +299,7 @@ class Checks:
     def _half_pair(self, pair: IntentKey) -> str:
         masters = [self._master_of(each >> SHARD_SHIFT) for each in (pair.low_id, pair.high_id)]
         if any(pair in master.past.lost_pairs for master in masters):
-            return ""  # one side's transaction is lost, and what had been told of it elsewhere is for `tao repair`
+            return ""  # the transaction of one side is lost; what others had received of it is left to `tao repair`
         low, high = (master.truth for master in masters)
         for atype in self._schema.assocs:
             if not atype.inverse or pair.low_id == pair.high_id:
@@ -308,12 +313,12 @@ class Checks:
     # calm
 
     def calmer(self) -> None:
-        """Something that was begun in a storm has ended."""
+        """Note that an operation which began in a storm has ended."""
         if self.calm.since != inf:
             self.calm.since = self._now()
 
     def converged(self, masters: list[DatabaseServer], caches: dict[str, GraphCache]) -> None:
-        """Everything equals everything. Raises `Violation`."""
+        """Check that caches, databases and both sides of all pairs are equal. Raises `Violation`."""
         for master in masters:
             if len(master.replicas) != 1:
                 raise Violation("unforeseen", f"{master.name} has {len(master.replicas)} replicas")
@@ -358,13 +363,21 @@ class Checks:
                 raise Violation("2", text)
 
 
-def _query(kind: int, row: Row) -> Query:
-    if kind == RANGE:
-        return RangeQuery(*row)
-    if kind == TIME_RANGE:
-        return TimeRangeQuery(*row)
-    assert kind == EDGES
-    return EdgesQuery(row[0], row[1], tuple(row[2]), *row[3:])
+def _atype_of(row: QueryRow) -> int:
+    """Return the association type of the list that a row reads, 0 for an object."""
+    return 0 if len(row) == 1 else row.atype
+
+
+def _query(row: QueryRow) -> Query:
+    match row:
+        case RangeRow():
+            return RangeQuery(*row)
+        case TimeRangeRow():
+            return TimeRangeQuery(*row)
+        case EdgesRow():
+            return EdgesQuery(row.id1, row.atype, tuple(row.id2s), row.high, row.low)
+        case _:
+            raise AssertionError(row)
 
 
 def _name(key: int) -> str:

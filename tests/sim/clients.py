@@ -1,6 +1,6 @@
-"""SDK clients at work: the operations of a plan, and what the answers must have been.
+"""SDK clients at work: they perform the operations of a plan and check the answers.
 
-`WatchedGraph` is the SDK's own graph; it shows every read's bytes and every write's result to the checks.
+`WatchedGraph` is the SDK's own graph; it passes the bytes of every read and the result of every write to the checks.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import replace
 from functools import reduce
 from typing import Any, Final
 
-from tao.client.columns import OBJECT, Row
-from tao.client.configuration import Configuration
-from tao.client.failures import SomeFailed
+from tao.client.configuration import ClientConfiguration
+from tao.client.consistency import Consistency
 from tao.client.graph import Graph
-from tao.client.own_writes import CRITICAL, After, Minimums
+from tao.client.operations import SomeFailed
+from tao.client.own_writes import CRITICAL, MinimumVersions
 from tao.model.errors import TaoError, WriteLost
 from tao.model.graph import ListKey
 from tao.model.ids import make_id
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
-from tao.peers.links import Links
 from tao.wire.identity import Credentials
+from tao.wire.links import Links
+from tao.wire.read_batch import QueryRow
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.checks import DONE, Asked, Checks, Expected
 from tests.sim.database import UNIX_MS_AT_START, unix_ms
@@ -32,15 +33,16 @@ from tests.sim.roles import SDK
 from tests.sim.single_failures import SingleFailures, Watched
 
 TIMEOUT_SECONDS: Final = SDK.timeout_seconds
-"""Of one operation."""
+"""Deadline of one operation, in seconds."""
 _KEPT_TOKENS: Final = 40
 _STALENESS_MS: Final = (2_000, 15_000, 40_000)
-"""At the pace of 1. The heartbeats (`tests.sim.roles`) meet one hardly ever, one now and then and one nearly always."""
+"""Bounds on staleness at a pace of 1. Given the heartbeats of `tests.sim.roles`, one is hardly ever met, one now and
+then, and one nearly always."""
 _CHANGED_TYPES: Final = {"likes": "follows", "follows": "likes", "comment": "likes", "friend": "likes"}
 
 
 def key_id(number: int, shards: int) -> int:
-    """The ids that a plan's operations are about, on all shards."""
+    """Return the ids on all shards that the operations of a plan use."""
     return make_id(number % shards, UNIX_MS_AT_START - 1000, number // shards)
 
 
@@ -52,12 +54,12 @@ class WatchedGraph(Graph):
     process: Process
     watched_tier: str
 
-    async def _read(self, kind: int, row: Row, critical: bool, after: After, max_staleness_ms: int | None) -> bytes:
-        asked = Asked(critical, Minimums(after, dict(self._attached)).of(row), max_staleness_ms)
+    async def _read(self, kind: int, row: QueryRow, consistency: Consistency | None) -> bytes:
+        (asked,) = self._asked([row], consistency)
         expected = self.checks.expect_read(kind, row, self.watched_tier, asked)
-        watched = self._watch(kind, row, asked)
+        watched = self._watch(row, asked)
         try:
-            value = await super()._read(kind, row, critical, after, max_staleness_ms)
+            value = await super()._read(kind, row, consistency)
         except TaoError as error:
             self._ended(expected, watched, error)
             raise
@@ -65,43 +67,47 @@ class WatchedGraph(Graph):
         return value
 
     async def _read_many(
-        self, kind: int, rows: Sequence[Row], critical: bool, after: After, max_staleness_ms: int | None
+        self, kind: int, rows: Sequence[QueryRow], consistency: Consistency | None
     ) -> list[bytes | TaoError]:
-        minimum_of = Minimums(after, dict(self._attached)).of
-        every = [Asked(critical, minimum_of(row), max_staleness_ms) for row in rows]
+        every = self._asked(rows, consistency)
         expected = [
             self.checks.expect_read(kind, row, self.watched_tier, asked) for row, asked in zip(rows, every, strict=True)
         ]
-        watched = [self._watch(kind, row, asked) for row, asked in zip(rows, every, strict=True)]
-        values = await super()._read_many(kind, rows, critical, after, max_staleness_ms)
+        watched = [self._watch(row, asked) for row, asked in zip(rows, every, strict=True)]
+        values = await super()._read_many(kind, rows, consistency)
         for each in zip(expected, watched, values, strict=True):
             self._ended(*each)
         return values
 
-    def _watch(self, kind: int, row: Row, asked: Asked) -> Watched | None:
+    def _asked(self, rows: Sequence[QueryRow], consistency: Consistency | None) -> list[Asked]:
+        demand = self._demand_of(consistency)
+        minimum_of = MinimumVersions(demand.token, dict(self._attached)).of
+        return [Asked(demand.critical, minimum_of(row), demand.max_staleness_ms) for row in rows]
+
+    def _watch(self, row: QueryRow, asked: Asked) -> Watched | None:
         if asked.critical or asked.minimum == CRITICAL or asked.max_staleness_ms is not None:
             return None
-        return self.single_failures.asked(self.process, row[0], 0 if kind == OBJECT else row[1], asked.minimum)
+        return self.single_failures.asked(self.process, row[0], 0 if len(row) == 1 else row.atype, asked.minimum)
 
     def _ended(self, expected: Expected, watched: Watched | None, result: bytes | TaoError) -> None:
         if isinstance(result, bytes):
             self.checks.read(expected, result)
         elif isinstance(result, WriteLost):
-            self.checks.said_lost(expected)
+            self.checks.reported_lost(expected)
         if watched is not None:
             if isinstance(result, TaoError) and not isinstance(result, WriteLost):
                 self.checks.read_failed(expected, self.single_failures.failed(watched, result.reason))
             else:
                 self.single_failures.answered(watched)
 
-    def _note(self, results: Sequence[pb.WriteResult]) -> None:
-        super()._note(results)
+    def _record_writes(self, results: Sequence[pb.WriteResult]) -> None:
+        super()._record_writes(results)
         for result in results:
             self.checks.written(self.watched_tier, result)
 
 
 class Client:
-    """One SDK process."""
+    """One process that uses the SDK."""
 
     def __init__(self, process: Process, tier: str, shards: int, pace: float, *, attaches: bool) -> None:
         self.process: Final = process
@@ -114,16 +120,16 @@ class Client:
         self._writes = 0
 
     async def open(self, loop: SimLoop, topology: Topology, checks: Checks, single_failures: SingleFailures) -> None:
-        """Connect, in the client's process. Raises `TaoError`."""
+        """Connect in the client's process. Raises `TaoError`."""
         settings = replace(SDK, attach_own_writes=self.attaches)
         links = Links(settings.links, Credentials(self.process.name, "client"))
-        configuration = await Configuration.fetch(topology, self.process.region, links, settings)
+        configuration = await ClientConfiguration.fetch(topology, self.process.region, links, settings)
         self.graph = WatchedGraph(links, configuration, settings, self.tier, lambda: unix_ms(loop.now) / 1000)
         self.graph.checks, self.graph.watched_tier = checks, f"{self.process.region} {self.tier}"
         self.graph.single_failures, self.graph.process = single_failures, self.process
 
     async def do(self, op: Op, tokens: list[WriteToken]) -> str:
-        """One operation; returns what came of it, for the trace. Tokens of writes are added to ``tokens``."""
+        """Perform one operation and return its result for the trace. Tokens of writes are added to ``tokens``."""
         if self.graph is None:
             return "not open"
         try:
@@ -141,7 +147,7 @@ class Client:
     async def _do(self, graph: WatchedGraph, op: Op, tokens: list[WriteToken]) -> None:
         one, two = key_id(op.one, self._shards), key_id(op.two, self._shards)
         self._writes += 1
-        # Every value is written once, so that a content tells its write.
+        # Every value is written once, so that a content identifies its write.
         unique = f"{self.process.name} {self._writes} {op.at:.3f}"
         how = _how(op, ListKey(one, graph.schema.atype(op.atype).number), tokens, self._pace)
         match op.kind:
@@ -173,7 +179,7 @@ class Client:
                 await self._do_many(graph, op, unique, how)
 
     async def _do_many(self, graph: WatchedGraph, op: Op, unique: str, how: dict[str, Any]) -> None:
-        """The many-forms, on some keys beginning with the first; on shards of both databases."""
+        """Perform an operation on several keys, beginning with the first, on shards of both databases."""
         numbers = [(op.one + index) % KEYS for index in range(2 + op.value % 6)]
         ids = [key_id(number, self._shards) for number in numbers]
         two = key_id(op.two, self._shards)
@@ -202,7 +208,7 @@ class Client:
                 raise ValueError(f"no operation is called {op.kind!r}")
 
     async def read_all_at_once(self) -> None:
-        """Whatever comes of it."""
+        """Perform it and ignore the result."""
         assert self.graph is not None
         ids = [key_id(number, self._shards) for number in range(KEYS)]
         objects = [self.graph.obj_get(each) for each in ids]
@@ -210,7 +216,7 @@ class Client:
         await asyncio.gather(*objects, *lists, return_exceptions=True)
 
     async def write_all_at_once(self) -> None:
-        """Whatever comes of it."""
+        """Perform it and ignore the result."""
         assert self.graph is not None
         self._writes += 1
         names = {number: f"{self.process.name} {self._writes} all {number}" for number in range(KEYS)}
@@ -221,14 +227,14 @@ class Client:
         await asyncio.gather(*writes, return_exceptions=True)
 
     async def rush(self) -> None:
-        """Everything is written at once, some edges again and again, and read. Whatever comes of it."""
+        """Write everything at once, some edges several times, and read it; ignore the results."""
         assert self.graph is not None
         ids = [key_id(number, self._shards) for number in range(KEYS)]
         edges = [self.graph.assoc_add(ids[0], "friend", ids[1 + number % 2], number) for number in range(8)]
         await asyncio.gather(self.write_all_at_once(), self.read_all_at_once(), *edges, return_exceptions=True)
 
     async def read_all(self) -> str:
-        """Every key; the first error, or nothing."""
+        """Read every key; return the first error, or nothing."""
         assert self.graph is not None
         ids = [key_id(number, self._shards) for number in range(KEYS)]
         try:
@@ -242,18 +248,18 @@ class Client:
 
 
 def _how(op: Op, key: ListKey, tokens: list[WriteToken], pace: float) -> dict[str, Any]:
-    """How a read is asked. ``key``: what it is about. Any: the read options, by name."""
+    """Return the read options, by name, for a read of ``key``. Any: the values are of different types."""
     match op.how:
         case "critical":
             return {"critical": True}
         case "stale":
             return {"max_staleness_ms": round(pace * _STALENESS_MS[op.value % len(_STALENESS_MS)])}
         case "token" if tokens:
-            # One that is about the key, where there is one: the others ask for nothing.
+            # Prefer a token about the key, because the others demand nothing of it.
             about = [each for each in tokens if _names(each, key)] or tokens
             return {"after": about[op.value % len(about)]}
         case "tokens" if tokens:
-            # As much as a session may gather: more keys than a token names.
+            # As much as a session may collect: more keys than a token names.
             return {"after": reduce(WriteToken.merged, tokens)}
         case _:
             return {}

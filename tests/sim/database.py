@@ -1,10 +1,9 @@
-"""Replication sets of databases: transactions on the master, replicas with lag, binlogs - and a memory of all that was.
+"""Replication sets of simulated databases: transactions on the master, replicas with lag, binlogs, and a history.
 
-A commit is written to the binlog first and becomes visible a moment later, on the master as on replicas, which is what
-real servers show (docs/DESIGN.md §4, floors). Shard rows are locked as in the real store: in share mode by a
-transaction until it ends, exclusively by a takeover. ``past`` keeps every content that any version of a key ever had:
-what a cache holds or answers is compared with it. A set that has lost its master may have lost transactions with it;
-that memory knows which.
+A commit is written to the binlog first and becomes visible a moment later, on the master as on replicas, as on real
+servers. Shard rows are locked as in the real store: shared by a transaction until it ends, exclusively by a takeover.
+``past`` keeps every content that any version of a key ever had; the contents of caches and answers are compared with
+it. A set that has lost its master may have lost transactions with it, and ``past`` knows which.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from tests.sim.rows import Logged, Past, Rows
 
 
 class ShardLocks:
-    """Share and exclusive locks on the shard rows of one server. Whoever waits for an exclusive lock goes first."""
+    """Shared and exclusive locks on the shard rows of one server. A waiter for an exclusive lock goes first."""
 
     def __init__(self) -> None:
         self._shared: dict[int, int] = defaultdict(int)
@@ -70,37 +69,37 @@ class ShardLocks:
 
 
 class DatabaseServer:
-    """One server: master or replica of its set. ``process`` stands for it on the network."""
+    """A database server, master or replica of its set. ``process`` represents it on the network."""
 
     def __init__(self, name: str, region: str, loop: SimLoop, rng: random.Random, server_id: int) -> None:
         self.process: Final = Process(name, region)
         self.name: Final = name
         self.region: Final = region
         self.rows: Final = Rows()
-        """What a reader sees."""
+        """The rows that a reader sees."""
         self.truth: Final = Rows()
-        """What is committed; of a master."""
+        """The committed rows of a master."""
         self.binlog: Final[list[Logged]] = []
         self.locks: Final = ShardLocks()
         self.replicas: Final[list[DatabaseServer]] = []
         self.past: Past = Past()
         self.transactions: Final[dict[object, Process]] = {}
-        """Open ones, with whose they are."""
+        """Open transactions and the processes that they belong to."""
         self.commit_faults: Final[list[str]] = []
-        """What happens to the next commits: ``aborted``, ``lost before`` or ``lost after`` (the commit happens)."""
+        """The faults of the next commits: ``aborted``, ``lost before`` or ``lost after`` (the commit happens)."""
         self.stopped = False
         self.lost = False
-        """As far as anybody can tell: another server is promoted in its place."""
+        """True when the server looks lost to all others, and another is promoted in its place."""
         self.read_only = True
-        """As every server is that is not a master."""
+        """True on every server that is not a master."""
         self.answers_after = (0.0, 0.0)
-        """Seconds, at least and at most, that a read's answer takes although the rows have been read."""
+        """Least and most seconds by which the answer of a read is delayed after its rows have been read."""
         self.lag_seconds = 0.02
         """Longest delay of a transaction on its way to this replica."""
         self.stopped_until = 0.0
-        """Replication stands still until then."""
+        """Time until which replication is stopped."""
         self.purged_before = 0
-        """Transactions of the binlog that are no more."""
+        """Number of transactions purged from the binlog."""
         self.listeners: Final[dict[object, Callable[[], None]]] = {}
         """Readers of the binlog, woken when there is more."""
         self.on_commit: Callable[[DatabaseServer, RowChanges], None] = lambda _, __: None
@@ -118,11 +117,11 @@ class DatabaseServer:
 
     @property
     def position(self) -> str:
-        """Where the binlog ends."""
+        """The position at which the binlog ends."""
         return self.binlog[-1].gtid if self.binlog else self._purged
 
     def after(self, position: str) -> list[Logged] | None:
-        """What follows a position; None: that is not known here, or not any more."""
+        """Return the transactions after a position, or None if it is unknown here or already purged."""
         if position == self._purged:
             return self.binlog
         at = _number(position) - self.purged_before
@@ -131,7 +130,7 @@ class DatabaseServer:
         return self.binlog[at:]
 
     def purge(self) -> None:
-        """Whoever has not read it yet never will."""
+        """Purge the binlog; a reader that has not read it yet never will."""
         self._purged = self.position
         self.purged_before = _number(self._purged)
         self.binlog.clear()
@@ -139,25 +138,26 @@ class DatabaseServer:
     # masters
 
     def forget_received(self, most: int) -> list[Logged]:
-        """The last transactions, as many of those that are not applied yet, have never come."""
+        """Drop up to ``most`` of the last received transactions that are not applied yet, and return them."""
         gone = [self._relay_log.pop() for _ in range(min(most, len(self._relay_log)))]
         return gone[::-1]
 
     @property
     def has_applied_all(self) -> bool:
-        """Whether everything that has come is visible."""
+        """True when everything received is visible."""
         return not self._relay_log and self._loop.now > self._visible_until
 
     def waiting(self) -> int:
-        """Transactions in the relay log."""
+        """Return the number of transactions in the relay log."""
         return len(self._relay_log)
 
     def become_master(self) -> None:
-        """What has been applied is the truth from now on."""
+        """Become a master: what has been applied is the committed state from now on."""
         self.truth.take_over(self.rows)
 
     def follow(self, master: DatabaseServer, *, anew: bool) -> None:
-        """Be a replica from now on: of whose every transaction is here, or ``anew``, from a copy."""
+        """Become a replica of ``master``, all of whose transactions are here; with ``anew``, start from a copy of
+        it."""
         if anew:
             self.rows.take_over(master.truth)
             self.binlog[:] = master.binlog
@@ -177,7 +177,7 @@ class DatabaseServer:
         shards: dict[int, ShardRow] | None = None,
         heartbeat: tuple[int, str, int] | None = None,
     ) -> float:
-        """Commit, on a master: into the binlog now. Returns when it will be visible; call `show` then."""
+        """Commit on a master: write to the binlog now. Return when the commit becomes visible; call `show` then."""
         logged = Logged(
             f"0-{self._server_id}-{self.purged_before + len(self.binlog) + 1}",
             [_beat(*heartbeat)] if heartbeat else row_events(self.truth, changes, schema),
@@ -197,7 +197,7 @@ class DatabaseServer:
         return self._until_visible()
 
     def show(self, changes: RowChanges, shards: dict[int, ShardRow] | None = None) -> None:
-        """What was logged becomes visible."""
+        """Make a logged transaction visible."""
         self.rows.write(changes)
         self.rows.shards.update(shards or {})
 
@@ -207,7 +207,7 @@ class DatabaseServer:
             wake()
 
     def _receive(self, logged: Logged) -> None:
-        """As a replica: in the master's order, after some time."""
+        """Receive a transaction as a replica: in the master's order, after some time."""
         at = self._loop.now + 0.001 + self._random.random() * self.lag_seconds
         self._applies_at = max(self._applies_at, at)
         self._relay_log.append(logged)
@@ -218,7 +218,7 @@ class DatabaseServer:
             self._loop.call_at(self.stopped_until, self._apply_next, context=self.process.context.copy())
             return
         if not self._relay_log:
-            return  # it has never come
+            return  # it was never received
         logged = self._relay_log.popleft()
         self._append(logged)
         self._visible_until = max(self._visible_until, self._loop.now + self._until_visible())
@@ -237,7 +237,7 @@ UNIX_MS_AT_START: Final = 1_750_000_000_000
 
 
 def unix_ms(now: float) -> int:
-    """The simulation's wall clock."""
+    """Return the time of the simulation's wall clock."""
     return UNIX_MS_AT_START + int(now * 1000)
 
 
@@ -258,7 +258,7 @@ def edge_image(key: EdgeKey, edge: Edge) -> Row:
 
 
 def row_events(before: Rows, changes: RowChanges, schema: Schema) -> list[RowEvent]:
-    """The binlog's row images of a transaction; in the order of a leader's statements."""
+    """Return the binlog's row images of a transaction, in the order of a leader's statements."""
     events: list[RowEvent] = []
 
     def add(key: int, table: str, old: Row | None, new: Row | None) -> None:

@@ -1,7 +1,7 @@
-"""Disks: what a leader's spool has written and a crash has left of it.
+"""Simulated disks: what a leader's spool has written, and what a crash leaves of it.
 
-A killed process takes with it what was not synced - here a crash is always one of the machine. Everything that has
-gathered while the disk was busy is one commit, as in `tao.delivery.spool`: all of it is there afterwards or nothing.
+A killed process loses what was not synced; here every crash is one of the machine. All writes that arrive while the
+disk is busy form one commit, as in `tao.delivery.spool`: after a crash all of it is there or nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _ENCODER: Final = msgspec.msgpack.Encoder()
 
 @dataclass(slots=True)
 class SpoolFile:
-    """What the disk has."""
+    """The contents of a spool's file on the disk."""
 
     rows: list[SpoolRow] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
-    """Of the rows, as they would be encoded."""
+    """Sizes of the encoded rows, in bytes."""
     marks: dict[int, SpoolMark] = field(default_factory=dict)
     proofs: dict[str, int] = field(default_factory=dict)
     places: int = 0
@@ -36,7 +36,7 @@ class SpoolFile:
 
 
 class Machine(Protocol):
-    """What a spool needs of the world."""
+    """The part of the world that a spool needs."""
 
     @property
     def loop(self) -> SimLoop: ...
@@ -49,10 +49,10 @@ class Machine(Protocol):
 
 
 class SimSpool:
-    """In the place of `tao.delivery.spool.SqliteSpool`."""
+    """Replaces `tao.delivery.spool.SqliteSpool`."""
 
     synced = True
-    """Whether a commit waits for the disk. When it does not, each write comes there in its own time, or not at all."""
+    """Whether a commit waits for the disk. Otherwise each write reaches the disk in its own time, or never."""
 
     def __init__(self, world: Machine, folder: Path, settings: SpoolSettings, log: Logger) -> None:
         self._world: Final = world
@@ -68,7 +68,7 @@ class SimSpool:
         self.rows = self.bytes = self.dropped_rows = self.failures = self.set_aside = 0
 
     async def open(self) -> None:
-        """As after a restart: what is proved from here on says nothing of a shard until it is marked again."""
+        """As after a restart: later proofs say nothing about a shard until it is marked again."""
         file = self._file
         for shard, mark in file.marks.items():
             reached = max(mark.head, file.proofs.get(mark.source, 0)) if mark.linked else mark.head
@@ -76,7 +76,7 @@ class SimSpool:
         self._marks = [file.marks[shard] for shard in sorted(file.marks)]
 
     async def close(self) -> None:
-        """What was given is stored."""
+        """Resolve when everything written so far is stored."""
         self._commit()
 
     def marks(self) -> Sequence[SpoolMark]:
@@ -116,7 +116,7 @@ class SimSpool:
         max_bytes: int,
         answer: Callable[[Sequence[SpoolRow] | None], None],
     ) -> None:
-        def tell() -> None:
+        def reply() -> None:
             if self._file.full:
                 answer(None)
                 return
@@ -125,7 +125,7 @@ class SimSpool:
             some = [row for row in found if (row.number, row.place) > after][:3]
             answer(some)
 
-        self._jobs.append((_nothing, tell))
+        self._jobs.append((_nothing, reply))
         self._soon()
 
     def _soon(self) -> None:
@@ -146,21 +146,21 @@ class SimSpool:
         else:
             for write, _ in jobs:
                 write()
-        self._tell_dropped()
-        for _, tell in jobs:
-            tell()
+        self._report_dropped()
+        for _, done in jobs:
+            done()
 
     def _write_late(self, write: Callable[[], None]) -> None:
         write()
-        self._tell_dropped()
+        self._report_dropped()
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         dropped = self._make_room()
         for shard, source in dropped:
             self._dropped(shard, source, dropped[shard, source])
 
     def _unless_lost(self, write: Callable[[], None]) -> Callable[[], None]:
-        """What was given before a loss was known relies on what is lost."""
+        """Skip a write that was issued before a loss was known: it relies on what is lost."""
         era = self._era
 
         def checked() -> None:
@@ -188,4 +188,4 @@ class SimSpool:
 
 
 def _nothing() -> None:
-    """There is nothing to do."""
+    """Do nothing."""

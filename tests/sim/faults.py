@@ -1,7 +1,7 @@
-"""Faults, begun and ended.
+"""Faults, their beginning and their end.
 
-Each is ended by itself after its time, and all that still last are ended when an act's busy part is over: then
-everything can be mended, and has to mend itself.
+Each fault ends by itself after its time, and all that still last are ended when the busy part of an act is over: from
+then on everything can recover, and has to do so by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMIT_FAULTS: Final = ("aborted", "lost before", "lost after")
 
 
 class Faults:
-    """Those of one world."""
+    """The faults of one world."""
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
@@ -63,16 +63,16 @@ class Faults:
             "clone": self._operator.clone,
             "planned restart": self._operator.restart,
             "restart between writes": self._restart_between_writes,
-            "rush": partial(rush, world, self._void),
+            "rush": partial(rush, world, self._invalidate_everything),
         }
 
     def begin(self, fault: Fault) -> None:
-        """Do it; what ends it is done after its time, or by `mend`."""
+        """Begin a fault; its end happens after its time, or in `mend`."""
         world = self._world
         world.trace.note("fault", fault.kind, fault.pick, fault.other, round(fault.seconds, 3))
         calm = world.checks.calm
         calm.undisturbed = calm.undisturbed and fault.kind in PLANNED
-        if fault.kind != "clone":  # its tier answers all the same
+        if fault.kind != "clone":  # its tier can still answer
             calm.since = float("inf")
         end = self._kinds[fault.kind](fault)
         world.single_failures.begins(fault)
@@ -84,7 +84,7 @@ class Faults:
             world.loop.call_later(seconds, world.single_failures.ends, fault)
 
     def mend(self) -> None:
-        """End everything."""
+        """End all faults."""
         for fault in list(self._lasting):
             self._end(fault)
         world = self._world
@@ -100,7 +100,7 @@ class Faults:
         end = self._lasting.pop(fault, None)
         if end is not None:
             self._world.trace.note("fault over", fault.kind, fault.pick)
-            self._world.bounds.look()  # before what has gathered is let go
+            self._world.bounds.look()  # before what has accumulated is released
             end()
             self._world.single_failures.ends(fault)
 
@@ -147,7 +147,7 @@ class Faults:
 
     def _start_again(self, name: str) -> None:
         world = self._world
-        if world.is_up(name):  # it drains yet
+        if world.is_up(name):  # it is still draining
             world.kill(name)
         world.start_server(name)
 
@@ -167,7 +167,7 @@ class Faults:
         return self._cut([one], [other])
 
     def _cut_tailer_off(self, fault: Fault) -> Callable[[], None]:
-        """From its leaders, while it reads on; in the middle it is killed."""
+        """Cut a server off its leaders while it goes on reading, and kill it in the middle."""
         world = self._world
         names = world.names("tailer")
         name = names[fault.pick % len(names)]
@@ -190,7 +190,7 @@ class Faults:
         return self._cut(east, west)
 
     def _cut(self, some: list[str], others: list[str], *, both_ways: bool = True) -> Callable[[], None]:
-        # One partition at a time: the next one's end would heal it too.
+        # One partition at a time: the end of the next one would heal it too.
         self._world.network.cut(some, others, both_ways=both_ways)
         return self._world.network.heal
 
@@ -243,11 +243,11 @@ class Faults:
         return start
 
     def _promote(self, fault: Fault) -> Callable[[], None] | None:
-        """A planned switch of masters."""
+        """Switch masters as planned."""
         return self._change_master(fault, None)
 
     def _lose_master(self, fault: Fault) -> Callable[[], None] | None:
-        """What the master has committed in its last moments has reached nobody."""
+        """Lose a master whose last commits have reached no replica."""
         return self._change_master(fault, (0.05, 0.5, 2.5)[fault.other % 3])
 
     def _change_master(self, fault: Fault, lost_after: float | None) -> Callable[[], None] | None:
@@ -259,7 +259,7 @@ class Faults:
         return returned.set
 
     def _lose_binlog(self, fault: Fault) -> None:
-        """Of a slow replica, while its reader is away, and everybody reads everything."""
+        """Purge the binlog of a slow replica while its reader is away and everything is read."""
         world = self._world
         replicas = world.master_of(fault.pick % world.shape.shards).replicas
         if not replicas or replicas[0].down:
@@ -269,9 +269,9 @@ class Faults:
         if world.is_up(name):
             world.kill(name)
         replica.answers_after = (0.55, 0.9)
-        # As an operator's `tao invalidate`: everybody has to read everything.
+        # As after an operator's `tao invalidate`: everything has to be read from the database.
         for leader in world.names("leader"):
-            self._void(leader, replica.region)
+            self._invalidate_everything(leader, replica.region)
 
         def follow_again() -> None:
             # Answers that are under way stay late.
@@ -295,7 +295,7 @@ class Faults:
         self._world.spawn(writer.write_all_at_once(), writer.process)
 
     def _restart_between_writes(self, fault: Fault) -> None:
-        """A follower begins anew when everything, which its leaders hold, has just been written, and is read."""
+        """Restart a follower just after everything that its leaders hold has been written, and read it."""
         followers = self._world.names("follower")
         name = followers[fault.pick % len(followers)]
         region, later = self._world.processes[name].region, self._world.loop.call_later
@@ -305,11 +305,11 @@ class Faults:
         for seconds in (2.5, 3.0, 4.0):
             later(seconds, self._read_everything, region)
 
-    def _void(self, leader: str, region: str) -> None:
+    def _invalidate_everything(self, leader: str, region: str) -> None:
         world = self._world
         process, server = world.processes[leader], world.servers.get(leader)
         if server is not None and process.state == "runs" and process.region == region:
-            process.context.copy().run(server._relays.void, range(world.shape.shards), "an operator")
+            process.context.copy().run(server._relays.invalidate, range(world.shape.shards), "an operator")
 
     # disks
 
@@ -327,7 +327,7 @@ class Faults:
         return free
 
     def _restart_leader_of_absent(self, fault: Fault) -> Callable[[], None]:
-        """A follower is away while its leader hears of changes; then the leader crashes."""
+        """Cut a follower off while its leader receives changes; then crash the leader."""
         world = self._world
         followers = world.names("follower")
         follower = followers[fault.pick % len(followers)]
@@ -342,7 +342,7 @@ class Faults:
     # topology
 
     def _move_shard(self, fault: Fault) -> None:
-        """Of one tier, to any of its servers."""
+        """Move a shard to any server of one tier."""
         world = self._world
         shard = fault.pick % world.shape.shards
         tiers = tiers_of(world.topology)
@@ -354,11 +354,11 @@ class Faults:
         self._world.change_topology(with_homes(self._world.topology, place, homes))
 
     def _move_there_and_back(self, fault: Fault) -> Callable[[], None]:
-        """A shard leaves a leader whose database is slow, and is its again a moment later."""
+        """Take a shard from a leader whose database is slow, and give it back a moment later."""
         world = self._world
         shard = fault.pick % world.shape.shards
         routes = Routes(world.topology)
-        # Where it is not mastered: an owner is told of what it has missed by its own commits.
+        # In a region that does not master it: an owner learns from its own commits what it has missed.
         region = next(each for each in REGIONS if each != routes.master_region(shard))
         place = (region, "leaders")
         home = routes.tier(*place).home(shard).name
@@ -371,7 +371,7 @@ class Faults:
         return partial(self._slow_no_more, database)
 
     def _depose(self, fault: Fault) -> None:
-        """A leader falls asleep when its next pair is committed at one side; others take its shards; it wakes up."""
+        """Pause a leader when its next pair is committed at one side; others take its shards; it resumes."""
         world = self._world
         names = world.names("leader")
         name = names[fault.pick % len(names)]

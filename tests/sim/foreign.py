@@ -1,4 +1,5 @@
-"""Somebody's script: a transaction past the product, which waits for locks as everybody must and keeps no versions."""
+"""Foreign writes: a script's transaction that bypasses the product, waits for locks as all do, and keeps no
+versions."""
 
 from __future__ import annotations
 

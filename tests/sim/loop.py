@@ -1,8 +1,8 @@
-"""An event loop with virtual time, and processes that can be stopped and killed.
+"""An event loop with virtual time, and processes that can be paused and killed.
 
 When nothing is ready the clock jumps to the next timer, so a minute of waiting costs nothing. Everything that a
-simulated process starts carries the process in its context; that is how a killed process is silenced in the middle of
-whatever it did, with no chance to clean up, and how a paused one finds later everything that came meanwhile.
+simulated process starts carries the process in its context. That is how a killed process is silenced in the middle of
+its work, with no chance to clean up, and how a paused process later finds everything that arrived meanwhile.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from typing import Any, Final, Literal, TypeVar
 Result = TypeVar("Result")
 State = Literal["runs", "paused", "killed", "swept"]
 _MOST_AT_ONCE: Final = 100_000
-"""Callbacks in one moment: more, and somebody goes round in circles."""
+"""Most callbacks in one moment; more are taken for an endless cycle."""
 
 
 class SimulationStuck(RuntimeError):
-    """Time goes on no more: everybody waits for what can never come, or somebody goes round in circles."""
+    """Time no longer advances: every task waits for what can never come, or a cycle never ends."""
 
 
 class Process:
-    """One simulated operating-system process: what runs in its context is it."""
+    """One simulated operating-system process: all that runs in its context belongs to it."""
 
     def __init__(self, name: str, region: str) -> None:
         self.name: Final = name
         self.region: Final = region
         self.state: State = "runs"
         self.is_motionless = False
-        """It is paused or killed."""
+        """True when the process is paused or killed."""
         self.context: Final = copy_context()
         self.context.run(CURRENT.set, self)
         self.tasks: list[asyncio.Task[Any]] = []
         self._kept_tasks = 64
         self.held: deque[SimHandle] = deque()
         self.on_pause: list[Callable[[], None]] = []
-        """Called when it is paused, outside of it."""
+        """Called when the process is paused, outside of its context."""
 
     def __repr__(self) -> str:
         return f"<{self.name} {self.state}>"
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Keep the task: a killed process' tasks must live, motionless, until the simulation ends."""
+        """Keep the task: the tasks of a killed process must live, motionless, until the simulation ends."""
         self.tasks.append(task)
         if len(self.tasks) > self._kept_tasks:
             self.tasks = [each for each in self.tasks if not each.done()]
@@ -56,15 +56,17 @@ CURRENT: ContextVar[Process | None] = ContextVar("simulated process", default=No
 
 
 class SimHandle:
-    """A callback, with the process that it belongs to. In the place of `asyncio.TimerHandle`, which does more for each
-    of millions than a simulation needs."""
+    """A callback with the process that it belongs to.
+
+    Replaces `asyncio.TimerHandle`, which does more for each of millions of callbacks than a simulation needs.
+    """
 
     __slots__ = ("_when", "args", "callback", "context", "process")
 
     def __init__(self, when: float, callback: Callable[..., object], args: tuple[Any, ...], context: Context) -> None:
         self._when = when
         self.callback: Callable[..., object] | None = callback
-        """None once it is cancelled."""
+        """None once the handle is cancelled."""
         self.args = args
         self.context = context
         self.process = context.get(CURRENT)
@@ -73,21 +75,21 @@ class SimHandle:
         return f"<{self.callback!r} of {self.process!r}>"
 
     def cancel(self) -> None:
-        """As `asyncio.Handle.cancel`; it leaves the loop when its time has come."""
+        """Cancel as `asyncio.Handle.cancel` does; the handle leaves the loop when its time has come."""
         self.callback = None
         self.args = ()
 
     def cancelled(self) -> bool:
-        """As `asyncio.Handle.cancelled`."""
+        """Answer as `asyncio.Handle.cancelled` does."""
         return self.callback is None
 
     def when(self) -> float:
-        """As `asyncio.TimerHandle.when`."""
+        """Answer as `asyncio.TimerHandle.when` does."""
         return self._when
 
 
 class SimLoop(asyncio.BaseEventLoop):
-    """See the head of the module. ``steps`` counts the callbacks that ran."""
+    """An event loop with virtual time. ``steps`` counts the callbacks that ran."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,7 +108,7 @@ class SimLoop(asyncio.BaseEventLoop):
         return self.now
 
     get_debug = staticmethod(bool)
-    """Off. Asked for by every future: a call of C's is four times as fast as one of Python's."""
+    """Debug mode is off. Every future asks for it: a function in C is four times as fast as one in Python."""
 
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> SimHandle:  # type: ignore[override]
         handle = SimHandle(0.0, callback, args, context or copy_context())
@@ -145,40 +147,40 @@ class SimLoop(asyncio.BaseEventLoop):
     async def run_in_executor(  # type: ignore[override]
         self, executor: object, func: Callable[..., Result], *args: Any
     ) -> Result:
-        """A thread's work takes a moment and no thread."""
+        """Run the work of a thread after a moment, without a thread."""
         await asyncio.sleep(0.0005)
         return func(*args)
 
     def pause(self, process: Process) -> None:
-        """What is due of the process waits from now on, as after SIGSTOP."""
+        """Hold back the callbacks of a process, as after SIGSTOP."""
         if process.state == "runs":
             process.state, process.is_motionless = "paused", True
             for notice in process.on_pause:
                 notice()
 
     def resume(self, process: Process) -> None:
-        """Everything that waited is due now, in its order."""
+        """Run everything that was held back, in its order."""
         if process.state == "paused":
             process.state, process.is_motionless = "runs", False
             self._queue.extend(process.held)
             process.held.clear()
 
     def kill(self, process: Process) -> None:
-        """Nothing of the process runs any more, until it is swept."""
+        """Run nothing of the process any more, until it is swept."""
         process.state, process.is_motionless = "killed", True
 
     def sweep(self, process: Process) -> None:
-        """At the end: let the tasks of a process end, so that nothing is left over."""
+        """Let the tasks of a process end at the end of a simulation, so that nothing is left over."""
         process.state, process.is_motionless = "swept", False
         for task in process.tasks:
             if not task.done():
                 task.cancel()
-        # With what was held, among it the waking of tasks whose wait was over.
+        # Include what was held back, such as the wake-ups of tasks whose wait is over.
         self._queue.extend(process.held)
         process.held.clear()
 
     def _run_once(self) -> None:
-        """Turns until the loop is to stop. In each runs what was ready when it began, as asyncio has it."""
+        """Run turns until the loop is to stop. Each turn runs what was ready when it began, as in asyncio."""
         queue, timers, pop = self._queue, self._timers, heapq.heappop
         while True:
             while timers and timers[0][2].callback is None:
@@ -211,16 +213,16 @@ class SimLoop(asyncio.BaseEventLoop):
                     handle.context.run(callback, *handle.args)
                 except (SystemExit, KeyboardInterrupt):
                     raise
-                except BaseException as error:  # noqa: BLE001 - as asyncio does it: told, and on to the next
+                except BaseException as error:  # noqa: BLE001 - as in asyncio: report it and go on with the next
                     self.call_exception_handler({"message": f"a callback of {process!r}", "exception": error})
             if self._stopping:
                 return
 
     def _process_events(self, event_list: object) -> None:
-        """There is nothing outside."""
+        """Do nothing: there is no I/O outside the loop."""
 
     def _write_to_self(self) -> None:
-        """There are no threads to wake the loop."""
+        """Do nothing: there are no threads that wake the loop."""
 
     def _note_error(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         self.errors.append(f"{context.get('message')}: {context.get('exception')!r}")

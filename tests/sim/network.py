@@ -1,9 +1,9 @@
-"""The network: sessions between simulated processes, with delays, cuts and breaks.
+"""The simulated network: sessions between simulated processes, with delays, cuts and breaks.
 
-It stands where frames and gRPC stand (`tao.wire.session`), on the halves that both share, so that numbering, deadlines,
-refusals and encoding are the real ones. As with TCP, what one connection carries comes in order or not at all, and a
-lost packet is a late one; order among connections is anybody's guess. A connection that is cut stays silent until it is
-given up, as pings would, or carries on when the cut is healed first.
+It replaces frames and gRPC (`tao.wire.session`) below the halves that both share, so that numbering, deadlines,
+rejections and encoding are the real ones. As with TCP, the messages of one connection arrive in order or not at all,
+and a lost packet is a late one; the order among connections is undefined. A connection that is cut stays silent until
+it is given up, as pings would do, or goes on when the cut is healed first.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from typing import Any, Final
 from tao.model.errors import TaoError, Unavailable
 from tao.wire.client_session import NumberedSession
 from tao.wire.identity import Credentials, PeerIdentity
-from tao.wire.serving import ServedConnection
+from tao.wire.server_session import ServedConnection
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings, SessionSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.loop import CURRENT, Process, SimLoop
 
 SILENCE_SECONDS: Final = 10.0
-"""After which a session gives its peer up: the interval of pings and their timeout (`SessionSettings`)."""
+"""Seconds after which a session gives its peer up: the interval of pings and their timeout (`SessionSettings`)."""
 SESSION: Final = SessionSettings(deadline_tick_seconds=0.25, max_unanswered=40)
-"""Coarser ticks than the product's: each wakes the loop while anything is unanswered. Some bursts at once have room."""
+"""Coarser ticks than the product's, because each wakes the loop while anything is unanswered. There is room for some
+bursts at once."""
 
 
 class Network:
@@ -41,13 +42,13 @@ class Network:
         self._cut: set[tuple[str, str]] = set()
         self._outside: Final = Context()
         self.slow: dict[str, float] = {}
-        """Process or region → seconds that all it sends and gets may take longer."""
+        """Process or region → most seconds by which all its messages, in both directions, are delayed."""
         self.messages = 0
 
     # time and cuts
 
     def delay(self, here: Process, there: Process) -> float:
-        """Seconds for one message, at random; a few take much longer than the rest, as a lost packet does."""
+        """Return a random delay of one message, in seconds; a few take much longer, as after a lost packet."""
         chance = self._random.random()
         seconds = (0.0002 if here.region == there.region else 0.015) * (1.0 + 2.0 * chance)
         if chance > 0.99:
@@ -58,12 +59,12 @@ class Network:
         return seconds
 
     def slowness(self, here: Process, there: Process) -> float:
-        """Seconds that slow places add to one message at most."""
+        """Return the most seconds that slow places add to one message."""
         places = (here.name, here.region, there.name, there.region)
         return sum(seconds for place, seconds in self.slow.items() if place in places)
 
     def cut(self, some: list[str], others: list[str], *, both_ways: bool = True) -> None:
-        """Nothing goes from some to others, and back if so said."""
+        """Deliver nothing from some to others, and with ``both_ways`` nothing back."""
         for one in some:
             for other in others:
                 self._cut.add((one, other))
@@ -74,18 +75,18 @@ class Network:
                 self.loop.call_later(SILENCE_SECONDS, self._give_up, connection, context=self._outside.copy())
 
     def heal(self) -> None:
-        """No cuts any more; what waited in connections that live is delivered."""
+        """End all cuts and deliver what waited in connections that still live."""
         self._cut.clear()
         for connection in list(self._connections):
             connection.flow_again()
 
     def is_cut(self, here: Process, there: Process) -> bool:
-        """Whether nothing goes there, or nothing comes back."""
+        """Return whether nothing gets there, or nothing comes back."""
         pair = (here.name, there.name)
         return bool(self._cut) and (pair in self._cut or pair[::-1] in self._cut)
 
     def is_blocked(self, here: Process, there: Process) -> bool:
-        """Whether nothing goes there."""
+        """Return whether nothing gets there."""
         return bool(self._cut) and (here.name, there.name) in self._cut
 
     def _give_up(self, connection: Connection) -> None:
@@ -101,14 +102,14 @@ class Network:
         self._listeners.pop(address, None)
 
     def listener_at(self, address: str) -> Process | None:
-        """Who would be reached there."""
+        """Return the process that listens at an address."""
         listener = self._listeners.get(address)
         return None if listener is None else listener.process
 
     async def connect(
         self, address: str, settings: SessionSettings, credentials: Credentials, _: object = None
     ) -> SimSession:
-        """In the place of `tao.wire.frames_client.connect_frames`. Raises `Unavailable`."""
+        """Replace `tao.wire.frames_client.connect_frames`. Raises `Unavailable`."""
         here = CURRENT.get()
         assert here is not None, "only simulated processes connect"
         listener = self._listeners.get(address)
@@ -127,7 +128,7 @@ class Network:
         return [each for each in self._connections if process in (each.client_process, each.server_process)]
 
     def break_off(self, connection: Connection) -> None:
-        """Both ends hear of it, each in its time; what was on its way is lost."""
+        """Report the break to both ends, each in its time; messages on their way are lost."""
         if connection in self._connections:
             del self._connections[connection]
             connection.is_broken = True
@@ -138,7 +139,7 @@ class Network:
             self.loop.call_later(self.delay(client, server), connection.server.peer_gone, context=_in(server))
 
     def vanish(self, process: Process) -> None:
-        """The process is dead: its ports are closed, its peers hear of it."""
+        """Close the ports of a dead process and report that to its peers."""
         for address, listener in list(self._listeners.items()):
             if listener.process is process:
                 del self._listeners[address]
@@ -146,7 +147,7 @@ class Network:
             self.break_off(connection)
 
     def silence(self, process: Process) -> None:
-        """The process does nothing: its peers give it up after a while, unless it wakes before."""
+        """Let the peers of a paused process give it up after a while, unless it resumes before."""
         for connection in self.connections_of(process):
             self.loop.call_later(SILENCE_SECONDS, self._give_up_sleeper, connection, context=self._outside.copy())
 
@@ -160,7 +161,7 @@ class Network:
 
 
 def _in(process: Process) -> Context:
-    """A context of the process that nobody else is in."""
+    """Return a fresh context of the process."""
     return process.context.copy()
 
 
@@ -176,7 +177,7 @@ class Listener:
 
 
 class Connection:
-    """Two ends, and what is on its way between them."""
+    """A connection: two ends, and the messages on their way between them."""
 
     def __init__(
         self, network: Network, client: Process, listener: Listener, address: str, credentials: Credentials
@@ -186,7 +187,7 @@ class Connection:
         self.server_process: Final = listener.process
         self.is_broken = False
         self._network: Final = network
-        self._last = [0.0, 0.0]  # arrival, to the server and to the client
+        self._last = [0.0, 0.0]  # arrival times, to the server and to the client
         self._stalled: tuple[list[Any], list[Any]] = ([], [])
         self.client: Final = SimSession(network.loop, address, SESSION, self, listener.name)
         peer = PeerIdentity(credentials.name, credentials.role)
@@ -200,7 +201,7 @@ class Connection:
         self._post(1, self.server_process, self.client_process, self.client.arrived, message)
 
     def drained(self) -> None:
-        """The server sends its clients elsewhere."""
+        """Send the client the server's request to go to another server."""
         self._post(1, self.server_process, self.client_process, self.client.go_away, b"")
 
     def closed_by_client(self) -> None:
@@ -231,7 +232,7 @@ class Connection:
 
 
 class SimSession(NumberedSession):
-    """The client's end."""
+    """The client's end of a connection."""
 
     def __init__(
         self, loop: SimLoop, address: str, settings: SessionSettings, connection: Connection, server_name: str
@@ -254,7 +255,7 @@ class SimSession(NumberedSession):
             self._lost(error)
 
     async def close(self) -> None:
-        """See `Session.close`."""
+        """Close the connection from this side."""
         if self._connected:
             self._connection.closed_by_client()
             self._lost(Unavailable(f"the session with {self._address} was closed here"))
@@ -271,7 +272,7 @@ class SimSession(NumberedSession):
 
 
 class SimServed(ServedConnection):
-    """The server's end."""
+    """The server's end of a connection."""
 
     def __init__(self, listener: Listener, peer: PeerIdentity, connection: Connection) -> None:
         super().__init__(listener.handler, listener.settings, peer)
@@ -287,7 +288,7 @@ class SimServed(ServedConnection):
             self._connection.to_client(message)
 
     def go_away(self) -> None:
-        """Ask the client to go elsewhere."""
+        """Ask the client to connect to another server."""
         self._connection.drained()
 
     def peer_gone(self) -> None:
@@ -295,5 +296,5 @@ class SimServed(ServedConnection):
         super().peer_gone()
 
     def close(self) -> None:
-        """From this side."""
+        """Close the session from this side."""
         self._connection.closed_by_client()

@@ -1,8 +1,8 @@
-"""An operator at work on the simulated cluster, with the product's own commands: clones of shards, planned restarts.
+"""An operator who uses the product's own commands on the simulated cluster: clones of shards, planned restarts.
 
-What `tao shard clone`, `tao drain` and `tao undrain` do runs here as it is, in a process of its own: it changes the
-topology document by compare-and-set, and asks servers over the network and on their admin pages. Whatever else fails
-at the same time may keep a command from its end; what it leaves then must be safe.
+The code of `tao shard clone`, `tao drain` and `tao undrain` runs here unchanged, in a process of its own: it changes
+the topology document by compare-and-set, and asks servers over the network and on their admin pages. Other failures at
+the same time may keep a command from completing; the state that it leaves then must be safe.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
 
-from tao.cli.draining import drain_cache_server, undrain_cache_server
+from tao.admin.drain import drain_cache_server, undrain_cache_server
 from tao.model.errors import TaoError
-from tao.peers.links import Links, LinkSettings
-from tao.watcher.cloning import Cloner, CloningSettings, asking_by
+from tao.watcher.shard_clones import Cloner, CloningSettings, topology_version_of
 from tao.wire.identity import Credentials
+from tao.wire.links import Links, LinkSettings
 from tests.sim.network import SESSION
 from tests.sim.plans import Fault
 from tests.sim.substitutes import SimTopologyFile
@@ -24,18 +24,18 @@ from tests.sim.topologies import servers_of, tiers_of
 from tests.sim.world import World
 
 _WAIT_SECONDS: Final = 15.0
-"""For one command: all of them have ended before an act is over."""
+"""Deadline of one command, in seconds: all commands have ended before an act is over."""
 _DOCUMENT: Final = Path("simulated")
 
 
 class Operator:
-    """One, who may do several things side by side."""
+    """An operator, who may run several commands side by side."""
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
 
     def clone(self, fault: Fault) -> Callable[[], None] | None:
-        """A shard is served by one more server, or by all of a tier; afterwards by its home alone."""
+        """Clone a shard to one more server or to all of a tier, and later end the clone."""
         world = self._world
         tiers = [
             (region, tier)
@@ -51,15 +51,15 @@ class Operator:
         return lambda: self._begin("unclone", self._set_copies(place, shard, 0))
 
     def restart(self, fault: Fault) -> None:
-        """A leader or follower is drained, ends, starts again, and has back what is its own."""
+        """Drain a leader or follower, stop it, start it again, and give it back its shards."""
         world = self._world
         names = [*world.names("leader"), *world.names("follower")]
         self._begin("restart", self._restart(names[fault.pick % len(names)]))
 
     def _begin(self, what: str, job: Coroutine[Any, Any, str]) -> None:
-        self._world.spawn(self._told(what, job), self._world.operator)
+        self._world.spawn(self._record_result(what, job), self._world.operator)
 
-    async def _told(self, what: str, job: Coroutine[Any, Any, str]) -> None:
+    async def _record_result(self, what: str, job: Coroutine[Any, Any, str]) -> None:
         try:
             result = await job
         except TaoError as error:
@@ -67,10 +67,10 @@ class Operator:
         self._world.trace.note("operator", what, result)
 
     async def _set_copies(self, place: tuple[str, str], shard: int, copies: int) -> str:
-        settings = CloningSettings(hear_seconds=_WAIT_SECONDS)
+        settings = CloningSettings(timeout_seconds=_WAIT_SECONDS)
         links = Links(LinkSettings(session=SESSION), Credentials(self._world.operator.name, "operator"))
         store = SimTopologyFile(self._world, _DOCUMENT)
-        cloner = Cloner(store, asking_by(links, settings), settings, self._show)
+        cloner = Cloner(store, topology_version_of(links, settings), settings, self._show)
         try:
             stored = await cloner.run(await cloner.plan(*place, shard, copies))
         finally:

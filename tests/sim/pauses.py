@@ -1,10 +1,9 @@
-"""The guard against pauses, without its ticks.
+"""The detection of pauses, without its ticks.
 
-A sign of life of every server four times a second would be most of what happens in a quiet minute.
-
-While a process runs nothing in it takes time, so its signs of life come when they should, and tell nothing. They matter
-from the moment at which it is paused: the last one counts from then on, and the next one is set to when it would have
-come, or comes when the process wakes. What a pause brings about is the same as with ticks, at the same times.
+A sign of life of every server four times a second would be most of what happens in a quiet minute. While a process runs
+nothing in it takes time, so its signs of life come when they should and carry no information. They matter from the
+moment at which the process is paused: the last sign counts from then on, and the next one is scheduled for when it
+would have come, or comes when the process resumes. A pause has the same consequences as with ticks, at the same times.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from __future__ import annotations
 import asyncio
 import math
 
-from tao.serving.stall_guard import StallGuard
+from tao.serving.pause_detection import PauseDetector
 from tests.sim.loop import CURRENT
 
 
-class SimStallGuard(StallGuard):
-    """In the place of `tao.serving.stall_guard.StallGuard`, in a simulated process."""
+class SimPauseDetector(PauseDetector):
+    """Replaces `tao.serving.pause_detection.PauseDetector` in a simulated process."""
 
     async def keep(self) -> None:
-        """See `StallGuard.keep`."""
+        """Detect pauses as `PauseDetector.keep` does."""
         process, loop, every = CURRENT.get(), asyncio.get_running_loop(), self._settings.tick_seconds
         assert process is not None, "only simulated processes are paused"
         due = asyncio.Event()
@@ -31,8 +30,9 @@ class SimStallGuard(StallGuard):
             return now - (now - began) % every
 
         def paused() -> None:
-            if self._alive_until == math.inf:  # else it was paused a moment ago, and the next sign has not come yet
-                self._alive_until = last_sign() + self._settings.stall_seconds
+            # otherwise it was paused a moment ago, and the next sign has not come yet
+            if self._alive_until == math.inf:
+                self._alive_until = last_sign() + self._settings.pause_seconds
                 loop.call_at(last_sign() + every, due.set, context=process.context.copy())
 
         await self.tick()
@@ -46,4 +46,4 @@ class SimStallGuard(StallGuard):
                 began, self._alive_until = loop.time(), math.inf
         finally:
             process.on_pause.remove(paused)
-            self._alive_until = min(self._alive_until, last_sign() + self._settings.stall_seconds)
+            self._alive_until = min(self._alive_until, last_sign() + self._settings.pause_seconds)

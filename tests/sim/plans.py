@@ -1,8 +1,8 @@
 """A plan: everything that will happen in a run, made from one number.
 
-A run is a row of *acts*. In each, clients work and faults come for a while; then the faults are mended, nothing is
-written, and everything must become equal again. Operations come in bursts on few keys, because that is where races are.
-Plans are plain data: they can be printed, stored, cut down (`tests.sim.shrinking`) and played again.
+A run is a sequence of *acts*. In each, clients work and faults happen for a while; then the faults are ended, nothing
+is written, and everything must become equal again. Operations come in bursts on few keys, because that is where races
+are. Plans are plain data: they can be printed, stored, cut down (`tests.sim.shrinking`) and played again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import msgspec
 
 EPISODE_SECONDS: Final = 40.0
 EPISODES: Final = 3
-"""Of an act: in each of them things happen close together."""
+"""Episodes in an act: the operations and faults of an episode happen close together."""
 LOOK_SECONDS: Final = 5.0
-"""At the beginning of an act, for looking at what the one before has left."""
+"""Seconds at the beginning of an act for reading what the act before has left."""
 GOT_OVER_SECONDS: Final = 18.0
-"""From the end of a fault to the next where one comes at a time."""
+"""Seconds from the end of a fault to the next one, where one fault comes at a time."""
 KEYS: Final = 12
-"""Objects that the operations are about."""
+"""Number of objects that the operations use."""
 UNREAD_KEYS: Final = 240
-"""With those that nobody writes, and hardly anybody has read: no cache has them."""
+"""Number of objects with those that nobody writes and hardly anybody has read: no cache has them."""
 
 READS: Final = ("obj_get", "assoc_get", "assoc_count", "assoc_range", "assoc_time_range")
 WRITES: Final = ("obj_add", "obj_put", "obj_update", "obj_delete", "assoc_add", "assoc_delete", "assoc_change_type")
@@ -31,27 +31,30 @@ _WRITE_WEIGHTS: Final = (1, 2, 3, 1, 9, 4, 2)
 MANY_READS: Final = tuple(f"{kind}_many" for kind in READS)
 MANY_WRITES: Final = ("obj_put_many", "assoc_add_many", "assoc_delete_many")
 _MANY: Final = 0.15
-"""Of operations: those that are about several keys at once."""
+"""Share of the operations that use several keys at once."""
 _HOW: Final = ("", "token", "tokens", "critical", "stale")
 _HOW_WEIGHTS: Final = (10, 4, 1, 3, 3)
 EDGE_TYPES: Final = ("friend", "likes", "liked_by", "follows", "comment", "note")
 
 
 class Tempo(msgspec.Struct, frozen=True):
-    """How an act fills its time. It has as many operations and faults at any tempo; in the quiet stretches between its
-    episodes floors are forgotten and back-offs end, and caches become equal or cannot yet."""
+    """How an act fills its time.
+
+    It has as many operations and faults at any tempo; in the quiet stretches between its episodes version floors are
+    dropped and back-offs end, and caches become equal if they can already.
+    """
 
     quiet_seconds: float = 0.0
-    """Between two episodes."""
+    """Quiet time between two episodes."""
     calm_seconds: float = 90.0
-    """Above what mending takes: a session that waits for its silence, an intent's age for repair, and several retries
-    at the run's pace."""
+    """Longer than recovery takes: a session's silence, an intent's age for repair, and several retries at the run's
+    pace."""
     pace: float = 1.0
-    """Times the seconds between periodic jobs that `tests.sim.roles` has."""
+    """Factor on the seconds between the periodic jobs of `tests.sim.roles`."""
 
     @property
     def busy_seconds(self) -> float:
-        """Until everything is mended."""
+        """Time from the start of an act until all faults have ended."""
         return EPISODES * EPISODE_SECONDS + (EPISODES - 1) * self.quiet_seconds
 
     @property
@@ -59,7 +62,7 @@ class Tempo(msgspec.Struct, frozen=True):
         return self.busy_seconds + self.calm_seconds
 
     def episode_at(self, episode: int) -> float:
-        """When it begins, in seconds since the act began."""
+        """Return when an episode begins, in seconds since the act began."""
         return episode * (EPISODE_SECONDS + self.quiet_seconds)
 
     def when(self, rng: random.Random, until_end: float = 0.0) -> float:
@@ -69,7 +72,7 @@ class Tempo(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """How large the world is: two regions, two databases, two follower tiers; of each tier so many servers."""
+    """The size of the world: two regions, two databases, two follower tiers, and the number of servers of each tier."""
 
     leaders: int = 1
     followers: int = 1
@@ -77,13 +80,15 @@ class Shape(msgspec.Struct, frozen=True):
     clients: int = 2
     arena_bytes: int = 1 << 20
     reads_databases: bool = False
-    """Followers have accounts at the databases, for when no leader can be asked."""
+    """Whether followers have accounts at the databases, for when no leader can be asked."""
 
 
 class Op(msgspec.Struct, frozen=True):
-    """One operation of client number ``client``. ``one`` and ``two`` name keys; ``value`` is time, field or limit;
-    ``how`` is "", ``critical``, ``stale`` (not more than a bound), ``token`` (of a write of any client) or ``tokens``
-    (of all that were made of late)."""
+    """One operation of client number ``client``.
+
+    ``one`` and ``two`` name keys; ``value`` is a time, field or limit; ``how`` is "", ``critical``, ``stale`` (bounded
+    staleness), ``token`` (of a write of any client) or ``tokens`` (of all recent writes).
+    """
 
     at: float
     client: int
@@ -96,7 +101,7 @@ class Op(msgspec.Struct, frozen=True):
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One fault, from ``at`` on for ``seconds``. ``pick`` and ``other`` choose among what there is."""
+    """One fault, which begins ``at`` and lasts ``seconds``. ``pick`` and ``other`` choose its targets."""
 
     at: float
     kind: str
@@ -106,7 +111,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """``acts`` follow each other; times count from the start of the first."""
+    """A run's plan. ``acts`` follow each other; times count from the start of the first."""
 
     seed: int
     acts: int
@@ -126,7 +131,7 @@ TEMPOS: Final = (
     Tempo(240.0, 300.0, pace=5.0),
     Tempo(pace=0.5),
 )
-"""Jobs that come often are most of what happens: where they do, time is short."""
+"""Frequent jobs are most of what happens, so the time is short where they are frequent."""
 MEAN_ACT_SECONDS: Final = sum(each.act_seconds for each in TEMPOS) / len(TEMPOS)
 FAULT_WEIGHTS: Final = {
     "kill": 4,
@@ -159,19 +164,19 @@ FAULT_WEIGHTS: Final = {
     "rush": 2,
 }
 PLANNED: Final = ("clone", "planned restart")
-"""What operators do to a cluster that is well: no request may fail for it."""
+"""Actions of operators on a healthy cluster: no request may fail because of them."""
 UNNOTICED: Final = ("clone", "depose")
-"""What takes no server away from anybody, or not yet."""
+"""Faults that take no server away, or not at once."""
 COMPOUND: Final = ("spool needed", "rush", "binlog lost", "restart between writes")
-"""Several failures in one."""
+"""Faults that consist of several failures."""
 _WHILE_WRITING: Final = ("master lost", "binlog lost", "spool needed", "clone")
-"""Faults that nobody would notice without writes."""
+"""Faults that have no effect without writes."""
 _MASTERS: Final = ("promotion", "master lost")
 _OF_SHARDS: Final = ("move shard", "there and back", "binlog lost", "clone")
 
 
 def tempo_of(seed: int) -> Tempo:
-    """One of them all, in turn."""
+    """Return the tempo of a seed: seeds take all tempos in turn."""
     return TEMPOS[seed % len(TEMPOS)]
 
 
@@ -180,11 +185,14 @@ def make_plan(
     acts: int,
     shape: Shape | None = None,
     kinds: Mapping[str, int] | None = None,
-    tempo: Tempo = Tempo(),  # noqa: B008 - it cannot be changed
+    tempo: Tempo = Tempo(),  # noqa: B008 - it is immutable
     single_share: float = 0.4,
 ) -> Plan:
-    """The plan of a seed. ``kinds``: faults and their weights, when not all. ``single_share``: of acts, those in which
-    one fault at a time is under way."""
+    """Make the plan of a seed.
+
+    ``kinds`` are the faults and their weights (default: all faults). ``single_share`` is the share of acts in which one
+    fault at a time is under way.
+    """
     rng = random.Random(seed)
     shape = shape or rng.choice(
         [
@@ -212,7 +220,8 @@ def make_plan(
             kind = rng.choices(list(weights), list(weights.values()))[0]
             at, pick = begin + tempo.when(rng), rng.randrange(1000)
             if rng.random() < 0.7:
-                # Most hit in the middle of something, and those about a shard the one that it is about.
+                # Most operations meet their fault in the middle of something; those about a shard use the shard of the
+                # fault.
                 near = rng.choice(ops)
                 at = near.at + rng.uniform(-0.05, 0.3)
                 pick = near.one if kind in _OF_SHARDS else pick
@@ -228,7 +237,7 @@ def make_plan(
 
 
 def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int], tempo: Tempo) -> list[Fault]:
-    """One in an episode, over so long before the next that what it leaves has been got over."""
+    """Yield one fault an episode, ended so long before the next that its aftermath is over."""
     kinds = {kind: weight for kind, weight in weights.items() if kind not in COMPOUND}
     faults: list[Fault] = []
     for episode in range(EPISODES if kinds else 0):
@@ -242,8 +251,8 @@ def _single_faults(rng: random.Random, begin: float, weights: Mapping[str, int],
 
 
 def _around(rng: random.Random, fault: Fault, shape: Shape) -> list[Op]:
-    """Operations when a fault begins, while it lasts, and when it is over: plain reads of what is written and of what
-    no cache has, most of all."""
+    """Yield operations at the beginning of a fault, while it lasts, and after it: mostly plain reads of what is written
+    and of what no cache has."""
     ops = _token_reads(rng, fault.at, shape) if fault.kind in _MASTERS else []
     ops += _burst(rng, fault.at, shape)
     for at in (fault.at, fault.at + rng.random() * fault.seconds, fault.at + fault.seconds):
@@ -260,7 +269,7 @@ def _seconds(rng: random.Random, longest: float) -> float:
 
 
 def _burst(rng: random.Random, at: float, shape: Shape) -> list[Op]:
-    """Some operations on two or three keys within a moment."""
+    """Yield some operations on two or three keys within a moment."""
     keys = rng.sample(range(KEYS), rng.choice([2, 2, 3]))
     atype = rng.choice(EDGE_TYPES)
     length = rng.choice([0.02, 0.2, 2.0])
@@ -276,7 +285,7 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
     if rng.random() < 0.5:
         kind = rng.choice(MANY_WRITES) if many else rng.choices(WRITES, _WRITE_WEIGHTS)[0]
         if rng.random() < 0.5:
-            # Of a pair, often the same edge.
+            # Both ends of a pair often write the same edge.
             one, two = keys[0], keys[1]
         return Op(at, client, kind, one, two, atype, rng.randrange(1, 40))
     how = rng.choices(_HOW, _HOW_WEIGHTS)[0]
@@ -284,7 +293,7 @@ def _op(rng: random.Random, at: float, client: int, keys: list[int], atype: str)
 
 
 def _token_reads(rng: random.Random, at: float, shape: Shape) -> list[Op]:
-    """By every client, of what was written before the masters changed."""
+    """Yield reads by every client of what was written before the masters changed."""
     reads: list[Op] = []
     for client in range(2 * shape.clients):
         when = at + rng.uniform(2.0, 12.0)

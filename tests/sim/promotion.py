@@ -1,9 +1,9 @@
-"""A change of masters in the simulation, in the steps of `tao.watcher.promotion` and in their order.
+"""Changes of masters in the simulation, in the steps of `tao.replication.promotion` and in their order.
 
-A planned one waits until the new master has everything. One for a master that is lost promotes a replica that lacks
-what it had not received, as asynchronous replication allows; what that was goes into the set's `Past`, so that the
-checks know which acknowledged writes may be missing, and no others. Leases and locks are left out: who may promote, and
-when, is decided before all this.
+A planned change waits until the new master has everything. A change after the loss of a master promotes a replica that
+lacks what it had not received, as asynchronous replication allows. The lost transactions are recorded in the set's
+`Past`, so that the checks know exactly which acknowledged writes may be missing. Leases and locks are left out: they
+decide who may promote, and when, before all this.
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from tests.sim.stores import roll_back_all_of
 from tests.sim.world import World
 
 SETTLE_SECONDS: Final = 1.0
-"""As `tao.watcher.settings.PromotionSettings` has it."""
+"""The delay of `tao.watcher.settings.PromotionSettings`."""
 _POLL_SECONDS: Final = 0.05
 
 
 def next_epoch(database: Database) -> int:
-    """The version epoch under which a new master writes."""
+    """Return the version epoch under which a new master writes."""
     return database.version_epoch + 1
 
 
 class Promotions:
-    """Those of one world, one at a time for each database."""
+    """The changes of masters of one world, one at a time for each database."""
 
     def __init__(self, world: World) -> None:
         self._world: Final = world
         self._under_way: Final[set[str]] = set()
 
     def can_begin(self, name: str) -> bool:
-        """Whether the set is whole."""
+        """Return whether the set is complete, so that a change can begin."""
         database = self._database(name)
         servers = [self._world.databases[server.name] for server in database.servers.values()]
         return name not in self._under_way and not any(server.down for server in servers)
 
     def is_changing(self, server: str) -> bool:
-        """Whether the server's set is in the middle of it."""
+        """Return whether the server's set is in the middle of a change."""
         return any(server in self._names(self._database(name)) for name in self._under_way)
 
     async def promote(self, name: str, returned: asyncio.Event, *, lost_after: float | None) -> None:
-        """Make the other region's server master. ``lost_after``: seconds for which the replica does not hear of its
-        master any more before that is lost, until ``returned``; None: it is a planned switch."""
+        """Make the server of the other region master.
+
+        ``lost_after``: seconds for which the replica no longer receives from its master before that is lost, until
+        ``returned``; None for a planned switch.
+        """
         world = self._world
         self._under_way.add(name)
         try:
@@ -58,7 +61,7 @@ class Promotions:
             if lost_after is None:
                 old.read_only = True
                 roll_back_all_of(old, None)
-                await asyncio.sleep(_POLL_SECONDS)  # what was being committed is
+                await asyncio.sleep(_POLL_SECONDS)  # the commits under way are lost
             else:
                 await self._lose(old, new, lost_after)
             await self._enthrone(database, old, new)
@@ -81,8 +84,8 @@ class Promotions:
         world.trace.note("lost", old.name)
         world.single_failures.look()
         old.replicas.clear()
-        unheard = max(0, new.waiting() - received)
-        gone = new.forget_received(world.random.choice((unheard, world.random.randint(0, unheard))))
+        not_received = max(0, new.waiting() - received)
+        gone = new.forget_received(world.random.choice((not_received, world.random.randint(0, not_received))))
         await self._applied(new)
         old.past.lose(new.rows, gone)
 

@@ -1,8 +1,9 @@
-"""Who could serve a read now: what a read needs, held against who is up, what is cut and what is slow.
+"""Decide which reads a server could answer now: the needs of a read against what is up, cut and slow.
 
-A hit needs a follower. A miss needs a way from there to a database that has what is known: by the region's leader, by
-another region's leader, or, for followers that have an account there, straight to the region's own. These are the ways
-that docs/DESIGN.md §9 gives the product, and no others: what none of them leads to no server could have served.
+A hit needs a follower. A miss needs a way from there to a database that has the known version: by the region's leader,
+by another region's leader, or, for followers with a database account, directly to the region's own database. These are
+the only ways that docs/explanation/failures.md gives the product: a read that none of them leads to no server could
+have answered.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from tests.sim.plans import Shape
 from tests.sim.roles import DIRECT_READS, SDK
 
 _IN_TIME_SECONDS: Final = DIRECT_READS.leader_seconds
-"""Longest worst case of a way from a follower to a database and back: for so long a follower waits for one before it
+"""Longest worst case of a way from a follower to a database and back: a follower waits this long for one way before it
 tries the next."""
 _CLIENT_HOP_SECONDS: Final = SDK.timeout_seconds * SDK.first_attempt_share / 2
-"""The same between a client and a follower: half of what a client gives one, so that as much is left for the
-follower's own ways."""
+"""The same between a client and a follower: half of what a client gives one, so that as much is left for the follower's
+own ways."""
 
 
 class Situation(Protocol):
-    """What is asked of the world."""
+    """The part of the world that decides what can be reached."""
 
     @property
     def shape(self) -> Shape: ...
@@ -44,7 +45,7 @@ class Situation(Protocol):
 
 
 class Reachability:
-    """Of one world, as it is at the moment of each call."""
+    """The ways through one world, as it is at the moment of each call."""
 
     def __init__(self, situation: Situation) -> None:
         self._situation: Final = situation
@@ -52,12 +53,14 @@ class Reachability:
 
     @property
     def goes_past_leaders(self) -> bool:
-        """Whether followers have accounts at the databases."""
+        """Return whether followers have accounts at the databases."""
         return self._situation.shape.reads_databases
 
     def nobody_serves(self, client: Process, key: int, atype: int) -> str:
-        """Why no server could serve the client a miss of this key; or nothing, when one could. ``atype``: 0 for the
-        object."""
+        """Return why no server could answer the client's miss of this key, or nothing when one could.
+
+        ``atype`` is 0 for the object.
+        """
         routes, shard = self._current(), key >> SHARD_SHIFT
         hosts = [host for tier in routes.follower_tiers(client.region) for host in tier.hosts(shard)]
         reached = [follower for host in hosts if (follower := self._server(client, host, _CLIENT_HOP_SECONDS))]
@@ -73,7 +76,7 @@ class Reachability:
         return ""
 
     def everywhere(self, key: int, atype: int) -> int:
-        """The version that every database server has at least."""
+        """Return the version that every database server has at least."""
         routes = self._current()
         servers = routes.database_of(key >> SHARD_SHIFT).servers.values()
         return min(self._situation.databases[each.name].rows.version_of(key, atype) for each in servers)
@@ -84,7 +87,7 @@ class Reachability:
         return self._routes
 
     def _ways(self, follower: Process, routes: Routes, shard: int) -> Iterator[DatabaseServer]:
-        """Databases that a miss of the follower can end at."""
+        """Yield the databases that a miss of the follower can reach."""
         region = follower.region
         own = self._situation.databases[routes.database_server(shard, region).name]
         master_region = routes.master_region(shard)
@@ -111,7 +114,7 @@ class Reachability:
             yield database
 
     def _server(self, here: Process, server: CacheServer, seconds: float) -> Process | None:
-        """The server's process, when it answers in that time."""
+        """Return the server's process if it answers within ``seconds``."""
         there = self._situation.network.listener_at(server.frames)
         if there is None or there.state != "runs" or self._situation.network.is_cut(here, there):
             return None
@@ -123,5 +126,5 @@ class Reachability:
         return self._seconds(here, database.process) + database.answers_after[1] <= seconds
 
     def _seconds(self, here: Process, there: Process) -> float:
-        """What slow places may add to a question and its answer."""
+        """Return the most seconds that slow places add to a request and its answer."""
         return 2 * self._situation.network.slowness(here, there)

@@ -1,11 +1,10 @@
-"""What simulated servers are told: the roles' own settings, with rarer periodic jobs than a process has.
+"""The settings of the simulated servers: the roles' own settings, with less frequent periodic jobs.
 
-At the product's pace each of these jobs would be most of what happens. They stay frequent enough to happen several
-times in every act, in between everything else. How rare they are is the run's ``pace``, which multiplies the seconds
-between them; what is waited for, answers above all, is waited for as long at any pace.
+At the product's intervals each of these jobs would be most of what happens. They stay frequent enough to happen several
+times in every act, in between everything else. The run's ``pace`` multiplies the seconds between them; timeouts, above
+all those of answers, are the same at any pace.
 
-Bounds are so low that plans come to them (`tests.sim.bounds`), and high enough for all that happens while nothing
-fails.
+Bounds are so low that plans reach them (`tests.sim.bounds`), and high enough for all that happens while nothing fails.
 """
 
 from __future__ import annotations
@@ -16,23 +15,22 @@ from typing import Final
 
 from tao.client.settings import ClientSettings
 from tao.delivery.settings import DeliverySettings, SpoolSettings
-from tao.follower.maintenance_path import SubscriptionSettings
 from tao.follower.miss_path import DirectReadSettings
 from tao.follower.settings import FollowerSettings
+from tao.follower.subscriptions import SubscriptionSettings
 from tao.leader.consistency_checker import CheckerSettings
 from tao.leader.heartbeats import HeartbeatSettings
 from tao.leader.inverse_path import InverseSettings
 from tao.leader.ownership import OwnershipSettings
 from tao.leader.settings import LeaderSettings
-from tao.leader.write_path import WriteSettings
-from tao.observability.story import StorySettings
-from tao.peers.links import LinkSettings
-from tao.routing.retry_budget import RetrySettings
-from tao.serving.database_source import MissSettings
-from tao.serving.flights import FillSettings
-from tao.serving.stall_guard import StallSettings
-from tao.tailer.settings import DeliverySettings as TellingSettings
-from tao.tailer.settings import RewindSettings, TailerSettings, TailSettings
+from tao.leader.write_path import WritePathSettings
+from tao.observability.key_history import KeyHistorySettings
+from tao.routing.budgets import RetrySettings
+from tao.serving.database_source import DatabaseReadSettings
+from tao.serving.pause_detection import PauseSettings
+from tao.serving.single_flight import FillSettings
+from tao.tailer.settings import OutboxSettings, RewindSettings, TailerSettings, TailSettings
+from tao.wire.links import LinkSettings
 from tao.wire.settings import ServingSettings
 from tests.sim.network import SESSION
 
@@ -47,19 +45,19 @@ LOG: Final = DeliverySettings(
     catching_up_shards=2,
 )
 SPOOL_BYTES: Final = 4_000
-UNTOLD: Final = TellingSettings(relay_bytes=1_500, unacknowledged_bytes=2_500, retries=RetrySettings(burst=30.0))
+OUTBOX: Final = OutboxSettings(relay_bytes=1_500, unacknowledged_bytes=2_500, retries=RetrySettings(burst=30.0))
 REWIND: Final = RewindSettings(max_bytes=8_000)
-WRITES: Final = WriteSettings(max_waiting_per_shard=24, max_batch_writes=8)
+WRITES: Final = WritePathSettings(max_waiting_per_shard=24, max_batch_writes=8)
 INVERSES: Final = InverseSettings(max_waiting_per_pair=8)
-FILLS: Final = FillSettings(max_flights=100)
-MISSES: Final = MissSettings(max_gathered=8)
+FILLS: Final = FillSettings(max_fetches=100)
+MISSES: Final = DatabaseReadSettings(max_gathered=8)
 DIRECT_READS: Final = DirectReadSettings(max_under_way=100)
-STALLS: Final = StallSettings(max_held=4)
-STORY: Final = StorySettings(key_events=300, shard_events=30)
+STALLS: Final = PauseSettings(max_held=4)
+STORY: Final = KeyHistorySettings(key_events=300, shard_events=30)
 CHECKER: Final = CheckerSettings(max_samples_per_second=2)
 RETRIES: Final = RetrySettings(burst=100.0)
 MAX_FLOORS: Final = 14
-"""Of a shard."""
+"""Most version floors of a shard."""
 SERVING: Final = ServingSettings(max_unanswered=40)
 SDK: Final = ClientSettings(
     timeout_seconds=4.0,
@@ -71,7 +69,7 @@ SDK: Final = ClientSettings(
 
 
 def leader_settings(name: str, pace: float) -> LeaderSettings:
-    """Of the leader of that name."""
+    """Return the settings of the leader of that name."""
     return LeaderSettings(
         name=name,
         topology_file=_NOWHERE,
@@ -87,16 +85,19 @@ def leader_settings(name: str, pace: float) -> LeaderSettings:
         spool=SpoolSettings(folder=Path(name), max_bytes=SPOOL_BYTES),
         delivery=LOG,
         writes=WRITES,
-        fills=replace(FILLS, max_refetches=2),  # as a leader has it
+        fills=replace(FILLS, max_refetches=2),  # as on a leader
         misses=MISSES,
-        stalls=STALLS,
-        story=STORY,
+        pause_detection=STALLS,
+        key_history=STORY,
         retries=RETRIES,
     )
 
 
 def follower_settings(name: str, pace: float, *, reads_databases: bool) -> FollowerSettings:
-    """Of the follower of that name. ``reads_databases``: it has an account there, for when leaders are away."""
+    """Return the settings of the follower of that name.
+
+    ``reads_databases``: it has a database account, for when leaders are away.
+    """
     return FollowerSettings(
         name=name,
         topology_file=_NOWHERE,
@@ -106,14 +107,14 @@ def follower_settings(name: str, pace: float, *, reads_databases: bool) -> Follo
         fills=FILLS,
         database=replace(MISSES, max_rereads=3),
         direct_reads=DIRECT_READS,
-        stalls=STALLS,
-        story=STORY,
+        pause_detection=STALLS,
+        key_history=STORY,
         retries=RETRIES,
     )
 
 
 def tailer_settings(name: str, region: str, pace: float) -> TailerSettings:
-    """Of the tailer of that name (``tailer-REGION-DATABASE``)."""
+    """Return the settings of the tailer of that name (``tailer-REGION-DATABASE``)."""
     _, _, database = name.split("-")
     return TailerSettings(
         name=name,
@@ -124,6 +125,6 @@ def tailer_settings(name: str, region: str, pace: float) -> TailerSettings:
         state_folder=Path(name),
         password="",
         tail=TailSettings(checkpoint_seconds=8.0 * pace),
-        delivery=UNTOLD,
+        delivery=OUTBOX,
         rewind=REWIND,
     )

@@ -17,7 +17,7 @@ from tao.model.rows import IntentKey, IntentRow, ListRow, ObjectRow, RowChanges,
 from tao.planning.row_events import RowEvent
 
 ListContent = tuple[int, tuple[Edge, ...]]
-"""Count and edges, newest first."""
+"""Count, and edges with the newest first."""
 ObjectContent = tuple[int, bytes]
 """Type (`ABSENT`: none) and data."""
 
@@ -44,14 +44,14 @@ class Rows:
         self.intents.update({IntentKey(row.low_id, row.high_id): row for row in changes.put_intents})
 
     def version_of(self, key: int, atype: int) -> int:
-        """Of an object (``atype`` 0) or a list; 0 for what has never been."""
+        """Return the version of an object (``atype`` 0) or a list; 0 if it was never written."""
         if atype:
             return self.lists.get(ListKey(key, atype), ListRow(0, 0)).version
         found = self.objects.get(key)
         return found.version if found else 0
 
     def take_over(self, other: Rows) -> None:
-        """Be as the other tables are."""
+        """Replace the contents of these tables by those of the others."""
         self.shards = dict(other.shards)
         self.objects = dict(other.objects)
         self.lists = dict(other.lists)
@@ -65,7 +65,7 @@ class Rows:
         return sort_edges(self.edges.get(key, {}).values())
 
     def value(self, query: Query) -> bytes:
-        """The answer now, encoded."""
+        """Return the encoded answer of a query now."""
         if isinstance(query, ObjectQuery):
             row = self.objects.get(query.id)
             if row is None or row.deleted:
@@ -80,7 +80,7 @@ class Rows:
 
 
 def part_of(query: Query, count: int, edges: list[Edge]) -> tuple[list[Edge], int]:
-    """What of a list answers the query, and the flags of its block."""
+    """Return the part of a list that answers the query, and the flags of its block."""
     match query:
         case RangeQuery(pos=pos, limit=limit):
             part = edges[pos : pos + limit]
@@ -104,23 +104,23 @@ class Logged(msgspec.Struct):
 
 
 class Past:
-    """Every version of every key, with the contents it has had: one, unless somebody wrote past the product."""
+    """Every version of every key with its contents: one content, unless a foreign write bypassed the product."""
 
     def __init__(self) -> None:
         self.lists: Final[dict[ListKey, dict[int, list[ListContent]]]] = defaultdict(dict)
         self.objects: Final[dict[int, dict[int, list[ObjectContent]]]] = defaultdict(dict)
         self.foreign: Final[set[int | ListKey]] = set()
-        """Keys that somebody has written past the product: until it has learnt of that its changes are right and their
+        """Keys with a foreign write. Until the product has received that write, its own changes are right and their
         result in a cache is not, and no version tells the two apart."""
         self.lost: Final[dict[tuple[int, int], dict[int, int]]] = defaultdict(dict)
-        """Object (with 0) or list → version that was lost with a master → what was left in its place."""
+        """Object (with 0) or list → lost version → the version left in its place after the loss of a master."""
         self.committed: Final[dict[tuple[int, int], list[tuple[float, int]]]] = defaultdict(list)
-        """Object (with 0) or list → when it has reached which version, in this order; seconds."""
+        """Object (with 0) or list → (time in seconds, version reached then), in the order of time."""
         self.lost_pairs: Final[set[IntentKey]] = set()
-        """Of edges that a lost transaction was about: what had been done about them elsewhere was not lost."""
+        """Pairs of the edges in lost transactions: what other databases had written about them was not lost."""
 
     def lose(self, left: Rows, gone: Iterable[Logged]) -> None:
-        """A promotion has left these rows, without these transactions."""
+        """Record that a promotion has left these rows, without these transactions."""
         for key, of_object in self.objects.items():
             row = left.objects.get(key)
             self._lose((key, 0), of_object, row.version if row else 0)
@@ -138,20 +138,20 @@ class Past:
         known.update({version: left for version in versions if version > left and version not in known})
 
     def least(self, key: int, atype: int, version: int) -> int:
-        """What somebody who was told of this version may ask for: less, when it is lost."""
+        """Return the version that a reader who knows ``version`` may demand: a lower one if it is lost."""
         known = self.lost.get((key, atype), {})
         while version in known:
             version = known[version]
         return version
 
     def version_at(self, key: int, atype: int, when: float) -> int:
-        """What a reader who knows everything that was committed until then may ask for."""
+        """Return the version that a reader who knows all commits until ``when`` may demand."""
         known = self.committed.get((key, atype), ())
         newest = max((version for at, version in known if at <= when), default=0)
         return self.least(key, atype, newest)
 
     def keep(self, rows: Rows, objects: Iterable[int], lists: Iterable[ListKey], now: float) -> None:
-        """These have been committed."""
+        """Record the committed contents of these objects and lists."""
         for key in objects:
             row = rows.objects[key]
             content = (ABSENT, b"") if row.deleted else (row.otype, row.data)

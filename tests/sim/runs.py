@@ -1,4 +1,4 @@
-"""One run: a plan played on a world, and what came of it."""
+"""One run: a plan played on a world, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.sim.world import World
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run came to. ``violation`` None: everything held."""
+    """The outcome of a run. ``violation`` is None if everything held."""
 
     plan: Plan
     violation: Violation | None
@@ -40,13 +40,13 @@ class Outcome:
 
 
 def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcontext) -> Outcome:
-    """Play a plan to its end, or to the first violation. ``broken`` breaks the product for the time of the run."""
+    """Play a plan to its end, or to the first violation. ``broken`` breaks the product while the run lasts."""
     began = time.process_time()
     kept = random.getstate()
     random.seed(plan.seed)
     loop = SimLoop()
     player = _Player(loop, plan)
-    # In the middle of a run the collector costs a third of it.
+    # A garbage collection during the run costs a third of its time.
     gc.disable()
     try:
         with ExitStack() as stack:
@@ -54,7 +54,7 @@ def run(plan: Plan, broken: Callable[[], AbstractContextManager[None]] = nullcon
             stack.enter_context(_caches_known(player.world))
             stack.enter_context(player.world.checks.watching_caches())
             stack.enter_context(player.world.bounds.watching())
-            stack.enter_context(_logs_heard(player.world))
+            stack.enter_context(_logged_errors_found(player.world))
             stack.enter_context(broken())
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(player.play())
@@ -159,7 +159,7 @@ class _Player:
 
 @contextmanager
 def _caches_known(world: World) -> Iterator[None]:
-    """The world learns of every cache that a server makes."""
+    """Register every cache that a server makes with the world."""
     made = GraphCache.__init__
 
     def make(cache: GraphCache, *arguments: Any, **named: Any) -> None:
@@ -175,8 +175,8 @@ def _caches_known(world: World) -> Iterator[None]:
         GraphCache.__init__ = made  # type: ignore[method-assign]
 
 
-class _Ear(logging.Handler):
-    """An exception in the standard library's log of `tao` is a bug."""
+class _LoggedErrors(logging.Handler):
+    """Treat an exception in the standard library's log of `tao` as a bug."""
 
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
@@ -191,13 +191,13 @@ class _Ear(logging.Handler):
 
 
 @contextmanager
-def _logs_heard(world: World) -> Iterator[None]:
+def _logged_errors_found(world: World) -> Iterator[None]:
     log = logging.getLogger("tao")
-    ear, propagated = _Ear(world), log.propagate
-    log.addHandler(ear)
+    handler, propagated = _LoggedErrors(world), log.propagate
+    log.addHandler(handler)
     log.propagate = False
     try:
         yield
     finally:
-        log.removeHandler(ear)
+        log.removeHandler(handler)
         log.propagate = propagated

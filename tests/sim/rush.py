@@ -1,4 +1,4 @@
-"""More than there is room for: where queues and logs come to their bounds (`tests.sim.bounds`)."""
+"""A rush: more operations than there is room for, so that queues and logs reach their bounds (`tests.sim.bounds`)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _EVERY_SECONDS: Final = 0.4
 _SLOW_SECONDS: Final = 3.0
 
 
-def rush(world: World, void: Callable[[str, str], None], fault: Fault) -> Callable[[], None]:
-    """Everybody reads and writes everything, again and again, while one part does not keep up: the databases of a
-    region, a follower that does not hear from its leaders, or leaders that no tailer reaches. ``void``: a leader and
-    its region, of which everything has to be read again. Returns what ends it."""
+def rush(world: World, invalidate: Callable[[str, str], None], fault: Fault) -> Callable[[], None]:
+    """Let every client read and write everything repeatedly while one part does not keep up.
+
+    That part is the databases of a region, a follower that receives nothing from its leaders, or leaders that no tailer
+    reaches. ``invalidate`` makes a leader of a region read everything again. Returns the function that ends it.
+    """
     region = REGIONS[fault.pick % len(REGIONS)]
     leaders, followers, tailers = (
         [name for name in world.names(role) if world.processes[name].region == region]
@@ -35,7 +37,7 @@ def rush(world: World, void: Callable[[str, str], None], fault: Fault) -> Callab
         case 0:
             network.slow.update(dict.fromkeys(slow, _SLOW_SECONDS))
             for leader in leaders:
-                void(leader, region)
+                invalidate(leader, region)
             end = hurry
         case 1:
             network.cut([followers[fault.pick % len(followers)]], leaders)

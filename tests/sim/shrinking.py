@@ -1,4 +1,4 @@
-"""A failing plan made small: as few faults and operations as still break the same invariant (delta debugging)."""
+"""Make a failing plan small: as few faults and operations as still break the same invariant (delta debugging)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.sim.runs import Outcome
 
 Item = TypeVar("Item")
 MOST_RUNS: Final = 400
-"""Runs of one shrinking: a quarter of a second each."""
+"""Most runs of one shrinking; a run takes a quarter of a second."""
 
 
 def shrink(failed: Outcome, run: Callable[[Plan], Outcome], most_runs: int = MOST_RUNS) -> Outcome:
-    """The smallest outcome found that breaks the invariant that ``failed`` breaks."""
+    """Return the smallest outcome found that breaks the same invariant as ``failed``."""
     if failed.violation is None:
         raise ValueError("only a plan that fails can be shrunk")
     invariant = failed.violation.invariant
@@ -47,7 +47,7 @@ def _with(plan: Plan, ops: Sequence[object], faults: Sequence[object], acts: int
 
 
 def _fewer(items: Sequence[Item], fails: Callable[[list[Item]], bool]) -> None:
-    """Leave out ever smaller runs of the items as long as the rest fails."""
+    """Leave out ever smaller sequences of the items as long as the rest fails."""
     left = list(items)
     size = max(1, len(left) // 2)
     while left:

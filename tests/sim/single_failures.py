@@ -1,10 +1,10 @@
-"""Invariant 7: no failure of one server makes a read fail that another could serve (docs/DESIGN.md §15).
+"""Invariant 7: no failure of one server makes a read fail that another could answer.
 
-Looked at is every read that any copy may answer - nothing newer is asked for than all databases have - while nothing
-fails, while one thing does, and after it. It may fail where no server could have served it, as the world was at some
-moment of the read (`tests.sim.reachability`), and for the time that it takes to find out that a server is back, where
-there is no other (`WINDOWS`). In a *storm*, when a fault meets another or its aftermath, the invariant says nothing:
-until all of it is over, and its aftermath too.
+The check covers every read that any copy may answer, which asks for nothing newer than all databases have, while
+nothing fails, while one fault is under way, and after it. Such a read may fail where no server could have answered it,
+as the world was at some moment of the read (`tests.sim.reachability`), and for the time that it takes to find out that
+a server is back, where there is no other (`WINDOWS`). In a *storm*, when a fault meets another or its aftermath, the
+invariant says nothing until all of it and its aftermath are over.
 """
 
 from __future__ import annotations
@@ -25,21 +25,24 @@ _FOUND_WELL_SECONDS: Final = (
     + _DETECTOR.answers_until_up * _DETECTOR.first_probe_seconds
 )
 AFTERMATH_SECONDS: Final = _DETECTOR.max_stay_seconds + _DETECTOR.max_probe_seconds
-"""After a fault, until nothing that another one does can be the work of both: what has failed several times may be
-avoided for as long, and found by the next probe."""
+"""Seconds after a fault until nothing can be the effect of both it and the next: a server that has failed several times
+may be avoided for that long, and the next probe finds it well."""
 _HELD_DOWN: Final = "who has found a leader down, and has nobody else to ask, has to find out that it is back"
 
 WINDOWS: Final = dict.fromkeys(
     ("kill", "pause", "drain", "cut server", "cut pair", "cut one way", "slow", "asleep"),
     (_FOUND_WELL_SECONDS, _HELD_DOWN),
 )
-"""Fault → for how many seconds after its end a read may fail that could be served again, and why: until a probe that
-was under way is given up, the next one comes at the longest interval, and as many are answered as it takes. That holds
-for a region whose followers have no account at the databases: they have no other way to go meanwhile.
+"""Fault → seconds after its end for which a servable read may still fail, and why.
 
-No other fault has such a time, and none has one at its beginning: who breaks a connection off is passed by at once, who
-does not answer within a part of the read's own time, which leaves enough for the next (`ClientSettings`,
-`DirectReadSettings`, `ReplicaSettings`); no budget of retries is small enough to be felt."""
+The time is until a probe that was under way is given up, the next one comes at the longest interval, and as many are
+answered as are needed. It holds for a region whose followers have no account at the databases: they have no other way
+meanwhile.
+
+No other fault has such a time, and none has one at its beginning: a server that breaks its connection off is avoided at
+once; one that does not answer is given up within a part of the read's own time, which leaves enough for the next
+(`ClientSettings`, `DirectReadSettings`, `ReplicaSettings`); no retry budget is small enough to matter.
+"""
 
 LASTS_SECONDS: Final = {
     "replication stops": 20.0,
@@ -47,11 +50,11 @@ LASTS_SECONDS: Final = {
     "planned restart": 60.0,
     "restart between writes": 4.0,
 }
-"""Of faults that nothing ends, how long they go on at most; of the others, they are over at once."""
+"""Longest duration in seconds of the faults that no end is scheduled for; all others are over when they end."""
 
 
 class Watched:
-    """A read that is looked at. ``excuse``: why it may fail."""
+    """A read under check. ``excuse`` says why it may fail."""
 
     __slots__ = ("asked", "excuse", "storms")
 
@@ -62,10 +65,10 @@ class Watched:
 
 
 class SingleFailures:
-    """Knows what fails, and what that excuses."""
+    """Keeps the faults under way and the reads that they excuse."""
 
     def __init__(self, reach: Reachability, now: Callable[[], float], looked_at: dict[str, int]) -> None:
-        """``looked_at``: where reads are counted."""
+        """``looked_at`` counts the reads."""
         self._reach: Final = reach
         self._now: Final = now
         self._looked_at: Final = looked_at
@@ -80,7 +83,7 @@ class SingleFailures:
     # faults
 
     def begins(self, fault: Fault) -> None:
-        """It has just struck."""
+        """Record that a fault has begun."""
         if fault.kind in UNNOTICED:
             return
         now = self._now()
@@ -95,26 +98,28 @@ class SingleFailures:
         self.look()
 
     def ends(self, fault: Fault) -> None:
-        """It is over."""
+        """Record that a fault has ended."""
         if fault in self._under_way:
             del self._under_way[fault]
             self._mended = max(self._mended, self._now())
 
     def calmed(self) -> None:
-        """Everything is mended."""
+        """Record that all faults have ended."""
         for fault in list(self._under_way):
             self.ends(fault)
 
     def look(self) -> None:
-        """Something has got worse. What of the reads under way nobody could serve now is excused."""
+        """Excuse the reads under way that no server could answer now; call it when something got worse."""
         for read in self._reads:
             self._look(read)
 
     # reads
 
     def asked(self, client: Process, key: int, atype: int, minimum: int) -> Watched | None:
-        """A read begins that asks for neither the master nor a bound on its age; None: more is asked than any copy
-        has. ``atype``: 0 for an object."""
+        """Register a read that asks for neither the master nor a bound on its age.
+
+        Returns None if it asks for more than every copy has. ``atype`` is 0 for an object.
+        """
         if minimum and self._reach.everywhere(key, atype) < minimum:
             return None
         read = Watched((client, key, atype), self._storms)
@@ -123,13 +128,13 @@ class SingleFailures:
         return read
 
     def answered(self, read: Watched) -> None:
-        """It has succeeded."""
+        """Record that a read has succeeded."""
         del self._reads[read]
         if self._is_looked_at(read) and self._is_single:
             self._looked_at["single_failure_reads"] += 1
 
     def failed(self, read: Watched, reason: str) -> str:
-        """It has failed, for that reason. Returns why that must not be, or nothing."""
+        """Record that a read has failed for a reason. Returns why it must not fail, or nothing."""
         self._look(read)
         del self._reads[read]
         if not self._is_looked_at(read):

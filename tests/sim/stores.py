@@ -1,7 +1,7 @@
-"""The store ports over the simulated databases: what a server's statements cost in time, and how they fail.
+"""The store ports over the simulated databases: how long a server's statements take, and how they fail.
 
-Every statement travels to its database, is done there, and its answer travels back; a process that dies or is cut off
-in between learns nothing, and a commit on its way happens all the same.
+Every statement travels to its database and runs there, and its answer travels back; a process that dies or is cut off
+in between learns nothing, and a commit on its way happens nevertheless.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from tests.sim.network import Network
 
 Result = TypeVar("Result")
 LOCK_WAIT_SECONDS: Final = 0.3
-"""As `tao.storage.writes` bounds it."""
+"""The bound of `tao.storage.writes`."""
 
 
 class Databases(Protocol):
-    """What the stores need of the world."""
+    """The part of the world that the stores need."""
 
     @property
     def loop(self) -> SimLoop: ...
@@ -49,13 +49,13 @@ class Databases(Protocol):
     def databases(self) -> dict[str, DatabaseServer]: ...
 
     def committing(self, writer: Process, changes: RowChanges) -> None:
-        """Told of every commit of a leader."""
+        """Note a commit of a leader."""
 
 
 async def _at(
     world: Databases, server: DatabaseServer, work: Callable[[], Awaitable[Result]], timeout_seconds: float
 ) -> Result:
-    """Have the server do something. Raises what it raises, `Unavailable`, or `DeadlineExceeded`."""
+    """Run something on the server. Raises what it raises, `Unavailable`, or `DeadlineExceeded`."""
     here = CURRENT.get()
     assert here is not None, "only simulated processes have databases"
     loop, network, there = world.loop, world.network, server.process
@@ -92,7 +92,7 @@ async def _at(
 
 
 class SimReadStore(ReadStore):
-    """In the place of `tao.storage.reads.MySqlReadStore`."""
+    """Replaces `tao.storage.reads.MySqlReadStore`."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ def _shard(query: Query) -> int:
 
 
 class SimWriteStore:
-    """In the place of `tao.storage.writes.MySqlWriteStore`."""
+    """Replaces `tao.storage.writes.MySqlWriteStore`."""
 
     def __init__(self, world: Databases, master_of: Callable[[int], str], _pools: object, _tables: object) -> None:
         self._world: Final = world
@@ -215,7 +215,7 @@ class SimWriteStore:
 
 
 class SimTransaction:
-    """See `tao.model.ports.Transaction`."""
+    """A simulated `tao.model.ports.Transaction`."""
 
     def __init__(self, world: Databases, server: DatabaseServer, timeout_seconds: float) -> None:
         self._world: Final = world
@@ -229,7 +229,8 @@ class SimTransaction:
         process = CURRENT.get()
         assert process is not None, "only simulated processes write"
         self._server.transactions[self] = process
-        # The server ends what is idle for too long, as `tao.storage` has it set up: its client may be asleep.
+        # The server ends transactions that are idle for too long, as `tao.storage` configures it: the client may be
+        # paused.
         context = self._server.process.context.copy()
         self._world.loop.call_at(self._deadline + 1.0, self.roll_back, context=context)
         return self
@@ -241,7 +242,7 @@ class SimTransaction:
             self.roll_back()
 
     def roll_back(self) -> None:
-        """At the server; a commit that has begun goes on."""
+        """Roll back at the server; a commit that has begun goes on."""
         if self._server.transactions.pop(self, None) is not None:
             self._server.locks.free(self._locked)
 
@@ -296,7 +297,7 @@ class SimTransaction:
         except TaoError as error:
             raise OutcomeUnknown(f"in COMMIT: {error.message}") from error
         finally:
-            # Unless it has been done: the connection is closed, and the server finds that out.
+            # Unless it has ended: the connection is closed, and the server notices that.
             context = self._server.process.context.copy()
             self._world.loop.call_later(0.01, self.roll_back, context=context)
 
@@ -311,7 +312,7 @@ class SimTransaction:
         if fault in ("aborted", "lost before"):
             self.roll_back()
         else:
-            # Once it is in the binlog nothing stops it, neither the death of its writer.
+            # Once it is in the binlog nothing stops it, not even the death of its writer.
             self._world.committing(server.transactions.pop(self), self._changes)
             visible_after = server.log(self._changes, self._world.schema)
             if visible_after:
@@ -336,7 +337,7 @@ def _check_writable(server: DatabaseServer) -> None:
 
 
 def roll_back_all_of(server: DatabaseServer, process: Process | None) -> None:
-    """The process is gone (None: the server was restarted): what it had open is rolled back."""
+    """Roll back the open transactions of a process that is gone (None: of all, because the server was restarted)."""
     for transaction, owner in list(server.transactions.items()):
         if process is None or owner is process:
             assert isinstance(transaction, SimTransaction)

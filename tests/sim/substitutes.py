@@ -1,8 +1,8 @@
-"""What takes the place of sockets, files, clocks and MySQL under the servers' own wiring.
+"""Substitutes for sockets, files, clocks and MySQL under the servers' own wiring.
 
-The roles' `server` modules construct everything they need from names that they import. For the time of a run those
-names mean the classes below, wherever in `tao` they were imported to; so the simulation runs the wiring that processes
-run, and follows it when it changes.
+The roles' `server` modules construct everything they need from names that they import. During a run those names mean
+the classes below, in every module of `tao` that imports them; so the simulation runs the wiring that processes run, and
+follows it when it changes.
 """
 
 from __future__ import annotations
@@ -22,33 +22,32 @@ import msgspec
 
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.spool import SqliteSpool
-from tao.devcluster import readiness
 from tao.model.errors import TopologyConflict, Unavailable
 from tao.model.ports import Clock
 from tao.model.topology import CacheServer, Topology
-from tao.peers.links import LinkSettings
-from tao.routing.ring import Ring
+from tao.replication.gtid import MariadbPosition
+from tao.routing.shard_map import Ring
 from tao.runtime import admin_client
 from tao.runtime.admin import AdminPages, AdminServer
 from tao.runtime.admin_client import NobodyListens, admin_get
 from tao.runtime.clock import LoopClock
 from tao.schema.registry import Schema
-from tao.serving.faces import Faces
-from tao.serving.housekeeping import keep_house
-from tao.serving.schema_file import SchemaFile
-from tao.serving.stall_guard import StallGuard
-from tao.storage.gtid import MariadbPosition
+from tao.serving.cache_configuration import maintain_cache
+from tao.serving.configuration import SchemaFile
+from tao.serving.listeners import Listeners
+from tao.serving.pause_detection import PauseDetector
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.session import ServerAccount
 from tao.storage.writes import MySqlWriteStore
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
-from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.reader import BinlogReader
+from tao.tailer.tail_path import Checkpoint
 from tao.topology import file_store
 from tao.topology.document import check_topology
 from tao.topology.file_store import TopologyFile
 from tao.wire.frames_client import connect_frames
+from tao.wire.links import LinkSettings
 from tao.wire.session import RequestHandler
 from tao.wire.settings import ServingSettings
 from tests.sim import roles
@@ -56,22 +55,23 @@ from tests.sim.database import unix_ms
 from tests.sim.disks import Machine, SimSpool
 from tests.sim.loop import CURRENT, Process
 from tests.sim.network import Listener, Network
-from tests.sim.pauses import SimStallGuard
+from tests.sim.pauses import SimPauseDetector
 from tests.sim.stores import Databases, SimReadStore, SimWriteStore
 
 _PACKAGES: Final = (
-    *("tao.follower", "tao.leader", "tao.tailer", "tao.serving", "tao.peers", "tao.client"),
-    *("tao.routing.routes", "tao.topology.cloning", "tao.topology.edits", "tao.topology.document"),
-    *(file_store.__name__, admin_client.__name__, readiness.__name__),
+    *("tao.follower", "tao.leader", "tao.tailer", "tao.serving", "tao.wire.links", "tao.client"),
+    *("tao.routing.routes", "tao.topology.clones", "tao.topology.edits", "tao.topology.document", "tao.admin"),
+    *(file_store.__name__, admin_client.__name__),
 )
-"""The last ones for the operator's commands, which import what they need when they run: modules that were not loaded
-before would keep the substitutes for ever."""
+"""The last packages belong to the operator's commands: modules first loaded during a run would keep the substitutes for
+ever."""
 HOUSE_SECONDS: Final = 15.0
-"""Between two rounds of housekeeping, times the pace: the product's tenth of a second would be most of what happens."""
+"""Seconds between two rounds of cache maintenance, times the pace; at the product's tenth of a second they would be
+most of what happens."""
 
 
 class Outside(Databases, Machine, Protocol):
-    """What the substitutes need of the world."""
+    """The part of the world that the substitutes need."""
 
     @property
     def topology(self) -> Topology: ...
@@ -83,10 +83,10 @@ class Outside(Databases, Machine, Protocol):
     def processes(self) -> dict[str, Process]: ...
 
     def admin_pages(self, name: str) -> AdminPages | None:
-        """What a server says of itself, if it runs."""
+        """Return the admin pages of a server, if it runs."""
 
     def change_topology(self, changed: Topology) -> None:
-        """Store it as the next version."""
+        """Store a document as the next version."""
 
     @property
     def topology_watchers(self) -> dict[object, tuple[Process, Callable[[Topology], None]]]: ...
@@ -102,7 +102,7 @@ class Outside(Databases, Machine, Protocol):
 
 
 class SimClock:
-    """In the place of `tao.runtime.clock.LoopClock`; a process' wall clock may be wrong."""
+    """Replaces `tao.runtime.clock.LoopClock`; the wall clock of a process may be wrong."""
 
     def __init__(self, world: Outside) -> None:
         self.monotonic: Final = world.loop.time
@@ -111,8 +111,8 @@ class SimClock:
         self.unix_ms: Final[Callable[[], int]] = lambda: unix_ms(world.loop.now) + skew_ms
 
 
-class SimFaces:
-    """In the place of `tao.serving.faces.Faces`."""
+class SimListeners:
+    """Replaces `tao.serving.listeners.Listeners`."""
 
     def __init__(
         self,
@@ -153,20 +153,20 @@ class SimFaces:
 
 
 class NoAdmin:
-    """In the place of `tao.runtime.admin.AdminServer`."""
+    """Replaces `tao.runtime.admin.AdminServer`."""
 
     def __init__(self, _: object, pages: Any, __: object) -> None:
         self.pages: Final = pages
 
     async def start(self) -> None:
-        """Nobody looks."""
+        """Do nothing: nobody asks."""
 
     async def close(self) -> None:
-        """Nobody looks."""
+        """Do nothing: nobody asks."""
 
 
 async def sim_admin_get(world: Outside, address: str, path: str, timeout_seconds: float = 2.0) -> tuple[int, bytes]:
-    """In the place of `tao.runtime.admin_client.admin_get`."""
+    """Replaces `tao.runtime.admin_client.admin_get`."""
     here, name = CURRENT.get(), address.partition(":")[0]
     assert here is not None, "only simulated processes ask"
     there = world.processes[name]
@@ -187,7 +187,7 @@ async def sim_admin_get(world: Outside, address: str, path: str, timeout_seconds
 
 
 class SimTopologyFile:
-    """In the place of `tao.topology.file_store.TopologyFile`: a change is noticed within half a second."""
+    """Replaces `tao.topology.file_store.TopologyFile`: a change is noticed within half a second."""
 
     def __init__(self, world: Outside, _: Path, **__: object) -> None:
         self._world: Final = world
@@ -219,7 +219,7 @@ class SimTopologyFile:
 
 
 class SimSchemaFile:
-    """In the place of `tao.serving.schema_file.SchemaFile`: a schema that never changes."""
+    """Replaces `tao.serving.configuration.SchemaFile` by a schema that never changes."""
 
     def __init__(self, world: Outside, _: Path) -> None:
         self._world: Final = world
@@ -231,27 +231,27 @@ class SimSchemaFile:
         await asyncio.Event().wait()
 
     async def look(self, _: object) -> None:
-        """It is as it was."""
+        """Report that the schema is unchanged."""
 
 
 class NoPools:
-    """In the place of `tao.storage.pools.Pools`."""
+    """Replaces `tao.storage.pools.Pools`."""
 
     def __init__(self, *_: object) -> None:
-        """There are no connections to keep."""
+        """Do nothing: there are no connections to keep."""
 
-    def standings(self) -> dict[str, object]:
-        """Nothing is held of any server."""
+    def states(self) -> dict[str, object]:
+        """Report that there is no state about any server."""
         return {}
 
-    figures = standings
+    figures = states
 
     async def close(self) -> None:
-        """There are no connections to close."""
+        """Do nothing: there are no connections to close."""
 
 
 class SimCheckpoint:
-    """In the place of `tao.tailer.checkpoint.Checkpoint`."""
+    """Replaces `tao.tailer.tail_path.Checkpoint`."""
 
     def __init__(self, world: Outside, folder: Path, server: str) -> None:
         self._disks: Final = world.disks
@@ -265,7 +265,7 @@ class SimCheckpoint:
 
 
 class SimBinlogReader:
-    """In the place of `tao.tailer.reader.BinlogReader`."""
+    """Replaces `tao.tailer.reader.BinlogReader`."""
 
     def __init__(self, world: Outside, account: ServerAccount, *_: object) -> None:
         self._world: Final = world
@@ -322,7 +322,7 @@ class SimBinlogReader:
 
 
 async def keep_house_seldom(seconds: float, cache: GraphCache, clock: Clock) -> None:
-    """In the place of `tao.serving.housekeeping.keep_house`."""
+    """Replaces `tao.serving.cache_configuration.maintain_cache`."""
     while True:
         await asyncio.sleep(seconds)
         while cache.reclaim_step():
@@ -331,7 +331,7 @@ async def keep_house_seldom(seconds: float, cache: GraphCache, clock: Clock) -> 
 
 
 def ring_of(servers: Mapping[str, float]) -> Ring:
-    """In the place of `tao.routing.ring.Ring`: twenty processes in one would all make the same ones."""
+    """Replaces `tao.routing.shard_map.Ring`: twenty processes in one would all make the same rings."""
     return _ring_of(tuple(servers.items()))
 
 
@@ -342,17 +342,17 @@ def _ring_of(servers: tuple[tuple[str, float], ...]) -> Ring:
 
 @dataclass(frozen=True, slots=True)
 class Substitution:
-    """One name of the product's, and what it means during a run."""
+    """One name of the product, and what it means during a run."""
 
     original: object
     instead: object
 
 
 def substitutes_for(world: Outside) -> list[Substitution]:
-    """All of them."""
+    """Return all substitutes."""
 
     def cache_settings(**_: object) -> CacheSettings:
-        # Small tables that evict, and few marks, which every server allocates.
+        # Every server allocates these: small tables that evict, and few marks.
         arenas = {"default": world.arena_bytes, "pages": world.arena_bytes}
         return CacheSettings(
             arena_bytes=arenas, credit_slots=1009, departed_slots=4093, max_floors_per_shard=roles.MAX_FLOORS
@@ -360,7 +360,7 @@ def substitutes_for(world: Outside) -> list[Substitution]:
 
     return [
         Substitution(connect_frames, world.network.connect),
-        Substitution(Faces, partial(SimFaces, world.network)),
+        Substitution(Listeners, partial(SimListeners, world.network)),
         Substitution(AdminServer, NoAdmin),
         Substitution(admin_get, partial(sim_admin_get, world)),
         Substitution(TopologyFile, partial(SimTopologyFile, world)),
@@ -376,15 +376,15 @@ def substitutes_for(world: Outside) -> list[Substitution]:
         Substitution(CacheSettings, cache_settings),
         Substitution(LinkSettings, lambda: roles.SDK.links),
         Substitution(ServingSettings, lambda **named: replace(roles.SERVING, **named)),
-        Substitution(keep_house, partial(keep_house_seldom, HOUSE_SECONDS * world.pace)),
+        Substitution(maintain_cache, partial(keep_house_seldom, HOUSE_SECONDS * world.pace)),
         Substitution(Ring, ring_of),
-        Substitution(StallGuard, SimStallGuard),
+        Substitution(PauseDetector, SimPauseDetector),
     ]
 
 
 @contextmanager
 def substituted(world: Outside) -> Iterator[None]:
-    """For the time of the block the roles' names mean the substitutes."""
+    """Let the roles' names mean the substitutes while the block runs."""
     instead = {id(each.original): each.instead for each in substitutes_for(world)}
     changed: list[tuple[Any, str, object]] = []
     for name, module in list(sys.modules.items()):

@@ -1,4 +1,4 @@
-"""The guard that only ticks when it matters does what the product's does."""
+"""The detector of pauses without ticks does what the product's does."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, cast
 import pytest
 
 from tao.observability.logs import logger
-from tao.serving.stall_guard import StallGuard, StallSettings
+from tao.serving.pause_detection import PauseDetector, PauseSettings
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.loop import Process, SimLoop
-from tests.sim.pauses import SimStallGuard
+from tests.sim.pauses import SimPauseDetector
 
 _ASLEEP = (0.1, 0.3, 1.2, 1.3, 1.45, 1.6, 7.0)
 _REQUEST_SECONDS = 0.03
 
 
-def _story(kind: type[StallGuard], first_at: float, again_after: float) -> list[tuple[str, float]]:
-    """When requests were answered and looks taken, around two pauses for each length."""
+def _story(kind: type[PauseDetector], first_at: float, again_after: float) -> list[tuple[str, float]]:
+    """Return when requests were answered and checks made, around two pauses of each length."""
     loop, process = SimLoop(), Process("server", "east")
     story: list[tuple[str, float]] = []
 
@@ -34,7 +34,7 @@ def _story(kind: type[StallGuard], first_at: float, again_after: float) -> list[
     async def play() -> None:
         clock = SimpleNamespace(monotonic=loop.time, unix_ms=int)
         inner = cast(Any, SimpleNamespace(handle=handle))
-        guard = kind(inner, frozenset({"read"}), look, clock, StallSettings(), logger("test"))
+        guard = kind(inner, frozenset({"read"}), look, clock, PauseSettings(), logger("test"))
         keeping = loop.create_task(guard.keep(), context=process.context.copy())
 
         def ask(number: int) -> None:
@@ -62,9 +62,9 @@ def _story(kind: type[StallGuard], first_at: float, again_after: float) -> list[
 @pytest.mark.parametrize("first_at", [0.11, 0.2, 1.99])
 @pytest.mark.parametrize("again_after", [0.017, 0.21, 0.55, 3.3])
 def test_a_pause_has_the_consequences_that_it_has_with_ticks(first_at: float, again_after: float) -> None:
-    with_ticks = _story(StallGuard, first_at, again_after)
+    with_ticks = _story(PauseDetector, first_at, again_after)
     assert any(what == "look" for what, _ in with_ticks)
-    assert _story(SimStallGuard, first_at, again_after) == with_ticks
+    assert _story(SimPauseDetector, first_at, again_after) == with_ticks
 
 
 def test_a_quiet_hour_has_no_ticks() -> None:
@@ -72,7 +72,7 @@ def test_a_quiet_hour_has_no_ticks() -> None:
 
     async def play() -> None:
         clock = SimpleNamespace(monotonic=loop.time, unix_ms=int)
-        guard = SimStallGuard(cast(Any, None), frozenset(), cast(Any, None), clock, StallSettings(), logger("test"))
+        guard = SimPauseDetector(cast(Any, None), frozenset(), cast(Any, None), clock, PauseSettings(), logger("test"))
         keeping = loop.create_task(guard.keep(), context=process.context.copy())
         await asyncio.sleep(3600.0)
         keeping.cancel()

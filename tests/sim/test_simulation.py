@@ -1,4 +1,4 @@
-"""The simulated cluster keeps its invariants, replays exactly, and its failures get small."""
+"""The simulated cluster keeps its invariants, replays exactly, and its failures can be made small."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.rigs.effort import examples
 from tests.sim import __main__ as command
 from tests.sim.bounds import EXPECTED
 from tests.sim.checks import Violation
@@ -40,8 +41,8 @@ from tests.sim.shrinking import shrink
 from tests.sim.single_failures import AFTERMATH_SECONDS
 from tests.sim.variants import VARIANTS, find
 
-SWEEP_SEEDS = 100
-"""Of two acts each in a test run, some 2,100 simulated minutes in all; `python -m tests.sim` goes on for longer."""
+SWEEP_SEEDS = examples(100)
+"""Seeds of two acts each, some 21 simulated minutes a seed. `python -m tests.sim` runs any number."""
 _ROOT = Path(__file__).parents[2]
 _DIGESTS = (
     "from tests.sim.plans import make_plan\n"
@@ -62,7 +63,7 @@ def test_no_seed_breaks_an_invariant(tmp_path: Path) -> None:
     done = subprocess.run([*sweep, "--keep", str(tmp_path)], cwd=_ROOT, capture_output=True, text=True, check=False)
     sys.stdout.write(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-    # A check of a bound that nothing ever comes near is none.
+    # The check of a bound that nothing ever comes near proves nothing.
     _, _, counts = done.stdout.partition("bounds reached: ")
     reached = {name: int(count) for name, _, count in (each.rpartition(" ") for each in counts.strip().split(", "))}
     assert not [name for name in EXPECTED if not reached[name]], reached
@@ -97,7 +98,7 @@ def test_different_seeds_give_different_traces() -> None:
     assert run(make_plan(1, 1)).digest != run(make_plan(2, 1)).digest
 
 
-# Of what it breaks, this is found soonest.
+# This is the fault that finds the broken rule soonest.
 _BROKEN = next(each for each in VARIANTS if each.name == "leader alone asked for misses")
 
 
@@ -132,7 +133,7 @@ def test_a_failing_seed_is_printed_kept_and_played_again_exactly(
     assert again in printed
 
 
-def test_what_holds_is_not_shrunk() -> None:
+def test_a_plan_that_breaks_nothing_is_not_shrunk() -> None:
     with pytest.raises(ValueError, match="only a plan that fails"):
         shrink(run(make_plan(1, 1, kinds={})), run)
 
@@ -160,9 +161,9 @@ def test_an_operator_clones_and_restarts_to_the_end() -> None:
     plan = msgspec.structs.replace(make_plan(1, 1, shape, kinds={}), faults=faults)
     outcome = run(plan)
     assert outcome.violation is None
-    told = [" ".join(map(str, event[2:])) for event in outcome.recent if event[1] == "operator"]
-    assert [each.partition(" ")[0] for each in told] == ["clone", "restart", "unclone"], told
-    assert not any("ERROR" in each or "waiting" in each for each in told), told
+    results = [" ".join(map(str, event[2:])) for event in outcome.recent if event[1] == "operator"]
+    assert [each.partition(" ")[0] for each in results] == ["clone", "restart", "unclone"], results
+    assert not any("ERROR" in each or "waiting" in each for each in results), results
 
 
 def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +173,7 @@ def test_seeds_are_played_side_by_side_with_the_same_result(tmp_path: Path, caps
     assert command.main([*arguments, "--jobs", "2"]) == 0
     again, *side_by_side = capsys.readouterr().out.splitlines()
     assert side_by_side == alone
-    # All but what it says of the CPU.
+    # Everything except the CPU time.
     assert again.rpartition(",")[0] == first.rpartition(",")[0]
 
 
@@ -184,7 +185,7 @@ def test_plans_bring_every_operation_every_option_and_every_fault() -> None:
     assert {fault.kind for plan in plans for fault in plan.faults} == set(FAULT_WEIGHTS)
 
 
-def test_where_one_fault_comes_at_a_time_the_one_before_has_been_got_over() -> None:
+def test_where_one_fault_comes_at_a_time_the_aftermath_of_the_one_before_is_over() -> None:
     for seed in range(30):
         for tempo in {*TEMPOS}:
             plan = make_plan(seed, 2, tempo=tempo, single_share=1.0)
@@ -196,7 +197,7 @@ def test_where_one_fault_comes_at_a_time_the_one_before_has_been_got_over() -> N
                 assert (fault.at + fault.seconds) % tempo.act_seconds <= tempo.busy_seconds
 
 
-def test_reads_that_nobody_could_serve_are_excused_and_no_others() -> None:
+def test_only_reads_that_no_server_could_answer_are_excused() -> None:
     excused = {}
     for accounts in (False, True):
         shape = Shape(leaders=2, reads_databases=accounts)
@@ -204,7 +205,7 @@ def test_reads_that_nobody_could_serve_are_excused_and_no_others() -> None:
         assert [each.violation for each in outcomes] == [None] * 6
         assert all(each.looked_at["single_failure_reads"] for each in outcomes)
         excused[accounts] = sum(each.looked_at["excused_reads"] for each in outcomes)
-    # Who may not ask the databases has only a leader to ask, which was killed.
+    # A follower without a database account has only its leader to ask, which was killed.
     assert excused[False]
     assert not excused[True]
 
@@ -218,7 +219,7 @@ def test_a_tempo_leaves_nothing_out_and_has_its_quiet_stretches() -> None:
             assert Counter(fault.kind for fault in plan.faults) == Counter(fault.kind for fault in dense.faults)
             for at in (*(op.at for op in plan.ops), *(fault.at for fault in plan.faults)):
                 in_act = at % tempo.act_seconds
-                # What belongs to a fault goes on for a few seconds after its episode.
+                # The operations of a fault go on for a few seconds after its episode.
                 assert in_act % (EPISODE_SECONDS + tempo.quiet_seconds) < EPISODE_SECONDS + 15.0
                 assert in_act < tempo.busy_seconds + 15.0
 
@@ -283,7 +284,7 @@ def test_a_paused_process_finds_everything_later_in_its_order() -> None:
         runner.run(play())
 
 
-def test_a_wait_for_what_can_never_come_is_an_error() -> None:
+def test_a_wait_that_can_never_end_is_an_error() -> None:
     loop = SimLoop()
     waiting = loop.create_future()
     with pytest.raises(SimulationStuck):
@@ -291,7 +292,7 @@ def test_a_wait_for_what_can_never_come_is_an_error() -> None:
     loop.close()
 
 
-def test_a_circle_in_which_no_time_passes_is_an_error() -> None:
+def test_an_endless_cycle_in_which_no_time_passes_is_an_error() -> None:
     loop = SimLoop()
 
     def again() -> None:

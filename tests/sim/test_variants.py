@@ -1,4 +1,4 @@
-"""The simulator notices the product's rules when they are broken (`tests.sim.variants`)."""
+"""The simulator notices when the product's rules are broken (`tests.sim.variants`)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def test_a_broken_rule_is_noticed(variant: Variant) -> None:
     outcome, seeds = find(variant)
     assert outcome is not None, f"nothing was noticed in {seeds} seeds"
     assert outcome.violation is not None
-    # This rule is missed, and not another, or a rig that broke with it.
+    # This rule is missing, and not another, nor did the rig break with it.
     assert outcome.violation.invariant in variant.violates, outcome.violation
     assert run(outcome.plan).violation is None, "the plan fails without the variant, too"

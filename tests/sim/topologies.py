@@ -1,4 +1,4 @@
-"""Topologies of the simulation, and the same with something changed."""
+"""Topologies of the simulation, and changes of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DATABASES: Final = ("db1", "db2")
 
 
 def with_homes(topology: Topology, place: tuple[str, str], homes: dict[int, str]) -> Topology:
-    """Shards of a tier (region and name) are at these servers."""
+    """Place shards of a tier (region and name) on these servers."""
     moved = {shard: (home,) for shard, home in homes.items()}
     return _with_tier(topology, place, lambda tier: msgspec.structs.replace(tier, moved={**tier.moved, **moved}))
 
 
 def with_mark(topology: Topology, name: str, *, down: bool) -> Topology:
-    """A cache server is marked down, or is not."""
+    """Mark a cache server down, or up."""
 
     def mark(server: CacheServer) -> CacheServer:
         return msgspec.structs.replace(server, down=down) if server.name == name else server
@@ -36,12 +36,12 @@ def with_mark(topology: Topology, name: str, *, down: bool) -> Topology:
 
 
 def servers_of(topology: Topology, place: tuple[str, str]) -> list[str]:
-    """Names, of a tier."""
+    """Return the names of a tier's servers."""
     return [server.name for server in Routes(topology).tier(*place).servers]
 
 
 def tiers_of(topology: Topology) -> list[tuple[str, str]]:
-    """Regions and names, leaders among them."""
+    """Return the regions and names of the tiers, those of leaders among them."""
     return [(region.name, tier.name) for region in topology.regions for tier in (region.leaders, *region.followers)]
 
 
@@ -61,7 +61,7 @@ def _with_tier(topology: Topology, place: tuple[str, str], change: Callable[[Tie
 
 
 def make_topology(shape: Shape) -> Topology:
-    """Version 1: shards split evenly between the databases, the ring places them on servers."""
+    """Make version 1: shards are split evenly between the databases, and the ring places them on servers."""
     half = shape.shards // 2
 
     def server(name: str) -> CacheServer:

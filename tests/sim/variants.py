@@ -1,7 +1,7 @@
-"""The product, broken on purpose: the simulator must notice each of these (DESIGN.md §15).
+"""The product, broken on purpose: the simulator must notice each of these variants.
 
-A variant takes one rule out of the product's own classes for the time of a run, and names the faults under which that
-rule is needed. `find` plays seeds until a check fails; how many it may take is part of the test.
+A variant takes one rule out of the product's own classes while a run lasts, and names the faults under which that rule
+is needed. `find` plays seeds until a check fails; how many it may take is part of the test.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from tao.cache import GraphCache, Ticket
-from tao.cache.floors import ShardFloors
+from tao.cache import FillTicket, GraphCache
 from tao.cache.outcomes import Applied
 from tao.cache.shard import CachedShard
-from tao.client.lanes import Lane
+from tao.cache.version_floors import VersionFloors
 from tao.client.own_writes import OwnWrites
-from tao.client.routing import Router
+from tao.client.router import Router
+from tao.client.server_queues import ServerQueue
 from tao.delivery.inbox import Inbox, Received
 from tao.follower.miss_path import MissPath
 from tao.leader.inverse_path import InversePath
 from tao.leader.relay_path import RelayPath
-from tao.leader.settling import CopyFence
+from tao.leader.remote_inverses import InverseFence
 from tao.leader.write_path import WritePath
 from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Position, ShardDelivery
@@ -36,10 +36,10 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import Query
 from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
-from tao.observability.story import Story
+from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
-from tao.serving.databases import Databases
-from tao.serving.fill_source import Take
+from tao.serving.database_source import Databases
+from tao.serving.fetch_source import Take
 from tao.tailer.delivery_path import DeliveryPath
 from tests.sim import promotion
 from tests.sim.disks import SimSpool
@@ -47,18 +47,21 @@ from tests.sim.plans import Shape, make_plan
 from tests.sim.runs import Outcome, run
 
 _APPLIED_LATE_SECONDS: Final = 3.0
-"""Behind the publishing: enough for a follower that has just begun anew to be asked for what was written."""
+"""Longer than the delay of publishing: enough for a restarted follower to be asked for what was written."""
 
 _READING_DATABASES: Final = Shape(leaders=2, reads_databases=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """``broken`` breaks the product for the time of a block; ``faults`` and ``shape`` bring out what that does, which
-    is one of the ``violates``, invariants of DESIGN.md §15 or words of `Violation`, and nothing else;
-    within ``seeds`` runs of ``acts``, from ``first`` on, it must be found: far more than it takes, since every change
-    of the product changes what a seed brings about. ``first`` has brought it about before. ``single_share``: see
-    `make_plan`."""
+    """One broken rule, the plans that reveal it, and the checks that must notice.
+
+    ``broken`` breaks the product while a block runs; ``faults`` and ``shape`` bring out the consequence, which is one
+    of ``violates`` (invariants of docs/explanation/invariants.md or words of `Violation`) and nothing else. It must be
+    found within ``seeds`` runs of ``acts``, from seed ``first`` on: far more than it takes, since every change of the
+    product changes what a seed brings about. Seed ``first`` has brought it about before. ``single_share``: see
+    `make_plan`.
+    """
 
     name: str
     broken: Callable[[], AbstractContextManager[None]]
@@ -84,7 +87,7 @@ def _replaced(owner: object, **instead: object) -> Iterator[None]:
 
 
 def _version_check_removed() -> AbstractContextManager[None]:
-    """A change is applied whatever version is held."""
+    """Apply a change whatever version is held."""
 
     def apply_object(shard: CachedShard, change: ObjectChange, now: float, insert: bool) -> Applied:
         if not insert and not shard.held_object(change.id):
@@ -103,28 +106,28 @@ def _version_check_removed() -> AbstractContextManager[None]:
 
 @contextmanager
 def _floor_ignored() -> Iterator[None]:
-    """A fill is kept although something newer has been heard of."""
-    with _replaced(ShardFloors, get=lambda *_: 0), _replaced(CachedShard, floor=lambda *_: 0):
+    """Keep a fill although something newer is known."""
+    with _replaced(VersionFloors, get=lambda *_: 0), _replaced(CachedShard, floor=lambda *_: 0):
         yield
 
 
 @contextmanager
 def _ticket_epoch_ignored() -> Iterator[None]:
-    """What was read before a bulk invalidation is kept after it, and may be waited for."""
+    """Keep and await after a bulk invalidation what was read before it."""
     accept = GraphCache._accept
 
-    def accept_all(cache: GraphCache, ticket: Ticket, *rest: Any) -> Any:
+    def accept_all(cache: GraphCache, ticket: FillTicket, *rest: Any) -> Any:
         shard = cache._shards.get(ticket.id >> SHARD_SHIFT)
-        generation = ticket.generation if shard is None else shard.generation
-        return accept(cache, msgspec.structs.replace(ticket, generation=generation), *rest)
+        shard_epoch = ticket.shard_epoch if shard is None else shard.shard_epoch
+        return accept(cache, msgspec.structs.replace(ticket, shard_epoch=shard_epoch), *rest)
 
-    with _replaced(GraphCache, _accept=accept_all, is_void=lambda *_: False):
+    with _replaced(GraphCache, _accept=accept_all, is_invalid=lambda *_: False):
         yield
 
 
 @contextmanager
 def _version_epoch_not_raised() -> Iterator[None]:
-    """A new master goes on under the version epoch of the lost one."""
+    """Let a new master go on under the version epoch of the lost one."""
     kept = promotion.next_epoch
     promotion.next_epoch = lambda database: database.version_epoch
     try:
@@ -135,16 +138,18 @@ def _version_epoch_not_raised() -> Iterator[None]:
 
 @contextmanager
 def _spool_not_synced() -> Iterator[None]:
-    """What a leader acknowledges is in its machine's memory, and on its disk by and by."""
+    """Acknowledge what is only in a leader's memory and reaches its disk later."""
     with _replaced(SimSpool, synced=False):
         yield
 
 
 @contextmanager
-def _follower_told_before_leader() -> Iterator[None]:
-    """A leader tells its subscribers of a change, its tailer's or its own, and applies it to its own cache a moment
-    later. Bulk invalidations come in their order."""
-    handle, tell_caches, apply_message = RelayPath.handle, WritePath._tell_caches, GraphCache.apply_message
+def _follower_notified_before_leader() -> Iterator[None]:
+    """Send a leader's changes, its tailer's or its own, to subscribers, and apply them to its own cache a moment later.
+
+    Bulk invalidations come in their order.
+    """
+    handle, publish_changes, apply_message = RelayPath.handle, WritePath._publish_changes, GraphCache.apply_message
 
     def later(apply: Callable[..., object], *what: Any, **how: Any) -> None:
         asyncio.get_running_loop().call_later(_APPLIED_LATE_SECONDS, partial(apply, *what, **how))
@@ -161,15 +166,15 @@ def _follower_told_before_leader() -> Iterator[None]:
 
     def commit_late(path: WritePath, *what: Any) -> None:
         with _replaced(GraphCache, apply_message=partialmethod(partial(later, apply_message))):
-            tell_caches(path, *what)
+            publish_changes(path, *what)
 
-    with _replaced(RelayPath, handle=relay_late), _replaced(WritePath, _tell_caches=commit_late):
+    with _replaced(RelayPath, handle=relay_late), _replaced(WritePath, _publish_changes=commit_late):
         yield
 
 
 @contextmanager
 def _checkpoint_before_acknowledgement() -> Iterator[None]:
-    """A tailer counts a transaction as done when it has read it."""
+    """Count a transaction as done when the tailer has read it."""
     submit = DeliveryPath.submit
 
     async def count_first(path: DeliveryPath, gtid: str, translated: Translated, *rest: Any) -> None:
@@ -182,34 +187,34 @@ def _checkpoint_before_acknowledgement() -> Iterator[None]:
 
 
 async def _admit_anybody(*_: object) -> None:
-    """Whoever calls himself coordinator is."""
+    """Accept every leader that claims to be the coordinator."""
 
 
 @contextmanager
 def _generation_not_checked() -> Iterator[None]:
-    """A leader that was deposed writes on, and its copies are taken."""
+    """Let a deposed leader go on writing, and accept its copies."""
     with (
         _replaced(WritePath, _check_owned=lambda *_: None),
-        _replaced(CopyFence, admit=_admit_anybody),
+        _replaced(InverseFence, admit=_admit_anybody),
     ):
         yield
 
 
 @contextmanager
 def _inverse_replayed() -> Iterator[None]:
-    """What an intent owes is what its write said, not what the coordinator's rows say by now."""
+    """Settle an intent with the edges of its write, not with the coordinator's rows at the time of settling."""
     settle = InversePath._settle
-    said: dict[IntentKey, tuple[SettleEdge, ...]] = {}
+    written_edges: dict[IntentKey, tuple[SettleEdge, ...]] = {}
 
     async def replay(path: InversePath, written: Any, *how: Any, **more: Any) -> bool:
         intent = written.intent
         pair = IntentKey(intent.low_id, intent.high_id)
         if written.settles is not None:
-            said.setdefault(pair, written.settles)
-        written.settles = said.get(pair)
+            written_edges.setdefault(pair, written.settles)
+        written.settles = written_edges.get(pair)
         settled = await settle(path, written, *how, **more)
         if settled:
-            said.pop(pair, None)
+            written_edges.pop(pair, None)
         return settled
 
     with _replaced(InversePath, _settle=replay):
@@ -218,8 +223,10 @@ def _inverse_replayed() -> Iterator[None]:
 
 @contextmanager
 def _position_gap_ignored() -> Iterator[None]:
-    """A follower goes on from where it is when what it is told begins further on. What its leader has reset for
-    another reason, it drops."""
+    """Let a follower go on from where it is when a delivery begins further on.
+
+    It still drops what its leader has reset for another reason.
+    """
     take = Inbox._take
 
     def take_on(inbox: Inbox, part: ShardDelivery, held: Position, received: Received) -> None:
@@ -240,19 +247,19 @@ def _position_gap_ignored() -> Iterator[None]:
 
 
 def _backup_tier_not_asked() -> AbstractContextManager[None]:
-    """The SDK asks the nearest tier again and again."""
+    """Let the SDK retry at the nearest tier only."""
 
-    def same(router: Router, shard: int, _: tuple[Lane, ...]) -> Lane:
+    def same(router: Router, shard: int, _: tuple[ServerQueue, ...]) -> ServerQueue:
         return router.writer(shard)
 
-    def preferred(_: Router, lane: Lane, __: tuple[Lane, ...]) -> Lane:
-        return lane
+    def preferred(_: Router, server_queue: ServerQueue, __: tuple[ServerQueue, ...]) -> ServerQueue:
+        return server_queue
 
-    return _replaced(Router, next=same, _standing=preferred)
+    return _replaced(Router, next=same, _healthiest=preferred)
 
 
 def _leader_alone_asked() -> AbstractContextManager[None]:
-    """A follower asks the region's leader, whatever comes of it."""
+    """Let a follower ask only the leader of its region, whatever the result."""
 
     def ask_leader(path: MissPath, query: Query, minimum: int, take: Take, **how: Any) -> None:
         path._leaders.fetch(query, minimum, take, **how)
@@ -261,36 +268,36 @@ def _leader_alone_asked() -> AbstractContextManager[None]:
 
 
 def _other_region_not_asked() -> AbstractContextManager[None]:
-    """What the region's own database cannot answer a follower asks nobody."""
+    """Ask nobody for what the region's own database cannot answer."""
     return _replaced(Databases, other_region=lambda *_: None)
 
 
 def _spool_makes_no_room() -> AbstractContextManager[None]:
-    """What is spooled stays, however much it is."""
+    """Keep everything in the spool, however large it is."""
     return _replaced(SimSpool, _make_room=lambda _: {})
 
 
 def _tailer_reads_on() -> AbstractContextManager[None]:
-    """What no leader has taken is kept, however much it is."""
+    """Keep everything that no leader has taken, however large it is."""
     return _replaced(DeliveryPath, _make_room=lambda _: True)
 
 
 @contextmanager
 def _story_never_ends() -> Iterator[None]:
-    """A server remembers all that has ever happened to its keys."""
-    made = Story.__init__
+    """Keep the whole history of a server's keys."""
+    made = KeyHistoryRecorder.__init__
 
-    def make(story: Story, *arguments: Any) -> None:
+    def make(story: KeyHistoryRecorder, *arguments: Any) -> None:
         made(story, *arguments)
         story._keys = deque()
 
-    with _replaced(Story, __init__=make):
+    with _replaced(KeyHistoryRecorder, __init__=make):
         yield
 
 
 @contextmanager
 def _own_writes_never_make_room() -> Iterator[None]:
-    """An SDK remembers all keys that it has written within the time, however many."""
+    """Keep all keys that an SDK has written within the time, however many."""
     made = OwnWrites.__init__
 
     def make(own: OwnWrites, loop: asyncio.AbstractEventLoop, _: int, seconds: float) -> None:
@@ -319,7 +326,10 @@ VARIANTS: Final[Sequence[Variant]] = (
     ),
     Variant("spool not synced", _spool_not_synced, frozenset({"2"}), {"spool needed": 1}, first=10),
     Variant(
-        "follower told before its leader", _follower_told_before_leader, frozenset({"2"}), {"restart between writes": 1}
+        "follower notified before its leader",
+        _follower_notified_before_leader,
+        frozenset({"2"}),
+        {"restart between writes": 1},
     ),
     Variant(
         "checkpoint before acknowledgement",
@@ -368,7 +378,7 @@ VARIANTS: Final[Sequence[Variant]] = (
 
 
 def find(variant: Variant) -> tuple[Outcome | None, int]:
-    """Play seeds until the broken rule is noticed: the outcome, or None, and how many seeds it took."""
+    """Play seeds until the broken rule is noticed. Returns the outcome, or None, and the number of seeds played."""
     for seed in range(variant.first, variant.first + variant.seeds):
         plan = make_plan(seed, variant.acts, variant.shape, variant.faults, single_share=variant.single_share)
         outcome = run(plan, variant.broken)

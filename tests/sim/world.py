@@ -1,6 +1,6 @@
 """The simulated cluster: two regions, two databases mastered one in each, and all the servers and clients.
 
-Servers are the roles' own classes, wired by themselves over the substitutes; one that is killed leaves nothing but its
+Servers are the roles' own classes, wired by themselves over the substitutes. A killed server leaves nothing but its
 files behind, and starts again as another process of the same name.
 """
 
@@ -46,7 +46,7 @@ _KEPT_EVENTS: Final = 3_000
 
 
 class Trace:
-    """What happened, in order. ``digest`` tells two runs apart by anything that differs."""
+    """The events of a run, in order. ``digest`` differs between two runs that differ in anything."""
 
     def __init__(self, loop: SimLoop) -> None:
         self._loop: Final = loop
@@ -67,7 +67,7 @@ class Trace:
 
 
 class ProcessLog:
-    """A server's log: into the trace; an error nobody foresaw is a violation."""
+    """A server's log: it writes to the trace; an unforeseen error is a violation."""
 
     def __init__(self, name: str, note: Callable[..., None], unforeseen: Callable[[str], None]) -> None:
         self._name: Final = name
@@ -75,7 +75,7 @@ class ProcessLog:
         self._unforeseen: Final = unforeseen
 
     def debug(self, event: str, **fields: object) -> None:
-        """Nobody reads it."""
+        """Ignore the call: nobody reads it."""
 
     def info(self, event: str, **fields: object) -> None:
         self._note("log", self._name, event, str(fields))
@@ -95,7 +95,7 @@ class ProcessLog:
 
 
 class World:
-    """See the head of the module. Implements `tests.sim.substitutes.Outside`."""
+    """The simulated cluster. Implements `tests.sim.substitutes.Outside`."""
 
     def __init__(self, loop: SimLoop, plan: Plan, found: Callable[[Violation], None]) -> None:
         seed, shape = plan.seed, plan.shape
@@ -132,7 +132,7 @@ class World:
         self._place_servers()
 
     def master_of(self, shard: int) -> DatabaseServer:
-        """The database server where the shard's truth is."""
+        """Return the database server that holds the shard's committed rows."""
         for database in self.topology.databases:
             if any(first <= shard <= last for first, last in database.shards):
                 return self.databases[database.servers[database.master_region].name]
@@ -148,7 +148,7 @@ class World:
     # life
 
     async def start(self) -> None:
-        """Every server, then every client."""
+        """Start every server, then every client."""
         for name in self._roles:
             self.start_server(name)
         await asyncio.sleep(5.0)
@@ -159,7 +159,7 @@ class World:
             await task
 
     def start_server(self, name: str) -> None:
-        """A new process of that name, unless there is one."""
+        """Start a new process of that name, unless there is one."""
         if name in self.processes and self.is_up(name):
             return
         role, region = self._roles[name]
@@ -168,7 +168,7 @@ class World:
         self.trace.note("start", name)
 
     def spawn(self, job: Coroutine[Any, Any, None], process: Process | None = None) -> None:
-        """Run it as that process does, or as nobody in particular."""
+        """Run a coroutine in the context of a process, or outside of all."""
         task = self.loop.create_task(job, context=Context() if process is None else process.context.copy())
         self._under_way[task] = None
         task.add_done_callback(self._ended)
@@ -183,7 +183,7 @@ class World:
         server = self._role(name, role, process.region, log)
         try:
             self.servers[name] = await server.start()
-        except Exception as error:  # noqa: BLE001 - a server that cannot start is a finding, whatever keeps it from it
+        except Exception as error:  # noqa: BLE001 - a server that cannot start is a finding, whatever the cause
             self.found(Violation("unforeseen", f"{name} does not start: {error!r}"))
 
     def _role(self, name: str, role: str, region: str, log: Logger) -> Any:
@@ -197,7 +197,7 @@ class World:
                 return tao.tailer.server.TailerServer(tailer_settings(name, region, self.pace), log)
 
     def kill(self, name: str) -> None:
-        """As SIGKILL does."""
+        """Kill a process as SIGKILL does."""
         process = self.processes[name]
         if process.state == "killed":
             return
@@ -211,7 +211,7 @@ class World:
             if watcher is process:
                 del self.topology_watchers[token]
         for database in self.databases.values():
-            # Its connections are closed when the database hears of it; a commit may be there before.
+            # Its connections are closed when the database notices; a commit may arrive before.
             self.loop.call_later(self.random.random() * 0.004, roll_back_all_of, database, process)
         self.single_failures.look()
 
@@ -219,7 +219,7 @@ class World:
         return self.processes[name].state != "killed"
 
     async def stop(self, name: str) -> None:
-        """As SIGTERM does: drain, then close."""
+        """End a process as SIGTERM does: drain, then close."""
         process = self.processes[name]
         if name not in self.servers or process.state != "runs":
             return
@@ -239,17 +239,18 @@ class World:
         self.kill(name)
 
     def committing(self, writer: Process, changes: RowChanges) -> None:
-        """A transaction of that process is being committed."""
+        """Note that a transaction of that process is being committed."""
         if changes.put_intents and writer.name in self.at_pair_commit:
             self.at_pair_commit[writer.name](writer)
 
     def stop_database(self, database: DatabaseServer) -> None:
-        """Connections are refused, and what was open is rolled back; the disk keeps what was committed."""
+        """Stop a database: connections are refused, open transactions are rolled back, and the disk keeps what was
+        committed."""
         database.stopped = True
         roll_back_all_of(database, None)
 
     def change_topology(self, changed: Topology) -> None:
-        """The next version; whoever watches notices within half a second."""
+        """Publish the next version; its watchers notice within half a second."""
         self.topology = msgspec.structs.replace(changed, version=self.topology.version + 1)
         self.trace.note("topology", self.topology.version)
         for process, on_change in list(self.topology_watchers.values()):
@@ -258,19 +259,19 @@ class World:
             )
 
     def _look_at_topology(self, on_change: Callable[[Topology], None]) -> None:
-        """The file has changed; reading it takes a thread a moment, also for a process that was asleep."""
-        self.loop.call_later(0.002, self._tell_topology, on_change)
+        """Note a change of the file; reading it takes a thread a moment, also for a process that was paused."""
+        self.loop.call_later(0.002, self._deliver_topology, on_change)
 
-    def _tell_topology(self, on_change: Callable[[Topology], None]) -> None:
+    def _deliver_topology(self, on_change: Callable[[Topology], None]) -> None:
         on_change(self.topology)
 
     def admin_pages(self, name: str) -> AdminPages | None:
-        """Of a cache server or tailer; None while it cannot answer."""
+        """Return the admin pages of a cache server or tailer; None while it cannot answer."""
         server = self.servers.get(name)
         return server._admin.pages if server is not None and self.processes[name].state == "runs" else None
 
     async def close(self) -> None:
-        """Let every task of every process end, whatever it was doing."""
+        """Let every task of every process end, whatever it is doing."""
         everyone = [*self.dead, *self.processes.values(), *(client.process for client in self.clients), self.operator]
         for process in dict.fromkeys([*everyone, *(server.process for server in self.databases.values())]):
             self.loop.sweep(process)
@@ -278,7 +279,7 @@ class World:
             await asyncio.sleep(0.2)
 
     def not_ready(self) -> str:
-        """The first server that is not, and why; or nothing."""
+        """Return the first server that is not ready, and why; or nothing."""
         for name in self._roles:
             server = self.servers.get(name)
             if server is None:

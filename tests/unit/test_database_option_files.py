@@ -9,8 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tao.devcluster.server_binary import Flavour, ServerBinary, find_server_binary
-from tao.devcluster.server_options import ServerFolder, ServerOptions, server_argv
+from tao.devcluster.database_program import (
+    Flavour,
+    ServerBinary,
+    ServerFolder,
+    ServerOptions,
+    find_server_binary,
+    server_argv,
+)
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 BINARIES = {

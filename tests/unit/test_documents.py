@@ -1,77 +1,133 @@
-"""The documents say what is: sections that the code cites exist, metrics and commands have their true names."""
+"""The documents say what is: paths and links lead somewhere, commands exist, generated pages follow the code."""
 
 from __future__ import annotations
 
-import ast
+import os
 import re
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
 import pytest
 
+from docs.generate import pages, registered_metrics
 from tao.cli.commands import tao
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = ("README.md", "docs/DESIGN.md", "docs/MYSQL.md", "docs/deployment.md", "docs/operations.md", "docs/sdk.md")
-INSTRUMENTS = ("counter", "gauge", "gauge_family", "histogram")
-ROLES = ("serving", "follower", "leader", "tailer", "watcher")
-
-
-def sources(*folders: str) -> Iterator[Path]:
-    for folder in folders:
-        yield from (path for path in (ROOT / folder).rglob("*.py") if "_pb2" not in path.name)
+DOCUMENTS = ("README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")))
+PAGES = pages()
+GENERATED = {str(path) for path in PAGES}
+METRICS = {f"tao_{each.name}" for each in registered_metrics()}
+MEASURED = "docs/explanation/benchmarks.md"
+"""Made by `make report`, in lines as long as its sentences."""
+MYSQL = "docs/reference/mysql.md"
+"""Names options of database servers that nothing here sets."""
+WRITTEN = tuple(name for name in DOCUMENTS if name not in GENERATED)
+MAX_COLUMNS = 100
+MAX_EXPLANATION_LINES = 200
 
 
 def text_of(name: str) -> str:
     return (ROOT / name).read_text()
 
 
-def test_every_section_of_the_design_that_is_cited_exists() -> None:
-    sections = set(re.findall(r"^## (\d+) ", text_of("docs/DESIGN.md"), re.MULTILINE))
-    assert sections == {str(number) for number in range(1, 17)}
-    cited = {
-        (str(path.relative_to(ROOT)), number)
-        for path in (*sources("tao", "tests", "loadtest"), *(ROOT / name for name in DOCUMENTS))
-        for citation in re.findall(r"DESIGN(?:\.md)?(?:\]\(\S+\))? ((?:§\d+(?:, | and )?)+)", path.read_text())
-        for number in re.findall(r"\d+", citation)
-    }
-    assert cited
-    assert [each for each in cited if each[1] not in sections] == []
+def prose_lines(name: str) -> Iterator[str]:
+    """The lines of a page without tables and code."""
+    fenced = False
+    for line in text_of(name).splitlines():
+        if line.startswith("```"):
+            fenced = not fenced
+        elif not fenced and not line.startswith(("|", "    ", "![")):
+            yield line
 
 
-def test_every_link_between_the_documents_leads_somewhere() -> None:
-    links = [
-        (name, target)
-        for name in DOCUMENTS
-        for target in re.findall(r"\]\(([^)#]+)\)", text_of(name))
-        if not target.startswith("http")
-    ]
-    assert links
-    assert [(name, target) for name, target in links if not (ROOT / name).parent.joinpath(target).exists()] == []
+@pytest.mark.parametrize("name", sorted(GENERATED))
+def test_a_generated_page_is_what_the_code_says(name: str) -> None:
+    assert text_of(name) == PAGES[Path(name)], f"{name} is out of date: run `make reference`"
 
 
-def registered_metrics() -> Iterator[str]:
-    for path in sources(*(f"tao/{role}" for role in ROLES)):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in INSTRUMENTS:
-                name = node.args[0]
-                if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                    yield f"tao_{name.value}"
+def test_generated_pages_depend_on_neither_the_terminal_nor_the_environment() -> None:
+    program = "import tao.cli.commands, tao.leader.server, docs.generate as g; print(g.pages() == eval(input()))"
+    foreign = {**os.environ, "COLUMNS": "40", "TAO_TOPOLOGY": "/elsewhere.json", "TAO_CONNECT": "host:1", "LANG": "C"}
+    known = repr(PAGES).replace("PosixPath", "__import__('pathlib').PosixPath")
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=known, cwd=ROOT, env=foreign, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "True"
 
 
-def test_the_operations_guide_lists_every_metric_and_no_other() -> None:
-    listed = set(re.findall(r"`(tao_[a-z_]+)(?:\{[^}]*\})?`", text_of("docs/operations.md")))
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading(name: str) -> None:
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", text_of(name)):
+        if target.startswith("http"):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (ROOT / name).parent.joinpath(file) if file else ROOT / name
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            broken.append(target)
+    assert broken == []
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that the site gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
+    return {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", title.lower()).strip()) for title in titles}
+
+
+def test_every_page_stands_in_the_navigation_of_the_site() -> None:
+    listed = set(re.findall(r"(?:- |: )([\w/-]+\.md)$", text_of("mkdocs.yml"), re.MULTILINE))
+    assert {f"docs/{name}" for name in listed} == set(DOCUMENTS) - {"README.md"}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_the_prose_of_a_page_is_at_most_a_hundred_columns_wide(name: str) -> None:
+    if name != MEASURED:
+        assert [line for line in prose_lines(name) if len(line) > MAX_COLUMNS] == []
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if "/explanation/" in name and name != MEASURED])
+def test_a_page_of_explanation_is_at_most_two_hundred_lines_long(name: str) -> None:
+    assert len(text_of(name).splitlines()) <= MAX_EXPLANATION_LINES
+
+
+def test_every_path_that_the_architecture_names_exists() -> None:
+    named = re.findall(r"`((?:tao|protos|sql|config|docs|tests|loadtest)(?:/[\w.]+)*)`", architecture())
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / f"{path}.py").exists()] == []
+
+
+def test_the_architecture_lists_the_layers_that_are_enforced() -> None:
+    contracts = tomllib.loads(text_of("pyproject.toml"))["tool"]["importlinter"]["contracts"]
+    (layers,) = (each["layers"] for each in contracts if each["type"] == "layers")
+    enforced = [sorted(name for name in re.findall(r"\w+", layer) if exists(name)) for layer in reversed(layers)]
+    described = re.findall(r"^\| \d+ \| (.*?) \|", architecture(), re.MULTILINE)
+    assert [sorted(re.findall(r"`tao/(\w+)`", layer)) for layer in described] == [each for each in enforced if each]
+
+
+def exists(name: str) -> bool:
+    return (ROOT / "tao" / name).is_dir() or (ROOT / "tao" / f"{name}.py").is_file()
+
+
+def architecture() -> str:
+    return text_of("docs/explanation/architecture.md")
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name != MEASURED])
+def test_a_metric_that_a_document_names_exists(name: str) -> None:
     accounts = {"tao_admin", "tao_leader", "tao_reader", "tao_replicator"}
-    # The six of delivery are registered in loops.
-    delivery = {name for name in listed if name.startswith("tao_delivery_")}
-    assert len(delivery) == 6
-    assert listed - accounts - delivery == set(registered_metrics())
+    other = {"tao_atc13", "tao_graph"}
+    named = set(re.findall(r"`(tao_[a-z_]+[a-z])(?:\{[^}]*\})?`", text_of(name))) - accounts - other
+    assert named <= METRICS
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_command_that_a_document_shows_exists_with_its_options(name: str) -> None:
-    shown = re.findall(r"(?:^    |`|&& )tao ([a-z][^`\n#&]*)", text_of(name), re.MULTILINE)
+    shown = re.findall(r"(?:^ {4,}|`|&& |/)tao ([a-z][^`\n#&]*)", text_of(name).replace("\\\n", " "), re.MULTILINE)
     for line in (part for each in shown for part in re.split(r"\s{2,}tao ", each)):
         words = line.split()
         command: click.Command = tao
@@ -80,3 +136,60 @@ def test_every_command_that_a_document_shows_exists_with_its_options(name: str) 
         assert command is not tao, f"{name}: tao {line}"
         options = {option for parameter in command.params for option in parameter.opts}
         assert [word for word in words if word.startswith("--") and word.split("=")[0] not in options] == [], line
+
+
+@pytest.mark.parametrize("name", [name for name in WRITTEN if name not in {MEASURED, MYSQL}])
+def test_every_identifier_that_a_document_names_stands_in_the_repository(name: str) -> None:
+    """Catches settings, log events, columns, options and methods that were renamed."""
+    quoted = " ".join(re.findall(r"`([^`\n]+)`", text_of(name)))
+    named = set(re.findall(r"\b[A-Za-z]\w*_\w*[a-z0-9]\b", quoted))
+    assert named - identifiers() - METRICS - EXAMPLES == set()
+
+
+EXAMPLES = {"new_type", "tao_00042", "tao_00007"}
+
+
+@cache
+def identifiers() -> frozenset[str]:
+    """Every word of the code, the migrations, the example files and the message definitions."""
+    suffixes = {".py", ".pyx", ".sql", ".yaml", ".cnf", ".json", ".proto", ".service", ".toml"}
+    folders = ("tao", "sql", "config", "protos", "loadtest", "tests", "docker")
+    files = (path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes)
+    here = Path(__file__)
+    return frozenset(
+        word for path in files if path != here for word in (path.stem, *re.findall(r"\w+", path.read_text()))
+    )
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    mkdocs = Path(sys.executable).parent / "mkdocs"
+    done = subprocess.run(
+        [str(mkdocs), "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def settings_by_group() -> dict[str, set[str]]:
+    """The settings of each group, as the reference lists them for all files together."""
+    found: dict[str, set[str]] = {}
+    group = ""
+    for line in PAGES[Path("docs/reference/settings.md")].splitlines():
+        if heading := re.match(r"##+ `?([\w.]+)`?", line):
+            group = heading[1]
+        elif row := re.match(r"\| `(\w+)` \|", line):
+            found.setdefault(group, set()).add(row[1])
+    return found
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_setting_that_a_document_names_with_its_group_exists(name: str) -> None:
+    groups = settings_by_group()
+    known = {word for group in groups for word in group.split(".")} | {"story", "stalls", "amends", "hosting"}
+    named = re.findall(r"`([a-z_]+)\.([a-z_]+)`", text_of(name))
+    wrong = [
+        f"{group}.{field}"
+        for group, field in named
+        if group in known and field not in groups.get(group, set()) and f"{group}.{field}" not in groups
+    ]
+    assert wrong == []

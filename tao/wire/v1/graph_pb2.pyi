@@ -267,6 +267,8 @@ Global___AssocChangeTypeRequest: _TypeAlias = AssocChangeTypeRequest  # noqa: Y0
 
 @_typing.final
 class WriteReply(_message.Message):
+    """For unary clients only: the SDK reads WriteResult (session.proto)."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     FOUND_FIELD_NUMBER: _builtins.int

@@ -721,7 +721,7 @@ Global___SettleEdge: _TypeAlias = SettleEdge  # noqa: Y015
 
 @_typing.final
 class Coordinator(_message.Message):
-    """The shard that coordinates a pair of edges, and the generation of its owner (DESIGN.md §6)."""
+    """The shard that coordinates a pair of edges, and the generation of its owner."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -766,7 +766,7 @@ class WriteResult(_message.Message):
 
     @_builtins.property
     def changed_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """What the write changed, or found as it was to be, and the version that it has now: what a token is made of."""
+        """What the write changed, or found already in the requested state, and the version that it has now: what a token is made of."""
 
     @_builtins.property
     def changed_atypes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

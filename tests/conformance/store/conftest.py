@@ -41,7 +41,7 @@ async def _drop(administrator: ServerAccount) -> None:
 
 @pytest.fixture
 async def make_pools(migrated: DatabaseInstance) -> AsyncIterator[MakePools]:
-    """Pools of the leader's account (``writes=True``) or the reader's; ``port``: another way to the server."""
+    """Return pools of the leader's account (``writes=True``) or the reader's. ``port``: another way to the server."""
     made: list[Pools] = []
 
     def make(*, writes: bool, port: int | None = None, settings: PoolSettings | None = None) -> Pools:

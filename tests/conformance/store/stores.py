@@ -1,4 +1,4 @@
-"""What the suites over stores share: shards, types, ids that no other test uses, and one way to write."""
+"""The parts that the suites over stores share: shards, types, ids that no other test uses, and one way to write."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ LIKES, LONG = 5, 9  # association types; edges of the latter lie in the custom t
 MakePools = Callable[..., Pools]
 
 PATIENT_SECONDS = 30.0
-"""For a write: no test waits so long, but 24 MB take a loaded machine's MySQL, with a redo log of 16 MB, several."""
+"""Deadline of a write in seconds. No test waits that long, but a loaded MySQL with a redo log of 16 MB takes several
+seconds for 24 MB."""
 
 _sequence = itertools.count(1)
 
 
 @dataclass(frozen=True)
 class Stores:
-    """What a suite is given: both ports, over `SHARDS` of the server `SERVER`."""
+    """Both store ports over `SHARDS` of the server `SERVER`."""
 
     read: ReadStore
     write: WriteStore
 
 
 def new_id(shard: int = SHARDS[0]) -> int:
-    """An id that no other test uses."""
+    """Return an id that no other test uses."""
     return make_id(shard, 1_700_000_000_000 + next(_sequence), 0)
 
 
@@ -61,7 +62,7 @@ async def write(stores: Stores, changes: RowChanges, keys: WriteKeys | None = No
 
 
 def list_of(id1: int, atype: int, edges: list[Edge], counter: int = 1) -> RowChanges:
-    """Changes that make these edges, with their list."""
+    """Return changes that make these edges, with their list."""
     return RowChanges(
         put_lists={ListKey(id1, atype): ListRow(len(edges), version(counter))},
         put_edges={EdgeKey(id1, atype, edge.id2): edge for edge in edges},

@@ -1,4 +1,4 @@
-"""A database server from which nothing comes: everybody learns it early, and few ask it until it is back."""
+"""A database server hangs: callers notice it early, and few queries are sent to it until it recovers."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ class Stall:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_of_a_server_that_hangs_everybody_learns_early_and_few_ask_it_until_it_is_back(
+async def test_a_hanging_server_is_noticed_early_and_few_queries_reach_it_until_it_recovers(
     migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
-    """SIGSTOP and a cut line look alike: nothing comes. Deadlines are far away; nobody waits for them."""
+    """SIGSTOP and a cut connection look alike: no bytes arrive. Deadlines are far away; no caller waits for them."""
     stall = Stall()
     health = HealthSettings(
         silence_seconds=0.05,
@@ -95,16 +95,17 @@ async def test_of_a_server_that_hangs_everybody_learns_early_and_few_ask_it_unti
         assert stall.connections <= asked + 1, "probes alone, one at a time"
         stall.is_open.set()
         async with asyncio.timeout(30):
-            while pool.standing.health is not Health.UP:  # noqa: ASYNC110 - the state is the condition
+            while pool.state.health is not Health.UP:  # noqa: ASYNC110 - the state is the condition
                 await asyncio.sleep(0.01)
         assert await ask() == [[(1,)]]
-        assert {name: standing.transitions for name, standing in pools.standings().items()} == {SERVER: 2}
+        assert {name: standing.transitions for name, standing in pools.states().items()} == {SERVER: 2}
 
 
-async def test_a_connection_that_comes_too_late_cuts_none_that_is_in_use(
+async def test_a_connection_that_opens_too_late_closes_none_that_is_in_use(
     migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
-    """A database answers on the connections it has; one more is lost on the way. What is in COMMIT stays so."""
+    """A database answers on its open connections, and a new one is lost on the way. A connection in COMMIT is left
+    alone."""
     stall = Stall()
     health = HealthSettings(silence_seconds=600.0, detector=DetectorSettings(failures_until_down=1))
     async with stall.proxy(migrated.port) as port:
@@ -121,7 +122,7 @@ async def test_a_connection_that_comes_too_late_cuts_none_that_is_in_use(
             assert await in_use.run("SELECT 2", deadline=deadline) == [[(2,)]]
 
 
-async def test_nobody_stands_in_a_line_that_is_longer_than_his_time(make_pools: MakePools) -> None:
+async def test_a_caller_is_rejected_at_once_when_the_queue_is_longer_than_its_deadline(make_pools: MakePools) -> None:
     pool = make_pools(writes=False, settings=PoolSettings(max_connections=1)).of(SERVER)
     loop = asyncio.get_running_loop()
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""What the schema of a shard begins with."""
+"""The initial contents of a shard's tables."""
 
 from __future__ import annotations
 

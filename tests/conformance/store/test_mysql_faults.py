@@ -97,7 +97,8 @@ async def test_a_connection_killed_in_commit_leaves_the_outcome_unknown(
             await transaction.apply(list_of(id1, LIKES, [Edge(1, 1)]))
             with pytest.raises(OutcomeUnknown):
                 await transaction.commit()
-        # Known again once the shard row has been locked on another connection: here it was committed, or never will be.
+        # The outcome is known again once the shard row has been locked on another connection: it is committed, or never
+        # will be.
         async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
             await transaction.lock_and_read(SHARDS, WriteKeys())
         assert await edges_now(stores, id1) in ([], [Edge(1, 1)])
@@ -106,7 +107,7 @@ async def test_a_connection_killed_in_commit_leaves_the_outcome_unknown(
 async def test_a_connection_lost_before_commit_is_known_to_have_written_nothing(
     stores: Stores, migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
-    """The last packet goes along with COMMIT; these rows fill more than one."""
+    """The last packet is sent together with COMMIT; these rows fill more than one."""
     ids = [new_id(), new_id()]
     changes = RowChanges(put_objects=[ObjectRow(each, 3, version(1), False, b"x" * (3 << 20)) for each in ids])
     async with cutting_proxy(migrated.port, lambda chunk: b"INSERT INTO" in chunk) as port:
@@ -151,7 +152,7 @@ async def test_a_stopped_leaders_transaction_keeps_no_shard_from_its_successor(m
             with suppress(ShardBlocked):
                 generation = (await successor.take_ownership(SHARDS[0], "leader-2", timeout_seconds=5)).generation
         assert generation == before[SHARDS[0]].generation + 1
-        # By when it is seen that the server has cut the connection.
+        # Time by which the client has noticed that the server has cut the connection.
         with pytest.raises((ConnectionLost, OutcomeUnknown)):
             await transaction.commit()
 
@@ -218,7 +219,7 @@ async def test_a_query_past_its_deadline_or_cancelled_does_not_return_its_connec
             with pytest.raises(DeadlineExceeded):
                 await task
         elif way == "cancel":
-            while len(threads) < 2:  # noqa: ASYNC110 - no event tells that the server was asked
+            while len(threads) < 2:  # noqa: ASYNC110 - no event says that the server got the query
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -239,7 +240,7 @@ async def test_waiting_for_a_connection_is_bounded_in_number_and_in_time(make_po
 
     async with pool.session(deadline=loop.time() + 30):
         patient = asyncio.create_task(borrow(30))
-        while not pool.waiting:  # noqa: ASYNC110 - a waiting task is seen in the count alone
+        while not pool.waiting:  # noqa: ASYNC110 - only the count shows a waiting task
             await asyncio.sleep(0)
         with pytest.raises(Overloaded):
             await borrow(30)
@@ -250,7 +251,7 @@ async def test_waiting_for_a_connection_is_bounded_in_number_and_in_time(make_po
             await borrow(0.01)
 
 
-async def test_data_that_outgrow_the_column_are_refused_and_nothing_is_written(stores: Stores) -> None:
+async def test_data_too_large_for_the_column_are_rejected_and_nothing_is_written(stores: Stores) -> None:
     id1 = new_id()
     async with stores.write.transaction(SERVER, timeout_seconds=5) as transaction:
         await transaction.lock_and_read(SHARDS, WriteKeys())
@@ -292,7 +293,7 @@ async def run_as(account: ServerAccount, sql: str) -> list[list[tuple[object, ..
 
 
 @pytest.mark.parametrize("name", ["assocs_; DROP", "objects", "assocs_A", "assocs_", "assocs_" + "x" * 35, "`assocs`"])
-async def test_a_table_name_that_is_none_never_reaches_a_statement(migrated: DatabaseInstance, name: str) -> None:
+async def test_an_invalid_table_name_never_reaches_a_statement(migrated: DatabaseInstance, name: str) -> None:
     administrator = migrated.accounts.administrator
     account = ServerAccount("127.0.0.1", migrated.port, administrator.user, administrator.password)
     with pytest.raises(OperatorError):

@@ -1,4 +1,4 @@
-"""What every `ReadStore` owes: exact answers, in list order, each of one snapshot, whatever bytes they hold."""
+"""The contract of every `ReadStore`: exact answers, in list order, each of one snapshot, whatever bytes they hold."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tao.model.edge_block import COMPLETE, PREFIX, check_block, decode_block, he
 from tao.model.graph import ABSENT, MAX_ID2_SET, MAX_TIME, Edge, decode_count, decode_object
 from tao.model.queries import CountQuery, EdgesQuery, MemberPage, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ObjectRow, RowChanges
-from tao.storage.member_scans import MySqlMemberScans
 from tao.storage.read_plan import ReadPlan
+from tao.storage.scans import MySqlMemberScans
 from tests.conformance.store.stores import (
     LIKES,
     LONG,
@@ -76,7 +76,7 @@ async def test_a_deleted_object_keeps_its_version_and_loses_its_data(stores: Sto
 
 
 async def test_an_object_or_count_by_itself_is_answered_as_among_others(stores: Stores) -> None:
-    """A statement for one is another than for many."""
+    """The statement for one key differs from the one for many."""
     there, deleted, empty, absent = (new_id(SHARDS[1]) for _ in range(4))
     objects = [
         ObjectRow(there, 2**16 - 1, version(2**40), False, bytes(range(256)) * 300),
@@ -180,7 +180,7 @@ async def test_a_long_list_is_read_whole_deep_and_by_a_full_id2_set(stores: Stor
 async def test_a_first_page_is_the_newest_edges_however_long_the_list_is_and_is_taken_for(
     stores: Stores, edges: int, recorded: int | None
 ) -> None:
-    """``recorded``: a count that rows written by hand, newest at the lowest ids, do not go by."""
+    """``recorded`` is a count that disagrees with the rows, written by hand with the newest at the lowest ids."""
     id1 = new_id()
     newest_first = [Edge(i, 1_000 - i, b"x") for i in range(1, edges + 1)]
     changes = list_of(id1, LIKES, newest_first)

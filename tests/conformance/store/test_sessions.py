@@ -1,4 +1,4 @@
-"""A session reads what the driver by itself would, and outlives or ends its connection as it should."""
+"""A session reads the same results as the driver alone, and keeps or closes its connection as it should."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 
 from tao.devcluster.database import DatabaseInstance
 from tao.model.errors import DeadlineExceeded, OperatorError, TaoError
+from tao.replication.server_statements import DatabaseProcess, server_processes
 from tao.storage.dialect import Dialect
 from tao.storage.failures import ConnectionLost
-from tao.storage.processes import ServerProcess, server_processes
 from tao.storage.result_packets import Row
-from tao.storage.session import ServerAccount, Session, open_session
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
 from tao.storage.writes import WRITE_SETUP
 from tests.conformance.store.stores import SERVER
 
 pytestmark = [
     pytest.mark.database,
-    # The driver asks for a statement's warnings and raises them; a session leaves them.
+    # The driver asks for a statement's warnings and raises them; a session ignores them.
     pytest.mark.filterwarnings("ignore::pymysql.err.Warning"),
 ]
 
@@ -52,13 +52,13 @@ _ANSWERS = [
     "WITH RECURSIVE n AS (SELECT 1 seq UNION ALL SELECT seq + 1 FROM n WHERE seq < 900) SELECT * FROM n",
     "SELECT 1; SELECT * FROM tao_sessions.none; SELECT 2",
     "SELEC",
-    "SELECT id1 + 1, '' AS `` FROM (SELECT 18446744073709551615 AS id1) t",  # an overflow, or a name that is none
+    "SELECT id1 + 1, '' AS `` FROM (SELECT 18446744073709551615 AS id1) t",  # an overflow, or an unknown name
     "SHOW VARIABLES LIKE 'sql_mode'",
     "DROP TEMPORARY TABLE tao_sessions.kinds",
 ]
 
 
-_IDLE = ServerProcess(0, "", "", "")
+_IDLE = DatabaseProcess(0, "", "", "")
 
 
 def _root(server: DatabaseInstance) -> ServerAccount:
@@ -70,7 +70,7 @@ def _soon() -> float:
 
 
 @asynccontextmanager
-async def opened(account: ServerAccount) -> AsyncIterator[Session]:
+async def opened(account: ServerAccount) -> AsyncIterator[DatabaseSession]:
     session = await open_session(account, SERVER, WRITE_SETUP, deadline=_soon())
     try:
         yield session
@@ -79,7 +79,7 @@ async def opened(account: ServerAccount) -> AsyncIterator[Session]:
 
 
 @asynccontextmanager
-async def driver(account: ServerAccount, session: Session) -> AsyncIterator[Any]:
+async def driver(account: ServerAccount, session: DatabaseSession) -> AsyncIterator[Any]:
     connection = await aiomysql.connect(
         unix_socket=account.socket, user=account.user, charset="utf8mb4", autocommit=None
     )
@@ -101,7 +101,7 @@ async def _by_driver(cursor: Any, sql: str) -> object:
     return [[[(type(value), value) for value in row] for row in rows] for rows in results]
 
 
-async def _by_session(session: Session, sql: str) -> object:
+async def _by_session(session: DatabaseSession, sql: str) -> object:
     try:
         results = await session.run(sql, (), deadline=_soon())
     except TaoError as error:
@@ -128,7 +128,7 @@ async def test_connections_are_listed_whatever_their_statements_hold(database_se
     root = _root(database_server)
     async with opened(root) as session, opened(root) as busy:
         working = asyncio.create_task(busy.run("SELECT SLEEP(60), %s", (b"\x82\xfe",), deadline=_soon()))
-        processes: dict[int, ServerProcess] = {}
+        processes: dict[int, DatabaseProcess] = {}
         while processes.get(busy.thread_id, _IDLE).command != "Query":
             processes = {each.thread: each for each in await server_processes(session, deadline=_soon())}
         assert processes[busy.thread_id].user == "root"
@@ -209,7 +209,7 @@ async def test_an_error_in_the_middle_of_a_result_is_that_error_and_leaves_the_c
 
 
 @pytest.mark.parametrize("way", ["cancelled", "past its deadline", "by a bug"])
-async def test_whoever_stops_in_the_middle_of_a_result_closes_the_connection(
+async def test_a_reader_that_stops_in_the_middle_of_a_result_closes_the_connection(
     database_server: DatabaseInstance, way: str
 ) -> None:
     loop = asyncio.get_running_loop()
@@ -237,7 +237,7 @@ async def test_whoever_stops_in_the_middle_of_a_result_closes_the_connection(
 
 @asynccontextmanager
 async def cut_after(server_port: int, size: int) -> AsyncIterator[int]:
-    """A way to the server that ends once so many bytes have come from it."""
+    """A connection to the server that ends once so many bytes have come from it."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", server_port)
@@ -276,7 +276,7 @@ async def test_a_server_that_goes_in_the_middle_of_a_result_is_a_lost_connection
             assert not session.is_open
 
 
-async def test_a_connection_that_the_server_has_ended_is_closed_without_being_asked(
+async def test_a_connection_that_the_server_has_ended_is_closed_before_it_is_used(
     database_server: DatabaseInstance,
 ) -> None:
     root = _root(database_server)
@@ -289,13 +289,13 @@ async def test_a_connection_that_the_server_has_ended_is_closed_without_being_as
             await session.run("SELECT 1", deadline=_soon())
 
 
-async def test_a_connection_that_is_ended_while_it_is_asked_is_lost(database_server: DatabaseInstance) -> None:
+async def test_a_connection_that_ends_during_a_query_is_lost(database_server: DatabaseInstance) -> None:
     root = _root(database_server)
     async with opened(root) as session, opened(root) as other:
         asked = asyncio.create_task(session.run("SELECT SLEEP(60)", deadline=_soon()))
         query = "SELECT 1 FROM information_schema.processlist WHERE id = %s AND info LIKE '%%SLEEP%%'"
         thread = (session.thread_id,)
-        while not (await other.run(query, thread, deadline=_soon()))[0]:  # noqa: ASYNC110 - the server alone knows
+        while not (await other.run(query, thread, deadline=_soon()))[0]:  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.01)
         await other.run("KILL CONNECTION %s", (session.thread_id,), deadline=_soon())
         with pytest.raises(ConnectionLost):

@@ -1,5 +1,5 @@
-"""What one shard's trouble costs the others of a batch: a shard that is asked too much, locked, slow or refused waits,
-fails or is asked by itself."""
+"""The trouble of one shard in a batch: an overloaded, locked, slow or rejected shard waits, fails or is queried by
+itself."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from tests.conformance.store.stores import (
 pytestmark = pytest.mark.database
 
 PATIENT_SECONDS = 30
-"""For answers that come at once, on a machine that may be slow."""
+"""Deadline in seconds for answers that come at once, on a machine that may be slow."""
 
 
-async def test_a_shard_asked_too_much_waits_by_itself_and_the_others_are_answered(
+async def test_an_overloaded_shard_waits_by_itself_and_the_others_are_answered(
     migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
     settings = ReadSettings(max_pending_per_shard=1, max_waiting_per_shard=1)
@@ -68,7 +68,7 @@ async def test_a_shard_asked_too_much_waits_by_itself_and_the_others_are_answere
 
 
 class EachRead:
-    """One query for each shard: what became of it, in the order of the answers."""
+    """Send one query to each shard, and return the results in the order of the answers."""
 
     def __init__(self, store: ReadStore, shards: Sequence[int], timeout_seconds: float) -> None:
         self.told: dict[int, str] = {}
@@ -95,19 +95,21 @@ class EachRead:
         return self.told
 
 
-async def test_a_shard_asked_too_much_holds_up_no_other_of_its_batch(
+async def test_an_overloaded_shard_delays_no_other_of_its_batch(
     migrated: DatabaseInstance, make_pools: MakePools
 ) -> None:
     settings = ReadSettings(max_pending_per_shard=1)
     await assert_others_are_answered(migrated, make_pools, settings)
 
 
-async def test_a_shard_that_has_been_slow_is_asked_by_itself(migrated: DatabaseInstance, make_pools: MakePools) -> None:
+async def test_a_shard_that_has_been_slow_is_queried_by_itself(
+    migrated: DatabaseInstance, make_pools: MakePools
+) -> None:
     await assert_others_are_answered(migrated, make_pools, ReadSettings(slow_seconds=0.0))
 
 
 async def assert_others_are_answered(migrated: DatabaseInstance, make_pools: MakePools, settings: ReadSettings) -> None:
-    """While one shard of a batch is stuck: its own answer is the last, whatever it is."""
+    """Query while one shard of the batch is stuck: its own answer is the last, whatever it is."""
     store = MySqlReadStore(server_of, server_of, make_pools(writes=False), table_of, settings)
     async with locked_table(migrated, SHARDS[0]):
         stuck = EachRead(store, SHARDS[:1], PATIENT_SECONDS)
@@ -118,7 +120,7 @@ async def assert_others_are_answered(migrated: DatabaseInstance, make_pools: Mak
     await stuck.all()
 
 
-async def test_a_shard_that_is_refused_fails_alone(stores: Stores, make_pools: MakePools) -> None:
+async def test_a_rejected_shard_fails_alone(stores: Stores, make_pools: MakePools) -> None:
     def nowhere(shard: int) -> str:
         if shard == SHARDS[1]:
             raise Unavailable("no server has it")
@@ -133,7 +135,7 @@ async def test_a_shard_that_is_refused_fails_alone(stores: Stores, make_pools: M
 
 @asynccontextmanager
 async def locked_table(server: DatabaseInstance, shard: int) -> AsyncIterator[None]:
-    """A table that no read gets at, as while an ALTER TABLE swaps it."""
+    """Keep a table away from reads, as while an ALTER TABLE swaps it."""
     account = server.accounts.administrator
     connection = await aiomysql.connect(
         host="127.0.0.1", port=server.port, user=account.user, password=account.password

@@ -1,4 +1,4 @@
-"""What every `WriteStore` owes: all or nothing, locks that end, ownership by generation."""
+"""The contract of every `WriteStore`: all or nothing, locks that end, ownership by generation."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_a_lock_that_another_holds_is_waited_for_in_bounds_and_names_its_s
 
 
 async def test_lanes_with_different_keys_do_not_wait_for_each_other(stores: Stores) -> None:
-    """Neither on neighbours in a nearly empty table nor on rows that do not exist yet."""
+    """Neither neighbours in a nearly empty table nor rows that do not exist yet block each other."""
     here, there = new_id(), new_id()
     async with (
         stores.write.transaction(SERVER, timeout_seconds=10) as one,
@@ -253,7 +253,7 @@ async def test_lists_are_counted_whatever_their_rows_say(stores: Stores) -> None
     keys = WriteKeys(lists={wrong, empty}, recounts={wrong, gone, empty})
     found = await existing(stores, keys)
     assert found == ExistingRows(lists=lists, recounted={wrong: ListRow(3, version(4)), gone: ListRow(3, version(6))})
-    # Equal to an integer is not enough: a decimal can be put into no entry of a cache.
+    # An equal value is not enough: a cache entry cannot hold a decimal.
     numbers = [each for row in (*found.lists.values(), *found.recounted.values()) for each in (row.count, row.version)]
     assert {type(each) for each in numbers} == {int}
 

@@ -1,1 +1,1 @@
-"""Wrong and hostile requests: a package, so that its files share a cluster."""
+"""Invalid and hostile requests: a package, so that its files share a cluster."""

@@ -1,7 +1,8 @@
-"""One cluster for all hostile requests; after each test every process is still the same and ready."""
+"""One cluster for all hostile requests; after each test every process is the same and ready."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -13,6 +14,7 @@ from tao.devcluster.layout import Shape
 from tao.routing.routes import Routes
 from tao.topology.document import parse_topology
 from tests.e2e.cluster_access import (
+    PATIENT_SECONDS,
     assert_caches_equal_the_database,
     bystander_of,
     running_cluster,
@@ -34,13 +36,26 @@ async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
 
 @pytest_asyncio.fixture(loop_scope="package")
 async def rig(whole: Rig) -> AsyncIterator[Rig]:
-    """The cluster; after each test every process is the one that it was and ready, and the bystander went on."""
-    # Those that an earlier test has caused have failed that one.
+    """Yield the cluster; after each test, assert that every process is the same and ready, and that the bystander
+    continued."""
+    # Errors that an earlier test has caused have failed that test.
     whole.bystander.errors.clear()
     yield whole
     await whole.bystander.more_rounds(3)
     assert whole.bystander.errors == []
-    assert (await whole.cluster.status()).processes == whole.before
+    await assert_the_same_processes_are_ready(whole)
+
+
+async def assert_the_same_processes_are_ready(rig: Rig) -> None:
+    """Wait until every process is as it was before the test; fail when one has ended or was started again.
+
+    A follower that the machine has held up for over a second stops being ready until it has subscribed again, so a
+    server that is starting is no fault yet."""
+    pids = [(process.name, process.pid) for process in rig.before]
+    async with asyncio.timeout(PATIENT_SECONDS):
+        while (processes := (await rig.cluster.status()).processes) != rig.before:
+            assert [(process.name, process.pid) for process in processes] == pids
+            await asyncio.sleep(0.1)
 
 
 @pytest_asyncio.fixture(loop_scope="package")

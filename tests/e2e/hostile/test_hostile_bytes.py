@@ -1,4 +1,4 @@
-"""Bytes that no client of ours sends, and requests that no client may send: they cost whoever sent them."""
+"""Bytes that no client of the product sends, and requests that no client may send: they affect only their sender."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_a_client_that_stops_reading_is_held_back_and_then_cut_off(rig: Ri
         for number in range(1, 400):
             request = pb.Request(number=number, deadline_ms=60_000, read=pb.ReadBatch(obj_ids=[user]))
             writer.write(framing.frame(framing.REQUEST, request.SerializeToString()))
-        # 200 MB were asked for: the server keeps a bounded part of it, and gives the connection up after 10 s.
+        # 200 MB were requested: the server keeps a bounded part of them, and closes the connection after 10 s.
         server = next(each for each in rig.before if each.name == rig.follower_of(user).name)
         most_mb = 0
         async with asyncio.timeout(PATIENT_SECONDS):
@@ -115,7 +115,7 @@ async def test_a_client_that_stops_reading_is_held_back_and_then_cut_off(rig: Ri
     assert most_mb < 1000
 
 
-async def test_requests_between_servers_are_refused_from_a_client_and_harmless_from_others(
+async def test_requests_between_servers_are_rejected_from_a_client_and_harmless_from_others(
     rig: Rig, graph: Graph
 ) -> None:
     user = await new_user(graph)

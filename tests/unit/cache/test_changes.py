@@ -1,4 +1,4 @@
-"""What a committed change does to what is held (DESIGN.md §6), and that a prefix stays a prefix."""
+"""What a committed change does to what is held, and that a prefix stays a prefix."""
 
 from __future__ import annotations
 

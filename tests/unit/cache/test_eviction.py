@@ -1,4 +1,4 @@
-"""Budgets, who stays for its uses, and dropped tables (DESIGN.md §4 "eviction", "no stalls")."""
+"""Budgets, who stays for its uses, and dropped tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The races of a membership filter's build, one by one (DESIGN.md §10)."""
+"""The races of a membership filter's build, one by one."""
 
 from __future__ import annotations
 
@@ -58,23 +58,23 @@ def test_a_finished_filter_denies_what_is_not_there_and_nothing_else(scanned: Sc
     assert scanned.cache.edges(ID1, ATYPE, (500,), minimum=v(6)) is None
 
 
-def test_a_page_newer_than_what_was_heard_waits_for_the_messages(scanned: Scanned) -> None:
+def test_a_page_newer_than_the_received_messages_waits_for_them(scanned: Scanned) -> None:
     """Edge 12 was there at version 5 and is deleted by 6: at version 5 it must not be denied."""
     assert scanned.build.take(1, v(6), 17, [id2 for id2 in range(10, 19) if id2 != 12])
     assert not scanned.finish()
-    assert not scanned.build.is_void
+    assert not scanned.build.is_abandoned
     scanned.change(5, gone=(12,))
     assert scanned.finish()
     assert scanned.shard.filters.version(ID1, ATYPE) == v(6)
 
 
-def test_a_page_older_than_the_first_voids_the_build(scanned: Scanned) -> None:
+def test_a_page_older_than_the_first_invalidates_the_build(scanned: Scanned) -> None:
     """Of a server that lags: an edge added by version 5 would be in neither page nor change."""
     assert not scanned.build.take(1, v(4), 17, range(10, 18))
     assert not scanned.finish()
 
 
-def test_a_message_ahead_of_the_scan_voids_the_build(scanned: Scanned) -> None:
+def test_a_message_ahead_of_the_scan_invalidates_the_build(scanned: Scanned) -> None:
     scanned.change(5, put=(50,))
     build = scanned.shard.begin_filter(ID1, ATYPE)
     assert not build.take(1, v(5), 18, range(1, 19)), "the row of the change is not visible yet"
@@ -98,7 +98,7 @@ def test_a_gap_between_the_changes_is_waited_for_and_never_bridged(scanned: Scan
 
 
 @pytest.mark.parametrize("event", ["invalidated", "foreign", "bumped", "epoch"])
-def test_what_is_no_change_voids_build_and_filter(event: str) -> None:
+def test_an_event_other_than_a_change_invalidates_build_and_filter(event: str) -> None:
     for finished in (False, True):
         scanned = Scanned()
         if finished:

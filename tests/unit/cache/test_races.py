@@ -1,4 +1,4 @@
-"""The named races of cache systems, as far as they concern one cache alone (DESIGN.md §4 "floors", "fills")."""
+"""The named races of cache systems, as far as they concern one cache alone."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_when_floors_overflow_fills_of_the_shard_are_not_kept_for_that_time() ->
     for other in range(3):
         cache.raise_object_floor(ID1 + 1 + other, v(1), 0.0)
     assert store_object(cache, v(1)) is Stored.NOT_KEPT
-    figures = cache.floor_figures(0.0)
+    figures = cache.floor_statistics(0.0)
     assert (figures.floors, figures.overflows, figures.overflowed_shards) == (2, 1, 1)
     ticket = cache.object_ticket(ID1, 10.0)
     assert cache.store_object(ticket, encode_object(v(1), 1, b"x"), 1, 10.0) is Stored.STORED
@@ -162,7 +162,7 @@ def test_eviction_does_not_let_an_older_value_in() -> None:
     assert store_object(cache, v(4)) is Stored.BELOW_FLOOR
 
 
-def test_a_higher_version_epoch_voids_the_shard_and_is_then_applied() -> None:
+def test_a_higher_version_epoch_invalidates_the_shard_and_is_then_applied() -> None:
     cache = open_cache()
     store_object(cache, v(5))
     store_list(cache, v(5), edges_of(10))
@@ -185,7 +185,7 @@ def test_data_of_a_lower_version_epoch_is_never_applied_and_a_message_of_it_drop
     assert cache.store_object(again, encode_object(v(3), 1, b"survived"), 2, 0.0) is Stored.STORED, "v9 is no floor"
 
 
-def test_floors_of_an_older_version_epoch_are_void() -> None:
+def test_floors_of_an_older_version_epoch_no_longer_apply() -> None:
     cache = open_cache()
     cache.raise_object_floor(ID1, v(9), 0.0)
     before = cache.object_ticket(ID1, 0.0)

@@ -1,4 +1,4 @@
-"""Which queries a cached entry answers: the table of DESIGN.md §4, line by line."""
+"""Which queries a cached entry answers: the table of docs/explanation/cache.md, line by line."""
 
 from __future__ import annotations
 

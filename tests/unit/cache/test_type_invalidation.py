@@ -24,12 +24,12 @@ def cache() -> GraphCache:
     return cache
 
 
-def void(cache: GraphCache, *, otypes: tuple[int, ...] = (), atypes: tuple[int, ...] = ()) -> Applied:
+def invalidate_types(cache: GraphCache, *, otypes: tuple[int, ...] = (), atypes: tuple[int, ...] = ()) -> Applied:
     return cache.apply_message(ShardInvalidation(SHARD, otypes, atypes), 1, 0.0)
 
 
 def test_lists_of_the_type_are_gone_and_all_else_stays(cache: GraphCache) -> None:
-    assert void(cache, atypes=(ATYPE,)) is Applied.EPOCH_BUMPED
+    assert invalidate_types(cache, atypes=(ATYPE,)) is Applied.EPOCH_BUMPED
     assert cache.range(ID1, ATYPE, 0, 10) is None
     assert cache.count(ID1, ATYPE) is None
     assert cache.range(ID1, SMALL_ATYPE, 0, 10) is not None
@@ -37,14 +37,14 @@ def test_lists_of_the_type_are_gone_and_all_else_stays(cache: GraphCache) -> Non
 
 
 def test_objects_go_with_their_arena_and_absent_ones_with_any(cache: GraphCache) -> None:
-    void(cache, otypes=(2,))
+    invalidate_types(cache, otypes=(2,))
     assert cache.object(SPECIAL_ID) is None
     assert cache.object(ABSENT_ID) is None  # it might be of the type by now
     assert cache.range(ID1, ATYPE, 0, 10) is not None
 
 
 def test_objects_of_an_arena_of_their_own_outlive_those_of_the_default_one(cache: GraphCache) -> None:
-    void(cache, otypes=(1,))
+    invalidate_types(cache, otypes=(1,))
     assert cache.object(ID1) is None
     assert cache.object(SPECIAL_ID) is not None
     assert cache.objects([SPECIAL_ID, ID1]) == [cache.object(SPECIAL_ID), None]
@@ -54,23 +54,23 @@ def test_objects_of_an_arena_of_their_own_outlive_those_of_the_default_one(cache
 
 def test_a_fill_begun_before_is_answered_and_not_kept(cache: GraphCache) -> None:
     ticket = cache.list_ticket(ID1, ATYPE, 0.0)
-    void(cache, atypes=(ATYPE,))
-    assert cache.is_void(ticket)
+    invalidate_types(cache, atypes=(ATYPE,))
+    assert cache.is_invalid(ticket)
     block = encode_block(v(1), 1, edges_of(10), PREFIX)
     assert cache.store_list(ticket, block, 1, 0.0) is Stored.NOT_KEPT
     assert cache.range(ID1, ATYPE, 0, 10) is None
     assert store_list(cache, v(1), edges_of(10)) is Stored.STORED
 
 
-def test_what_was_heard_of_before_is_still_a_floor(cache: GraphCache) -> None:
+def test_a_floor_raised_before_a_type_invalidation_still_holds(cache: GraphCache) -> None:
     cache.raise_object_floor(ID1, v(3), 0.0)
-    void(cache, otypes=(1,))
+    invalidate_types(cache, otypes=(1,))
     assert cache.store_object(cache.object_ticket(ID1, 0.0), encode_object(v(2), 1, b""), 1, 0.0) is Stored.BELOW_FLOOR
 
 
 def test_the_memory_of_what_is_gone_comes_back(cache: GraphCache) -> None:
     before = sum(arena.bytes for arena in cache.arenas())
-    void(cache, otypes=(1, 2), atypes=(ATYPE, SMALL_ATYPE))
+    invalidate_types(cache, otypes=(1, 2), atypes=(ATYPE, SMALL_ATYPE))
     while cache.reclaim_step():
         pass
     assert sum(arena.bytes for arena in cache.arenas()) == 0 < before

@@ -1,11 +1,8 @@
-"""`tao arenas`: what is shown of each server, and what is proposed for the servers of a tier together."""
+"""`tao arenas` shows every server's arenas and proposes budgets for the servers of a tier together."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,9 +39,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
     tier = Tier(name="t", servers=tuple(CacheServer(name=name, grpc=f"{name}:1", admin=f"{name}:2") for name in names))
     region = Region(name="east", leaders=Tier(name="leaders", servers=()), followers=(tier,))
 
-    @asynccontextmanager
-    async def graph_of(_: str | None) -> AsyncIterator[Any]:
-        yield SimpleNamespace(topology=Topology(version=1, shards=1, regions=(region,), databases=()))
+    async def current_topology(_: object) -> Topology:
+        return Topology(version=1, shards=1, regions=(region,), databases=())
 
     async def server_stats(admin: str) -> dict[str, Any]:
         if admin.removesuffix(":2") not in ANSWERING:
@@ -52,15 +48,16 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
         full = arena("default", 80 * MB, evictions=9_000, eviction_age_seconds=12.0, returns=[1_000, 1, 0, 0])
         return {"arenas": [full, arena("idle", 80 * MB, bytes=8 * MB)]}
 
-    monkeypatch.setattr("tao.cli.stats.graph_of", graph_of)
-    monkeypatch.setattr("tao.devcluster.readiness.server_stats", server_stats)
+    monkeypatch.setattr("tao.cli.stats.target_of", lambda _: None)
+    monkeypatch.setattr("tao.admin.connection.current_topology", current_topology)
+    monkeypatch.setattr("tao.admin.server_stats.server_stats", server_stats)
 
 
 def call(*arguments: str) -> Result:
     return CliRunner().invoke(tao, ["arenas", *arguments], catch_exceptions=False)
 
 
-def test_every_arena_of_every_server_has_a_line_and_who_does_not_answer_is_named() -> None:
+def test_every_arena_of_every_server_has_a_line_and_a_silent_server_is_named() -> None:
     done = call()
     lines = done.stdout.splitlines()
     assert done.exit_code == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from tao.admin.documents import example_schema_file
 from tao.cli.commands import tao
+from tao.cli.extras import missing_module_text
 from tao.devcluster.ports import LOOPBACK, reserve_port
-from tao.devcluster.schema_copy import example_schema_file
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,7 @@ def test_without_a_cluster_a_command_says_how_to_start_or_name_one(command: tupl
     assert_operator_error(call(*command), "tao dev up")
 
 
-def test_a_cluster_that_does_not_answer_is_told_in_one_line_with_where_to_look() -> None:
+def test_a_cluster_that_does_not_answer_is_reported_in_one_line_with_a_hint() -> None:
     get, stats = (call(*command, "--connect", "127.0.0.1:1") for command in (("get", "1"), ("stats",)))
     for result in (get, stats):
         assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
@@ -82,13 +84,13 @@ CHANGING = (
 
 
 @pytest.mark.parametrize("name", CHANGING)
-def test_whatever_changes_something_can_be_told_yes_beforehand_and_answers_scripts(name: str) -> None:
+def test_every_command_that_changes_something_takes_yes_and_json(name: str) -> None:
     shown = call(*name.split(), "--help").stdout
     assert "--yes" in shown
     assert "--json" in shown
 
 
-def test_no_other_command_asks() -> None:
+def test_no_other_command_takes_yes() -> None:
     def asking(group: click.Group, *words: str) -> Iterator[str]:
         for name, command in group.commands.items():
             if isinstance(command, click.Group):
@@ -115,17 +117,17 @@ def test_a_server_is_neither_drained_nor_put_back_without_a_yes(
 
 
 @pytest.mark.parametrize("command", ["status", "down", "logs"])
-def test_a_folder_without_a_cluster_is_told_in_one_line(command: str) -> None:
+def test_a_folder_without_a_cluster_is_reported_in_one_line(command: str) -> None:
     assert_operator_error(call("dev", command), "there is no cluster in")
 
 
-def test_a_machine_without_a_database_server_is_told_what_to_install_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_database_server_the_error_says_what_to_install_or_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAO_MYSQLD", "/nowhere/mariadbd")
     assert_operator_error(call("dev", "up"), "TAO_MYSQLD")
 
 
 @pytest.mark.database
-def test_a_shape_that_cannot_be_is_told_in_one_line_and_leaves_nothing() -> None:
+def test_an_impossible_shape_is_reported_in_one_line_and_leaves_nothing() -> None:
     assert_operator_error(call("dev", "up", "--databases", "3", "--shards", "2"), "--databases 3")
     assert_operator_error(call("dev", "up", "--state-dir", "a/b/c", "--leaders", "0"), "--leaders 0")
     assert list(Path().iterdir()) == []
@@ -165,14 +167,14 @@ def test_a_server_s_settings_file_that_is_not_there_is_named() -> None:
     assert_operator_error(call("follower", "--settings", "missing.yaml"), "missing.yaml")
 
 
-def test_a_schema_follows_itself() -> None:
+def test_a_schema_is_compatible_with_itself() -> None:
     file = str(example_schema_file())
     result = call("schema", "check", file, file, "--json")
     assert result.exit_code == 0
     assert json.loads(result.stdout) == {"compatible": True, "changes": []}
 
 
-def test_a_schema_that_breaks_data_is_told_with_status_1(tmp_path: Path) -> None:
+def test_a_schema_that_breaks_data_ends_with_status_1(tmp_path: Path) -> None:
     changed = tmp_path / "new.yaml"
     changed.write_text(example_schema_file().read_text().replace("lat: {number: 2, type: float}", ""))
     result = call("schema", "check", str(example_schema_file()), str(changed))
@@ -185,3 +187,54 @@ def test_a_schema_file_can_be_shown() -> None:
     result = call("schema", "show", str(example_schema_file()), "--json")
     assert json.loads(result.stdout)["objects"]["page"]["number"] == 5
     assert "page_likes" in call("schema", "show", str(example_schema_file())).stdout
+
+
+@pytest.mark.parametrize("command", [("dev", "status"), ("demo",), ("status",)])
+def test_without_the_tools_a_command_that_needs_them_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("tao.devcluster", "tao.demonstration"))]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "tao.devcluster", None)
+    monkeypatch.setitem(sys.modules, "tao.demonstration", None)
+    result = CliRunner().invoke(tao, list(command))
+    assert (result.exit_code, "pip install 'tao-graph[dev]'" in result.stderr) == (2, True), result.stderr
+
+
+def test_a_missing_package_names_the_extra_that_brings_it() -> None:
+    missing = ModuleNotFoundError("no", name="aiomysql.cursors")
+    assert "tao-graph[server]" in missing_module_text(missing, ["status"])
+    assert "tao-graph[dev]" in missing_module_text(missing, ["dev", "up"])
+    assert missing_module_text(ModuleNotFoundError("no", name="tao.cache.gone"), ["status"]) == ""
+
+
+def test_commands_that_name_their_cluster_work_without_the_development_cluster(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith(('tao.devcluster', 'tao.demonstration')):\n"
+        "            raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+        "from tao.cli import main\n"
+        "sys.argv = ['tao', *sys.argv[1:]]\n"
+        "main()\n"
+    )
+    topology = str(tmp_path / "none.json")
+    passwords = {f"TAO_{who}_PASSWORD": "secret" for who in ("ADMIN", "REPLICATOR", "READER")}
+    commands = [
+        *(["topology", "show", "--topology", topology], ["drain", "leader-1", "--topology", topology, "--yes"]),
+        *(["promote", "db-1", "--to", "east", "--topology", topology, "--yes"],),
+        *(["verify", "--connect", topology, "--schema", str(example_schema_file())],),
+    ]
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *command],
+            env={**os.environ, **passwords},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert "none.json" in done.stderr, (command, done.stderr)
+        assert "not part of this installation" not in done.stderr

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from tao.admin.documents import example_schema_file
 from tao.cli.commands import tao
 from tao.devcluster.database import DatabaseInstance
-from tao.devcluster.schema_copy import example_schema_file
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.storage.dialect import SessionSetup
 from tao.storage.session import ServerAccount, open_session
@@ -46,7 +46,7 @@ def topology(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_passwords_are_asked_of_the_environment(topology: str) -> None:
+def test_passwords_are_taken_from_the_environment(topology: str) -> None:
     for command in (("accounts",), ("migrate", "--schema", str(example_schema_file()))):
         result = call(*command, "--topology", topology, "--yes")
         assert (result.exit_code, result.stdout) == (2, "")
@@ -56,11 +56,14 @@ def test_passwords_are_asked_of_the_environment(topology: str) -> None:
 def test_nothing_is_done_without_a_yes(topology: str) -> None:
     schema = str(example_schema_file())
     result = call("migrate", "--topology", topology, "--schema", schema, TAO_ADMIN_PASSWORD="x")
-    assert (result.exit_code, "nobody to ask: repeat with --yes" in result.stderr) == (2, True)
+    assert (result.exit_code, "there is no input to ask for confirmation: repeat with --yes" in result.stderr) == (
+        2,
+        True,
+    )
     assert "Bring 3 shards on db-here up to date?" in result.stderr
 
 
-def test_a_database_server_that_is_away_is_named(topology: str) -> None:
+def test_a_database_server_that_does_not_answer_is_named(topology: str) -> None:
     schema = str(example_schema_file())
     result = call("migrate", "--topology", topology, "--schema", schema, "--yes", TAO_ADMIN_PASSWORD="x")
     assert result.exit_code == 3
@@ -128,7 +131,7 @@ def test_accounts_may_be_made_again_and_for_other_hosts(private_shards: dict[str
 
 
 @pytest.mark.database
-def test_an_account_that_may_not_make_accounts_is_told_so(private_shards: dict[str, Any]) -> None:
+def test_an_account_without_the_right_to_create_accounts_is_refused(private_shards: dict[str, Any]) -> None:
     environment = private_shards["environment"]
     result = call(
         *("accounts", "--topology", private_shards["topology"], "--as-user", "tao_reader", "--yes"),

@@ -1,4 +1,4 @@
-"""The frame of commands: what is asked, and by which exit status a script knows how it went."""
+"""The frame of commands asks for confirmation and ends with the documented exit statuses."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def request(reason: str) -> None:
     """A request that fails for that reason."""
 
     async def work() -> None:
-        logging.getLogger("tao.peers.links").warning("follower-1a cannot be reached")
+        logging.getLogger("tao.wire.links").warning("follower-1a cannot be reached")
         raise error_from_reason(reason, "what happened")
 
     run(work())
@@ -50,14 +50,14 @@ def request(reason: str) -> None:
         ("INTERNAL", 3),
     ],
 )
-def test_a_script_tells_a_callers_mistake_from_a_request_that_failed(
+def test_the_exit_status_distinguishes_a_callers_mistake_from_a_failed_request(
     reason: str, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     result = CliRunner().invoke(program, ["request", reason], catch_exceptions=False)
     assert (result.exit_code, result.stderr.count("\n")) == (status, 1)
     assert "what happened" in result.stderr
     assert not caplog.records
-    assert logging.getLogger("tao.peers.links").isEnabledFor(logging.WARNING)
+    assert logging.getLogger("tao.wire.links").isEnabledFor(logging.WARNING)
 
 
 def call(*arguments: str, given: str = "") -> Result:
@@ -77,13 +77,13 @@ def test_after_anything_else_nothing_was_changed(answer: str) -> None:
     assert result.stderr.endswith("tao: nothing was changed\n")
 
 
-def test_without_anybody_to_ask_it_says_how_to_go_on() -> None:
+def test_without_input_to_confirm_it_says_to_repeat_with_yes() -> None:
     result = call()
     assert (result.exit_code, result.stdout) == (2, "")
-    assert result.stderr.endswith("tao: nobody to ask: repeat with --yes\n")
+    assert result.stderr.endswith("tao: there is no input to ask for confirmation: repeat with --yes\n")
 
 
-def test_what_was_agreed_to_beforehand_is_not_asked() -> None:
+def test_with_yes_it_does_not_ask() -> None:
     result = call("--yes")
     assert (result.exit_code, result.stdout, result.stderr) == (0, "done\n", "")
 
@@ -108,4 +108,4 @@ def test_a_folder_that_is_gone_is_a_callers_mistake(tmp_path: Path, monkeypatch:
     gone.rmdir()
     result = CliRunner().invoke(program, ["change", "--yes"], catch_exceptions=False)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert "the folder that this was called in is gone" in result.stderr
+    assert "the current folder does not exist any more" in result.stderr

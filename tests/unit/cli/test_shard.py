@@ -1,4 +1,4 @@
-"""`tao shard`: what it would do is shown and asked; rates of all servers are put together; mistakes are told."""
+"""`tao shard` shows its plan and asks, adds up the rates of all servers, and refuses mistakes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tao.admin.server_stats import merge_traffic
 from tao.cli.commands import tao
-from tao.cli.heat import merged
 from tao.model.errors import TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.topology import edits
-from tao.topology.cloning import hosts_of
+from tao.topology.clones import hosts_of
 from tao.topology.document import dump_topology, parse_topology
 from tao.wire.v1 import session_pb2 as pb
 from tests.unit.client.fakes import make_topology
@@ -45,19 +45,22 @@ def mark_all_down(file: Path) -> None:
 def test_the_plan_is_shown_and_nothing_is_stored_without_a_yes(file: Path) -> None:
     before = file.read_bytes()
     result = call(file, "clone", "3", "--tier", "near", "--copies", "2")
-    assert (result.exit_code, "nobody to ask: repeat with --yes" in result.stderr) == (2, True)
+    assert (result.exit_code, "there is no input to ask for confirmation: repeat with --yes" in result.stderr) == (
+        2,
+        True,
+    )
     assert all(name in result.stdout for name in ("n-1", "n-2", "n-3", "home", "clone", "serves"))
     assert file.read_bytes() == before
 
 
-def test_servers_that_do_not_hear_are_named_and_nobody_begins_to_serve(file: Path) -> None:
+def test_servers_that_do_not_get_the_change_are_named_and_no_clone_serves(file: Path) -> None:
     home = hosts(file)
     result = call(file, "clone", "3", "--tier", "near", "--yes", "--wait-seconds", "0.2")
     assert (result.exit_code, "n-1, n-2, n-3 did not hear of topology version 2" in result.stderr) == (3, True)
     assert hosts(file) == home
 
 
-def test_what_is_so_already_changes_nothing(file: Path) -> None:
+def test_a_command_that_changes_nothing_says_so(file: Path) -> None:
     result = call(file, "unclone", "3", "--tier", "east/near", "--yes", "--json")
     assert result.exit_code == 0
     found = json.loads(result.stdout)
@@ -65,7 +68,7 @@ def test_what_is_so_already_changes_nothing(file: Path) -> None:
     assert "nothing to change" in call(file, "unclone", "3", "--tier", "near", "--yes").stdout
 
 
-def test_clones_are_given_back_by_the_other_command(file: Path) -> None:
+def test_fewer_clones_are_made_by_unclone_only(file: Path) -> None:
     (home,) = hosts(file)
     topology = parse_topology(file.read_bytes(), str(file))
     others = [name for name in ("n-1", "n-2", "n-3") if name != home]
@@ -77,7 +80,7 @@ def test_clones_are_given_back_by_the_other_command(file: Path) -> None:
     assert hosts(file) == (home,)
 
 
-def test_what_cannot_be_is_refused_in_plain_words(file: Path) -> None:
+def test_an_impossible_clone_is_refused_with_the_reason(file: Path) -> None:
     for arguments, text in (
         (("clone", "3", "--tier", "near", "--copies", "3"), "servers for 2 copies of shard 3"),
         (("clone", "99", "--tier", "near"), "there is no shard 99"),
@@ -87,7 +90,7 @@ def test_what_cannot_be_is_refused_in_plain_words(file: Path) -> None:
         assert (result.exit_code, text in result.stderr) == (2, True), result.stderr
 
 
-def test_rates_of_a_tier_s_servers_are_added_and_a_silent_one_is_named() -> None:
+def test_rates_of_a_tiers_servers_are_added_and_a_silent_server_is_named() -> None:
     key = 3 << SHARD_SHIFT | 1
     answers: dict[tuple[str, str], pb.Traffic | TaoError] = {
         ("east/near", "n-1"): pb.Traffic(
@@ -98,7 +101,7 @@ def test_rates_of_a_tier_s_servers_are_added_and_a_silent_one_is_named() -> None
         ),
         ("east/far", "far-1"): Unavailable("away"),
     }
-    found = merged(make_topology(), answers, 1)
+    found = merge_traffic(make_topology(), answers, 1)
     assert found["shards"] == [
         {
             "tier": "east/near",

@@ -1,4 +1,4 @@
-"""`tao status` when nobody answers: a list of problems and rows, never a traceback."""
+"""`tao status` shows problems and rows, and never a traceback, when no server answers."""
 
 from __future__ import annotations
 
@@ -63,5 +63,5 @@ def test_the_same_as_json(topology_file: Path) -> None:
     ] * 3
 
 
-def test_a_staleness_is_more_than_nothing(topology_file: Path) -> None:
+def test_the_staleness_limit_must_be_above_zero(topology_file: Path) -> None:
     assert call("--connect", str(topology_file), "--max-staleness", "0").exit_code == 2

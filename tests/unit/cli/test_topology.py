@@ -1,4 +1,4 @@
-"""`tao topology`: the document shown, changed after a yes, and never over somebody else's change."""
+"""`tao topology` shows the document, and changes it after a confirmation and never over a concurrent change."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_it_shows_every_server_with_its_shards(file: Path) -> None:
     assert json.loads(call(file, "show", "--json").stdout)["shards"] == SHARDS
 
 
-def test_addresses_of_a_server_are_one_column_and_its_host_is_told_once(file: Path) -> None:
+def test_addresses_of_a_server_are_one_column_and_show_its_host_once(file: Path) -> None:
     changed(
         file, *("add-server", "e-1c", "--tier", "east-web"), *("--grpc", "10.0.0.9:7000", "--admin", "10.0.0.9:7002")
     )
@@ -129,13 +129,16 @@ def test_a_server_joins_and_leaves_and_the_shards_that_move_are_shown(file: Path
 
 def test_nothing_is_stored_without_a_yes(file: Path) -> None:
     result = call(file, "mark-down", "e-1a")
-    assert (result.exit_code, "nobody to ask: repeat with --yes" in result.stderr) == (2, True)
+    assert (result.exit_code, "there is no input to ask for confirmation: repeat with --yes" in result.stderr) == (
+        2,
+        True,
+    )
     assert "Store this as version 2" in result.stderr
     assert "down" in result.stdout
     assert stored(file).version == 1
 
 
-def test_a_change_by_somebody_else_meanwhile_is_not_overwritten(file: Path) -> None:
+def test_a_concurrent_change_is_not_overwritten(file: Path) -> None:
     other = edits.mark_server(stored(file), "w-1a", down=True)
 
     def somebody_else(*_: Any) -> None:

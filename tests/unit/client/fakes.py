@@ -1,4 +1,4 @@
-"""A cluster without a network: followers that answer from dictionaries, and do worse when told to."""
+"""A cluster without a network: followers that answer from dictionaries, or as a test's behaviour says."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from tao.client.configuration import Configuration
+from tao.client.configuration import ClientConfiguration
 from tao.client.graph import Graph
 from tao.client.settings import ClientSettings
 from tao.model.edge_block import COMPLETE, LIMIT_CUT, PREFIX, empty_block, encode_block
@@ -61,7 +61,7 @@ def make_topology(
 
 
 class FakeCluster:
-    """Shared contents, and one `FakeLink` per server; stands for `tao.peers.links.Links`."""
+    """The contents that all followers share, and one `FakeLink` per server. It replaces `tao.wire.links.Links`."""
 
     def __init__(self, topology: Topology | None = None) -> None:
         self.topology = topology or make_topology()
@@ -88,17 +88,17 @@ class FakeCluster:
 
     async def connect(self, settings: ClientSettings | None = None, tier_name: str | None = None) -> Graph:
         settings = settings or ClientSettings()
-        configuration = await Configuration.fetch(self.topology, None, self, settings)
+        configuration = await ClientConfiguration.fetch(self.topology, None, self, settings)
         return Graph(self, configuration, settings, tier_name, unix_seconds=lambda: 1_700_000_000.5)
 
     def batches(self, server: str | None = None) -> list[pb.Request]:
-        """The read and write messages sent, to one server or to all."""
+        """Return the read and write messages that were sent to one server or to all."""
         links = [self.link(server)] if server else list(self.links.values())
         return [sent for link in links for sent in link.sent if sent.WhichOneof("body") in ("read", "write")]
 
 
 class FakeLink:
-    """One follower. ``behaviour`` replaces its answers to reads and writes."""
+    """A link to one follower. ``behaviour`` replaces its answers to reads and writes."""
 
     def __init__(self, name: str, cluster: FakeCluster) -> None:
         self.name = name
@@ -147,7 +147,7 @@ class FakeLink:
         raise AssertionError(request)
 
     def values(self, batch: pb.ReadBatch) -> list[bytes]:
-        """Answers in slot order."""
+        """Return the answers in slot order."""
         objects, lists = self.cluster.objects, self.cluster.lists
         values = [objects.get(each, encode_object(0, ABSENT, b"")) for each in batch.obj_ids]
         counted = zip(batch.count_id1s, batch.count_atypes, strict=True)
@@ -183,7 +183,7 @@ class FakeLink:
         return values
 
     def result(self, write: pb.Write) -> pb.WriteResult:
-        """What becomes of a write, and the version that it reached."""
+        """Apply a write, and return its result with the version that it reached."""
         result = self.done(write)
         change = getattr(write, write.WhichOneof("operation") or "")
         key = (change.id1, change.atype) if hasattr(change, "id1") else (result.id or change.id, 0)
@@ -210,7 +210,7 @@ class FakeLink:
 
 
 def failing(error: TaoError, times: int = 1_000_000) -> Behaviour:
-    """Fail whole messages so many times, then answer."""
+    """Fail a number of messages, then answer."""
     left = times
 
     def behaviour(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:

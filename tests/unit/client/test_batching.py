@@ -1,4 +1,4 @@
-"""What is awaited in one tick travels together, and every answer finds its question."""
+"""Queries of one tick travel in one message, and every answer reaches its caller."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ async def test_writes_are_bounded_by_their_bytes(cluster: FakeCluster) -> None:
     assert [len(sent.write.writes) for sent in cluster.batches()] == [2, 2, 1]
 
 
-async def test_hits_are_handed_over_before_the_misses_of_their_batch(graph: Graph, cluster: FakeCluster) -> None:
+async def test_callers_receive_hits_before_the_misses_of_their_batch(graph: Graph, cluster: FakeCluster) -> None:
     later: list[AnswerHandler] = []
 
     def two_parts(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
@@ -96,7 +96,7 @@ async def test_hits_are_handed_over_before_the_misses_of_their_batch(graph: Grap
     assert found.fields["name"] == "miss"
 
 
-async def test_a_query_that_fails_alone_leaves_the_others_alone(graph: Graph, cluster: FakeCluster) -> None:
+async def test_one_failed_query_does_not_fail_the_others_of_its_batch(graph: Graph, cluster: FakeCluster) -> None:
     def one_fails(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
         errors = [error_to_pb(InvalidArgument("no"))]
         on_answer(pb.Answer(read=pb.ReadAnswer(slots=[1], values=[user("b")], failed_slots=[0], errors=errors)))
@@ -123,7 +123,7 @@ async def test_a_query_that_fails_alone_leaves_the_others_alone(graph: Graph, cl
         pb.ReadAnswer(values=[b"short"]),
     ],
 )
-async def test_an_answer_that_does_not_fit_its_question_is_a_protocol_error(
+async def test_an_answer_that_does_not_fit_its_request_is_a_protocol_error(
     graph: Graph, cluster: FakeCluster, answer: pb.ReadAnswer
 ) -> None:
     cluster.link("near-1").behaviour = lambda link, request, on_answer: on_answer(pb.Answer(read=answer))
@@ -131,9 +131,7 @@ async def test_an_answer_that_does_not_fit_its_question_is_a_protocol_error(
         await graph.obj_get(1)
 
 
-async def test_a_cancelled_caller_does_not_disturb_those_who_share_the_batch(
-    graph: Graph, cluster: FakeCluster
-) -> None:
+async def test_a_cancelled_caller_does_not_disturb_the_others_of_its_batch(graph: Graph, cluster: FakeCluster) -> None:
     handlers: list[AnswerHandler] = []
     cluster.link("near-1").behaviour = lambda link, request, on_answer: handlers.append(on_answer)
     first, second = asyncio.ensure_future(graph.obj_get(1)), asyncio.ensure_future(graph.obj_get(2))
@@ -146,7 +144,7 @@ async def test_a_cancelled_caller_does_not_disturb_those_who_share_the_batch(
     assert found.fields["name"] == "b"
 
 
-async def test_a_batch_that_nobody_waits_for_any_more_is_forgotten(cluster: FakeCluster) -> None:
+async def test_a_batch_whose_callers_were_all_cancelled_is_forgotten(cluster: FakeCluster) -> None:
     async with await cluster.connect(ClientSettings(max_waiting_queries=2)) as graph:
         cluster.link("near-1").behaviour = silent
         many = asyncio.ensure_future(graph.obj_get_many([1, 2]))
@@ -160,7 +158,7 @@ async def test_a_batch_that_nobody_waits_for_any_more_is_forgotten(cluster: Fake
         assert await graph.obj_get(3) is None
 
 
-async def test_queries_that_wait_to_be_asked_again_keep_their_place_among_those_unanswered(
+async def test_queries_that_wait_for_a_retry_count_as_unanswered(
     cluster: FakeCluster,
 ) -> None:
     settings = ClientSettings(max_waiting_queries=2, retry_backoff_seconds=0.001)
@@ -177,7 +175,7 @@ async def test_queries_that_wait_to_be_asked_again_keep_their_place_among_those_
         assert await graph.obj_get_many([3, 4]) == [None, None]
 
 
-async def test_what_waits_when_the_graph_is_closed_fails(cluster: FakeCluster) -> None:
+async def test_queries_in_flight_fail_when_the_graph_is_closed(cluster: FakeCluster) -> None:
     graph = await cluster.connect()
     cluster.link("near-1").behaviour = silent
     waiting = asyncio.ensure_future(graph.obj_get(1))
@@ -196,19 +194,19 @@ async def test_an_empty_many_form_sends_nothing(graph: Graph, cluster: FakeClust
     assert cluster.batches() == []
 
 
-async def test_an_object_of_another_type_than_named_is_refused(graph: Graph, cluster: FakeCluster) -> None:
+async def test_an_object_of_another_type_than_the_one_asked_for_is_an_error(graph: Graph, cluster: FakeCluster) -> None:
     cluster.objects[1] = user("a")
     with pytest.raises(WrongType, match="object 1 is of type 'user', not 'page'"):
         await graph.obj_get(1, "page")
 
 
-async def test_a_count_comes_from_a_count_value(graph: Graph, cluster: FakeCluster) -> None:
+async def test_counts_are_decoded_from_count_values(graph: Graph, cluster: FakeCluster) -> None:
     answer = pb.Answer(read=pb.ReadAnswer(values=[encode_count(3, 77), encode_count(3, 78)]))
     cluster.link("near-1").behaviour = lambda link, request, on_answer: on_answer(answer)
     assert await graph.assoc_count_many([(1, "friend"), (2, "friend")]) == [77, 78]
 
 
-async def test_reads_travel_with_those_that_have_the_same_bound_on_staleness(
+async def test_reads_share_a_message_with_reads_of_the_same_bound_on_staleness(
     graph: Graph, cluster: FakeCluster
 ) -> None:
     await asyncio.gather(

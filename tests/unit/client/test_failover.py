@@ -1,5 +1,5 @@
-"""What becomes of a query when a server cannot answer it: another one is asked, within bounds, and never a write twice
-that may have happened."""
+"""Failover: a query that one server cannot answer goes to another server, within bounds; a write that may have
+happened does not."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tao.client import (
 )
 from tao.model.errors import AnswerFull, DatabaseDown
 from tao.model.graph import encode_object
-from tao.routing.retry_budget import RetrySettings
+from tao.routing.budgets import RetrySettings
 from tao.topology.edits import mark_server
 from tao.wire.convert import error_to_pb
 from tao.wire.session import AnswerHandler
@@ -41,7 +41,7 @@ async def test_a_read_goes_to_the_next_tier_when_the_nearest_cannot_answer(
         assert (graph.stats.retries, graph.stats.failovers) == (1, 1)
 
 
-async def test_only_the_slots_that_failed_are_asked_again(cluster: FakeCluster) -> None:
+async def test_only_the_slots_that_failed_are_retried(cluster: FakeCluster) -> None:
     def second_fails(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
         errors = [error_to_pb(Unavailable("the leader is away"))]
         values = link.values(request.read)
@@ -60,7 +60,7 @@ async def test_only_the_slots_that_failed_are_asked_again(cluster: FakeCluster) 
         assert (list(again.obj_ids), list(again.range_id1s), list(again.get_id1s)) == ([], [7], [])
 
 
-async def test_an_impaired_server_is_passed_over_until_it_is_well(cluster: FakeCluster) -> None:
+async def test_an_impaired_server_is_avoided_until_it_is_well(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").is_impaired = True
         await graph.obj_get(1)
@@ -71,7 +71,7 @@ async def test_an_impaired_server_is_passed_over_until_it_is_well(cluster: FakeC
         assert len(cluster.batches("near-1")) == 1
 
 
-async def test_where_all_are_impaired_one_that_is_not_down_is_asked(cluster: FakeCluster) -> None:
+async def test_when_all_servers_are_impaired_one_that_is_not_down_is_asked(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         near, far = cluster.link("near-1"), cluster.link("far-1")
         near.is_impaired = far.is_impaired = True
@@ -92,7 +92,7 @@ async def test_a_server_that_is_marked_down_is_not_asked_first() -> None:
         assert (cluster.batches("near-1"), len(cluster.batches("far-1"))) == ([], 1)
 
 
-async def test_attempts_are_bounded_and_the_last_error_is_told(cluster: FakeCluster) -> None:
+async def test_attempts_are_bounded_and_the_caller_receives_the_last_error(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         for name in ("near-1", "far-1"):
             cluster.link(name).behaviour = failing(Unavailable(f"{name} is away"))
@@ -101,7 +101,7 @@ async def test_attempts_are_bounded_and_the_last_error_is_told(cluster: FakeClus
         assert len(cluster.batches()) == QUICK.max_attempts
 
 
-async def test_repeats_have_a_budget_of_their_own(cluster: FakeCluster) -> None:
+async def test_retries_are_bounded_by_a_budget(cluster: FakeCluster) -> None:
     async with await cluster.connect(BUDGET_OF_TWO) as graph:
         for name in ("near-1", "far-1"):
             cluster.link(name).behaviour = failing(Unavailable("away"))
@@ -112,7 +112,7 @@ async def test_repeats_have_a_budget_of_their_own(cluster: FakeCluster) -> None:
         assert (graph.stats.retries, graph.stats.retries_refused) == (2, 9)
 
 
-async def test_while_the_database_is_down_nobody_else_is_asked(cluster: FakeCluster) -> None:
+async def test_a_read_is_not_retried_while_the_database_is_down(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(DatabaseDown("db-1 is down"))
         with pytest.raises(Unavailable, match="db-1"):
@@ -122,7 +122,7 @@ async def test_while_the_database_is_down_nobody_else_is_asked(cluster: FakeClus
         assert len(cluster.batches()) == 2
 
 
-async def test_an_overloaded_server_is_not_asked_again(cluster: FakeCluster) -> None:
+async def test_a_read_is_not_retried_when_the_server_is_overloaded(cluster: FakeCluster) -> None:
     async with await cluster.connect() as graph:
         cluster.link("near-1").behaviour = failing(Overloaded("full"))
         with pytest.raises(Overloaded):
@@ -132,14 +132,14 @@ async def test_an_overloaded_server_is_not_asked_again(cluster: FakeCluster) -> 
         assert len(cluster.batches()) == 2
 
 
-async def test_a_write_of_which_nothing_was_written_goes_to_the_next_tier(cluster: FakeCluster) -> None:
+async def test_a_write_that_certainly_did_not_happen_goes_to_the_next_tier(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(Unavailable("refused"))
         assert await graph.obj_add("user", {"name": "a"}, near=1) == 1
         assert (graph.stats.failovers, len(cluster.batches("far-1"))) == (1, 1)
 
 
-async def test_a_write_that_may_have_happened_is_not_repeated(cluster: FakeCluster) -> None:
+async def test_a_write_that_may_have_happened_is_not_retried(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(OutcomeUnknown("broke in commit"))
         with pytest.raises(OutcomeUnknown, match="broke"):
@@ -147,7 +147,7 @@ async def test_a_write_that_may_have_happened_is_not_repeated(cluster: FakeClust
         assert len(cluster.batches()) == 1
 
 
-async def test_only_the_writes_that_failed_are_repeated(cluster: FakeCluster) -> None:
+async def test_only_the_writes_that_failed_are_retried(cluster: FakeCluster) -> None:
     def first_fails(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
         results = [link.result(each) for each in request.write.writes[1:]]
         refused = pb.WriteResult(error=error_to_pb(Fenced("another leader owns the shard")))
@@ -159,7 +159,7 @@ async def test_only_the_writes_that_failed_are_repeated(cluster: FakeCluster) ->
         assert [each.assoc_add.id2 for each in cluster.batches("far-1")[0].write.writes] == [2]
 
 
-async def test_not_mine_fetches_the_newer_topology_and_asks_whom_it_names(cluster: FakeCluster) -> None:
+async def test_not_mine_fetches_the_newer_topology_and_follows_it(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         newer = make_topology(version=2, near=("near-1", "near-2"), moved={0: ("near-2",)})
         cluster.topology = newer
@@ -172,14 +172,14 @@ async def test_not_mine_fetches_the_newer_topology_and_asks_whom_it_names(cluste
         assert len(fetches) <= 2  # one to connect, when this was the follower asked, and one now
 
 
-async def test_not_mine_of_a_server_that_is_behind_goes_elsewhere(cluster: FakeCluster) -> None:
+async def test_not_mine_of_a_server_with_an_older_topology_goes_to_another_server(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(NotMine("not yet", 0))
         assert await graph.obj_get(1) is None
         assert len(cluster.batches("far-1")) == 1
 
 
-async def test_not_mine_without_end_is_told_to_the_caller(cluster: FakeCluster) -> None:
+async def test_not_mine_from_every_server_reaches_the_caller(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         for name in ("near-1", "far-1"):
             cluster.link(name).behaviour = failing(NotMine("nobody's", 1))
@@ -187,7 +187,7 @@ async def test_not_mine_without_end_is_told_to_the_caller(cluster: FakeCluster) 
             await graph.obj_get(1)
 
 
-async def test_a_lone_server_is_given_a_moment_before_it_is_asked_again() -> None:
+async def test_a_retry_at_the_only_server_waits_for_a_pause() -> None:
     cluster = FakeCluster(make_topology(far=()))
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(Unavailable("restarting"), times=1)
@@ -197,7 +197,7 @@ async def test_a_lone_server_is_given_a_moment_before_it_is_asked_again() -> Non
 
 
 class BackAfterLooks(FakeLink):
-    """It is down, and refuses at once, until it has been looked at so often."""
+    """A link that is down, and refuses at once, until its health was read a number of times."""
 
     looks = 50
 
@@ -215,7 +215,7 @@ class BackAfterLooks(FakeLink):
         super().send(request, timeout_seconds, on_answer)
 
 
-async def test_a_read_waits_for_a_lone_server_that_is_down_as_long_as_it_may_and_asks_it_once_more() -> None:
+async def test_a_read_waits_up_to_its_deadline_for_an_only_server_that_is_down() -> None:
     cluster = FakeCluster(make_topology(far=()))
     cluster.links["near-1"] = BackAfterLooks("near-1", cluster)
     settings = ClientSettings(timeout_seconds=60, retry_backoff_seconds=1e-9)
@@ -224,7 +224,7 @@ async def test_a_read_waits_for_a_lone_server_that_is_down_as_long_as_it_may_and
         assert (len(cluster.batches()), graph.stats.retries) == (2, 1)
 
 
-async def test_a_read_whose_only_server_stays_down_is_told_why_and_costs_one_repeat_at_most() -> None:
+async def test_a_read_whose_only_server_stays_down_costs_one_retry_at_most() -> None:
     cluster = FakeCluster(make_topology(far=()))
     async with await cluster.connect(QUICK) as graph:
         cluster.link("near-1").behaviour = failing(Unavailable("down"))
@@ -232,12 +232,12 @@ async def test_a_read_whose_only_server_stays_down_is_told_why_and_costs_one_rep
         with pytest.raises(Unavailable, match="down"):
             await graph.obj_get(1)
         assert len(cluster.batches()) == 1
-        with pytest.raises(Unavailable):  # a writer is told when it has been asked a few times
+        with pytest.raises(Unavailable):  # a write fails after a few attempts
             await graph.obj_delete(1)
         assert len(cluster.batches()) == 1 + QUICK.max_attempts
 
 
-async def test_the_first_of_several_servers_gets_a_part_of_the_time(cluster: FakeCluster) -> None:
+async def test_the_first_of_several_servers_gets_a_share_of_the_time(cluster: FakeCluster) -> None:
     async with await cluster.connect() as graph:
         await graph.obj_get(1)
         await graph.assoc_add(1, "follows", 2)
@@ -245,7 +245,7 @@ async def test_the_first_of_several_servers_gets_a_part_of_the_time(cluster: Fak
         assert read <= 1.0 < write <= 2.0
 
 
-async def test_reads_spread_over_clones_and_writes_go_home() -> None:
+async def test_reads_spread_over_clones_and_writes_go_to_the_home() -> None:
     cluster = FakeCluster(make_topology(near=("n1", "n2"), moved={0: ("n2", "n1")}))
     async with await cluster.connect() as graph:
         for _ in range(4):
@@ -256,13 +256,13 @@ async def test_reads_spread_over_clones_and_writes_go_home() -> None:
         assert (len(cluster.batches("n1")), len(cluster.batches("n2"))) == (2, 6)
 
 
-async def test_the_tier_named_is_asked_first(cluster: FakeCluster) -> None:
+async def test_the_preferred_tier_is_asked_first(cluster: FakeCluster) -> None:
     async with await cluster.connect(tier_name="far") as graph:
         await graph.obj_get(make_id(1, 3))
         assert len(cluster.batches("far-1")) == 1
 
 
-async def test_ids_are_reserved_through_the_next_server_when_one_is_away(cluster: FakeCluster) -> None:
+async def test_ids_are_reserved_through_the_next_server_when_one_is_down(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
 
         async def away(request: pb.Request, timeout_seconds: float) -> pb.Answer:
@@ -273,7 +273,7 @@ async def test_ids_are_reserved_through_the_next_server_when_one_is_away(cluster
 
 
 def with_room_for(room: int) -> Behaviour:
-    """Answer so many queries of each message; the others do not go into the answer."""
+    """Answer the first queries of each message, and report the others as too many for the answer."""
 
     def behaviour(link: FakeLink, request: pb.Request, on_answer: AnswerHandler) -> None:
         values = link.values(request.read)
@@ -284,7 +284,7 @@ def with_room_for(room: int) -> Behaviour:
     return behaviour
 
 
-async def test_what_an_answer_has_no_room_for_is_asked_of_the_same_server_until_it_comes(cluster: FakeCluster) -> None:
+async def test_queries_for_which_an_answer_has_no_room_go_to_the_same_server_again(cluster: FakeCluster) -> None:
     ids = [make_id(number) for number in range(1, 101)]
     cluster.objects = {each: encode_object(1, 1, b"") for each in ids}
     async with await cluster.connect(QUICK) as graph:
@@ -295,7 +295,7 @@ async def test_what_an_answer_has_no_room_for_is_asked_of_the_same_server_until_
         assert graph.stats.failovers == 0
 
 
-async def test_a_server_that_answers_nothing_for_lack_of_room_is_not_asked_for_ever(cluster: FakeCluster) -> None:
+async def test_a_server_that_finds_room_for_no_answer_is_not_asked_for_ever(cluster: FakeCluster) -> None:
     async with await cluster.connect(QUICK) as graph:
         for name in ("near-1", "far-1"):
             cluster.link(name).behaviour = with_room_for(0)

@@ -1,4 +1,4 @@
-"""Items that a follower calls hot: kept, asked for once, checked by version; never staler than without all this."""
+"""Hot items: their answers are kept, shared and checked by version, and are never staler than those of other items."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def user(name: str, version: int) -> bytes:
 
 
 class Hot:
-    """A follower to which everything is hot while ``is_hot``; values that are known are left out."""
+    """A follower that reports every item as hot while ``is_hot``, and leaves out the values that the client holds."""
 
     def __init__(self, pause_ms: int = 0) -> None:
         self.is_hot = True
@@ -66,7 +66,7 @@ async def hot(cluster: FakeCluster) -> Hot:
 @pytest.fixture
 async def graph(cluster: FakeCluster, hot: Hot) -> AsyncIterator[Graph]:
     async with await cluster.connect() as opened:
-        assert await name_of(opened) == "ada"  # the first answer says that it is hot
+        assert await name_of(opened) == "ada"  # the first answer reports the item as hot
         yield opened
 
 
@@ -75,7 +75,7 @@ async def name_of(graph: Graph, key: int = A) -> object:
     return found and found.fields["name"]
 
 
-async def test_what_has_not_changed_travels_once(graph: Graph, cluster: FakeCluster, hot: Hot) -> None:
+async def test_an_unchanged_value_travels_once(graph: Graph, cluster: FakeCluster, hot: Hot) -> None:
     assert [await name_of(graph) for _ in range(3)] == ["ada"] * 3
     assert (hot.left_out, graph.stats.hot_unchanged) == (3, 3)
     cluster.objects[A] = user("eve", 8)
@@ -85,15 +85,13 @@ async def test_what_has_not_changed_travels_once(graph: Graph, cluster: FakeClus
     assert hot.left_out == 4
 
 
-async def test_the_version_kept_is_a_minimum_so_that_a_clone_that_is_behind_does_not_answer(
-    graph: Graph, cluster: FakeCluster
-) -> None:
+async def test_a_clone_that_is_behind_the_kept_version_does_not_answer(graph: Graph, cluster: FakeCluster) -> None:
     await name_of(graph)
     sent = cluster.batches()[-1].read
     assert (list(sent.known_slots), list(sent.minimum_versions)) == ([0], [7])
 
 
-async def test_all_who_ask_in_one_tick_share_one_query_and_each_is_answered(graph: Graph) -> None:
+async def test_reads_of_one_tick_share_one_query_and_each_is_answered(graph: Graph) -> None:
     before = graph.stats.queries
     names = await asyncio.gather(*(name_of(graph) for _ in range(5)), graph.obj_get_many([A, B, A]))
     assert names[:5] == ["ada"] * 5
@@ -102,7 +100,7 @@ async def test_all_who_ask_in_one_tick_share_one_query_and_each_is_answered(grap
     assert graph.stats.hot_joined == 6
 
 
-async def test_who_asks_after_the_query_was_sent_does_not_get_its_answer(graph: Graph, cluster: FakeCluster) -> None:
+async def test_a_read_made_after_the_query_was_sent_does_not_get_its_answer(graph: Graph, cluster: FakeCluster) -> None:
     before = len(cluster.batches())
     first = asyncio.ensure_future(name_of(graph))
     await until(lambda: len(cluster.batches()) == before + 1)
@@ -111,7 +109,7 @@ async def test_who_asks_after_the_query_was_sent_does_not_get_its_answer(graph: 
     assert len(cluster.batches()) == before + 2
 
 
-async def test_an_item_that_has_cooled_off_is_asked_for_as_any_other(
+async def test_an_item_that_is_no_longer_hot_is_read_like_any_other(
     graph: Graph, cluster: FakeCluster, hot: Hot
 ) -> None:
     hot.is_hot = False
@@ -120,7 +118,7 @@ async def test_an_item_that_has_cooled_off_is_asked_for_as_any_other(
     assert not cluster.batches()[-1].read.known_slots
 
 
-async def test_critical_bounded_and_token_reads_go_by_themselves(graph: Graph, cluster: FakeCluster) -> None:
+async def test_critical_bounded_and_token_reads_share_no_query(graph: Graph, cluster: FakeCluster) -> None:
     token = WriteToken([(A, 0, 7)])
     await asyncio.gather(
         graph.obj_get(A, critical=True), graph.obj_get(A, max_staleness_ms=100), graph.obj_get(A, after=token)
@@ -130,7 +128,7 @@ async def test_critical_bounded_and_token_reads_go_by_themselves(graph: Graph, c
     assert graph.stats.hot_joined == graph.stats.hot_unchanged == 0
 
 
-async def test_own_writes_are_seen_whatever_is_kept(graph: Graph, cluster: FakeCluster) -> None:
+async def test_own_writes_are_seen_although_an_older_answer_is_kept(graph: Graph, cluster: FakeCluster) -> None:
     cluster.versions[A, 0] = 7
     assert await graph.obj_update(A, {"name": "eve"}, "user")
     await name_of(graph)
@@ -138,7 +136,7 @@ async def test_own_writes_are_seen_whatever_is_kept(graph: Graph, cluster: FakeC
     assert (list(sent.known_slots), list(sent.minimum_versions)) == ([], [8])
 
 
-async def test_the_follower_s_pause_is_kept_and_who_asks_meanwhile_shares_one_query(
+async def test_reads_during_the_pause_that_a_follower_asks_for_share_one_query_after_it(
     cluster: FakeCluster, hot: Hot
 ) -> None:
     hot.pause_ms = 200
@@ -153,7 +151,7 @@ async def test_the_follower_s_pause_is_kept_and_who_asks_meanwhile_shares_one_qu
         assert len(cluster.batches()) == 2
 
 
-async def test_within_the_window_nothing_is_asked_and_own_writes_end_it(cluster: FakeCluster, hot: Hot) -> None:
+async def test_hot_unchecked_ms_saves_the_query_until_an_own_write(cluster: FakeCluster, hot: Hot) -> None:
     cluster.versions[A, 0] = 7
     async with await cluster.connect(ClientSettings(hot_unchecked_ms=60_000)) as graph:
         await name_of(graph)
@@ -175,7 +173,7 @@ async def test_a_version_that_was_lost_with_its_master_fails_no_read(
     assert await name_of(graph) == "old"
 
 
-async def test_a_lost_write_among_hot_items_is_told_once(graph: Graph, hot: Hot) -> None:
+async def test_a_lost_write_of_a_hot_item_is_reported_once(graph: Graph, hot: Hot) -> None:
     await graph.obj_update(B, {"name": "Bob"}, "user")
     hot.error = WriteLost("the write is lost")
     with pytest.raises(SomeFailed) as failed:
@@ -184,7 +182,7 @@ async def test_a_lost_write_among_hot_items_is_told_once(graph: Graph, hot: Hot)
     assert await name_of(graph, B) == "bob"
 
 
-async def test_what_is_kept_is_bounded_in_number_and_bytes(cluster: FakeCluster, hot: Hot) -> None:
+async def test_hot_items_are_bounded_in_number_and_bytes(cluster: FakeCluster, hot: Hot) -> None:
     cluster.objects = {make_id(n): user(f"u{n}", 7) for n in range(1, 30)}
     for settings in (ClientSettings(hot_items=4), ClientSettings(hot_items_bytes=4 * len(user("u1", 7)))):
         async with await cluster.connect(settings) as graph:
@@ -194,14 +192,16 @@ async def test_what_is_kept_is_bounded_in_number_and_bytes(cluster: FakeCluster,
             assert 1 <= hot.left_out - before <= 4
 
 
-async def test_one_setting_switches_it_off(cluster: FakeCluster, hot: Hot) -> None:
+async def test_keep_hot_items_switches_hot_items_off(cluster: FakeCluster, hot: Hot) -> None:
     async with await cluster.connect(ClientSettings(keep_hot_items=False)) as graph:
         await asyncio.gather(name_of(graph), name_of(graph))
         await asyncio.gather(name_of(graph), name_of(graph))
         assert (graph.stats.queries, hot.left_out) == (4, 0)
 
 
-async def test_who_waits_out_a_pause_when_the_graph_is_closed_is_told(cluster: FakeCluster, hot: Hot) -> None:
+async def test_reads_that_wait_for_the_end_of_a_pause_fail_when_the_graph_is_closed(
+    cluster: FakeCluster, hot: Hot
+) -> None:
     hot.pause_ms = 60_000
     graph = await cluster.connect()
     await name_of(graph)

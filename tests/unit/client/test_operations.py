@@ -1,4 +1,4 @@
-"""Each operation says on the wire what its arguments say, and the configuration is followed."""
+"""Each operation sends what its arguments say, and the graph follows newer topologies and schemas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from tao.client import MEMORY, ClientSettings, Graph, InvalidArgument, TopologyError, Unavailable
-from tao.client.configuration import Configuration, read_target
+from tao.client.configuration import ClientConfiguration, read_target
 from tao.model.errors import TaoError
 from tao.model.graph import MAX_TIME, encode_object
 from tao.model.topology import DatabaseServer, Region
@@ -38,7 +38,7 @@ async def test_an_object_is_added_read_updated_and_deleted(graph: Graph, cluster
     assert await graph.obj_get(alice) is None
 
 
-async def test_a_new_object_goes_to_any_shard_unless_told(graph: Graph, cluster: FakeCluster) -> None:
+async def test_a_new_object_goes_to_any_shard_unless_near_names_one(graph: Graph, cluster: FakeCluster) -> None:
     await asyncio.gather(*(graph.obj_add("user") for _ in range(200)))
     shards = {write.obj_add.shard for sent in cluster.batches() for write in sent.write.writes}
     assert len(shards) > 8
@@ -50,7 +50,7 @@ async def test_a_reserved_id_is_used(graph: Graph, cluster: FakeCluster) -> None
     assert last_write(cluster).obj_add.id == first
 
 
-async def test_an_update_without_a_type_asks_the_database_before_it_says_there_is_none(
+async def test_an_update_without_a_type_asks_the_database_before_it_reports_no_object(
     graph: Graph, cluster: FakeCluster
 ) -> None:
     assert await graph.obj_update(5, {"name": "x"}) is False
@@ -64,7 +64,7 @@ async def test_an_update_without_a_type_asks_the_database_before_it_says_there_i
     assert [write.obj_update.id for write in cluster.batches()[-1].write.writes] == [6, 7]
 
 
-async def test_an_edge_without_a_time_is_of_now(graph: Graph, cluster: FakeCluster) -> None:
+async def test_an_edge_without_a_time_has_the_current_time(graph: Graph, cluster: FakeCluster) -> None:
     await graph.assoc_add(1, "friend", 2, fields={"since": 5})
     added = last_write(cluster).assoc_add
     assert (added.id1, added.atype, added.id2, added.time) == (1, 1, 2, 1_700_000_000)
@@ -82,7 +82,7 @@ async def test_an_edge_is_changed_and_deleted(graph: Graph, cluster: FakeCluster
     assert await graph.assoc_change_type_many([(1, "likes", 2, "follows")]) == [True]
 
 
-async def test_no_time_bound_is_the_widest(graph: Graph, cluster: FakeCluster) -> None:
+async def test_a_missing_time_bound_is_the_widest_bound(graph: Graph, cluster: FakeCluster) -> None:
     await asyncio.gather(graph.assoc_get(1, "friend", [2]), graph.assoc_time_range(1, "friend", None, None, 9))
     batch = cluster.batches()[0].read
     assert (batch.get_highs[0], batch.get_lows[0]) == (MAX_TIME, 0)
@@ -137,9 +137,7 @@ async def test_an_object_of_a_type_newer_than_our_schema_has_the_schema_fetched(
     assert [each.otype for each in await graph.obj_get_many([1]) if each] == ["album"]
 
 
-async def test_what_the_watch_tells_is_taken_over_and_what_is_wrong_is_passed_over(
-    graph: Graph, cluster: FakeCluster
-) -> None:
+async def test_the_watch_replaces_documents_and_skips_wrong_ones(graph: Graph, cluster: FakeCluster) -> None:
     watching = [link for link in cluster.links.values() if link.watchers]
     tell = watching[0].watchers[0]
     newer = make_topology(version=5, near=("n9",))
@@ -162,7 +160,7 @@ async def test_what_the_watch_tells_is_taken_over_and_what_is_wrong_is_passed_ov
     assert await graph.obj_add("album") > 0
 
 
-async def test_a_watch_that_breaks_is_taken_up_again(cluster: FakeCluster) -> None:
+async def test_a_watch_that_breaks_is_opened_again(cluster: FakeCluster) -> None:
     async with await cluster.connect(ClientSettings(watch_retry_seconds=1e-6)):
         await until(lambda: any(link.watchers for link in cluster.links.values()))
         broken = next(link for link in cluster.links.values() if link.watchers)
@@ -170,7 +168,7 @@ async def test_a_watch_that_breaks_is_taken_up_again(cluster: FakeCluster) -> No
         await until(lambda: any(link.watchers for link in cluster.links.values()))
 
 
-async def test_one_address_tells_the_region(cluster: FakeCluster) -> None:
+async def test_the_address_of_a_follower_decides_the_region(cluster: FakeCluster) -> None:
     west = Region(name="west", leaders=tier("w-leaders", "w0"), followers=(tier("w-near", "w1"), tier("w-far", "w2")))
     database = cluster.topology.databases[0]
     servers = {**database.servers, "west": DatabaseServer(name="db-west")}
@@ -182,7 +180,7 @@ async def test_one_address_tells_the_region(cluster: FakeCluster) -> None:
     settings = ClientSettings()
 
     async def region_by(target: str, wanted: str | None = None) -> str:
-        return (await Configuration.fetch(read_target(target), wanted, cluster, settings)).region
+        return (await ClientConfiguration.fetch(read_target(target), wanted, cluster, settings)).region
 
     assert await region_by("near-1:7000") == "east"
     assert await region_by("frames:w2:7001") == "west"
@@ -197,7 +195,7 @@ async def test_the_next_follower_of_a_file_is_asked_when_one_does_not_answer(clu
     async def away(request: pb.Request, timeout_seconds: float) -> pb.Answer:
         raise Unavailable("away")
 
-    for _ in range(4):  # whichever is tried first
+    for _ in range(4):  # whichever follower is tried first
         cluster.links.clear()
         cluster.link("near-1").ask = away  # type: ignore[method-assign]
         async with await cluster.connect() as graph:
@@ -208,6 +206,6 @@ async def test_the_next_follower_of_a_file_is_asked_when_one_does_not_answer(clu
         await cluster.connect()
 
 
-async def test_a_tier_that_is_not_there_is_named(cluster: FakeCluster) -> None:
+async def test_an_unknown_tier_is_named_in_the_error(cluster: FakeCluster) -> None:
     with pytest.raises(TopologyError, match="no follower tier 'mid'; it has near, far"):
         await cluster.connect(tier_name="mid")

@@ -1,4 +1,4 @@
-"""Pages of a list: cursors, limits, wrong use."""
+"""Pages of a list: cursors, limits and wrong arguments."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def graph(cluster: FakeCluster) -> AsyncIterator[Graph]:
         yield graph
 
 
-async def test_edges_of_one_time_that_are_more_than_a_page_come_in_pages(graph: Graph) -> None:
+async def test_more_edges_of_one_time_than_a_page_holds_come_in_several_pages(graph: Graph) -> None:
     first = await graph.assoc_page(ID1, "comment", 4)
     second = await graph.assoc_page(ID1, "comment", 4, first.cursor)
     third = await graph.assoc_page(ID1, "comment", 4, second.cursor)
@@ -72,7 +72,9 @@ async def test_an_empty_list_has_one_empty_page(graph: Graph) -> None:
     assert [edge async for edge in graph.assoc_iter(OTHER, "comment")] == []
 
 
-async def test_a_cursor_that_is_none_or_of_another_list_is_refused(graph: Graph, cluster: FakeCluster) -> None:
+async def test_a_text_that_is_no_cursor_and_the_cursor_of_another_list_are_refused(
+    graph: Graph, cluster: FakeCluster
+) -> None:
     cursor = (await graph.assoc_page(ID1, "comment", 4)).cursor
     assert cursor is not None
     sent = len(cluster.batches())

@@ -1,4 +1,4 @@
-"""The synchronous twin: the same operations, from any thread, before and after a fork."""
+"""`SyncGraph`: the same operations as `Graph`, from any thread, before and after a fork."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_many_threads_share_one_graph() -> None:
     assert [each.id for each in found if each] == [make_id(n) for n in range(1, 201)]
 
 
-def test_it_opens_when_first_used_and_closes_once() -> None:
+def test_a_graph_opens_on_first_use_and_closes_once() -> None:
     before = threading.active_count()
     graph = sync_graph()
     assert threading.active_count() == before
@@ -93,7 +93,7 @@ def test_a_graph_that_could_not_be_opened_leaves_no_thread_and_may_be_tried_agai
         assert graph.obj_get(1) is None
 
 
-def test_after_a_fork_parent_and_child_each_use_their_own() -> None:
+def test_after_a_fork_parent_and_child_use_a_loop_of_their_own() -> None:
     cluster = FakeCluster()
     cluster.objects = {make_id(1): encode_object(1, 1, b"")}
     with sync_graph(cluster) as graph:
@@ -111,7 +111,7 @@ def test_after_a_fork_parent_and_child_each_use_their_own() -> None:
         assert graph.obj_get(make_id(1)) is not None
 
 
-def test_a_recording_holds_what_its_own_thread_wrote() -> None:
+def test_a_recording_holds_the_writes_of_its_own_thread() -> None:
     friend = SCHEMA.atype("friend").number
     with sync_graph() as graph, ThreadPoolExecutor(8) as threads:
 

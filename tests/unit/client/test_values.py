@@ -8,8 +8,7 @@ from tao.client import Assoc, AssocList, Object, ProtocolError
 from tao.model.edge_block import COMPLETE, LIMIT_CUT, encode_block
 from tao.model.graph import Edge
 from tao.schema.codec import decode_fields, encode_fields
-from tao.schema.kinds import FieldValue
-from tao.schema.types import GraphType
+from tao.schema.types import FieldValue, GraphType
 from tests.unit.client.fakes import SCHEMA
 
 USER = SCHEMA.otype("user")
@@ -23,7 +22,7 @@ def edges(*id2s: int, flags: int = COMPLETE) -> AssocList:
     return AssocList(1, FOLLOWS, block)
 
 
-def test_fields_are_decoded_once_and_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fields_are_decoded_once_on_first_access(monkeypatch: pytest.MonkeyPatch) -> None:
     decoded: list[bytes] = []
 
     def counting(kind: GraphType, data: bytes) -> dict[str, FieldValue | None]:
@@ -52,7 +51,7 @@ def test_values_cannot_be_changed() -> None:
         edges(1)[0].time = 3  # type: ignore[misc]
 
 
-def test_equal_are_those_whose_id_type_and_fields_are() -> None:
+def test_objects_with_equal_id_type_and_fields_are_equal() -> None:
     alice = Object(7, USER, ALICE)
     assert alice == Object(7, USER, encode_fields(USER, {"name": "Alice", "home": ""}))
     assert hash(alice) == hash(Object(7, USER, ALICE))
@@ -79,7 +78,7 @@ def test_a_list_is_a_sequence_with_columns() -> None:
     assert edges(5, flags=LIMIT_CUT).limit_cut
 
 
-def test_values_say_what_they_are() -> None:
+def test_the_representation_of_a_value_shows_its_content() -> None:
     assert repr(Object(7, USER, ALICE)) == "Object(id=7, otype='user', fields={'name': 'Alice', 'home': ''})"
     edge = "Assoc(id1=1, atype='follows', id2=5, time=50, fields={'notify': True})"
     assert repr(edges(5)) == f"AssocList([{edge}])"

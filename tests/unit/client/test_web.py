@@ -1,4 +1,4 @@
-"""Write tokens in the hands of browsers: what is signed comes back, what is not counts as none."""
+"""Write tokens in cookies: a signed token comes back, anything else counts as no token."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def carrier(clock: Clock) -> TokenCarrier:
     return TokenCarrier([OLD], unix_seconds=clock)
 
 
-def test_a_token_comes_back_as_it_went(carrier: TokenCarrier) -> None:
+def test_a_sealed_token_is_unsealed_unchanged(carrier: TokenCarrier) -> None:
     assert carrier.unseal(carrier.seal(TOKEN)) == TOKEN
 
 
 @pytest.mark.parametrize("other", ["", "a=b; ", 'x="; y=é,{}; ', "tao_after_=1; "])
-def test_a_cookie_comes_back_among_others(carrier: TokenCarrier, other: str) -> None:
+def test_the_cookie_is_found_among_others(carrier: TokenCarrier, other: str) -> None:
     cookie = carrier.set_cookie(TOKEN)
     assert cookie is not None
     assert cookie.endswith("; Path=/; Max-Age=60; HttpOnly; SameSite=Lax; Secure")
@@ -56,13 +56,13 @@ def test_the_largest_token_fits_a_cookie(carrier: TokenCarrier) -> None:
     assert found.is_critical(0)
 
 
-def test_what_the_request_carried_goes_on_being_asked_for(carrier: TokenCarrier) -> None:
+def test_a_new_cookie_covers_the_token_that_the_request_carried(carrier: TokenCarrier) -> None:
     cookie = carrier.set_cookie(WriteToken([(9, 0, 1)]), known=TOKEN)
     assert cookie is not None
     assert carrier.from_cookies(cookie.partition(";")[0]) == WriteToken([(1, 0, 2), (3, 4, 5), (9, 0, 1)])
 
 
-def test_nothing_written_leaves_the_browser_what_it_has(carrier: TokenCarrier) -> None:
+def test_no_cookie_is_set_when_nothing_was_written(carrier: TokenCarrier) -> None:
     assert carrier.set_cookie(WriteToken(), known=TOKEN) is None
     assert carrier.seal(WriteToken()) == ""
 
@@ -73,7 +73,7 @@ def test_without_a_cookie_there_is_no_token(carrier: TokenCarrier, header: str |
 
 
 @given(st.data())
-def test_whatever_was_altered_counts_as_none(data: Any) -> None:
+def test_an_altered_token_counts_as_none(data: Any) -> None:
     carrier = TokenCarrier([OLD], unix_seconds=Clock())
     sealed = carrier.seal(TOKEN)
     place = data.draw(st.integers(0, len(sealed)))
@@ -82,11 +82,11 @@ def test_whatever_was_altered_counts_as_none(data: Any) -> None:
     assert carrier.unseal(altered) == (TOKEN if altered == sealed else None)
 
 
-def test_what_another_key_signed_counts_as_none(carrier: TokenCarrier, clock: Clock) -> None:
+def test_a_token_signed_by_another_key_counts_as_none(carrier: TokenCarrier, clock: Clock) -> None:
     assert carrier.unseal(TokenCarrier([FOREIGN], unix_seconds=clock).seal(TOKEN)) is None
 
 
-def test_a_key_is_changed_without_losing_a_token(clock: Clock) -> None:
+def test_rotating_keys_loses_no_token(clock: Clock) -> None:
     before, added, moved, after = (
         TokenCarrier(keys, unix_seconds=clock) for keys in ([OLD], [OLD, NEW], [NEW, OLD], [NEW])
     )
@@ -96,13 +96,15 @@ def test_a_key_is_changed_without_losing_a_token(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "known"), [(60, True), (61, False), (-5, True), (-7, False)])
-def test_a_token_is_good_for_its_time(carrier: TokenCarrier, clock: Clock, seconds: float, known: bool) -> None:
+def test_a_token_expires_after_max_age_seconds(
+    carrier: TokenCarrier, clock: Clock, seconds: float, known: bool
+) -> None:
     sealed = carrier.seal(TOKEN)
     clock.now = int(clock.now) + seconds
     assert (carrier.unseal(sealed) == TOKEN) is known
 
 
-def test_what_is_too_long_counts_as_none(carrier: TokenCarrier) -> None:
+def test_a_text_that_is_too_long_counts_as_none(carrier: TokenCarrier) -> None:
     assert carrier.unseal("x" * 1_000_000) is None
 
 

@@ -1,4 +1,4 @@
-"""Read your writes: what the SDK attaches by itself, what a token adds, and what a recording collects."""
+"""Read your writes: the versions that the SDK attaches by itself, those of tokens, and the tokens of recordings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ ALL_OF_TOKEN = {0: 7, 1: 9, 2: 9, 3: 9, 4: 9}
 
 
 @EVERY_READ
-async def test_every_read_of_what_was_written_asks_for_no_less(cluster: FakeCluster, graph: Graph, read: Any) -> None:
+async def test_every_read_of_a_written_key_asks_for_the_version_of_the_write(
+    cluster: FakeCluster, graph: Graph, read: Any
+) -> None:
     cluster.versions = {(ALICE, 0): 40, (ALICE, FRIEND): 50}
     await graph.obj_update(ALICE, {"name": "Alice"}, "user")
     await graph.assoc_add(ALICE, "friend", BOB)
@@ -60,7 +62,7 @@ async def test_every_read_of_what_was_written_asks_for_no_less(cluster: FakeClus
     assert minimums(reads(cluster)[-1]) == {0: 41, 1: 51, 2: 51, 3: 51, 4: 51}
 
 
-async def test_reads_of_what_was_not_written_ask_for_nothing(cluster: FakeCluster, graph: Graph) -> None:
+async def test_reads_of_other_keys_ask_for_no_version(cluster: FakeCluster, graph: Graph) -> None:
     await graph.assoc_add(ALICE, "friend", BOB)
     await asyncio.gather(
         graph.obj_get(ALICE), graph.assoc_count(BOB, "friend"), graph.assoc_range(ALICE, "likes", 0, 5)
@@ -68,7 +70,7 @@ async def test_reads_of_what_was_not_written_ask_for_nothing(cluster: FakeCluste
     assert all(minimums(batch) == {} for batch in reads(cluster))
 
 
-async def test_in_a_many_form_only_the_rows_written_ask_and_answers_stay_in_order(
+async def test_in_a_many_form_only_written_rows_ask_for_a_version_and_answers_stay_in_order(
     cluster: FakeCluster, graph: Graph
 ) -> None:
     written = await graph.obj_add("user", {"name": "written"})
@@ -79,7 +81,7 @@ async def test_in_a_many_form_only_the_rows_written_ask_and_answers_stay_in_orde
     assert [batch.obj_ids[slot] for slot in minimums(batch)] == [written]
 
 
-async def test_a_critical_read_names_what_was_written_so_that_a_lost_write_is_told(
+async def test_a_critical_read_names_the_written_version_so_that_a_lost_write_is_reported(
     cluster: FakeCluster, graph: Graph
 ) -> None:
     await read_everything(graph, critical=True, after=TOKEN)
@@ -87,7 +89,7 @@ async def test_a_critical_read_names_what_was_written_so_that_a_lost_write_is_to
     assert [(batch.critical, minimums(batch)) for batch in reads(cluster)] == [(True, ALL_OF_TOKEN)] * 2
 
 
-async def test_what_is_critical_by_its_token_is_asked_for_without_a_version(cluster: FakeCluster, graph: Graph) -> None:
+async def test_a_read_that_is_critical_by_its_token_names_no_version(cluster: FakeCluster, graph: Graph) -> None:
     token = WriteToken(shards=[ALICE >> SHARD_SHIFT])
     await read_everything(graph, critical=True, after=token)
     await read_everything_many(graph, after=token)
@@ -102,19 +104,21 @@ async def test_every_read_takes_a_token(graph: Graph, cluster: FakeCluster, read
 
 
 @EVERY_READ
-async def test_a_token_that_names_a_shard_has_it_read_critically(graph: Graph, cluster: FakeCluster, read: Any) -> None:
+async def test_a_token_that_names_a_shard_makes_its_reads_critical(
+    graph: Graph, cluster: FakeCluster, read: Any
+) -> None:
     await read(graph, after=WriteToken(shards=[ALICE >> SHARD_SHIFT]))
     assert [batch.critical for batch in reads(cluster)] == [True]
 
 
-async def test_of_a_many_form_only_the_rows_of_critical_shards_are_read_critically(
+async def test_in_a_many_form_only_rows_of_critical_shards_are_read_critically(
     graph: Graph, cluster: FakeCluster
 ) -> None:
     await graph.obj_get_many([ALICE, BOB], after=WriteToken(shards=[1]))
     assert {batch.critical: list(batch.obj_ids) for batch in reads(cluster)} == {True: [BOB], False: [ALICE]}
 
 
-async def test_the_higher_of_token_and_own_write_counts(cluster: FakeCluster, graph: Graph) -> None:
+async def test_the_higher_version_of_token_and_own_write_is_asked_for(cluster: FakeCluster, graph: Graph) -> None:
     cluster.versions = {(ALICE, 0): 40}
     await graph.obj_update(ALICE, {"name": "Alice"}, "user")
     for version, expected in ((7, 41), (77, 77)):
@@ -123,7 +127,9 @@ async def test_the_higher_of_token_and_own_write_counts(cluster: FakeCluster, gr
 
 
 @pytest.mark.parametrize("garbage", ["x", "not a token", b"bytes", 7])
-async def test_what_is_no_token_fails_before_the_network(cluster: FakeCluster, graph: Graph, garbage: Any) -> None:
+async def test_a_text_that_is_no_token_fails_before_the_network(
+    cluster: FakeCluster, graph: Graph, garbage: Any
+) -> None:
     with pytest.raises(InvalidArgument, match="token"):
         await graph.obj_get(ALICE, after=garbage)
     with pytest.raises(InvalidArgument, match="token"):
@@ -131,21 +137,19 @@ async def test_what_is_no_token_fails_before_the_network(cluster: FakeCluster, g
     assert reads(cluster) == []
 
 
-async def test_no_text_is_no_token(cluster: FakeCluster, graph: Graph) -> None:
+async def test_an_empty_text_asks_for_no_version(cluster: FakeCluster, graph: Graph) -> None:
     await graph.obj_get(ALICE, after="")
     assert minimums(reads(cluster)[-1]) == {}
 
 
-async def test_a_server_without_the_version_is_followed_by_one_that_is_asked_for_the_same(
-    cluster: FakeCluster, graph: Graph
-) -> None:
+async def test_a_retry_after_a_stale_read_asks_for_the_same_version(cluster: FakeCluster, graph: Graph) -> None:
     cluster.link("near-1").behaviour = failing(StaleRead("not yet"))
     await asyncio.gather(graph.obj_get(make_id(9)), graph.assoc_count(ALICE, "friend", after=TOKEN))
     (again,) = cluster.batches("far-1")
     assert (list(again.read.obj_ids), minimums(again.read)) == ([make_id(9)], {1: 9})
 
 
-async def test_a_row_asked_again_by_itself_keeps_its_version(cluster: FakeCluster, graph: Graph) -> None:
+async def test_a_row_that_is_retried_alone_keeps_its_version(cluster: FakeCluster, graph: Graph) -> None:
     def one_is_stale(link: Any, request: pb.Request, on_answer: Any) -> None:
         answer = pb.ReadAnswer(slots=[0], values=link.values(request.read)[:1], failed_slots=[1])
         answer.errors.add(reason=StaleRead.reason)
@@ -165,7 +169,7 @@ async def test_a_token_of_one_graph_serves_another(cluster: FakeCluster, graph: 
     assert minimums(reads(other_region)[-1]) == {0: 1}
 
 
-async def test_with_attaching_off_tokens_are_there_and_nothing_is_attached(cluster: FakeCluster) -> None:
+async def test_without_attach_own_writes_tokens_exist_and_nothing_is_attached(cluster: FakeCluster) -> None:
     async with await cluster.connect(ClientSettings(attach_own_writes=False)) as graph:
         await graph.assoc_add(ALICE, "friend", BOB)
         await graph.assoc_count(ALICE, "friend")
@@ -198,7 +202,7 @@ async def test_a_recording_holds_the_writes_of_its_own_tasks_only(graph: Graph) 
     assert recording.token == WriteToken([(ALICE, FRIEND, 1), (make_id(5), 0, 1), (make_id(6), 0, 1), likes])
 
 
-async def test_a_recording_is_of_one_graph(graph: Graph) -> None:
+async def test_a_recording_ignores_the_writes_of_other_graphs(graph: Graph) -> None:
     async with await FakeCluster().connect() as other:
         with graph.recording() as recording, other.recording() as others:
             await graph.obj_delete(ALICE)
@@ -226,18 +230,18 @@ async def test_own_writes_are_bounded_in_number(cluster: FakeCluster) -> None:
 
 async def test_own_writes_are_forgotten_after_their_time() -> None:
     own = OwnWrites(asyncio.get_running_loop(), max_keys=10, seconds=0.01)
-    own.note([pb.WriteResult(changed_ids=[ALICE], changed_atypes=[0], changed_versions=[1])])
+    own.record([pb.WriteResult(changed_ids=[ALICE], changed_atypes=[0], changed_versions=[1])])
     assert own.versions == {(ALICE,): 1}
     await until(lambda: not own.versions)
-    own.note([pb.WriteResult(changed_ids=[BOB], changed_atypes=[0], changed_versions=[1])])
+    own.record([pb.WriteResult(changed_ids=[BOB], changed_atypes=[0], changed_versions=[1])])
     await until(lambda: not own.versions)
     own.close()
 
 
-async def test_an_older_answer_that_comes_late_lowers_nothing() -> None:
+async def test_an_older_answer_that_arrives_late_lowers_no_version() -> None:
     own = OwnWrites(asyncio.get_running_loop(), max_keys=10, seconds=60)
     for version in (5, 4):
-        own.note([pb.WriteResult(changed_ids=[ALICE], changed_atypes=[0], changed_versions=[version])])
+        own.record([pb.WriteResult(changed_ids=[ALICE], changed_atypes=[0], changed_versions=[version])])
     assert own.versions == {(ALICE,): 5}
     own.close()
     assert not own.token()
@@ -253,7 +257,7 @@ async def test_minimums_stay_with_their_rows_when_a_batch_is_cut(cluster: FakeCl
     assert asked == {id1: number for number, (id1, _) in enumerate(rows, 1)}
 
 
-async def test_rows_for_two_servers_take_their_minimums_along() -> None:
+async def test_rows_for_two_servers_keep_their_minimums() -> None:
     cluster = FakeCluster(make_topology(near=("near-1", "near-2")))
     async with await cluster.connect() as graph:
         ids = [make_id(1, shard) for shard in range(16)]
@@ -263,7 +267,7 @@ async def test_rows_for_two_servers_take_their_minimums_along() -> None:
     assert asked == {each: each >> SHARD_SHIFT | 1 for each in ids}
 
 
-async def test_a_lost_write_of_its_own_is_told_once_and_read_past(cluster: FakeCluster, graph: Graph) -> None:
+async def test_a_lost_own_write_is_reported_once_and_then_forgotten(cluster: FakeCluster, graph: Graph) -> None:
     await graph.assoc_add(ALICE, "friend", BOB)
     await graph.assoc_add(BOB, "friend", ALICE)
     cluster.link("near-1").behaviour = failing(WriteLost("lost"), times=2)
@@ -275,10 +279,10 @@ async def test_a_lost_write_of_its_own_is_told_once_and_read_past(cluster: FakeC
     assert await graph.assoc_count(ALICE, "friend") == 1
     assert await graph.assoc_count_many([(BOB, "friend")]) == [1]
     assert minimums(reads(cluster)[-1]) == {}
-    assert cluster.batches("far-1") == [], "nobody else has it either"
+    assert cluster.batches("far-1") == [], "no other server has the version either"
 
 
-async def test_a_lost_write_of_a_token_takes_no_own_write_along(cluster: FakeCluster, graph: Graph) -> None:
+async def test_a_lost_write_of_a_token_forgets_no_own_write(cluster: FakeCluster, graph: Graph) -> None:
     await graph.assoc_add(ALICE, "friend", BOB)
     cluster.link("near-1").behaviour = failing(WriteLost("lost"), times=2)
     for read in (read_everything, read_everything_many):

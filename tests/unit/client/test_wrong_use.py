@@ -1,4 +1,4 @@
-"""Wrong use fails before anything is sent, and the message names what is wrong."""
+"""A wrong argument fails before anything is sent, and the message names it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ WRONG: list[tuple[type[RequestError], str, Call]] = [
 
 
 @pytest.mark.parametrize(("error", "message", "call"), WRONG, ids=[message for _, message, _ in WRONG])
-async def test_wrong_use_is_refused_by_name_and_nothing_is_sent(
+async def test_a_wrong_argument_is_named_and_nothing_is_sent(
     graph: Graph, cluster: FakeCluster, error: type[RequestError], message: str, call: Call
 ) -> None:
     with pytest.raises(error, match=message):
@@ -98,22 +98,22 @@ async def test_an_int_enum_is_an_int(graph: Graph) -> None:
 
 @pytest.mark.parametrize("field", ["timeout_seconds", "max_attempts", "max_batch_queries", "watch_retry_seconds"])
 @pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
-def test_settings_are_above_zero_and_finite(field: str, value: float) -> None:
+def test_settings_must_be_above_zero_and_finite(field: str, value: float) -> None:
     with pytest.raises(InvalidArgument, match=f"{field} is .* above 0"):
         ClientSettings(**{field: value})  # type: ignore[arg-type]
 
 
-def test_a_share_is_at_most_one() -> None:
+def test_first_attempt_share_must_be_at_most_one() -> None:
     with pytest.raises(InvalidArgument, match="first_attempt_share"):
         ClientSettings(first_attempt_share=1.5)
 
 
 @pytest.mark.parametrize("target", ["", "localhost", "localhost:", "localhost:http", "frames:nowhere", "::1:80"])
-async def test_an_address_that_is_none_is_refused(target: str) -> None:
+async def test_a_text_that_is_no_address_is_refused(target: str) -> None:
     with pytest.raises(InvalidArgument):
         await connect(target)
 
 
-async def test_a_topology_file_that_is_not_there_is_named() -> None:
+async def test_a_missing_topology_file_is_named() -> None:
     with pytest.raises(TopologyError, match=r"/nowhere/topology.json: the topology file cannot be read: No such file"):
         await connect("file:/nowhere/topology.json")

@@ -1,5 +1,5 @@
-"""Who comes back with a position of the binlog: warm when the leader has what follows it, waiting while the tailer may
-say so, cold when nobody can (DESIGN §7)."""
+"""A subscriber with a binlog position from another leader: it continues when this leader has what follows the position,
+waits while the tailer may send it, and is reset otherwise."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Leader:
         self.publisher.open_shard(1, 1, 1)
         self.stored = 0
 
-    def tell(self, after: int, *numbers: int) -> None:
-        """What the tailer says of shard 1 after a transaction, up to the last of these."""
+    def relay(self, after: int, *numbers: int) -> None:
+        """Relay messages of shard 1 that cover the transactions after ``after``, up to the last of ``numbers``."""
         messages = tuple(ObjectInvalidation(1 << 47 | 1, number) for number in numbers)
         span = Span(1, H, after, numbers[-1] if numbers else after)
-        self.publisher.relayed([ShardMessages(1, 1, messages)], [span], self._stored)
+        self.publisher.publish_relay([ShardMessages(1, 1, messages)], [span], self._stored)
 
     def _stored(self) -> None:
         self.stored += 1
@@ -41,7 +41,7 @@ class Leader:
         return deliveries
 
 
-def told(deliveries: list[Delivery]) -> list[int]:
+def versions(deliveries: list[Delivery]) -> list[int]:
     runs = [part.messages.messages for each in deliveries for part in each.shards if part.messages is not None]
     return [message.version for run in runs for message in run if isinstance(message, ObjectInvalidation)]
 
@@ -59,31 +59,31 @@ def claim(deliveries: list[Delivery]) -> tuple[str, int]:
 AT_11 = Position(1, "another run/1", 7, H, 11)
 
 
-def test_a_leader_that_has_taken_the_shard_over_waits_for_the_tailer_and_goes_on_warm() -> None:
+def test_a_subscriber_of_a_new_leader_waits_for_the_tailer_and_continues_without_a_reset() -> None:
     leader = Leader()
     deliveries = leader.subscribe(AT_11)
     assert outcomes(deliveries) == []
-    assert leader.publisher.wants("db") == [Span(1, H, 11, 11)]
-    assert leader.publisher.wants("db") == [], "it is asked once"
-    leader.tell(11, 13)
+    assert leader.publisher.take_wanted("db") == [Span(1, H, 11, 11)]
+    assert leader.publisher.take_wanted("db") == [], "each span is returned once"
+    leader.relay(11, 13)
     assert outcomes(deliveries) == ["continued"]
-    assert told(deliveries) == [13]
+    assert versions(deliveries) == [13]
     assert claim(deliveries) == (H, 13)
 
 
-def test_what_was_told_to_another_leader_meanwhile_is_waited_for_too() -> None:
+def test_a_subscriber_waits_for_messages_that_another_leader_received_meanwhile() -> None:
     leader = Leader()
     deliveries = leader.subscribe(AT_11)
-    leader.tell(20, 21)
+    leader.relay(20, 21)
     assert outcomes(deliveries) == []
-    leader.tell(11, 15)
-    leader.tell(15, 20)
+    leader.relay(11, 15)
+    leader.relay(15, 20)
     assert outcomes(deliveries) == ["continued"]
-    assert sorted(told(deliveries)) == [15, 20, 21]
+    assert sorted(versions(deliveries)) == [15, 20, 21]
     assert claim(deliveries) == (H, 21)
 
 
-def test_who_waits_in_vain_starts_cold() -> None:
+def test_a_subscriber_whose_wait_expires_is_reset() -> None:
     leader = Leader()
     deliveries = leader.subscribe(AT_11)
     for timer in leader.timers:
@@ -91,58 +91,62 @@ def test_who_waits_in_vain_starts_cold() -> None:
     assert outcomes(deliveries) == ["reset"]
 
 
-def test_who_was_told_in_another_history_starts_cold() -> None:
+def test_a_position_of_another_history_is_reset() -> None:
     leader = Leader()
-    leader.tell(11, 12)
+    leader.relay(11, 12)
     assert outcomes(leader.subscribe(Position(1, "x", 1, "db@0:0-1", 12))) == ["reset"]
 
 
-@pytest.mark.parametrize("is_told_again", [True, False])
-def test_what_a_leader_without_a_spool_acknowledged_and_took_with_it_is_told_again_or_the_shard_reset(
-    is_told_again: bool,
+@pytest.mark.parametrize("is_resent", [True, False])
+def test_messages_lost_with_a_leader_without_a_spool_are_resent_or_the_shard_is_reset(
+    is_resent: bool,
 ) -> None:
     before = Leader()
-    before.tell(10, 11)
+    before.relay(10, 11)
     lost = before.subscribe(Position(1, "another run/1", 7, H, 11))
-    before.tell(11, 12)
-    assert before.stored == 2, "the tailer goes on, whatever becomes of the delivery"
-    assert lost, "which its subscriber never got"
+    before.relay(11, 12)
+    assert before.stored == 2, "the tailer continues even if the delivery is lost"
+    assert lost, "the subscriber never received it"
     after = Leader(run="run-2")
     deliveries = after.subscribe(Position(1, "run-1/1", 1, H, 11))
-    assert after.publisher.wants("db") == [Span(1, H, 11, 11)], "read again, what the tailer had told already"
-    after.tell(12, 13)
+    assert after.publisher.take_wanted("db") == [Span(1, H, 11, 11)], "what was sent before is requested"
+    after.relay(12, 13)
     assert outcomes(deliveries) == [], "12 is missing"
-    if is_told_again:
-        after.tell(11, 12)
-        assert (outcomes(deliveries), sorted(told(deliveries)), claim(deliveries)) == (["continued"], [12, 13], (H, 13))
+    if is_resent:
+        after.relay(11, 12)
+        assert (outcomes(deliveries), sorted(versions(deliveries)), claim(deliveries)) == (
+            ["continued"],
+            [12, 13],
+            (H, 13),
+        )
     else:
         for timer in after.timers:
             timer()
         assert outcomes(deliveries)[0] == "reset"
 
 
-def test_a_leader_that_restarts_goes_on_from_its_spool_once_the_tailer_joins_it() -> None:
+def test_a_restarted_leader_continues_from_its_spool_once_the_tailer_links_the_shard() -> None:
     disk = SpoolDisk()
     before = Leader(disk)
-    before.tell(10, 11)
+    before.relay(10, 11)
     for number in range(12, 22):
-        before.tell(number - 1, number)
+        before.relay(number - 1, number)
     assert before.stored == 11
     after = Leader(disk, "run-2")
     deliveries = after.subscribe(Position(1, "run-1/1", 3, H, 13))
     assert outcomes(deliveries) == []
-    assert after.publisher.wants("db") == [Span(1, H, 21, 21)]
-    after.tell(21)
+    assert after.publisher.take_wanted("db") == [Span(1, H, 21, 21)]
+    after.relay(21)
     assert outcomes(deliveries)[0] == "continued"
     assert "reset" not in outcomes(deliveries)
-    assert told(deliveries) == list(range(14, 22))
+    assert versions(deliveries) == list(range(14, 22))
     assert claim(deliveries) == (H, 21)
 
 
-def test_a_spool_that_was_lost_continues_nobody_but_whoever_has_been_told_all() -> None:
+def test_a_lost_spool_continues_only_subscribers_that_have_everything() -> None:
     disk = SpoolDisk()
     before = Leader(disk)
-    before.tell(10, *range(11, 22))
+    before.relay(10, *range(11, 22))
     spool = before.publisher.spool
     assert isinstance(spool, MemorySpool)
     spool.fail()
@@ -150,24 +154,24 @@ def test_a_spool_that_was_lost_continues_nobody_but_whoever_has_been_told_all() 
     assert outcomes(before.subscribe(Position(1, "x", 3, H, 21))) == ["continued"]
 
 
-def test_followers_learn_of_a_gap_between_two_relays() -> None:
+def test_a_gap_between_two_relays_resets_followers() -> None:
     leader = Leader()
     deliveries = leader.subscribe(Position(1))
-    leader.tell(10, 11)
-    leader.tell(15, 16)
+    leader.relay(10, 11)
+    leader.relay(15, 16)
     for timer in leader.timers:
         timer()
     assert outcomes(deliveries) == ["reset", "more", "reset"]
-    assert told(deliveries) == [11]
+    assert versions(deliveries) == [11]
 
 
-def test_times_and_positions_are_proved_only_of_shards_of_which_the_tailer_has_said_where_it_goes_on() -> None:
+def test_times_and_positions_are_proved_only_once_the_tailer_has_linked_every_shard() -> None:
     leader = Leader()
     deliveries = leader.subscribe(Position(1))
     leader.publisher.prove("db", 1_000, H, 30)
     assert not deliveries[-1].proven
     assert not deliveries[-1].reached
-    leader.tell(11)
+    leader.relay(11)
     assert deliveries[-1].proven == (("db", 1_000),)
     assert list(deliveries[-1].reached) == [(H, 30)]
     leader.publisher.prove("db", 2_000, H, 40)
@@ -175,4 +179,4 @@ def test_times_and_positions_are_proved_only_of_shards_of_which_the_tailer_has_s
     leader.publisher.forget_proofs()
     before = len(deliveries)
     leader.publisher.prove("db", 3_000, H, 50)
-    assert len(deliveries) == before, "by a topology in between another may have been told"
+    assert len(deliveries) == before, "another leader may have received messages under a topology in between"

@@ -1,4 +1,4 @@
-"""A subscriber's positions: duplicates, gaps and resets (DESIGN §7)."""
+"""A subscriber's positions: duplicates, gaps and resets."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def subscribed() -> Inbox:
     return inbox
 
 
-def test_a_reset_is_taken_over_as_the_new_position() -> None:
+def test_a_reset_becomes_the_new_position() -> None:
     assert subscribed().positions_for([1]) == [Position(1, "s", 5)]
 
 
-def test_messages_that_follow_are_passed_on_and_move_the_position() -> None:
+def test_following_messages_are_passed_on_and_move_the_position() -> None:
     inbox = subscribed()
     received = inbox.receive(Delivery(2, (run(7, 60, 70), run(8, 80))))
     assert versions(received.messages) == [60, 70, 80]
     assert inbox.positions_for([1]) == [Position(1, "s", 8)]
 
 
-def test_what_was_told_before_is_skipped() -> None:
+def test_messages_received_before_are_skipped() -> None:
     inbox = subscribed()
     inbox.receive(Delivery(2, (run(7, 60, 70),)))
     assert versions(inbox.receive(Delivery(2, (run(7, 60, 70),))).messages) == []
@@ -44,14 +44,14 @@ def test_what_was_told_before_is_skipped() -> None:
     assert inbox.positions_for([1]) == [Position(1, "s", 8)]
 
 
-def test_a_missing_message_resets_the_shard_and_asks_for_it_anew() -> None:
+def test_a_missing_message_resets_the_shard_and_reports_a_gap() -> None:
     inbox = subscribed()
     received = inbox.receive(Delivery(2, (run(6, 60), run(8, 80))))
     assert (received.resets, received.gaps, received.messages, received.confirmed) == ([1], [1], [], [])
     assert inbox.positions_for([1]) == [Position(1)]
 
 
-def test_a_confirmation_ahead_of_what_is_held_shows_a_gap_too() -> None:
+def test_a_confirmation_ahead_of_the_held_position_is_a_gap_too() -> None:
     assert subscribed().receive(Delivery(2, (run(6),))).gaps == [1]
 
 
@@ -59,7 +59,7 @@ def test_another_stream_without_a_reset_is_a_gap() -> None:
     assert subscribed().receive(Delivery(2, (run(6, 60, stream="other"),))).gaps == [1]
 
 
-def test_between_a_gap_and_its_reset_nothing_is_taken() -> None:
+def test_deliveries_between_a_gap_and_its_reset_are_ignored() -> None:
     inbox = subscribed()
     inbox.receive(Delivery(2, (run(9, 90),)))
     received = inbox.receive(Delivery(3, (run(10, 100),)))
@@ -67,7 +67,7 @@ def test_between_a_gap_and_its_reset_nothing_is_taken() -> None:
     assert inbox.receive(Delivery(4, (run(10, reset=True),))).confirmed == [1]
 
 
-def test_shards_that_were_forgotten_or_never_asked_for_are_passed_over() -> None:
+def test_deliveries_of_forgotten_or_unknown_shards_are_ignored() -> None:
     inbox = subscribed()
     inbox.forget(1)
     received = inbox.receive(Delivery(2, (run(9, reset=True), run(1, 1, reset=True, shard=2))))

@@ -1,4 +1,4 @@
-"""A leader's subscriptions: continuation, reset, refusal, flow control (DESIGN §7)."""
+"""A leader's subscriptions: continuation, reset, refusal, flow control."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def leader(*shards: int, settings: DeliverySettings = SETTINGS, incarnation: str
     return publisher
 
 
-def told(deliveries: list[Delivery]) -> list[Message]:
+def messages_of(deliveries: list[Delivery]) -> list[Message]:
     parts = [part for delivery in deliveries for part in delivery.shards]
     return [message for part in parts if part.messages for message in part.messages.messages]
 
 
-def test_a_new_subscriber_is_reset_for_what_the_leader_owns_and_refused_the_rest() -> None:
+def test_a_new_subscriber_is_reset_in_owned_shards_and_refused_in_others() -> None:
     deliveries: list[Delivery] = []
     leader(3).subscribe("f", [Position(3), Position(4)], deliveries.append)
     (first,) = deliveries
@@ -44,16 +44,16 @@ def test_a_new_subscriber_is_reset_for_what_the_leader_owns_and_refused_the_rest
     assert first.refused == (4,)
 
 
-def test_a_subscriber_that_comes_back_with_its_position_is_told_only_what_it_missed() -> None:
+def test_a_returning_subscriber_receives_only_what_it_missed() -> None:
     publisher = leader(3)
     publisher.publish(batch(3, 10, 11))
     deliveries: list[Delivery] = []
     publisher.subscribe("f", [Position(3, "run-1/1", 1)], deliveries.append)
     assert [part.reset for part in deliveries[0].shards] == [False]
-    assert told(deliveries) == [message(3, 11)]
+    assert messages_of(deliveries) == [message(3, 11)]
 
 
-def test_a_shard_with_nothing_new_is_confirmed_with_its_version_epoch_and_no_messages() -> None:
+def test_a_shard_without_new_messages_is_confirmed_with_its_version_epoch() -> None:
     publisher = leader(3)
     publisher.publish(batch(3, 10, epoch=5))
     deliveries: list[Delivery] = []
@@ -63,7 +63,7 @@ def test_a_shard_with_nothing_new_is_confirmed_with_its_version_epoch_and_no_mes
 
 
 @pytest.mark.parametrize("position", [Position(3, "run-0/1", 1), Position(3, "run-1/1", 99), Position(3, "run-1/1", 1)])
-def test_a_position_that_cannot_be_continued_is_answered_by_a_reset(position: Position) -> None:
+def test_a_position_that_cannot_be_continued_is_reset(position: Position) -> None:
     publisher = leader(3)
     publisher.publish(batch(3, *range(12)))  # the log holds 8: what follows number 1 is gone
     deliveries: list[Delivery] = []
@@ -71,7 +71,7 @@ def test_a_position_that_cannot_be_continued_is_answered_by_a_reset(position: Po
     assert [(part.position.sequence, part.reset) for part in deliveries[0].shards] == [(12, True)]
 
 
-def test_the_first_delivery_speaks_of_every_shard_however_many_messages_wait() -> None:
+def test_the_first_delivery_mentions_every_shard_however_many_messages_wait() -> None:
     publisher = leader(1, 2, 3)
     publisher.publish_all([batch(shard, *range(6)) for shard in (1, 2, 3)])
     deliveries: list[Delivery] = []
@@ -81,11 +81,11 @@ def test_the_first_delivery_speaks_of_every_shard_however_many_messages_wait() -
         Position(2, "run-1/1", 0),
         Position(3, "run-1/1", 0),
     ]
-    assert len(told(deliveries)) == 18
-    assert max(len(told([delivery])) for delivery in deliveries) <= 4
+    assert len(messages_of(deliveries)) == 18
+    assert max(len(messages_of([delivery])) for delivery in deliveries) <= 4
 
 
-def test_what_one_commit_changed_on_several_shards_travels_in_one_delivery() -> None:
+def test_the_changes_of_one_commit_to_several_shards_share_a_delivery() -> None:
     publisher = leader(1, 2)
     deliveries: list[Delivery] = []
     publisher.subscribe("f", [Position(1), Position(2)], deliveries.append)
@@ -93,7 +93,7 @@ def test_what_one_commit_changed_on_several_shards_travels_in_one_delivery() -> 
     assert [part.position.shard for part in deliveries[1].shards] == [1, 2]
 
 
-def test_messages_of_two_version_epochs_are_never_mixed() -> None:
+def test_a_run_never_mixes_version_epochs() -> None:
     publisher = leader(1)
     publisher.publish_all([batch(1, 7, epoch=1), batch(1, 8, epoch=2)])
     deliveries: list[Delivery] = []
@@ -104,22 +104,22 @@ def test_messages_of_two_version_epochs_are_never_mixed() -> None:
     ]
 
 
-def test_no_more_than_the_window_is_sent_until_something_is_acknowledged() -> None:
+def test_sending_stops_at_the_window_until_a_delivery_is_acknowledged() -> None:
     publisher = leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=600))
     deliveries: list[Delivery] = []
     subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
     for version in range(6):
         publisher.publish(batch(1, version))
     sent = len(deliveries)
-    assert len(told(deliveries)) < 6
-    assert subscription.owed == 1
-    while subscription.owed:
+    assert len(messages_of(deliveries)) < 6
+    assert subscription.pending == 1
+    while subscription.pending:
         subscription.acknowledge(deliveries[-1].number)
     assert len(deliveries) > sent
-    assert told(deliveries) == [message(1, version) for version in range(6)]
+    assert messages_of(deliveries) == [message(1, version) for version in range(6)]
 
 
-def test_a_subscriber_that_falls_behind_the_log_is_reset_and_holds_no_memory() -> None:
+def test_a_subscriber_that_falls_behind_the_log_is_reset_and_costs_no_memory() -> None:
     publisher = leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=1))
     deliveries: list[Delivery] = []
     subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
@@ -131,24 +131,24 @@ def test_a_subscriber_that_falls_behind_the_log_is_reset_and_holds_no_memory() -
     assert (part.reset, part.position.sequence) == (True, 100)
 
 
-def test_a_single_message_larger_than_the_window_still_travels() -> None:
+def test_a_message_larger_than_the_window_is_still_sent() -> None:
     publisher = leader(1, settings=replace(SETTINGS, max_delivery_bytes=1, window_unacknowledged_bytes=200))
     deliveries: list[Delivery] = []
     publisher.subscribe("f", [Position(1)], deliveries.append)
     publisher.publish(batch(1, 5))
-    assert told(deliveries) == [message(1, 5)]
+    assert messages_of(deliveries) == [message(1, 5)]
 
 
-def test_the_oldest_messages_of_any_shard_make_room_in_the_common_log() -> None:
+def test_the_common_log_evicts_the_oldest_messages_of_any_shard() -> None:
     publisher = leader(1, 2, settings=replace(SETTINGS, log_bytes_total=240 * 4))
     publisher.publish_all([batch(1, 1, 2), batch(2, 3, 4), batch(1, 5, 6)])
     assert publisher.figures()["log_bytes"] == 240 * 4
     deliveries: list[Delivery] = []
     publisher.subscribe("f", [Position(1, "run-1/1", 2), Position(2, "run-1/1", 0)], deliveries.append)
-    assert told(deliveries) == [message(1, 5), message(1, 6), message(2, 3), message(2, 4)]
+    assert messages_of(deliveries) == [message(1, 5), message(1, 6), message(2, 3), message(2, 4)]
 
 
-def test_a_shard_given_up_is_refused_and_forgotten() -> None:
+def test_a_closed_shard_is_refused_and_forgotten() -> None:
     publisher = leader(1)
     deliveries: list[Delivery] = []
     subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
@@ -198,7 +198,7 @@ def test_shards_can_be_added_to_a_subscription_and_dropped_from_it() -> None:
     assert len(deliveries) == 2
 
 
-def test_a_subscriber_in_the_same_process_may_acknowledge_and_add_while_it_is_told() -> None:
+def test_a_subscriber_may_acknowledge_and_add_shards_within_deliver() -> None:
     publisher = leader(1, 2, settings=replace(SETTINGS, window_unacknowledged_bytes=1))
     deliveries: list[Delivery] = []
 
@@ -215,11 +215,11 @@ def test_a_subscriber_in_the_same_process_may_acknowledge_and_add_while_it_is_to
     subscriptions[0].acknowledge(1)
     publisher.publish(batch(1, *range(8)))
     assert [delivery.number for delivery in deliveries] == list(range(1, len(deliveries) + 1))
-    assert len(told(deliveries)) == 8
+    assert len(messages_of(deliveries)) == 8
     assert subscriptions[0].followed == 2
 
 
-def test_a_delivery_that_cannot_be_handed_over_ends_the_subscription_and_not_the_write() -> None:
+def test_a_delivery_error_ends_the_subscription_and_not_the_write() -> None:
     publisher = leader(1)
 
     def broken(_: Delivery) -> None:
@@ -231,12 +231,12 @@ def test_a_delivery_that_cannot_be_handed_over_ends_the_subscription_and_not_the
     assert publisher.figures()["subscribers"] == 0
 
 
-def test_publishing_to_a_shard_that_is_not_open_is_a_fault() -> None:
+def test_publishing_to_a_closed_shard_is_an_internal_error() -> None:
     with pytest.raises(InternalError, match="shard 9"):
         leader(1).publish(batch(9, 1))
 
 
-def test_acknowledging_what_was_never_sent_is_a_protocol_error() -> None:
+def test_acknowledging_an_unsent_delivery_is_a_protocol_error() -> None:
     subscription = leader(1).subscribe("f", [Position(1)], lambda _: None)
     with pytest.raises(ProtocolError, match="7"):
         subscription.acknowledge(7)
@@ -250,12 +250,12 @@ def test_subscribers_are_bounded() -> None:
 
 
 def linked(publisher: Publisher) -> Publisher:
-    """The tailer has said where shard 1 goes on."""
-    publisher.relayed((), [Span(1, "db-1@1:0-1", 1, 1)])
+    """Link shard 1: the tailer has said where it continues."""
+    publisher.publish_relay((), [Span(1, "db-1@1:0-1", 1, 1)])
     return publisher
 
 
-def test_a_proven_time_is_told_once_and_to_those_who_subscribe_later() -> None:
+def test_a_proven_time_is_delivered_once_and_to_later_subscribers() -> None:
     publisher = linked(leader(1))
     early: list[Delivery] = []
     publisher.subscribe("f", [Position(1)], early.append)
@@ -268,7 +268,7 @@ def test_a_proven_time_is_told_once_and_to_those_who_subscribe_later() -> None:
     assert [delivery.proven for delivery in late] == [(), (("db-1", 5_000),)]
 
 
-def test_a_proven_time_waits_for_every_message_that_is_owed() -> None:
+def test_a_proven_time_waits_for_every_pending_message() -> None:
     publisher = linked(leader(1, settings=replace(SETTINGS, window_unacknowledged_bytes=200)))
     deliveries: list[Delivery] = []
     subscription = publisher.subscribe("f", [Position(1)], deliveries.append)
@@ -278,10 +278,10 @@ def test_a_proven_time_waits_for_every_message_that_is_owed() -> None:
     assert [delivery.proven for delivery in deliveries if delivery.proven] == []
     while not deliveries[-1].proven:
         subscription.acknowledge(deliveries[-1].number)
-    assert told(deliveries) == [message(1, version) for version in (1, 2, 3)]
+    assert messages_of(deliveries) == [message(1, version) for version in (1, 2, 3)]
 
 
-def test_what_was_proved_before_the_shards_changed_is_not_told_of_those_that_came() -> None:
+def test_proofs_from_before_a_topology_change_are_not_delivered_for_added_shards() -> None:
     publisher = linked(leader(1))
     publisher.prove("db-1", 5_000)
     publisher.forget_proofs()
@@ -289,6 +289,6 @@ def test_what_was_proved_before_the_shards_changed_is_not_told_of_those_that_cam
     publisher.subscribe("f", [Position(1)], deliveries.append)
     assert [delivery.proven for delivery in deliveries] == [()]
     publisher.prove("db-1", 4_500)
-    assert not deliveries[-1].proven, "another leader may have been told something in between"
+    assert not deliveries[-1].proven, "another leader may have received messages in between"
     linked(publisher)
     assert deliveries[-1].proven == (("db-1", 4_500),)

@@ -1,4 +1,4 @@
-"""The spool's bounds and its troubles: full disks, torn and foreign files, flipped bits, age."""
+"""The spool's bounds and faults: full disks, torn and foreign files, flipped bits, age."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tao.observability.logs import logger
 
 
 class Opened:
-    """A spool, with what it said of changes."""
+    """A spool, and the changes that it has reported."""
 
     def __init__(self, folder: Path, settings: SpoolSettings) -> None:
         self.spool = SqliteSpool(folder, settings, logger("test"))
@@ -64,7 +64,7 @@ async def open_spool(tmp_path: Path) -> AsyncIterator[Opener]:
         await opened.spool.close()
 
 
-async def test_the_oldest_rows_make_room_and_it_is_said_up_to_where(open_spool: Opener) -> None:
+async def test_the_oldest_rows_are_dropped_and_their_last_position_is_reported(open_spool: Opener) -> None:
     opened = await open_spool(max_bytes=5_000)
     for number in range(1, 11):
         await opened.append(number, 1_000)
@@ -77,13 +77,13 @@ async def test_the_oldest_rows_make_room_and_it_is_said_up_to_where(open_spool: 
     assert (mark.after, mark.head) == (10 - len(kept or ()), 10)
 
 
-async def test_old_rows_go_too(open_spool: Opener) -> None:
+async def test_rows_beyond_the_maximum_age_are_dropped(open_spool: Opener) -> None:
     opened = await open_spool(max_age_seconds=-10.0)
     await opened.append(1)
     assert opened.dropped == [(1, "h", 1)]
 
 
-async def test_a_full_disk_is_said_and_what_follows_is_stored_once_there_is_room(open_spool: Opener) -> None:
+async def test_a_full_disk_is_reported_and_storing_resumes_once_there_is_room(open_spool: Opener) -> None:
     opened = await open_spool(max_bytes=4_096, retry_seconds=0.0)
     await opened.append(1)
     await opened.append(2, 8 << 20)  # more than the file may have
@@ -95,7 +95,7 @@ async def test_a_full_disk_is_said_and_what_follows_is_stored_once_there_is_room
     assert await opened.numbers() == [1, 3]
 
 
-async def test_what_was_given_before_a_loss_was_known_is_not_stored(open_spool: Opener) -> None:
+async def test_jobs_queued_before_a_loss_was_known_are_skipped(open_spool: Opener) -> None:
     opened = await open_spool(max_bytes=4_096, retry_seconds=0.0)
     later = asyncio.gather(opened.append(1, 8 << 20), opened.append(2), opened.append(3))
     await later
@@ -135,10 +135,10 @@ async def test_a_file_that_cannot_be_read_is_set_aside(open_spool: Opener, damag
     assert (open_spool.folder / "spool.sqlite.unreadable").exists()
 
 
-async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failing_disk_and_nobody_waits_for_ever(
+async def test_a_damaged_file_that_cannot_be_set_aside_is_a_failed_disk_and_jobs_still_end(
     open_spool: Opener,
 ) -> None:
-    """As where the file system has been made read-only because of the same damage."""
+    """The file system may have become read-only because of the same damage."""
     opened = await open_spool(retry_seconds=0.0)
     await opened.append(1)
     with sqlite3.connect(open_spool.folder / "spool.sqlite") as connection:

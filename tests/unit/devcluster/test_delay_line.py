@@ -1,4 +1,4 @@
-"""The delay line over real sockets, in one process: delay, order, back-pressure, cuts, and what it refuses."""
+"""The delay line delays, keeps order, limits what is on its way, cuts and heals, over real sockets."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_a_silent_line_closes_nothing_and_delivers_after_healing(line: Lin
     await asyncio.gather(*answers)
 
 
-async def test_a_server_that_is_away_shows_as_a_connection_that_ends(tmp_path: Path) -> None:
+async def test_a_connection_to_a_stopped_server_ends(tmp_path: Path) -> None:
     async with running_line(tmp_path, rtt_ms=1.0) as line:
         with reserve_port() as nobody:
             settings = LineSettings(
@@ -203,14 +203,14 @@ async def test_one_connection_too_many_is_reset(tmp_path: Path) -> None:
         await round_trip(first)
 
 
-async def test_what_makes_no_sense_is_refused_and_changes_nothing(line: Line, tmp_path: Path) -> None:
+async def test_a_wrong_command_is_refused_and_changes_nothing(line: Line, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="no line between east and north; there is one between east and west"):
         await line.do(Cut(("east", "north")))
-    with pytest.raises(OperatorError, match="-1 ms cannot be"):
+    with pytest.raises(OperatorError, match="-1 ms is out of bounds"):
         await line.do(SetRoundTrip(-1.0))
     reader, writer = await asyncio.open_unix_connection(str(line.control))
     writer.write(b'{"type": "dance"}\n')
-    assert b"this is no command" in await reader.readline()
+    assert b"this is not a command" in await reader.readline()
     writer.close()
     assert (await line.do(AskStatus())).rtt_ms == RTT_MS
     with pytest.raises(Unavailable, match="does not answer"):

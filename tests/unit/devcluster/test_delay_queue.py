@@ -1,11 +1,11 @@
-"""The pure half of the delay line, under a clock that the tests drive."""
+"""The queue of the delay line delivers in order and on time, under a clock that the tests set."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.devcluster.delay_queue import DelayQueue
+from tao.devcluster.delay_line import DelayQueue
 
 
 def test_a_chunk_is_delivered_when_it_is_due_and_not_before() -> None:
@@ -72,7 +72,7 @@ def test_a_full_queue_says_so_and_has_room_again_at_half() -> None:
     st.lists(st.tuples(st.binary(max_size=5), st.floats(0, 3), st.floats(0, 3)), max_size=30),
     st.lists(st.floats(0, 200), max_size=20),
 )
-def test_whatever_is_sent_arrives_once_in_order_and_none_of_it_early(
+def test_every_chunk_arrives_once_in_order_and_none_early(
     sent: list[tuple[bytes, float, float]], looks: list[float]
 ) -> None:
     queue = DelayQueue(max_bytes=10)

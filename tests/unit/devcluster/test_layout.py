@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
-from tao.devcluster.cluster_topology import Addresses, build_topology, crossings, line_routes
-from tao.devcluster.layout import CachePorts, Role, Shape
+from tao.devcluster.configuration import build_topology, crossings, line_routes
+from tao.devcluster.layout import LINE, PORT_KINDS, Ports, Role, Shape
 from tao.model.errors import SettingsError
 from tao.model.topology import Topology
 from tao.topology.document import check_topology, dump_topology, parse_topology
 
 
-def addresses_of(shape: Shape) -> Addresses:
-    def named(first: int, *roles: Role) -> dict[str, int]:
-        return {member.name: first + i for i, member in enumerate(shape.members) if member.role in roles}
-
-    caches = named(0, Role.LEADER, Role.FOLLOWER)
-    return Addresses(
-        caches={name: CachePorts(20_000 + 3 * i, 20_001 + 3 * i, 20_002 + 3 * i) for name, i in caches.items()},
-        databases=named(30_000, Role.DATABASE),
-        tailers=named(31_000, Role.TAILER),
-        line={crossing.key: 40_000 + i for i, crossing in enumerate(crossings(shape))},
-    )
+def ports_of(shape: Shape) -> Ports:
+    free = count(20_000)
+    ports = {member.name: {kind: next(free) for kind in PORT_KINDS.get(member.role, ())} for member in shape.members}
+    return {**ports, LINE: {crossing.key: next(free) for crossing in crossings(shape)}}
 
 
 def topology_of(shape: Shape) -> Topology:
-    topology = build_topology(shape, 7, addresses_of(shape), shape.master_regions)
+    topology = build_topology(shape, 7, ports_of(shape), shape.master_regions)
     check_topology(topology)
     assert parse_topology(dump_topology(topology), "test") == topology
     return topology
@@ -76,7 +71,7 @@ def test_the_topology_of_every_shape_passes_the_rules_of_topologies(shape: Shape
         (Shape(databases=2, mixed_mastership=True), "--mixed-mastership"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_by_the_name_of_the_option(shape: Shape, named: str) -> None:
+def test_an_impossible_shape_is_refused_with_the_name_of_the_option(shape: Shape, named: str) -> None:
     with pytest.raises(SettingsError, match=named):
         shape.check()
 
@@ -112,10 +107,10 @@ def test_the_first_region_is_master_of_all_databases_unless_mastership_is_mixed(
     assert mixed.master_regions == {"db-1": "east", "db-2": "west", "db-3": "east"}
 
 
-def test_what_another_region_calls_is_reached_through_the_line_and_through_nothing_else() -> None:
+def test_servers_that_another_region_calls_are_reached_only_through_the_line() -> None:
     shape = Shape(regions=2, followers=1)
-    topology, addresses = topology_of(shape), addresses_of(shape)
-    leads = {f"127.0.0.1:{route.listen}": route for route in line_routes(shape, addresses)}
+    topology = topology_of(shape)
+    leads = {f"127.0.0.1:{route.listen}": route for route in line_routes(shape, ports_of(shape))}
     east, _ = topology.regions
     for leader in east.leaders.servers:
         assert set(leader.reached_from) == {"west"}

@@ -1,4 +1,4 @@
-"""Ports are kept for the server that will use them."""
+"""Ports stay reserved for the server that will use them."""
 
 from __future__ import annotations
 

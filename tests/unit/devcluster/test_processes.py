@@ -1,4 +1,4 @@
-"""Child processes: their end is noticed, orphans do not remain, strangers are not signalled."""
+"""The end of a child process is noticed, no orphan remains, and no other process is signalled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from tao.devcluster.identity import ProcessIdentity, exit_event, read_record, stop_process, write_record
-from tao.devcluster.processes import Lifetime, ManagedProcess
+from tao.devcluster.processes import (
+    Lifetime,
+    ManagedProcess,
+    ProcessIdentity,
+    ProcessOptions,
+    exit_event,
+    read_record,
+    stop_process,
+    write_record,
+)
 from tao.model.errors import InternalError, OperatorError
 
 Start = Callable[..., ManagedProcess]
@@ -32,7 +40,7 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             ["sh", "-c", script],
             os.environ,
             tmp_path / "script.log",
-            **options,  # type: ignore[arg-type]
+            ProcessOptions(**options),  # type: ignore[arg-type]
         )
         started.append(process)
         process.start()
@@ -130,7 +138,7 @@ async def test_the_record_stands_while_the_process_runs(start: Start, tmp_path: 
     assert not process.identity.is_running()
 
 
-def test_a_damaged_record_names_nobody(tmp_path: Path) -> None:
+def test_a_damaged_record_identifies_no_process(tmp_path: Path) -> None:
     record = tmp_path / "record.json"
     record.write_text('{"pid": 12')
     assert read_record(record) is None
@@ -160,12 +168,13 @@ def run_parent(lifetime: Lifetime, tmp_path: Path, last_act: str) -> subprocess.
     """A process that starts a child which records itself, says so, and then does its last act."""
     program = f"""
         import asyncio, os, pathlib, sys
-        from tao.devcluster.processes import Lifetime, ManagedProcess
+        from tao.devcluster.processes import Lifetime, ManagedProcess, ProcessOptions
 
         async def main():
             folder = pathlib.Path({str(tmp_path)!r})
             child = ManagedProcess("child", ["sleep", "1000"], os.environ, folder / "child.log",
-                                   record_path=folder / "child.json", lifetime=Lifetime({lifetime.value!r}))
+                                   ProcessOptions(record_path=folder / "child.json",
+                                                  lifetime=Lifetime({lifetime.value!r})))
             child.start()
             cmdline = pathlib.Path(f"/proc/{{child.pid}}/cmdline")
             while not cmdline.read_bytes().startswith(b"sleep"):

@@ -1,4 +1,4 @@
-"""The state folder: records, locks, and what a crash may leave in it."""
+"""The state folder keeps records and locks, and survives a crash."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from tao.devcluster.identity import ProcessIdentity, write_record
-from tao.devcluster.layout import CachePorts, Role, Shape
-from tao.devcluster.schema_copy import example_schema_file, place_schema
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, service_accounts
+from tao.admin.documents import example_schema_file
+from tao.devcluster.layout import LINE, Role, Shape
+from tao.devcluster.processes import ProcessIdentity, write_record
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, place_schema, service_accounts
 from tao.model.errors import OperatorError, SchemaError
 
 
@@ -27,9 +28,30 @@ def folder(tmp_path: Path) -> Iterator[StateFolder]:
 
 
 def test_a_record_comes_back_as_it_was_written(folder: StateFolder) -> None:
-    record = ClusterRecord(shape=Shape(shards=8), ports={"leader-1": CachePorts(1, 2, 3)}, passwords=new_passwords())
+    record = ClusterRecord(
+        shape=Shape(shards=8), ports={"leader-1": {"grpc": 1, "frames": 2}}, passwords=new_passwords()
+    )
     folder.write(record)
     assert folder.read() == record
+
+
+def test_a_record_of_the_former_release_keeps_the_ports_of_every_process(folder: StateFolder) -> None:
+    record = json.loads(msgspec.json.encode(ClusterRecord(shape=Shape(shards=8))))
+    record |= {
+        "ports": {"leader-1": {"grpc": 1, "frames": 2, "admin": 3}},
+        "database_ports": {"db-1": 4},
+        "tailer_ports": {"tailer-1": 5},
+        "watcher_ports": {"watcher-1": 6},
+        "line_ports": {"east leader-1 grpc": 7},
+    }
+    (folder.path / "cluster.json").write_text(json.dumps(record))
+    assert folder.require().ports == {
+        "leader-1": {"grpc": 1, "frames": 2, "admin": 3},
+        "db-1": {"mysql": 4},
+        "tailer-1": {"admin": 5},
+        "watcher-1": {"admin": 6},
+        LINE: {"east leader-1 grpc": 7},
+    }
 
 
 def test_passwords_lie_in_files_for_this_user_alone(folder: StateFolder) -> None:
@@ -106,7 +128,7 @@ def test_a_schema_file_that_is_not_there_is_named(folder: StateFolder, tmp_path:
         place_schema(folder, tmp_path / "missing.yaml")
 
 
-def test_mastership_is_the_topology_file_s_where_that_can_be_read_else_the_shape_s(tmp_path: Path) -> None:
+def test_mastership_comes_from_the_topology_file_if_it_can_be_read_else_from_the_shape(tmp_path: Path) -> None:
     folder, shape = StateFolder(tmp_path), Shape(regions=2, databases=2)
     assert folder.master_regions(shape) == {"db-1": "east", "db-2": "east"}
     databases = [{"name": "db-1", "master_region": "west"}, {"name": "db-2", "master_region": "nowhere"}]

@@ -1,4 +1,4 @@
-"""Writes through a follower: to the right leader, again only where nothing was written, answered as they are done."""
+"""Writes through a follower go to the right leader, and are repeated only where nothing was written."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def asked(region: RegionRig, leader: str) -> int:
 
 
 @pytest.mark.parametrize("error", [NotMine("no", 1), Fenced("no"), Unavailable("no"), ShardBlocked("locked", 1)])
-async def test_what_is_known_not_to_be_written_is_tried_again(region: RegionRig, error: TaoError) -> None:
+async def test_a_write_that_certainly_was_not_done_is_repeated(region: RegionRig, error: TaoError) -> None:
     region.near.links["leader-1"].faults["write"] = [error] * 3
     await region.near.write(add())
     assert asked(region, "leader-1") == 4
 
 
-async def test_only_so_often(region: RegionRig) -> None:
+async def test_a_write_is_repeated_a_bounded_number_of_times(region: RegionRig) -> None:
     often = ForwardSettings().max_attempts
     region.near.links["leader-1"].faults["write"] = [Unavailable("no")] * often
     with pytest.raises(Unavailable):
@@ -56,14 +56,14 @@ async def test_only_so_often(region: RegionRig) -> None:
 
 
 @pytest.mark.parametrize("error", [OutcomeUnknown("?"), Overloaded("full"), InvalidArgument("")])
-async def test_anything_else_is_the_client_s_to_decide_on(region: RegionRig, error: TaoError) -> None:
+async def test_other_errors_are_returned_to_the_client(region: RegionRig, error: TaoError) -> None:
     region.near.links["leader-1"].faults["write"] = [error]
     with pytest.raises(type(error)):
         await region.near.write(add())
     assert asked(region, "leader-1") == 1
 
 
-async def test_one_write_of_a_batch_is_tried_again_while_the_others_are_answered(region: RegionRig) -> None:
+async def test_one_write_of_a_batch_is_repeated_while_the_others_are_answered(region: RegionRig) -> None:
     answers: list[pb.Answer] = []
     near = region.near
     near.links["leader-2"].faults["write"] = [Unavailable("no")]
@@ -94,7 +94,7 @@ async def test_a_write_ends_with_its_deadline_while_no_leader_takes_it(region: R
 
 
 @pytest.mark.parametrize("is_late", [True, False])
-async def test_who_gives_up_at_a_locked_shard_is_told_of_the_lock(region: RegionRig, is_late: bool) -> None:
+async def test_a_write_that_times_out_on_a_locked_shard_reports_the_lock(region: RegionRig, is_late: bool) -> None:
     """Not that no leader took the write: an operator would look for one, and a client ask in another tier."""
     near = region.near
     near.links["leader-1"].faults["write"] = [ShardBlocked("locked", 1)] * 9
@@ -134,7 +134,7 @@ async def test_a_write_without_time_for_it_is_refused_with_nothing_sent(region: 
     assert asked(region, "leader-1") == 0
 
 
-async def test_when_no_task_can_wait_for_a_second_try_the_writer_hears_of_it(region: RegionRig) -> None:
+async def test_a_write_fails_when_no_task_can_be_started_for_its_repeat(region: RegionRig) -> None:
     near = region.near
     link = near.links["leader-1"]
     link.faults["write"] = [Unavailable("no")]

@@ -1,4 +1,4 @@
-"""What a follower knows of its age: only of what it is told of, only behind the messages, growing without news."""
+"""The staleness bounds of a follower: only from proofs of the current leader, and only behind the messages."""
 
 from __future__ import annotations
 
@@ -27,74 +27,74 @@ class Known:
         self.clock = ManualClock()
         self.lost: set[int] = set()
         self.freshness = Freshness(self.clock.unix_ms, lambda shard: f"db-{shard // 2}")
-        self.freshness.confirmed("leader-1", (0, 2))
-        self.freshness.confirmed("leader-2", (1, 3))
+        self.freshness.note_confirmed("leader-1", (0, 2))
+        self.freshness.note_confirmed("leader-2", (1, 3))
 
-    def heard(self, leader: str, *databases: str) -> None:
+    def note_proven(self, leader: str, *databases: str) -> None:
         """As of now."""
         proven = [(database, self.clock.unix_ms()) for database in databases]
-        self.freshness.heard(leader, proven, lambda shard: shard not in self.lost)
+        self.freshness.note_proven(leader, proven, lambda shard: shard not in self.lost)
 
     def ages(self) -> list[float]:
         return [self.freshness.staleness_ms(shard) for shard in range(4)]
 
 
-def test_a_leader_speaks_for_the_shards_that_it_tells_of_and_each_database_for_itself() -> None:
+def test_a_proof_counts_for_the_leader_s_own_shards_of_that_database() -> None:
     known = Known()
     assert known.ages() == [inf] * 4
-    known.heard("leader-1", "db-0", "db-1")
+    known.note_proven("leader-1", "db-0", "db-1")
     known.clock.now += 2
-    known.heard("leader-2", "db-1")
+    known.note_proven("leader-2", "db-1")
     assert known.ages() == [2_000, inf, 2_000, 0]
     assert known.freshness.by_database(HOSTED) == {"db-0": inf, "db-1": 2.0}
 
 
-def test_without_news_the_bound_grows_and_older_news_do_not_raise_it() -> None:
+def test_without_proofs_the_bound_grows_and_older_proofs_do_not_raise_it() -> None:
     known = Known()
-    known.heard("leader-1", "db-0")
+    known.note_proven("leader-1", "db-0")
     proven = known.clock.unix_ms()
     known.clock.now += 30
     assert known.ages()[0] == 30_000
-    known.freshness.heard("leader-1", [("db-0", proven - 1)], lambda _: True)
+    known.freshness.note_proven("leader-1", [("db-0", proven - 1)], lambda _: True)
     assert known.ages()[0] == 30_000
 
 
-def test_a_shard_that_its_leader_tells_of_no_more_keeps_its_time() -> None:
+def test_a_shard_whose_leader_sends_no_more_keeps_its_time() -> None:
     known = Known()
-    known.heard("leader-1", "db-0")
+    known.note_proven("leader-1", "db-0")
     known.lost.add(0)
     known.clock.now += 1
-    known.heard("leader-1", "db-0")
+    known.note_proven("leader-1", "db-0")
     assert known.ages()[0] == 1_000
     known.lost.clear()
-    known.heard("leader-1", "db-0")
+    known.note_proven("leader-1", "db-0")
     assert known.ages()[0] == 0
 
 
-def test_of_a_shard_that_moved_neither_its_old_nor_its_new_leader_is_believed_before_the_new_one_tells_of_it() -> None:
+def test_no_leader_is_trusted_for_a_moved_shard_before_the_new_one_confirms_it() -> None:
     known = Known()
-    known.heard("leader-1", "db-0")
-    known.heard("leader-2", "db-0")
+    known.note_proven("leader-1", "db-0")
+    known.note_proven("leader-2", "db-0")
     known.freshness.follow(lambda _: "leader-2", HOSTED)
     known.clock.now += 1
-    known.heard("leader-1", "db-0")
-    known.heard("leader-2", "db-0")
+    known.note_proven("leader-1", "db-0")
+    known.note_proven("leader-2", "db-0")
     assert known.ages()[:2] == [1_000, 0]
-    known.freshness.confirmed("leader-2", [0])
-    known.heard("leader-2", "db-0")
+    known.freshness.note_confirmed("leader-2", [0])
+    known.note_proven("leader-2", "db-0")
     assert known.ages()[0] == 0
 
 
-def test_what_is_not_hosted_any_more_is_forgotten() -> None:
+def test_shards_that_are_not_hosted_any_more_are_forgotten() -> None:
     known = Known()
-    known.heard("leader-1", "db-0", "db-1")
+    known.note_proven("leader-1", "db-0", "db-1")
     known.freshness.follow(lambda shard: f"leader-{1 + shard % 2}", frozenset({2}))
     assert known.ages() == [inf, inf, 0, inf]
 
 
 def prove(region: RegionRig, seconds_ago: float = 0) -> None:
     spans = [Span(shard, "db@1:0-1", 1, 1) for shard in region.leader.ownership.owned]
-    region.leader.publisher.relayed((), spans)
+    region.leader.publisher.publish_relay((), spans)
     region.leader.publisher.prove("db", LoopClock().unix_ms() - int(1000 * seconds_ago))
 
 
@@ -120,7 +120,7 @@ async def test_a_proof_does_not_overtake_the_messages_that_wait_before_it(region
     assert near.subscriptions.messages == 1
 
 
-async def test_while_its_leader_is_away_a_follower_grows_older_and_says_so(region: RegionRig) -> None:
+async def test_a_follower_whose_leader_is_down_reports_growing_staleness(region: RegionRig) -> None:
     near = region.near
     prove(region, seconds_ago=60)
     await until(lambda: staleness_ms(near) < inf)
@@ -129,7 +129,7 @@ async def test_while_its_leader_is_away_a_follower_grows_older_and_says_so(regio
     assert staleness_ms(near) >= 60_000
 
 
-async def test_a_read_that_asks_for_fresher_data_than_are_known_here_goes_to_the_master(region: RegionRig) -> None:
+async def test_a_read_that_asks_for_fresher_data_than_proven_here_goes_to_the_master(region: RegionRig) -> None:
     near, store = region.near, region.store
     await near.read(obj_ids=[A])
     before = len(store.reads)

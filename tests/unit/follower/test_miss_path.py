@@ -1,4 +1,4 @@
-"""Misses while no leader can serve: from the database, within bounds, and never below what is known (DESIGN §9)."""
+"""Misses while no leader can serve go to the database, within bounds, and never below a known version."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import cast
 import pytest
 
 from tao.client.settings import ClientSettings
-from tao.follower.miss_path import DirectReadSettings, MissPath
+from tao.follower.miss_path import DirectReadSettings, FollowerSources, MissPath
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import encode_object
 from tao.model.queries import Fetched, ObjectQuery, Query
-from tao.serving.databases import Databases
-from tao.serving.fill_source import fetched
+from tao.serving.database_source import Databases
+from tao.serving.fetch_source import fetch_and_wait
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import USER, make_id
 from tests.rigs.pacing import Gate, Tasks
@@ -67,9 +67,7 @@ class Rig:
         self.told = True
         self.tasks = Tasks()
         self.path = MissPath(
-            self.leaders,
-            self.database,
-            self.other_region,
+            FollowerSources(self.leaders, self.database, self.other_region),
             cast(Databases, self.databases),
             lambda _: self.leader_is_down,
             lambda _: self.told,
@@ -78,7 +76,7 @@ class Rig:
         )
 
     async def fetch(self, object_id: int = HERE, minimum: int = 0, *, critical: bool = False) -> Fetched:
-        return await fetched(self.path, ObjectQuery(object_id), minimum, critical=critical, timeout_seconds=1)
+        return await fetch_and_wait(self.path, ObjectQuery(object_id), minimum, critical=critical, timeout_seconds=1)
 
 
 async def test_a_leader_that_answers_is_the_only_one_asked() -> None:
@@ -89,7 +87,7 @@ async def test_a_leader_that_answers_is_the_only_one_asked() -> None:
 
 
 @pytest.mark.parametrize("fault", [Unavailable("away"), NotMine("moving"), DeadlineExceeded("slow")])
-async def test_a_leader_that_cannot_serve_is_gone_past_with_the_same_minimum(fault: TaoError) -> None:
+async def test_a_leader_that_cannot_serve_is_bypassed_with_the_same_minimum(fault: TaoError) -> None:
     rig = Rig(fault)
     assert (await rig.fetch(minimum=7)).value == encode_object(1, USER, b"")
     assert rig.database.asked == [(ObjectQuery(HERE), 7, False)]
@@ -105,7 +103,7 @@ async def test_a_leader_known_to_be_down_is_not_asked() -> None:
 
 
 @pytest.mark.parametrize("fault", [Overloaded("too much"), StaleRead("nobody has it")])
-async def test_what_a_leader_refuses_for_its_own_reasons_is_refused(fault: TaoError) -> None:
+async def test_other_errors_of_a_leader_are_returned(fault: TaoError) -> None:
     rig = Rig(fault)
     with pytest.raises(type(fault)):
         await rig.fetch()
@@ -124,7 +122,7 @@ async def test_a_critical_read_needs_the_master_database_and_no_leader(fault: Ta
     assert rig.path.direct_reads == 2
 
 
-async def test_a_critical_read_is_the_leaders_affair_while_they_can_serve() -> None:
+async def test_a_critical_read_goes_to_the_leader_while_it_can_serve() -> None:
     rig = Rig()
     await rig.fetch(critical=True)
     assert rig.leaders.asked == [(ObjectQuery(HERE), 0, True)]
@@ -139,14 +137,14 @@ async def test_a_critical_read_whose_master_is_down_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("told", "down", "kept"), [(True, False, True), (False, False, False), (True, True, False)])
-async def test_an_answer_may_be_cached_only_while_a_leader_tells_of_changes(told: bool, down: bool, kept: bool) -> None:
+async def test_an_answer_may_be_cached_only_while_a_leader_sends_changes(told: bool, down: bool, kept: bool) -> None:
     rig = Rig(NotMine("moving"))
     rig.told, rig.leader_is_down = told, down
     assert (await rig.fetch()).keep is kept
 
 
 @pytest.mark.parametrize("fault", [StaleRead("behind"), Unavailable("away"), DeadlineExceeded("hangs")])
-async def test_what_the_replica_cannot_tell_the_other_regions_leader_is_asked(fault: TaoError) -> None:
+async def test_another_region_s_leader_is_asked_for_what_the_replica_lacks(fault: TaoError) -> None:
     rig = Rig(Unavailable("away"))
     rig.database.fault = fault
     fetched = await rig.fetch(ELSEWHERE, 2)
@@ -156,7 +154,7 @@ async def test_what_the_replica_cannot_tell_the_other_regions_leader_is_asked(fa
 
 
 @pytest.mark.parametrize("fault", [Unavailable("away"), DatabaseDown("down"), DeadlineExceeded("hangs")])
-async def test_while_the_master_is_gone_another_regions_leader_is_asked_for_no_less(fault: TaoError) -> None:
+async def test_while_the_master_is_down_another_region_is_asked_at_the_same_minimum(fault: TaoError) -> None:
     rig = Rig(DatabaseDown("the leader knows"))
     rig.database.fault = fault
     fetched = await rig.fetch(HERE, 2)
@@ -169,14 +167,14 @@ async def test_while_the_master_is_gone_another_regions_leader_is_asked_for_no_l
 async def test_a_database_that_hangs_leaves_a_waiting_client_time_for_another_region(object_id: int) -> None:
     rig = Rig(DeadlineExceeded("its database hangs"))
     rig.database.fault = DeadlineExceeded("hangs")
-    found = await fetched(rig.path, ObjectQuery(object_id), 0, critical=False, timeout_seconds=5)
+    found = await fetch_and_wait(rig.path, ObjectQuery(object_id), 0, critical=False, timeout_seconds=5)
     assert found.value == encode_object(2, USER, b"")
     client, follower = ClientSettings(), DirectReadSettings()
     assert rig.leaders.given_seconds + rig.database.given_seconds < client.timeout_seconds * client.first_attempt_share
     assert rig.database.given_seconds == follower.database_seconds
 
 
-async def test_a_database_whose_connections_are_all_held_up_is_gone_past_where_another_region_has_a_copy() -> None:
+async def test_a_database_with_busy_connections_is_bypassed_if_another_region_has_a_copy() -> None:
     rig = Rig(DeadlineExceeded("its database hangs"))
     rig.database.fault = Overloaded("no connection came free in time")
     fetched = await rig.fetch()
@@ -186,7 +184,7 @@ async def test_a_database_whose_connections_are_all_held_up_is_gone_past_where_a
         await rig.fetch()
 
 
-async def test_a_database_is_waited_for_where_no_other_region_has_a_copy() -> None:
+async def test_a_fetch_waits_for_the_database_when_no_other_region_has_a_copy() -> None:
     rig = Rig(Unavailable("away"))
     rig.databases.regions = 1
     await rig.fetch()

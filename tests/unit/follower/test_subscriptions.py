@@ -1,4 +1,4 @@
-"""Subscriptions: nothing is cached unconfirmed, nothing is kept that was not told, and a lost leader costs no hits."""
+"""Nothing is cached unconfirmed, nothing is kept that messages do not correct, and a lost leader costs no hits."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ async def test_nothing_is_cached_of_a_shard_before_its_leader_has_confirmed_it(r
     await until(lambda: link.held)
     for _ in range(2):
         assert await near.times(A, COMMENT) == []
-    assert near.fills.flights.started == 2
+    assert near.single_flight.started == 2
     assert near.subscriptions.unsubscribed == 3
     link.let_go()
     await subscribed(near)
     for _ in range(2):
         await near.times(A, COMMENT)
-    assert near.fills.flights.started == 3
+    assert near.single_flight.started == 3
     await near.tasks.close()
 
 
-async def test_a_shard_that_its_leader_does_not_own_is_asked_for_until_it_does(region: RegionRig) -> None:
+async def test_a_shard_is_subscribed_again_until_its_leader_owns_it(region: RegionRig) -> None:
     near = region.near
     region.leader.ownership.want((2, 3))
     await until(lambda: near.subscriptions.unsubscribed)
@@ -51,7 +51,7 @@ async def test_a_shard_that_its_leader_does_not_own_is_asked_for_until_it_does(r
     assert await near.times(A, COMMENT) == [1]
 
 
-async def test_while_its_leader_is_away_a_follower_serves_what_it_has(region: RegionRig) -> None:
+async def test_a_follower_whose_leader_is_down_serves_what_it_has_cached(region: RegionRig) -> None:
     near = region.near
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))
     near.links["leader-1"].break_off()
@@ -61,7 +61,7 @@ async def test_while_its_leader_is_away_a_follower_serves_what_it_has(region: Re
         await near.times(B, COMMENT)
 
 
-async def test_a_missing_delivery_voids_the_shard_and_is_made_good(region: RegionRig) -> None:
+async def test_a_missing_delivery_drops_the_shard_and_is_repeated(region: RegionRig) -> None:
     near, link = region.near, region.near.links["leader-1"]
     assert await near.times(A, COMMENT) == []
     link.hold_answers.add("subscribe")
@@ -75,7 +75,7 @@ async def test_a_missing_delivery_voids_the_shard_and_is_made_good(region: Regio
     assert await near.times(A, COMMENT) == [2, 1]
 
 
-async def test_a_delivery_that_cannot_be_applied_voids_the_shards_of_its_series(
+async def test_a_delivery_that_cannot_be_applied_drops_the_shards_of_its_stream(
     region: RegionRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     near = region.near
@@ -97,7 +97,7 @@ async def test_a_delivery_that_cannot_be_applied_voids_the_shards_of_its_series(
     assert [type(each) for each in errors] == [ZeroDivisionError]
 
 
-async def test_a_shard_that_leaves_this_server_is_dropped_and_one_that_comes_is_subscribed(region: RegionRig) -> None:
+async def test_a_removed_shard_is_dropped_and_an_added_one_is_subscribed(region: RegionRig) -> None:
     near = region.near
     changed = make_topology(2, near={0: ("near-2",)}, leaders={1: ("leader-2",)})
     near.configuration.use_topology(changed)
@@ -120,7 +120,7 @@ class PromptLeader:
 
 @pytest.mark.parametrize("turns", range(1, 6))
 @pytest.mark.parametrize("is_refused", [False, True])
-async def test_a_shard_that_its_new_leader_confirms_while_the_old_one_is_left_stays_confirmed(
+async def test_a_shard_confirmed_by_its_new_leader_stays_confirmed_when_the_old_stream_ends(
     region: RegionRig, turns: int, is_refused: bool
 ) -> None:
     """Request and answer may both come between two turns of a loop that has little of its processor."""
@@ -140,7 +140,7 @@ async def test_a_shard_that_its_new_leader_confirms_while_the_old_one_is_left_st
     assert near.subscriptions.unsubscribed == 0
 
 
-async def test_a_leader_that_the_topology_names_no_more_is_followed_no_more(region: RegionRig) -> None:
+async def test_a_leader_that_left_the_topology_is_not_followed_any_more(region: RegionRig) -> None:
     near = region.near
     near.configuration.use_topology(make_topology(2, leader_servers=("leader-1",)))
     await quiet()

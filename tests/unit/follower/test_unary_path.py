@@ -1,4 +1,4 @@
-"""Where a unary call belongs, and who is asked when its first server has no answer."""
+"""The shard of a unary call, and the servers that are asked when the first one does not answer."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tao.model.errors import (
 )
 from tao.model.ids import make_id
 from tao.model.topology import CacheServer
-from tao.peers.links import Links
-from tao.runtime.clock import LoopClock
 from tao.serving.configuration import Configuration
 from tao.wire.convert import error_to_pb
+from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.server_context import make_context
 
 ID = make_id(3, 1_700_000_000_000, 0)
 READ = pb.Request(deadline_ms=4000, read=pb.ReadBatch(obj_ids=[ID]))
@@ -80,14 +80,16 @@ class Stage:
             tier.hosts = lambda _, name=tier.tier: self.hosts(name)
         self.tasks: list[asyncio.Task[None]] = []
         self.path = UnaryPath(
+            make_context(
+                cast(Configuration, SimpleNamespace(routes=routes)),
+                cast(Links, SimpleNamespace(to=self.link, is_down=lambda server: server.name in self.found_down)),
+                self.spawn,
+                region="r",
+                tier="t1",
+            ),
             self,
-            ("r", "t1"),
-            cast(Configuration, SimpleNamespace(routes=routes)),
-            cast(Links, SimpleNamespace(to=self.link, is_down=lambda server: server.name in self.found_down)),
-            LoopClock(),
-            self.spawn,
-            UnarySettings(max_relayed=limit),
             lambda: self.hosted,
+            UnarySettings(max_relayed=limit),
         )
 
     def hosts(self, tier: str) -> tuple[CacheServer, ...]:
@@ -122,7 +124,7 @@ class Stage:
         return answer
 
 
-async def test_what_this_follower_hosts_or_nobody_can_is_served_here() -> None:
+async def test_calls_for_hosted_or_unknown_shards_are_served_here() -> None:
     stage = Stage()
     stage.hosted = frozenset({3})
     beyond = pb.Request(deadline_ms=4000, read=pb.ReadBatch(obj_ids=[9 << 47 | 1]))
@@ -131,7 +133,7 @@ async def test_what_this_follower_hosts_or_nobody_can_is_served_here() -> None:
     assert (stage.served_here, stage.asked) == (4, [])
 
 
-async def test_the_home_is_asked_first_and_a_read_leaves_time_for_another() -> None:
+async def test_the_home_server_is_asked_first_and_a_read_leaves_time_for_another() -> None:
     stage = Stage()
     stage.answers["a"] = FOUND
     assert await stage.call(READ) == FOUND
@@ -155,7 +157,7 @@ async def test_a_read_that_its_home_does_not_answer_is_asked_in_the_next_tier(er
 @pytest.mark.parametrize(
     "error", [OutcomeUnknown("?"), DeadlineExceeded("slow"), InvalidArgument("no"), Overloaded("full")]
 )
-async def test_a_write_that_may_have_happened_or_cannot_is_not_repeated(error: TaoError) -> None:
+async def test_a_write_that_may_have_been_done_or_was_rejected_is_not_repeated(error: TaoError) -> None:
     stage = Stage()
     stage.answers = {"a": error, "b": FOUND}
     assert (await stage.call(WRITE)).error.reason == error.reason
@@ -178,7 +180,7 @@ async def test_a_server_that_has_been_found_down_is_asked_last() -> None:
     assert [name for name, _ in stage.asked] == ["b"]
 
 
-async def test_calls_under_way_are_bounded_and_end_with_their_callers() -> None:
+async def test_relayed_calls_are_bounded_and_end_with_their_callers() -> None:
     stage = Stage(limit=1)
     reply = FakeReply()
     stage.path.handle(READ, reply)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Following up messages: what is in flight is counted apart from what is wrong, and who is away is not judged (§15)."""
+"""The consistency checker: delays are counted apart from inconsistencies, and unavailable servers are not judged."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tao.model.graph import Edge, encode_object
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import CountQuery, FillRead, ObjectQuery, Query
 from tao.model.topology import CacheServer
-from tao.observability.consistency import Consistency
+from tao.observability.consistency import MeasuredConsistency
 from tao.observability.logs import logger
 from tao.observability.metrics import Metrics
-from tao.peers.links import Links
 from tao.routing.routes import Routes
-from tao.serving.cache_types import SchemaArenas
+from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.inspection import inspect
 from tao.serving.traffic import Traffic
 from tao.topology import edits
+from tao.wire.links import Links
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.pacing import ManualClock
@@ -37,7 +37,7 @@ V1, V2, V3 = (make_version(1, counter) for counter in (1, 2, 3))
 
 
 class Cache:
-    """A cache that can be looked into, unless it is away."""
+    """A cache that can be inspected, unless it is unavailable."""
 
     def __init__(self) -> None:
         self.cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
@@ -56,7 +56,7 @@ class Cache:
 
 
 class Store(ReadStore):
-    """What the master database has."""
+    """The contents of the master database."""
 
     def __init__(self) -> None:
         self.objects: dict[int, bytes] = {}
@@ -76,7 +76,7 @@ class Store(ReadStore):
 
 
 class Rig:
-    """A leader's checker of two tiers of one follower each, and of the leader itself."""
+    """A leader's checker with two tiers of one follower each, and the leader itself."""
 
     def __init__(self, settings: CheckerSettings | None = None) -> None:
         self.topology = topology = make_topology(1)
@@ -97,7 +97,7 @@ class Rig:
             settings or CheckerSettings(),
             logger("test"),
         )
-        self.figures = self.checker.figures
+        self.figures = self.checker.counts
 
     def to(self, server: CacheServer) -> Cache:
         return self.servers[server.name]
@@ -109,7 +109,7 @@ class Rig:
         self.store.objects[key] = encode_object(version, USER, data)
 
     def fall_behind(self) -> None:
-        """The nearest follower has not heard of the version that the database has, and that a message tells of."""
+        """The near follower lacks the version that the database has and that a message names."""
         self.near.hold(V1)
         self.store_object(V2)
         self.tell(ObjectChange(A, V1, V2, USER, b""))
@@ -119,7 +119,7 @@ class Rig:
         await self.checker.look(look)
 
 
-async def test_what_has_the_version_or_is_not_cached_is_right_at_the_first_look() -> None:
+async def test_an_entry_with_the_version_or_none_at_all_is_correct_at_the_first_look() -> None:
     rig = Rig()
     rig.near.hold(V2)
     rig.store_object(V2)
@@ -131,7 +131,7 @@ async def test_what_has_the_version_or_is_not_cached_is_right_at_the_first_look(
     assert rig.figures.consistency.wrong == 0
 
 
-async def test_what_is_in_flight_is_stale_once_and_no_inconsistency() -> None:
+async def test_an_entry_whose_message_is_in_flight_is_stale_once_and_no_inconsistency() -> None:
     rig = Rig()
     rig.fall_behind()
     await rig.look(0)
@@ -141,17 +141,17 @@ async def test_what_is_in_flight_is_stale_once_and_no_inconsistency() -> None:
     assert rig.figures.stale == [1, 0, 0]
 
 
-async def test_what_is_stale_at_the_last_look_is_an_inconsistency() -> None:
+async def test_an_entry_that_is_stale_at_the_last_look_is_an_inconsistency() -> None:
     rig = Rig()
     rig.fall_behind()
     for look in range(3):
         await rig.look(look)
     assert rig.figures.stale == [1, 1, 1]
-    assert rig.figures.consistency == Consistency(len(rig.servers), 1)
+    assert rig.figures.consistency == MeasuredConsistency(len(rig.servers), 1)
     assert rig.checker.summary()["inconsistencies"] == 1
 
 
-async def test_only_who_was_stale_is_looked_at_again() -> None:
+async def test_only_stale_servers_are_inspected_again() -> None:
     rig = Rig()
     rig.fall_behind()
     for look in range(3):
@@ -189,7 +189,7 @@ async def test_a_long_list_is_compared_by_version_and_count() -> None:
         rig.near.cache.list_ticket(A, COMMENT, 0.0), encode_block(V2, 600, edges, PREFIX | COMPLETE), 1, 0.0
     )
     change = ListChange(A, COMMENT, V1, V2, 600, (), (edges[0],))
-    rig.store.lists[A] = encode_block(V2, 600, [], 0)  # asked for its edges, it would differ
+    rig.store.lists[A] = encode_block(V2, 600, [], 0)  # its edges would differ if they were compared
     rig.tell(change)
     await rig.look(0)
     assert rig.figures.stale == [0, 0, 0]
@@ -199,7 +199,7 @@ async def test_a_long_list_is_compared_by_version_and_count() -> None:
     assert rig.figures.stale == [1, 0, 0]
 
 
-async def test_a_message_of_a_write_that_was_lost_with_its_master_makes_no_cache_wrong() -> None:
+async def test_a_message_of_a_write_that_was_lost_with_its_master_is_no_inconsistency() -> None:
     rig = Rig()
     rig.near.hold(V1)
     rig.store_object(V1)
@@ -218,7 +218,7 @@ async def test_without_the_database_versions_decide() -> None:
     assert rig.figures.stale == [1, 0, 0]
 
 
-async def test_who_does_not_answer_is_not_judged() -> None:
+async def test_a_server_that_does_not_answer_is_not_judged() -> None:
     rig = Rig()
     for cache in rig.servers.values():
         cache.hold(V1)
@@ -230,7 +230,7 @@ async def test_who_does_not_answer_is_not_judged() -> None:
     assert rig.figures.looks == rig.figures.stale[0] == len(rig.servers) - 1
 
 
-async def test_a_suspect_that_falls_silent_is_neither_right_nor_wrong() -> None:
+async def test_a_stale_server_that_stops_answering_is_unresolved() -> None:
     rig = Rig()
     rig.fall_behind()
     await rig.look(0)
@@ -238,10 +238,10 @@ async def test_a_suspect_that_falls_silent_is_neither_right_nor_wrong() -> None:
     await rig.look(1)
     await rig.look(2)
     assert (rig.figures.stale, rig.figures.unresolved) == ([1, 0, 0], 1)
-    assert rig.figures.consistency == Consistency(len(rig.servers) - 1, 0)
+    assert rig.figures.consistency == MeasuredConsistency(len(rig.servers) - 1, 0)
 
 
-async def test_a_suspect_that_was_silent_for_one_look_is_judged_at_the_last() -> None:
+async def test_a_stale_server_that_misses_one_look_is_judged_at_the_last() -> None:
     rig = Rig()
     rig.fall_behind()
     await rig.look(0)
@@ -252,7 +252,7 @@ async def test_a_suspect_that_was_silent_for_one_look_is_judged_at_the_last() ->
     assert (rig.figures.stale, rig.figures.unresolved) == ([1, 0, 1], 0)
 
 
-async def test_a_suspect_that_is_marked_meanwhile_is_not_taken_for_mended() -> None:
+async def test_a_stale_server_that_is_marked_down_does_not_count_as_repaired() -> None:
     rig = Rig()
     rig.fall_behind()
     await rig.look(0)
@@ -263,7 +263,7 @@ async def test_a_suspect_that_is_marked_meanwhile_is_not_taken_for_mended() -> N
     assert (rig.figures.stale, rig.figures.unresolved) == ([1, 0, 0], 1)
 
 
-async def test_the_leader_itself_is_looked_at() -> None:
+async def test_the_leader_itself_is_inspected() -> None:
     rig = Rig()
     rig.servers[rig.leader].hold(V1)
     rig.store_object(V2)
@@ -281,16 +281,16 @@ async def test_a_look_waits_for_its_time() -> None:
     assert rig.figures.looks == len(rig.servers)
 
 
-async def test_all_messages_are_followed_up_while_they_are_no_more_than_may_be() -> None:
+async def test_all_messages_are_checked_up_to_the_bound_per_second() -> None:
     rig = Rig(CheckerSettings(max_samples_per_second=50))
     for size in (1, 4, 7, 25, 3):
         rig.tell(*(ObjectInvalidation(make_id(64 + place), V2) for place in range(size)))
         await rig.look(0)
-    assert rig.figures.samples == rig.figures.told == 40
+    assert rig.figures.samples == rig.figures.published == 40
     assert rig.checker.summary()["followed_ratio"] == 1.0
 
 
-async def test_of_more_messages_than_may_be_any_is_as_likely_and_the_share_is_told() -> None:
+async def test_above_the_bound_messages_are_sampled_uniformly_and_the_share_is_reported() -> None:
     random.seed(1)
     rig = Rig(CheckerSettings(max_samples_per_second=3))
     for cache in rig.servers.values():
@@ -304,12 +304,12 @@ async def test_of_more_messages_than_may_be_any_is_as_likely_and_the_share_is_to
         taken.update(sample.key for sample in rig.checker._waiting[0])
         rig.checker._waiting[0].clear()
     assert sum(taken.values()) == 3_000
-    # A hundred of each are expected, give or take four standard deviations.
+    # About a hundred of each are expected, within four standard deviations.
     assert (len(taken), min(taken.values()) > 60, max(taken.values()) < 140) == (30, True, True)
     assert rig.checker.summary()["followed_ratio"] == 0.1
 
 
-async def test_messages_of_one_key_in_a_second_are_one_look_for_the_newest_version() -> None:
+async def test_messages_of_one_key_in_a_second_are_one_sample_of_the_newest_version() -> None:
     rig = Rig()
     rig.near.hold(V2)
     rig.store_object(V3)
@@ -318,7 +318,7 @@ async def test_messages_of_one_key_in_a_second_are_one_look_for_the_newest_versi
     assert (rig.figures.followed, rig.figures.samples, rig.figures.stale) == (3, 1, [1, 0, 0])
 
 
-async def test_bulk_invalidations_and_drops_without_a_version_have_no_look() -> None:
+async def test_bulk_invalidations_and_drops_without_a_version_are_not_inspected() -> None:
     rig = Rig()
     rig.tell(ShardInvalidation(0), ObjectInvalidation(A, 0))
     await rig.look(0)
@@ -331,10 +331,10 @@ async def test_looks_that_are_never_taken_are_bounded() -> None:
     for second in range(200):
         rig.clock.now += 2.0
         rig.tell(*(ObjectInvalidation(make_id(64 + second % 50 + 50 * place), V2) for place in range(3)))
-    assert rig.figures.samples <= settings.max_waiting < rig.figures.told
+    assert rig.figures.samples <= settings.max_waiting < rig.figures.published
 
 
-async def test_it_can_be_switched_off_and_shows_its_figures() -> None:
+async def test_the_checker_can_be_switched_off_and_reports_its_counts() -> None:
     rig = Rig(CheckerSettings(max_samples_per_second=0))
     rig.tell(ObjectInvalidation(A, V2))
     assert rig.figures.samples == 0
@@ -344,6 +344,6 @@ async def test_it_can_be_switched_off_and_shows_its_figures() -> None:
     assert rig.checker.summary()["nines"] == 0
 
 
-def test_looks_must_follow_each_other() -> None:
-    with pytest.raises(SettingsError, match="grow"):
+def test_the_times_of_the_looks_must_ascend() -> None:
+    with pytest.raises(SettingsError, match="ascend"):
         CheckerSettings(first_look_seconds=10.0)

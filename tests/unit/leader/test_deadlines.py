@@ -1,4 +1,4 @@
-"""What a leader does with the time that it is given: nobody outstays it in a line, and hits go on while misses wait."""
+"""Deadlines at a leader: queued writes do not outstay them, and cache hits are served while misses wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tao.leader.write_path import WriteSettings
+from tao.leader.write_path import WritePathSettings
 from tao.model.errors import DeadlineExceeded
 from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd
@@ -24,9 +24,9 @@ def edge(id2: int) -> AssocAdd:
     return AssocAdd(A, COMMENT, id2, 1, b"")
 
 
-async def test_a_write_in_line_behind_a_database_that_hangs_is_refused_at_its_deadline() -> None:
+async def test_a_write_queued_behind_a_database_that_hangs_is_refused_at_its_deadline() -> None:
     store = MemoryStore(4)
-    rig = LeaderRig(store, store, writes=WriteSettings(lanes_per_server=1))
+    rig = LeaderRig(store, store, writes=WritePathSettings(lanes_per_server=1))
     await rig.take(0)
     gate = Gate()
     store.before_commit = gate.pass_through
@@ -48,7 +48,7 @@ async def test_hits_are_served_while_misses_are_refused() -> None:
     await rig.take(0)
     rig.cache.store_object(rig.cache.object_ticket(B, 0.0), encode_object(make_version(1, 1), 1, b"x"), 1, 0.0)
     answers: list[pb.Answer] = []
-    for deadline_ms, why in ((5, "too little"), (30, "not answered")):
+    for deadline_ms, why in ((5, "too short"), (30, "not answered")):
         gate = Gate()
         store.before_read = gate.pass_through
         answers.clear()

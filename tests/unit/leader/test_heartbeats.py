@@ -1,4 +1,4 @@
-"""Heartbeat rows: one per database, in the lowest shard owned there, and no database waits for another."""
+"""Heartbeat rows: one per database, in the lowest shard owned there, without waiting for other databases."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def database_of(shard: int) -> str:
 
 
 class Rig:
-    """Shards 0 and 1 are of ``db-0``, 2 and 3 of ``db-1``."""
+    """Heartbeats of a leader; shards 0 and 1 belong to ``db-0``, 2 and 3 to ``db-1``."""
 
     def __init__(self) -> None:
         self.store = MemoryStore(4, database_of)
         self.owned = {0, 1, 2, 3}
         self.clock = ManualClock()
-        self.beats = Heartbeats(
+        self.heartbeats = Heartbeats(
             "leader-1",
             self.store,
             lambda: self.owned,
@@ -36,7 +36,7 @@ class Rig:
         )
 
     def start(self) -> None:
-        self.running = asyncio.create_task(self.beats.run())
+        self.running = asyncio.create_task(self.heartbeats.run())
 
     def shards(self) -> set[int]:
         return {shard for shard, _, _ in self.store.heartbeats}
@@ -72,19 +72,19 @@ async def test_a_row_has_the_time_before_its_transaction_began(rig: Rig, monkeyp
     assert rig.store.heartbeats[0][2] == began
 
 
-async def test_a_read_only_database_disturbs_no_other_and_has_its_row_when_it_takes_one(rig: Rig) -> None:
+async def test_a_read_only_database_does_not_affect_others_and_gets_its_row_once_it_accepts_writes(rig: Rig) -> None:
     rig.store.ownership_faults["db-0"] = MasterReadOnly("db-0 is read-only")
     rig.start()
     await until(lambda: len(rig.store.heartbeats) >= 3)
     assert rig.shards() == {2}
-    assert rig.beats.beats["db-0"].trouble == "db-0 is read-only"
-    assert rig.beats.beats["db-1"].trouble == ""
+    assert rig.heartbeats.statuses["db-0"].trouble == "db-0 is read-only"
+    assert rig.heartbeats.statuses["db-1"].trouble == ""
     rig.store.ownership_faults.clear()
     await until(lambda: 0 in rig.shards())
-    assert rig.beats.beats["db-0"].trouble == ""
+    assert rig.heartbeats.statuses["db-0"].trouble == ""
 
 
-async def test_a_database_that_hangs_has_one_row_under_way_and_keeps_no_other_waiting(
+async def test_a_database_that_hangs_has_one_row_in_progress_and_delays_no_other(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -103,16 +103,16 @@ async def test_a_database_that_hangs_has_one_row_under_way_and_keeps_no_other_wa
     assert asked == [0]
 
 
-async def test_a_leader_writes_no_row_for_a_database_of_which_it_owns_nothing_any_more(rig: Rig) -> None:
+async def test_a_leader_writes_no_row_to_a_database_where_it_no_longer_owns_a_shard(rig: Rig) -> None:
     rig.start()
-    await until(lambda: len(rig.beats.beats) == 2)
+    await until(lambda: len(rig.heartbeats.statuses) == 2)
     rig.owned = {2, 3}
-    await until(lambda: list(rig.beats.beats) == ["db-1"])
+    await until(lambda: list(rig.heartbeats.statuses) == ["db-1"])
 
 
-async def test_each_row_says_whether_commits_of_its_database_wait_for_a_replica(rig: Rig) -> None:
+async def test_each_heartbeat_reports_whether_commits_of_its_database_wait_for_a_replica(rig: Rig) -> None:
     rig.start()
     await until(lambda: len(rig.store.heartbeats) >= 2)
-    assert rig.beats.beats["db-0"].waits_for_replica is False
+    assert rig.heartbeats.statuses["db-0"].waits_for_replica is False
     rig.store.waits_for_replica = True
-    await until(lambda: rig.beats.beats["db-0"].waits_for_replica)
+    await until(lambda: rig.heartbeats.statuses["db-0"].waits_for_replica)

@@ -1,4 +1,4 @@
-"""Pairs whose sides lie with two leaders: one write at a time, a mirror that is written or owed, and its settling."""
+"""Pairs with sides at two leaders: one write at a time, mirrors that are written or pending, and their settlement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from tao.leader.inverse_path import InverseSettings
-from tao.leader.other_leaders import Undecided
+from tao.leader.remote_inverses import RemoteOutcomeUnknown
 from tao.model.changes import ShardMessages
 from tao.model.errors import (
     DatabaseDown,
@@ -39,7 +39,7 @@ OFTEN = InverseSettings(repair_seconds=0.001)
 
 @dataclass
 class TwoLeaders:
-    """The coordinator of the pair has shard 0, the other leader shard 1."""
+    """The coordinator of the pair owns shard 0, the other leader shard 1."""
 
     store: MemoryStore
     coordinator: LeaderRig
@@ -72,7 +72,7 @@ def add(time: int, atype: int = FRIEND) -> AssocAdd:
     return AssocAdd(LOW, atype, HIGH, time, b"")
 
 
-async def test_both_sides_are_written_and_the_intent_goes(two: TwoLeaders) -> None:
+async def test_both_sides_are_written_and_the_intent_is_removed(two: TwoLeaders) -> None:
     written, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
     assert not pending
     assert two.times(LIKES, LIKED_BY) == ([7], [7])
@@ -81,7 +81,7 @@ async def test_both_sides_are_written_and_the_intent_goes(two: TwoLeaders) -> No
 
 
 @pytest.mark.parametrize("fault", [Unavailable("away"), OutcomeUnknown("cut"), InvalidArgument("no")])
-async def test_a_mirror_that_cannot_be_written_is_owed_and_the_write_is_acknowledged(
+async def test_a_mirror_that_cannot_be_written_stays_pending_and_the_write_is_acknowledged(
     two: TwoLeaders, fault: TaoError
 ) -> None:
     two.others.faults.append(fault)
@@ -92,7 +92,7 @@ async def test_a_mirror_that_cannot_be_written_is_owed_and_the_write_is_acknowle
     assert two.coordinator.inverses.left_pending == 1
 
 
-async def test_a_far_side_that_is_changing_hands_is_waited_for_as_long_as_the_writer_waits(two: TwoLeaders) -> None:
+async def test_a_far_side_that_changes_hands_is_retried_as_long_as_the_writer_waits(two: TwoLeaders) -> None:
     two.others.faults += [NotMine("given up"), Fenced("another generation"), MasterReadOnly("being promoted")]
     _, pending = await two.coordinator.write(add(7))
     assert not pending
@@ -101,10 +101,10 @@ async def test_a_far_side_that_is_changing_hands_is_waited_for_as_long_as_the_wr
 
 @pytest.mark.parametrize("fault", [Unavailable, DeadlineExceeded, ShardBlocked, Overloaded, OutcomeUnknown])
 @pytest.mark.parametrize("after_writing", [False, True])
-async def test_who_names_the_far_side_is_answered_when_that_is_written_whatever_went_wrong_before(
+async def test_a_writer_that_names_the_far_side_is_answered_once_that_side_is_written_despite_earlier_failures(
     two: TwoLeaders, fault: type[TaoError], after_writing: bool
 ) -> None:
-    """He reads that list next; without it all he could be told is that the outcome is unknown."""
+    """The writer reads that list next. Without the mirror, the only answer would be an unknown outcome."""
     two.others.after_writing = after_writing
     two.others.faults += [fault("once"), fault("and again")]
     _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
@@ -113,8 +113,8 @@ async def test_who_names_the_far_side_is_answered_when_that_is_written_whatever_
     await two.settled()
 
 
-async def test_a_far_side_that_refuses_at_once_is_asked_more_and_more_rarely() -> None:
-    """Overload says so at once, and of many pairs that insist it would be made worse."""
+async def test_retries_of_a_far_side_that_refuses_at_once_back_off() -> None:
+    """An overloaded server refuses at once, and retries of many pairs would make it worse."""
     store, others = MemoryStore(4), OtherRigs()
     leader = LeaderRig(store, store, others=others, clock=LoopClock())
     await leader.take(0)
@@ -125,7 +125,7 @@ async def test_a_far_side_that_refuses_at_once_is_asked_more_and_more_rarely() -
     await leader.close()
 
 
-async def test_a_far_side_that_stays_away_is_asked_for_as_long_as_the_writer_waits_and_no_longer(
+async def test_a_far_side_that_stays_unavailable_is_retried_until_the_writers_deadline_and_no_longer(
     two: TwoLeaders,
 ) -> None:
     clock, settle, left = two.coordinator.clock, two.others.settle, list[float]()
@@ -147,32 +147,32 @@ async def test_a_far_side_that_stays_away_is_asked_for_as_long_as_the_writer_wai
     assert list(two.store.rows.intents) == [PAIR]
 
 
-async def test_a_database_that_is_known_to_be_down_is_waited_for_by_nobody(two: TwoLeaders) -> None:
+async def test_a_write_does_not_wait_for_a_database_that_is_known_to_be_down(two: TwoLeaders) -> None:
     two.others.faults.append(DatabaseDown("away"))
     _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
     assert pending
 
 
-async def test_a_copy_that_nobody_answered_holds_the_pair_also_when_the_next_one_was_acknowledged(
+async def test_an_unanswered_copy_keeps_the_pair_held_even_when_the_next_copy_is_acknowledged(
     two: TwoLeaders,
 ) -> None:
-    """It may arrive yet, and would undo what a later write of the pair has copied."""
+    """The copy may still arrive, and would undo what a later write of the pair has copied."""
     two.others.faults.append(OutcomeUnknown("cut"))
     _, pending = await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
     assert not pending
-    with pytest.raises(DeadlineExceeded, match="were being written"):
+    with pytest.raises(DeadlineExceeded, match="lasted until the deadline"):
         await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 8, b""), within=0.001)
     assert two.times(LIKES, LIKED_BY) == ([7], [7])
 
 
 @pytest.mark.parametrize("insists", [False, True])
-async def test_a_copy_of_which_the_other_leader_cannot_tell_what_became_holds_nobody_up(
+async def test_a_copy_whose_outcome_the_other_leader_does_not_know_does_not_keep_the_pair_held(
     two: TwoLeaders, insists: bool
 ) -> None:
-    """A promotion cuts commits off that wait for a replica. Whoever has the shard next knows what became of them before
-    it writes anything, so that no later copy is overtaken, however long that takes."""
+    """A promotion interrupts commits that wait for a replica. The shard's next owner knows their outcome before it
+    writes anything, so no later copy is overtaken, however long that takes."""
     first = AssocAdd(HIGH, LIKED_BY, LOW, 7, b"") if insists else AssocAdd(LOW, LIKES, HIGH, 7, b"")
-    two.others.faults += [Undecided("in COMMIT"), Undecided("in COMMIT")]
+    two.others.faults += [RemoteOutcomeUnknown("in COMMIT"), RemoteOutcomeUnknown("in COMMIT")]
     _, pending = await two.coordinator.write(first)
     assert pending is not insists
     assert two.coordinator.inverses.pairs_held == 0
@@ -181,8 +181,8 @@ async def test_a_copy_of_which_the_other_leader_cannot_tell_what_became_holds_no
     assert two.times(LIKES, LIKED_BY) == ([8], [8])
 
 
-async def test_the_other_leader_gets_no_more_time_than_the_writer_waits(two: TwoLeaders) -> None:
-    """Else a write that is committed would end unknown because a server hangs that is not needed for it."""
+async def test_the_timeout_of_a_copy_does_not_exceed_the_writers_deadline(two: TwoLeaders) -> None:
+    """Otherwise a committed write would end with an unknown outcome because a server that it does not need hangs."""
     await two.coordinator.write(add(7), within=1.0)
     await two.coordinator.write(add(8), within=60.0)
     assert two.others.timeouts[0] <= 1.0
@@ -191,7 +191,7 @@ async def test_the_other_leader_gets_no_more_time_than_the_writer_waits(two: Two
     assert max(two.others.timeouts[2:]) <= 1.0
 
 
-async def test_the_next_write_of_the_pair_settles_what_was_owed_for_another_type_too(two: TwoLeaders) -> None:
+async def test_the_next_write_of_the_pair_also_settles_a_pending_intent_of_another_type(two: TwoLeaders) -> None:
     two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7, LIKES))
     _, pending = await two.coordinator.write(add(8))
@@ -201,21 +201,21 @@ async def test_the_next_write_of_the_pair_settles_what_was_owed_for_another_type
     await two.settled()
 
 
-async def test_a_mirror_known_not_to_be_written_holds_the_pair_up_no_longer(two: TwoLeaders) -> None:
+async def test_a_mirror_known_not_to_be_written_releases_the_pair(two: TwoLeaders) -> None:
     two.others.faults.append(Unavailable("away"))
     await two.coordinator.write(add(7))
     assert two.coordinator.inverses.pairs_held == 0
 
 
-async def test_while_a_copy_may_be_under_way_the_pair_is_not_written(two: TwoLeaders) -> None:
-    """Else the older copy could arrive last."""
+async def test_the_pair_is_not_written_while_a_copy_may_be_in_progress(two: TwoLeaders) -> None:
+    """Otherwise the older copy could arrive last."""
     two.coordinator.inverses._settings = InverseSettings(  # type: ignore[misc]
         settle_timeout_seconds=0.1, settle_linger_seconds=0.1
     )
     two.others.faults.append(OutcomeUnknown("cut"))
     await two.coordinator.write(add(7))
     assert two.coordinator.inverses.pairs_held == 1
-    with pytest.raises(DeadlineExceeded, match="were being written"):
+    with pytest.raises(DeadlineExceeded, match="lasted until the deadline"):
         await two.coordinator.write(add(8), within=0.001)
     assert two.times() == ([7], [])
     await two.coordinator.write(add(9))
@@ -223,7 +223,7 @@ async def test_while_a_copy_may_be_under_way_the_pair_is_not_written(two: TwoLea
     await until(lambda: two.coordinator.inverses.pairs_held == 0)
 
 
-async def test_a_held_pair_is_let_go_also_when_no_task_can_be_had(two: TwoLeaders) -> None:
+async def test_a_held_pair_is_released_even_when_no_task_can_be_started(two: TwoLeaders) -> None:
     two.coordinator.inverses._settings = QUICK  # type: ignore[misc]
     two.others.faults.append(OutcomeUnknown("cut"))
     writing = asyncio.ensure_future(two.coordinator.write(add(7)))
@@ -233,7 +233,7 @@ async def test_a_held_pair_is_let_go_also_when_no_task_can_be_had(two: TwoLeader
     await until(lambda: two.coordinator.inverses.pairs_held == 0)
 
 
-async def test_a_committed_write_is_acknowledged_also_when_its_intent_cannot_be_forgotten_now(two: TwoLeaders) -> None:
+async def test_a_committed_write_is_acknowledged_even_when_its_intent_cannot_be_removed(two: TwoLeaders) -> None:
     gate = two.others.gate = Gate()
     writing = asyncio.ensure_future(two.coordinator.write(add(7)))
     await gate.arrived.wait()
@@ -244,7 +244,7 @@ async def test_a_committed_write_is_acknowledged_also_when_its_intent_cannot_be_
     assert list(two.store.rows.intents) == [PAIR], "repair will meet it"
 
 
-async def test_writes_of_one_pair_go_one_at_a_time_in_order_of_arrival(two: TwoLeaders) -> None:
+async def test_writes_of_one_pair_run_one_at_a_time_in_order_of_arrival(two: TwoLeaders) -> None:
     gate = two.others.gate = Gate()
     tasks = [asyncio.ensure_future(two.coordinator.write(add(time))) for time in (1, 2, 3)]
     await gate.arrived.wait()
@@ -255,7 +255,7 @@ async def test_writes_of_one_pair_go_one_at_a_time_in_order_of_arrival(two: TwoL
     assert [settles[0].time for settles in two.others.settled] == [1, 2, 3]
 
 
-async def test_a_cancelled_waiter_for_a_pair_is_passed_over(two: TwoLeaders) -> None:
+async def test_a_cancelled_waiter_for_a_pair_is_skipped(two: TwoLeaders) -> None:
     gate = two.others.gate = Gate()
     first, gone, last = [asyncio.ensure_future(two.coordinator.write(add(time))) for time in (1, 2, 3)]
     await gate.arrived.wait()
@@ -267,7 +267,7 @@ async def test_a_cancelled_waiter_for_a_pair_is_passed_over(two: TwoLeaders) -> 
     assert [settles[0].time for settles in two.others.settled] == [1, 3]
 
 
-async def test_only_so_many_writes_wait_for_a_pair(two: TwoLeaders) -> None:
+async def test_the_number_of_writes_waiting_for_a_pair_is_bounded(two: TwoLeaders) -> None:
     coordinator = LeaderRig(two.store, two.store, others=two.others, inverses=InverseSettings(max_waiting_per_pair=1))
     await coordinator.take(0)
     gate = two.others.gate = Gate()
@@ -281,7 +281,7 @@ async def test_only_so_many_writes_wait_for_a_pair(two: TwoLeaders) -> None:
     await coordinator.close()
 
 
-async def test_repair_settles_what_was_left_over_and_outlives_a_database_that_is_away(two: TwoLeaders) -> None:
+async def test_repair_settles_leftover_intents_and_survives_an_unavailable_database(two: TwoLeaders) -> None:
     two.coordinator.inverses._settings = OFTEN  # type: ignore[misc]
     two.others.faults.extend([Unavailable("away")] * 3)
     await two.coordinator.write(add(7))
@@ -291,7 +291,7 @@ async def test_repair_settles_what_was_left_over_and_outlives_a_database_that_is
 
     def settled_after_a_while() -> bool:
         if len(two.coordinator.tasks.running) == 1 and not two.coordinator.inverses.pairs_held:
-            # Nothing but the repair loop is at work, whose deadlines must not pass on the way.
+            # Only the repair loop is running; its deadlines must not pass meanwhile.
             two.coordinator.clock.now += 20  # type: ignore[attr-defined]  # a ManualClock
         return not two.store.rows.intents
 
@@ -300,7 +300,7 @@ async def test_repair_settles_what_was_left_over_and_outlives_a_database_that_is
     await until(lambda: two.coordinator.inverses.settled_later == 1)
 
 
-async def test_one_leader_with_both_shards_writes_both_sides_at_once_and_settles_what_another_left(
+async def test_a_leader_of_both_shards_writes_both_sides_in_one_transaction_and_settles_leftover_intents(
     two: TwoLeaders,
 ) -> None:
     two.others.faults.append(Unavailable("away"))
@@ -339,18 +339,18 @@ async def test_a_change_of_type_that_is_interrupted_leaves_the_edge_and_can_be_r
     assert two.store.edges(HIGH, LIKED_BY) == two.store.edges(LOW, LIKES) == []
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-async def test_a_change_of_type_whose_copy_may_have_been_made_is_not_said_to_have_written_nothing(
-    two: TwoLeaders, is_told: bool
+@pytest.mark.parametrize("is_reported", [True, False])
+async def test_a_change_of_type_whose_copy_may_have_been_written_has_an_unknown_outcome(
+    two: TwoLeaders, is_reported: bool
 ) -> None:
-    """Its last try was refused, which says nothing of the first."""
+    """The refusal of the last attempt says nothing about the first one."""
     await two.coordinator.write(AssocAdd(HIGH, LIKED_BY, LOW, 7, b""))
     clock, settle = two.coordinator.clock, two.others.settle
     assert isinstance(clock, ManualClock)
     faults: list[TaoError] = [OutcomeUnknown("silence"), Unavailable("marked down")]
-    if is_told:
+    if is_reported:
         faults = [Unavailable("its last try")]
-        faults[0].__cause__ = Undecided("in COMMIT")
+        faults[0].__cause__ = RemoteOutcomeUnknown("in COMMIT")
 
     async def settle_slowly(
         shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
@@ -367,7 +367,7 @@ async def test_a_change_of_type_whose_copy_may_have_been_made_is_not_said_to_hav
     assert two.others.faults == []
 
 
-async def test_changing_the_type_of_no_edge_says_so(two: TwoLeaders) -> None:
+async def test_changing_the_type_of_a_missing_edge_reports_it(two: TwoLeaders) -> None:
     written, _ = await two.coordinator.write(AssocChangeType(HIGH, LIKED_BY, LOW, COMMENT))
     assert not written.outcome.found
     await two.coordinator.write(AssocDelete(LOW, FRIEND, HIGH))

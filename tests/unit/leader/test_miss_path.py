@@ -1,4 +1,4 @@
-"""Where a slave leader's misses go: to the replica, unless that would take a value back in time."""
+"""Misses of a leader outside the master region: they go to the replica, unless that would take a value back in time."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from tao.model.errors import (
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
 from tao.serving.database_source import DatabaseSource
-from tao.serving.fill_source import fetched
+from tao.serving.fetch_source import fetch_and_wait
 from tao.serving.remote_source import RemoteSource
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
 from tests.rigs.pacing import Gate, Tasks
 
 HERE, ELSEWHERE = make_id(64, 0), make_id(64, 1)
-"""An object mastered in this region, one in another."""
+"""An object mastered in this region, and one mastered in another."""
 
 
 @dataclass
 class Source(WaitingSource):
-    """Answers, or fails; remembers what it was asked."""
+    """A source that answers or fails, and records its queries."""
 
     answer: Fetched
     fault: TaoError | None = None
@@ -66,11 +66,11 @@ class Rig:
             lambda shard: shard == 0,
             lambda _: self.marked_down,
             Tasks(),
-            ReplicaSettings(max_spread=1),
+            ReplicaSettings(max_fallbacks=1),
         )
 
     async def fetch(self, query: Query, minimum: int = 0, *, critical: bool = False) -> Fetched:
-        return await fetched(self.source, query, minimum, critical=critical, timeout_seconds=1)
+        return await fetch_and_wait(self.source, query, minimum, critical=critical, timeout_seconds=1)
 
 
 QUERIES: Sequence[Query] = (
@@ -79,7 +79,7 @@ QUERIES: Sequence[Query] = (
 
 
 @pytest.mark.parametrize("critical", [False, True])
-async def test_what_is_mastered_here_is_read_here_and_what_fails_here_fails(critical: bool) -> None:
+async def test_a_shard_mastered_in_this_region_is_read_here_and_its_errors_are_returned(critical: bool) -> None:
     rig = Rig()
     assert await rig.fetch(ObjectQuery(HERE), 1, critical=critical) == rig.local.answer
     assert rig.local.asked == [(ObjectQuery(HERE), 1, critical)]
@@ -87,11 +87,11 @@ async def test_what_is_mastered_here_is_read_here_and_what_fails_here_fails(crit
     with pytest.raises(StaleRead):
         await rig.fetch(ObjectQuery(HERE), 9, critical=critical)
     assert rig.master_region.asked == []
-    assert rig.source.sent_away == 0
+    assert rig.source.sent_to_master_region == 0
 
 
 @pytest.mark.parametrize("query", QUERIES)
-async def test_what_is_mastered_elsewhere_is_read_from_the_replica(query: Query) -> None:
+async def test_a_shard_mastered_in_another_region_is_read_from_the_replica(query: Query) -> None:
     rig = Rig()
     assert await rig.fetch(query, 1) == rig.local.answer
     assert rig.local.asked == [(query, 1, False)]
@@ -109,13 +109,13 @@ async def test_what_is_mastered_elsewhere_is_read_from_the_replica(query: Query)
         InternalError("an empty table"),
     ],
 )
-async def test_a_replica_that_is_behind_or_away_or_not_seeded_yet_sends_the_read_to_the_master_region(
+async def test_a_read_goes_to_the_master_region_when_the_replica_is_behind_unavailable_or_not_seeded(
     query: Query, fault: TaoError
 ) -> None:
     rig = Rig(fault)
     assert await rig.fetch(query, 2) == rig.master_region.answer
     assert rig.master_region.asked == [(query, 2, False)]
-    assert rig.source.sent_away == 1
+    assert rig.source.sent_to_master_region == 1
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -124,7 +124,7 @@ async def test_a_critical_read_goes_straight_to_the_master_region(query: Query) 
     assert await rig.fetch(query, 1, critical=True) == rig.master_region.answer
     assert rig.local.asked == []
     assert rig.master_region.asked == [(query, 1, True)]
-    assert rig.source.sent_away == 0
+    assert rig.source.sent_to_master_region == 0
 
 
 @pytest.mark.parametrize("fault", [Unavailable("refused"), NotMine("moving"), DeadlineExceeded("silent")])
@@ -141,12 +141,12 @@ async def test_a_critical_read_that_no_leader_there_answers_is_made_at_the_maste
 async def test_a_silent_leader_leaves_a_critical_read_time_for_the_master_database() -> None:
     rig = Rig()
     rig.master_region.fault = DeadlineExceeded("silent")
-    await fetched(rig.source, ObjectQuery(ELSEWHERE), 1, critical=True, timeout_seconds=60.0)
-    assert rig.master_region.timeouts == [ReplicaSettings().patience_seconds]
-    assert rig.local.timeouts[0] > ReplicaSettings().patience_seconds
+    await fetch_and_wait(rig.source, ObjectQuery(ELSEWHERE), 1, critical=True, timeout_seconds=60.0)
+    assert rig.master_region.timeouts == [ReplicaSettings().fallback_seconds]
+    assert rig.local.timeouts[0] > ReplicaSettings().fallback_seconds
 
 
-async def test_only_so_many_critical_reads_go_past_a_slow_leader() -> None:
+async def test_the_number_of_critical_reads_that_bypass_a_slow_leader_is_bounded() -> None:
     rig = Rig()
     rig.master_region.fault = DeadlineExceeded("slow")
     gate = rig.local.gate = Gate()
@@ -173,7 +173,7 @@ async def test_an_overloaded_replica_does_not_spread_its_load_to_the_master_regi
     assert rig.master_region.asked == []
 
 
-async def test_of_a_slow_replicas_queries_no_more_than_a_bound_are_in_the_master_region_at_a_time() -> None:
+async def test_the_number_of_a_slow_replicas_queries_in_the_master_region_is_bounded() -> None:
     rig = Rig(DeadlineExceeded("late"))
     rig.master_region.gate = gate = Gate()
     reading = asyncio.ensure_future(rig.fetch(ObjectQuery(ELSEWHERE)))
@@ -197,12 +197,12 @@ async def test_a_replica_that_is_marked_down_is_asked_only_when_the_master_regio
     rig.marked_down = True
     assert await rig.fetch(ObjectQuery(ELSEWHERE)) == rig.master_region.answer
     assert rig.local.asked == []
-    assert rig.source.sent_away == 1
+    assert rig.source.sent_to_master_region == 1
     rig.master_region.fault = Unavailable("cut off")
     assert await rig.fetch(ObjectQuery(ELSEWHERE)) == rig.local.answer
 
 
-async def test_a_mark_on_the_master_itself_leads_nowhere_else() -> None:
+async def test_a_master_marked_down_is_still_read_in_its_own_region() -> None:
     rig = Rig()
     rig.marked_down = True
     assert await rig.fetch(ObjectQuery(HERE)) == rig.local.answer

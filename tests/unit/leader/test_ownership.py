@@ -1,4 +1,4 @@
-"""Ownership: taking, losing, taking anew, and what faults of the database must not end."""
+"""Ownership: taking, losing and retaking shards, and the database faults that it must survive."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
     await rig.close()
 
 
-async def test_what_is_wanted_is_taken_and_what_is_not_is_given_up(rig: LeaderRig) -> None:
+async def test_wanted_shards_are_taken_and_others_given_up(rig: LeaderRig) -> None:
     rig.ownership.want((0, 1))
     assert not rig.ownership.complete
     await until(lambda: rig.ownership.complete)
@@ -43,9 +43,7 @@ async def test_what_is_wanted_is_taken_and_what_is_not_is_given_up(rig: LeaderRi
 
 
 @pytest.mark.parametrize("fault", [Unavailable("away"), OutcomeUnknown("in COMMIT"), InternalError("no row")])
-async def test_a_takeover_that_fails_in_whatever_way_is_tried_again(
-    store: MemoryStore, rig: LeaderRig, fault: TaoError
-) -> None:
+async def test_a_takeover_is_tried_again_after_any_failure(store: MemoryStore, rig: LeaderRig, fault: TaoError) -> None:
     store.take_faults.extend([fault] * 3)
     rig.ownership.want((0,))
     await until(lambda: rig.ownership.complete)
@@ -62,9 +60,7 @@ async def test_a_shard_taken_by_another_is_noticed_without_a_write(store: Memory
     assert not rig.cache.is_open(0)
 
 
-async def test_a_database_that_is_away_does_not_hide_what_another_has_to_say(
-    store: MemoryStore, rig: LeaderRig
-) -> None:
+async def test_an_unavailable_database_does_not_hide_the_answer_of_another(store: MemoryStore, rig: LeaderRig) -> None:
     rig.ownership.want((0, 3))
     await until(lambda: rig.ownership.complete)
     store.ownership_faults["db-1"] = Unavailable("away")
@@ -84,10 +80,11 @@ async def test_a_shard_of_unknown_outcome_is_served_again_only_under_a_new_gener
     assert rig.ownership.row(0).generation == 2
 
 
-async def test_until_a_shard_is_taken_its_database_is_read_and_nothing_cached(
+async def test_until_a_shard_is_taken_it_is_read_from_the_database_without_caching(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
-    """A new master takes no takeover before it is opened, and the region that has lost the old one asks nobody else."""
+    """A new master accepts no takeover before it is opened, and the region that lost the old one has no other leader
+    to ask."""
     store.take_faults.extend([MasterReadOnly("not opened yet")] * 1_000_000)
     rig.ownership.want((0,))
     for _ in range(2):
@@ -102,11 +99,11 @@ async def test_until_a_shard_is_taken_its_database_is_read_and_nothing_cached(
     assert len(store.reads) == 3, "cached"
 
 
-async def test_while_a_takeover_waits_for_a_replica_the_database_is_read_and_nothing_cached(
+async def test_while_a_takeover_waits_for_a_replica_the_shard_is_read_from_the_database_without_caching(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
-    """A takeover is a commit, which waits for a replica to acknowledge it: for as long as the only one is away, no
-    region has anybody else to ask."""
+    """A takeover is a commit, which waits for a replica to acknowledge it. While the only replica is unavailable, no
+    region has another leader to ask."""
     rig.ownership.want((0,))
     await until(lambda: rig.ownership.complete)
     store.take_faults.extend([OutcomeUnknown("in COMMIT")] * 1_000_000)
@@ -118,7 +115,7 @@ async def test_while_a_takeover_waits_for_a_replica_the_database_is_read_and_not
         rig.ownership.row(0)
 
 
-async def test_what_another_has_taken_is_read_from_the_database_and_what_has_moved_away_not_at_all(
+async def test_a_shard_taken_by_another_leader_is_read_from_the_database_and_one_moved_by_the_topology_is_refused(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
     rig.ownership.want((0,))
@@ -134,7 +131,7 @@ async def test_what_another_has_taken_is_read_from_the_database_and_what_has_mov
 
 
 async def read(rig: LeaderRig) -> pb.Error:
-    """The error of a read of shard 0; without a reason when it was answered."""
+    """Return the reason of a read's error on shard 0, empty when it was answered."""
     answers: list[pb.Answer] = []
     request = pb.Request(number=1, deadline_ms=5_000, read=pb.ReadBatch(obj_ids=[make_id(64)]))
     rig.reads.handle(request, MemoryReply(answers.append))

@@ -1,4 +1,4 @@
-"""The write path over a store in memory: what gathers, what fails, and what is left when something goes wrong."""
+"""The write path over a store in memory: batching, failures, and the state after them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tao.leader.write_path import WriteSettings
+from tao.leader.write_path import WritePathSettings
 from tao.model.changes import ListChange
 from tao.model.errors import (
     DeadlineExceeded,
@@ -38,7 +38,7 @@ async def store() -> MemoryStore:
 
 @pytest.fixture
 async def rig(store: MemoryStore) -> AsyncIterator[LeaderRig]:
-    rig = LeaderRig(store, store, writes=WriteSettings(lanes_per_server=1))
+    rig = LeaderRig(store, store, writes=WritePathSettings(lanes_per_server=1))
     await rig.take(0, 1)
     yield rig
     await rig.close()
@@ -57,7 +57,9 @@ async def results(*tasks: asyncio.Task[object]) -> list[object]:
     return await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_what_arrives_together_is_one_transaction_and_one_version(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_writes_that_arrive_together_are_one_transaction_with_one_version(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
     await results(*start(rig, *(edge(id2=B + n) for n in range(10)), edge(OTHER)))
     assert store.transactions == [[0, 1]]
     assert version_of(rig.cache.count(A, COMMENT) or b"") & 0xFFFF == 1
@@ -65,7 +67,7 @@ async def test_what_arrives_together_is_one_transaction_and_one_version(store: M
     assert rig.writes.committed_writes == 11
 
 
-async def test_what_arrives_during_a_transaction_waits_for_the_next(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_writes_that_arrive_during_a_transaction_wait_for_the_next(store: MemoryStore, rig: LeaderRig) -> None:
     gate = Gate()
     store.before_commit = gate.pass_through
     first = start(rig, edge(time=1))
@@ -77,7 +79,7 @@ async def test_what_arrives_during_a_transaction_waits_for_the_next(store: Memor
     assert store.edges(A, COMMENT)[0].time == 4
 
 
-async def test_a_shard_that_is_fenced_fails_alone_and_the_others_of_its_batch_go_on(
+async def test_a_fenced_shard_fails_alone_and_the_rest_of_its_batch_is_committed(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
     await store.take_ownership(1, "leader-2", timeout_seconds=1)
@@ -88,7 +90,7 @@ async def test_a_shard_that_is_fenced_fails_alone_and_the_others_of_its_batch_go
     assert list(rig.ownership.owned) == [0]
 
 
-async def test_a_shard_whose_lock_is_not_had_fails_alone(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_a_shard_with_a_lock_timeout_fails_alone(store: MemoryStore, rig: LeaderRig) -> None:
     store.lock_faults.append(ShardBlocked("locked by hand", 1))
     blocked, kept = await results(*start(rig, edge(OTHER), edge()))
     assert isinstance(blocked, ShardBlocked)
@@ -96,12 +98,12 @@ async def test_a_shard_whose_lock_is_not_had_fails_alone(store: MemoryStore, rig
     assert list(rig.ownership.owned) == [0, 1], "a lock is no reason to give a shard up"
 
 
-async def test_a_lock_of_nobody_knows_whom_fails_the_batch(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_a_lock_timeout_of_an_unknown_shard_fails_the_batch(store: MemoryStore, rig: LeaderRig) -> None:
     store.lock_faults.append(ShardBlocked("somewhere"))
     assert [type(each) for each in await results(*start(rig, edge(OTHER), edge()))] == [ShardBlocked] * 2
 
 
-async def test_one_wrong_write_fails_alone(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_an_invalid_write_fails_alone(store: MemoryStore, rig: LeaderRig) -> None:
     store.rows.objects[A] = ObjectRow(A, USER, 5, True, b"")
     wrong, kept = await results(*start(rig, ObjAdd(A, USER, b"", allocated=False), edge()))
     assert isinstance(wrong, InvalidArgument)
@@ -118,7 +120,7 @@ async def test_a_taken_id_is_replaced_by_another(store: MemoryStore, rig: Leader
     assert store.rows.objects[taken].data == b"theirs"
 
 
-async def test_only_so_many_ids_are_tried(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_the_number_of_ids_tried_is_bounded(store: MemoryStore, rig: LeaderRig) -> None:
     first = rig.writes.ids.allocate(0, rig.clock.unix_ms())
     for step in range(20):
         store.rows.objects[first + step] = ObjectRow(first + step, USER, 5, False, b"theirs")
@@ -127,7 +129,7 @@ async def test_only_so_many_ids_are_tried(store: MemoryStore, rig: LeaderRig) ->
     assert len(store.transactions) == 8
 
 
-async def test_a_write_whose_turn_comes_too_late_is_refused_and_writes_nothing(
+async def test_a_write_that_is_queued_beyond_its_deadline_is_refused_and_writes_nothing(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
     gate = Gate()
@@ -142,10 +144,10 @@ async def test_a_write_whose_turn_comes_too_late_is_refused_and_writes_nothing(
     assert [each.time for each in store.edges(A, COMMENT)] == [1]
 
 
-async def test_a_late_write_in_a_batch_that_is_put_back_costs_the_others_nothing(
+async def test_an_expired_write_in_a_requeued_batch_does_not_affect_the_others(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
-    """The late one keeps its place among the lanes, and is met a second time."""
+    """The expired write keeps its place among the lanes, and is found a second time."""
     gate = Gate()
     store.before_commit = gate.pass_through
     first = start(rig, edge(time=1))
@@ -163,7 +165,7 @@ async def test_a_late_write_in_a_batch_that_is_put_back_costs_the_others_nothing
     assert rig.writes.waiting == 0
 
 
-async def test_a_cancelled_caller_withdraws_what_still_waits(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_a_cancelled_caller_withdraws_a_write_that_still_waits(store: MemoryStore, rig: LeaderRig) -> None:
     gate = Gate()
     store.before_commit = gate.pass_through
     first = start(rig, edge(time=1))
@@ -178,7 +180,7 @@ async def test_a_cancelled_caller_withdraws_what_still_waits(store: MemoryStore,
     assert [each.time for each in store.edges(A, COMMENT)] == [1]
 
 
-async def test_a_caller_cancelled_within_a_batch_that_is_put_back_is_not_written_for(
+async def test_the_write_of_a_caller_cancelled_in_a_requeued_batch_is_not_executed(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
     gate = Gate()
@@ -211,7 +213,7 @@ async def test_an_unexpected_error_before_the_commit_ends_the_batch_and_frees_it
 
 
 @pytest.mark.parametrize("fault", [OutcomeUnknown("the connection is gone"), ZeroDivisionError()])
-async def test_an_unknown_outcome_takes_the_shard_out_of_service_until_it_is_taken_anew(
+async def test_an_unknown_outcome_stops_serving_the_shard_until_it_is_taken_again(
     store: MemoryStore, rig: LeaderRig, fault: BaseException
 ) -> None:
     await rig.write(edge(time=1))
@@ -224,7 +226,7 @@ async def test_an_unknown_outcome_takes_the_shard_out_of_service_until_it_is_tak
     assert rig.writes.unknown_outcomes == 1
 
 
-async def test_when_caches_cannot_be_told_of_a_commit_they_are_voided_and_the_outcome_is_unknown(
+async def test_a_failure_to_update_caches_after_a_commit_closes_the_shard_and_makes_the_outcome_unknown(
     store: MemoryStore, rig: LeaderRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -238,7 +240,7 @@ async def test_when_caches_cannot_be_told_of_a_commit_they_are_voided_and_the_ou
 
 
 async def test_a_transaction_cancelled_in_its_commit_counts_as_unknown(store: MemoryStore, rig: LeaderRig) -> None:
-    """As when the server closes."""
+    """This happens when the server closes."""
     gate = Gate()
     store.before_commit = gate.pass_through
     (waiting,) = start(rig, edge())
@@ -249,7 +251,9 @@ async def test_a_transaction_cancelled_in_its_commit_counts_as_unknown(store: Me
     assert list(rig.ownership.owned) == [1]
 
 
-async def test_a_batch_that_no_task_can_be_had_for_ends_and_frees_its_keys(store: MemoryStore, rig: LeaderRig) -> None:
+async def test_a_batch_for_which_no_task_can_be_started_fails_and_frees_its_keys(
+    store: MemoryStore, rig: LeaderRig
+) -> None:
     rig.tasks.refuses = True
     (failed,) = await results(*start(rig, edge()))
     assert isinstance(failed, Overloaded)
@@ -259,7 +263,7 @@ async def test_a_batch_that_no_task_can_be_had_for_ends_and_frees_its_keys(store
 
 
 async def test_too_many_waiting_writes_are_refused_at_once(store: MemoryStore) -> None:
-    rig = LeaderRig(store, store, writes=WriteSettings(lanes_per_server=1, max_waiting_per_shard=2))
+    rig = LeaderRig(store, store, writes=WritePathSettings(lanes_per_server=1, max_waiting_per_shard=2))
     await rig.take(0)
     gate = Gate()
     store.before_commit = gate.pass_through
@@ -273,12 +277,12 @@ async def test_too_many_waiting_writes_are_refused_at_once(store: MemoryStore) -
     assert not any(isinstance(each, TaoError) for each in await results(*tasks))
 
 
-async def test_a_write_of_a_shard_not_owned_says_so(rig: LeaderRig) -> None:
+async def test_a_write_of_a_shard_that_is_not_owned_is_refused(rig: LeaderRig) -> None:
     with pytest.raises(NotMine):
         await rig.write(edge(make_id(64, 3)))
 
 
-async def test_the_cache_and_the_subscribers_know_of_a_write_before_its_writer_does(
+async def test_the_cache_and_the_subscribers_have_a_write_before_its_writer_is_answered(
     store: MemoryStore, rig: LeaderRig
 ) -> None:
     order: list[str] = []
@@ -297,8 +301,8 @@ async def test_the_cache_and_the_subscribers_know_of_a_write_before_its_writer_d
     assert isinstance(change, ListChange)
 
 
-async def test_a_large_object_is_written_and_not_carried_in_its_message(store: MemoryStore) -> None:
-    rig = LeaderRig(store, store, writes=WriteSettings(inline_object_bytes=8))
+async def test_a_large_object_is_written_and_left_out_of_its_message(store: MemoryStore) -> None:
+    rig = LeaderRig(store, store, writes=WritePathSettings(inline_object_bytes=8))
     await rig.take(0)
     store.rows.objects[A] = ObjectRow(A, USER, 5, False, b"")
     written, _ = await rig.write(ObjUpdate(A, USER, b"\x81\x01\xa9long-name"))

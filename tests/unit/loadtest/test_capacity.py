@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from loadtest.capacity.capacity_client import TurnResult
 from loadtest.capacity.costs import cost_of
-from loadtest.capacity.model import Assumptions, Costs, Point, deployment, fit, fitted_line, fitted_parts
-from loadtest.capacity.scenario import CapacitySettings
+from loadtest.capacity.jobs import CapacityTurnResult
+from loadtest.capacity.model import Costs, DeploymentAssumptions, Point, deployment, fit, fitted_line, fitted_parts
+from loadtest.capacity.scenario import CapacityOptions
 from tao.model.errors import OperatorError
 
 
@@ -64,7 +64,7 @@ COSTS = Costs(
     miss_bytes=300,
     database_bytes=400,
 )
-ASSUMED = Assumptions(
+ASSUMED = DeploymentAssumptions(
     reads_per_second=1e6, hit_rate=0.9, leader_hit_rate=0.5, write_share=0.0, cores=10, utilisation=0.5, network_gbit=10
 )
 
@@ -81,20 +81,20 @@ def test_a_deployment_adds_up() -> None:
 
 
 def test_the_network_asks_for_servers_where_the_cores_do_not() -> None:
-    thin = deployment(COSTS, Assumptions(reads_per_second=1e6, network_gbit=0.1, utilisation=0.5))
+    thin = deployment(COSTS, DeploymentAssumptions(reads_per_second=1e6, network_gbit=0.1, utilisation=0.5))
     assert thin.follower.servers == thin.follower.for_network > thin.follower.for_cpu
 
 
 def test_a_better_hit_rate_never_takes_more_servers() -> None:
     rates = (0.5, 0.9, 0.964, 1.0)
-    found = [deployment(COSTS, Assumptions(hit_rate=rate)) for rate in rates]
+    found = [deployment(COSTS, DeploymentAssumptions(hit_rate=rate)) for rate in rates]
     for role in ("follower", "leader", "database"):
         values = [getattr(each, role).servers for each in found]
         assert values == sorted(values, reverse=True)
 
 
-def result(queries: int) -> TurnResult:
-    return TurnResult(
+def result(queries: int) -> CapacityTurnResult:
+    return CapacityTurnResult(
         queries=queries,
         elapsed=2.0,
         p50_ms=1.0,
@@ -121,6 +121,6 @@ def test_servers_work_is_shared_by_the_queries_of_all_load_processes() -> None:
     assert cost.leader_bytes_per_query == 500.0
 
 
-def test_a_capacity_out_of_bounds_is_told() -> None:
+def test_a_capacity_out_of_bounds_is_reported() -> None:
     with pytest.raises(OperatorError, match="--followers"):
-        CapacitySettings(followers=(0,))
+        CapacityOptions(followers=(0,))

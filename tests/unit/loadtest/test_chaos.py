@@ -1,4 +1,5 @@
-"""`chaos`, when the cluster does not get well after a fault: what was measured is told all the same, and the reason."""
+"""`chaos` when the cluster does not become healthy after a fault: the figures are reported all the same, with the
+reason."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from loadtest.chaos import scenario
-from loadtest.chaos.load import Rates
-from loadtest.chaos.record import Record
+from loadtest.faults import chaos, harness, plan
+from loadtest.faults.injection import FAULTS
+from loadtest.faults.load import Rates
+from loadtest.faults.record import RunRecord
 from loadtest.scenario import BenchSettings
 from tao.model.errors import OperatorError
 
@@ -22,7 +24,7 @@ NOT_WELL = "not well 240 s after it was mended: east-db-1 has no replica"
 class Load:
     """Some writes and reads, until the work fails; the machine sleeps for ``slept`` seconds before it begins."""
 
-    def __init__(self, record: Record, slept: float) -> None:
+    def __init__(self, record: RunRecord, slept: float) -> None:
         self.record = record
         self.slept = slept
 
@@ -54,7 +56,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
         yield SimpleNamespace(cluster=cluster)
 
     @asynccontextmanager
-    async def load_on(regions: object, record: Record, chance: object) -> AsyncIterator[Load]:
+    async def load_on(regions: object, record: RunRecord, chance: object) -> AsyncIterator[Load]:
         yield Load(record, slept)
 
     @asynccontextmanager
@@ -64,12 +66,13 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
     async def until_well(*_: object) -> None:
         raise OperatorError(NOT_WELL)
 
-    for name, fake in {"two_regions": two_regions, "load_on": load_on, "until_well": until_well}.items():
-        monkeypatch.setattr(scenario, name, fake)
-    monkeypatch.setattr(scenario, "all_faults", lambda: {"follower_kill": kill})
-    monkeypatch.setattr(scenario, "_TOY_AWAY_SECONDS", 0.0)
-    wanted = scenario.ChaosSettings(seconds=0.01, kinds=("follower_kill",))
-    result = await scenario.run(BenchSettings(tmp_path, toy=True), Silent(), wanted)
+    monkeypatch.setattr(harness, "two_regions", two_regions)
+    monkeypatch.setattr(harness, "load_on", load_on)
+    monkeypatch.setattr(plan, "until_well", until_well)
+    monkeypatch.setitem(FAULTS, "follower_kill", kill)
+    monkeypatch.setattr(chaos, "_TOY_AWAY_SECONDS", 0.0)
+    wanted = chaos.ChaosOptions(seconds=0.01, kinds=("follower_kill",))
+    result = await chaos.run(BenchSettings(tmp_path, toy=True), Silent(), wanted)
     assert result.faults[0] == NOT_WELL
     written = msgspec.json.decode(msgspec.json.encode(result.measured))
     assert (written["not_well"], written["stale_after_quiescence"]) == (NOT_WELL, None)

@@ -10,9 +10,9 @@ from itertools import islice
 import pytest
 
 from loadtest.published import figures
-from loadtest.published.conformity import Line, Tally, compare
+from loadtest.published.conformity import Line, RequestTally, compare
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.requests import Request, RequestStream
+from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.shapes import Zipf
 from loadtest.published.workload import LONG_LIST, Kind, Workload, tao_atc13, workload_named, workload_names
 
@@ -22,7 +22,7 @@ RELATIVE = 0.08
 """What sizes that are drawn once and dealt out again, and lists cut at the graph's size, may be off by themselves."""
 
 
-def found_by(plan: GraphPlan, request: Request) -> int:
+def found_by(plan: GraphPlan, request: WorkloadRequest) -> int:
     """Edges, or objects, before anything is written."""
     degree = plan.degree(request.node)
     match request.kind:
@@ -40,14 +40,14 @@ def found_by(plan: GraphPlan, request: Request) -> int:
     return 0
 
 
-def stream(workload: Workload, plan: GraphPlan, count: int = REQUESTS) -> list[Request]:
+def stream(workload: Workload, plan: GraphPlan, count: int = REQUESTS) -> list[WorkloadRequest]:
     return list(islice(RequestStream(workload, plan, 1, 0, shards=50), count))
 
 
 @pytest.mark.parametrize("name", workload_names())
 def test_every_property_is_the_published_one_within_what_chance_does_to_a_sample_of_its_size(name: str) -> None:
     workload = workload_named(name)
-    plan, tally = GraphPlan(workload, NODES, 1), Tally()
+    plan, tally = GraphPlan(workload, NODES, 1), RequestTally()
     for request in stream(workload, plan):
         tally.note(request, found_by(plan, request))
     lines = list(compare(workload, plan, tally))

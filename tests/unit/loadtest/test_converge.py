@@ -4,9 +4,8 @@ from random import Random
 
 import pytest
 
-from loadtest.converge import Converged, ConvergeSettings, faults_in
-from loadtest.faults import plan_faults
-from loadtest.random_writes import Tally
+from loadtest.faults.converge import Converged, ConvergeOptions, WriteTally, faults_in
+from loadtest.faults.plan import random_moments
 from tao.model.errors import OperatorError
 
 
@@ -29,21 +28,21 @@ def converged(differences: dict[str, int], missing_objects: int = 0) -> Converge
 
 
 def test_a_seed_decides_when_whom_and_how_long_in_the_order_of_the_moments() -> None:
-    plan = plan_faults(10, Random(7))
-    assert plan == plan_faults(10, Random(7))
-    assert plan != plan_faults(10, Random(8))
+    plan = random_moments(10, Random(7))
+    assert plan == random_moments(10, Random(7))
+    assert plan != random_moments(10, Random(8))
     assert [fault.share for fault in plan] == sorted(fault.share for fault in plan)
     assert all(0 < fault.share < 1 for fault in plan)
 
 
 def test_no_more_writes_are_issued_than_asked_for() -> None:
-    tally = Tally(2)
+    tally = WriteTally(2)
     assert [tally.take() for _ in range(3)] == [True, True, False]
     assert tally.issued == 2
 
 
 def test_a_tally_that_is_closed_issues_nothing_more() -> None:
-    tally = Tally(10)
+    tally = WriteTally(10)
     assert tally.take()
     tally.close()
     assert not tally.take()
@@ -53,7 +52,7 @@ def test_nothing_that_differs_is_no_fault() -> None:
     assert faults_in(converged({})) == []
 
 
-def test_a_difference_or_a_lost_object_is_a_fault_and_told_with_an_example() -> None:
+def test_a_difference_or_a_lost_object_is_a_fault_reported_with_an_example() -> None:
     assert faults_in(converged({"replica: assocs": 2})) == ["replica: assocs: 2", "east-follower-1a: object 1"]
     assert faults_in(converged({}, missing_objects=3))[0] == "acknowledged objects that are lost: 3"
 
@@ -61,4 +60,4 @@ def test_a_difference_or_a_lost_object_is_a_fault_and_told_with_an_example() -> 
 @pytest.mark.parametrize("wrong", [{"writes": -1}, {"tailer_kills": 10_000}, {"link_cuts": -1}])
 def test_numbers_out_of_bounds_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(OperatorError, match="give a number"):
-        ConvergeSettings(**wrong)
+        ConvergeOptions(**wrong)

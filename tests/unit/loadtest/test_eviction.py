@@ -7,9 +7,9 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from loadtest.eviction.__main__ import main as policies
-from loadtest.eviction.policies import POLICIES, Priced
-from loadtest.eviction.replay import main as replay
+from loadtest.research.eviction import main as policies
+from loadtest.research.policies import POLICIES, Priced
+from loadtest.research.replay import main as replay
 
 
 def test_a_small_entry_stays_where_a_large_one_used_as_often_leaves() -> None:

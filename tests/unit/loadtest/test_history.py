@@ -1,49 +1,48 @@
 """The judge of `chaos`: what a read may answer, given what became of the writes."""
 
-from loadtest.chaos.excuses import AFTERMATH_SECONDS, Fault, Whereabouts
-from loadtest.chaos.history import Fate, Register, Verdict
-from loadtest.chaos.record import FailedRead, Record
+from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
+from loadtest.faults.record import AFTERMATH_SECONDS, FailedRead, Fault, RunRecord, Whereabouts
 from tao.model.errors import StaleRead
 
 
-def written(*fates: Fate, initial: int | None = None) -> Register:
+def written(*fates: RecordedOutcome, initial: int | None = None) -> Register:
     """Write 1 leaves 1 and is under way from second 1 to 1.5, write 2 leaves 2 …"""
     register = Register(initial)
     for number, fate in enumerate(fates, 1):
         write = register.begin(number, float(number))
-        if fate is not Fate.UNDER_WAY:
+        if fate is not RecordedOutcome.PENDING:
             register.end(write, fate, number + 0.5)
     return register
 
 
-ACK, NO, MAYBE = Fate.ACKNOWLEDGED, Fate.REFUSED, Fate.UNKNOWN
+ACK, NO, MAYBE = RecordedOutcome.ACKNOWLEDGED, RecordedOutcome.REFUSED, RecordedOutcome.UNKNOWN
 
 
 def test_a_read_may_see_its_floor_or_anything_later() -> None:
     register = written(ACK, ACK, ACK)
-    assert [register.judge(value, 2, 9) for value in (2, 3)] == [Verdict.RIGHT, Verdict.RIGHT]
-    assert [register.judge(value, 2, 9) for value in (1, None)] == [Verdict.STALE, Verdict.STALE]
-    assert register.judge(4, 2, 9) is Verdict.WRONG
+    assert [register.judge(value, 2, 9) for value in (2, 3)] == [ReadVerdict.RIGHT, ReadVerdict.RIGHT]
+    assert [register.judge(value, 2, 9) for value in (1, None)] == [ReadVerdict.STALE, ReadVerdict.STALE]
+    assert register.judge(4, 2, 9) is ReadVerdict.WRONG
 
 
-def test_a_refused_write_is_seen_by_nobody() -> None:
+def test_a_rejected_write_is_seen_by_no_reader() -> None:
     register = written(ACK, NO)
-    assert register.judge(2, 0, 9) is Verdict.WRONG
-    assert register.judge(1, 1, 9) is Verdict.RIGHT
+    assert register.judge(2, 0, 9) is ReadVerdict.WRONG
+    assert register.judge(1, 1, 9) is ReadVerdict.RIGHT
 
 
 def test_nothing_is_seen_before_it_was_written() -> None:
-    register = written(ACK, Fate.UNDER_WAY)
-    assert register.judge(2, 1, 1.9) is Verdict.WRONG
-    assert register.judge(2, 1, 2.1) is Verdict.RIGHT
+    register = written(ACK, RecordedOutcome.PENDING)
+    assert register.judge(2, 1, 1.9) is ReadVerdict.WRONG
+    assert register.judge(2, 1, 2.1) is ReadVerdict.RIGHT
 
 
 def test_a_removed_edge_is_the_last_removal_that_fits() -> None:
     register = written(ACK)
     register.end(register.begin(None, 2), ACK, 2.5)
     register.end(register.begin(3, 3), ACK, 3.5)
-    assert register.judge(None, 2, 9) is Verdict.RIGHT
-    assert register.judge(None, 3, 9) is Verdict.STALE
+    assert register.judge(None, 2, 9) is ReadVerdict.RIGHT
+    assert register.judge(None, 3, 9) is ReadVerdict.STALE
 
 
 def test_the_floor_of_a_moment_is_the_last_acknowledged_write_before_it() -> None:
@@ -54,41 +53,41 @@ def test_the_floor_of_a_moment_is_the_last_acknowledged_write_before_it() -> Non
 def test_a_write_of_unknown_outcome_is_held_to_what_was_found() -> None:
     happened, never = written(ACK, MAYBE), written(ACK, MAYBE)
     assert happened.busy
-    assert happened.judge(1, 1, 9) is happened.judge(2, 1, 9) is Verdict.RIGHT
-    assert happened.settle(2, 20) is Verdict.RIGHT
-    assert happened.judge(1, happened.acknowledged_before(21), 22) is Verdict.STALE
-    assert never.settle(1, 20) is Verdict.RIGHT
-    assert never.judge(2, 0, 22) is Verdict.WRONG
+    assert happened.judge(1, 1, 9) is happened.judge(2, 1, 9) is ReadVerdict.RIGHT
+    assert happened.settle(2, 20) is ReadVerdict.RIGHT
+    assert happened.judge(1, happened.acknowledged_before(21), 22) is ReadVerdict.STALE
+    assert never.settle(1, 20) is ReadVerdict.RIGHT
+    assert never.judge(2, 0, 22) is ReadVerdict.WRONG
     assert not never.busy
 
 
 def test_a_settling_read_that_finds_less_than_was_acknowledged_has_found_a_loss() -> None:
-    assert written(ACK, ACK, MAYBE).settle(1, 20) is Verdict.STALE
+    assert written(ACK, ACK, MAYBE).settle(1, 20) is ReadVerdict.STALE
 
 
 def test_a_count_lies_between_what_was_acknowledged_and_what_may_have_happened() -> None:
     register = written(ACK, NO, ACK, MAYBE)
     assert [register.judge_count(count, 3, 9) for count in (1, 2, 3, 4)] == [
-        Verdict.STALE,
-        Verdict.RIGHT,
-        Verdict.RIGHT,
-        Verdict.WRONG,
+        ReadVerdict.STALE,
+        ReadVerdict.RIGHT,
+        ReadVerdict.RIGHT,
+        ReadVerdict.WRONG,
     ]
-    assert register.judge_count(3, 3, 3.9) is Verdict.WRONG
+    assert register.judge_count(3, 3, 3.9) is ReadVerdict.WRONG
 
 
 def test_the_head_of_a_list_has_no_holes() -> None:
     register = written(ACK, NO, ACK, ACK)
-    assert register.judge_head([4, 3, 1], 4, 9) is Verdict.RIGHT
-    assert register.judge_head([4, 1], 4, 9) is Verdict.WRONG
-    assert register.judge_head([3, 1], 4, 9) is Verdict.STALE
+    assert register.judge_head([4, 3, 1], 4, 9) is ReadVerdict.RIGHT
+    assert register.judge_head([4, 1], 4, 9) is ReadVerdict.WRONG
+    assert register.judge_head([3, 1], 4, 9) is ReadVerdict.STALE
 
 
 def test_at_the_end_every_acknowledged_edge_is_there_and_no_refused_one() -> None:
     register = written(ACK, NO, MAYBE, ACK)
-    missing, uncalled = register.astray({2, 4})
+    missing, unwanted = register.misplaced({2, 4})
     assert [write.number for write in missing] == [1]
-    assert [write.number for write in uncalled] == [2]
+    assert [write.number for write in unwanted] == [2]
 
 
 HERE, ACROSS = Whereabouts("east", "db1", "east"), Whereabouts("west", "db1", "east")
@@ -99,7 +98,7 @@ def failed(seconds: float, demand: str = "plain", where: Whereabouts = HERE, *, 
 
 
 def explained(fault: Fault, read: FailedRead) -> bool:
-    record = Record()
+    record = RunRecord()
     record.faults.append(fault)
     record.active.append(fault)
     record.failed_read(read)
@@ -132,7 +131,7 @@ def test_other_faults_excuse_nothing() -> None:
 
 
 def test_a_read_that_began_before_a_fault_was_healed_met_it() -> None:
-    record = Record()
+    record = RunRecord()
     fault = record.strike("follower_kill", "east-follower-1a")
     began = record.now()
     record.healed(fault)
@@ -143,7 +142,7 @@ def test_a_read_that_began_before_a_fault_was_healed_met_it() -> None:
 
 
 def test_a_slow_read_that_meets_one_fault_after_the_other_has_met_single_ones() -> None:
-    record = Record()
+    record = RunRecord()
     began = record.now()
     record.healed(record.strike("follower_kill", "east-follower-1a"))
     record.strike("tailer_kill", "east-tailer")

@@ -24,7 +24,7 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
     monkeypatch.setattr("tempfile.tempdir", None)
     told: list[str] = []
 
-    async def endless(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+    async def endless(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
         (settings.work_dir / "data").touch()
         os.kill(os.getpid(), number)
         try:
@@ -37,11 +37,13 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
             told.append("cleaned up")
         raise AssertionError("not stopped")
 
-    async def never(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+    async def never(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
         raise AssertionError("the run was over")
 
-    registry = Registry([Scenario("first", "", endless), Scenario("second", "", never)])
-    monkeypatch.setattr("loadtest.__main__.all_scenarios", lambda: registry)
+    registry = Registry(
+        [Scenario(name="first", summary="", run=endless), Scenario(name="second", summary="", run=never)]
+    )
+    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: registry)
     before = [signal.getsignal(each) for each in SIGNALS]
     try:
         outcome = CliRunner().invoke(main, ["bench"])

@@ -1,10 +1,10 @@
 """Hit rates of a policy over drawn traces."""
 
-from loadtest.locality import CACHE_SHARES, LocalitySettings, entry_sizes, hit_rate, hit_rates, trace
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.workload import tao_atc13
+from loadtest.research.locality import CACHE_SHARES, LocalityOptions, entry_sizes, hit_rate, hit_rates, trace
 
-SMALL = LocalitySettings(nodes=300, requests=4_000)
+SMALL = LocalityOptions(nodes=300, requests=4_000)
 PLAN = GraphPlan(tao_atc13(), SMALL.nodes, SMALL.seed)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from loadtest.long_list import EDGES_PER_TIME, write_list
+from loadtest.whale import EDGES_PER_TIME, write_list
 from tao.model.ids import SHARD_SHIFT
 
 

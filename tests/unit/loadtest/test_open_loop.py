@@ -5,7 +5,7 @@ from time import perf_counter
 
 import pytest
 
-from loadtest.open_loop import Samples, at_rate
+from loadtest.open_loop import Samples, sample_at_rate
 from tao.model.errors import Overloaded
 
 
@@ -22,7 +22,7 @@ async def test_an_operation_that_is_not_answered_holds_up_no_other() -> None:
         later.set()
 
     samples = Samples()
-    await at_rate(1000, 0.002, [waiting, opening], samples)
+    await sample_at_rate(1000, 0.002, [waiting, opening], samples)
     assert order == ["opening", "waiting"]
     assert len(samples.seconds) == 2
 
@@ -42,7 +42,7 @@ async def test_what_begins_early_is_none_the_quicker_for_it(monkeypatch: pytest.
         took.append(perf_counter() - began)
 
     samples = Samples()
-    await at_rate(10, 0.3, [operation], samples)
+    await sample_at_rate(10, 0.3, [operation], samples)
     assert all(seconds >= least for seconds, least in zip(samples.seconds, took, strict=True))
     assert samples.late_seconds >= 0
 
@@ -55,7 +55,7 @@ async def test_what_fails_is_counted_and_has_no_latency() -> None:
         return
 
     samples = Samples()
-    await at_rate(1000, 0.01, [refused, answered], samples)
+    await sample_at_rate(1000, 0.01, [refused, answered], samples)
     assert (len(samples.seconds), samples.failed) == (5, 5)
     assert samples.elapsed == pytest.approx(0.01)
 
@@ -73,7 +73,7 @@ async def test_an_operation_held_up_by_a_stalled_loop_counts_from_when_it_should
     samples = Samples()
     now_of_lead = 0.1  # the first operation is intended this much after the beginning
     monkeypatch.setattr("loadtest.open_loop._LEAD_SECONDS", -now_of_lead)
-    await at_rate(10, 0.2, [stalls], samples)
+    await sample_at_rate(10, 0.2, [stalls], samples)
     first, second = sorted(samples.seconds)
     assert (first, second) == pytest.approx((1.1, 2.0))
 

@@ -10,23 +10,18 @@ from typing import Any
 
 import pytest
 
-from loadtest.driving import WrongAnswer
-from loadtest.peers import counters
-from loadtest.peers.aims import judged, peers_win
-from loadtest.peers.asking import Answer
-from loadtest.peers.checking import check
-from loadtest.peers.counters import CacheCounts, TaoCounters
-from loadtest.peers.how import How
+from loadtest.drivers import WrongAnswer
+from loadtest.peers import turns as peer_turns
+from loadtest.peers.arena import check
+from loadtest.peers.contestants import Answer, Source
+from loadtest.peers.figures import ShapeFigure, figure_of, judged, of_contestants, peers_win
 from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, REDIS, TAO
-from loadtest.peers.outcome import of_contestants
-from loadtest.peers.prepared import Prepared
-from loadtest.peers.scenario import PeersSettings
-from loadtest.peers.shape_figures import ShapeFigure, figure_of
+from loadtest.peers.scenario import PeersOptions
 from loadtest.peers.staleness import StaleReads
-from loadtest.peers.turns import Contender, Samples, at_rate, closed, rotated
-from loadtest.published.first_reads import FirstReads
+from loadtest.peers.turns import CacheCounts, Contender, Prepared, TaoCounters, TurnSamples, at_rate, closed, rotated
+from loadtest.published.conformity import FirstReads
 from loadtest.published.graph_plan import GraphPlan
-from loadtest.published.requests import Request
+from loadtest.published.requests import WorkloadRequest
 from loadtest.published.workload import Kind, workload_named
 from tao.model.errors import OperatorError
 
@@ -40,17 +35,17 @@ class OfThePlan:
         self.touched = 0
         self.asked = 0
 
-    async def ask(self, request: Request) -> How:
+    async def ask(self, request: WorkloadRequest) -> Source:
         self.asked += 1
         self.touched += 7
         if request.limit == 13:
             raise TimeoutError
-        return How.MISS if self.asked % 4 == 0 else How.HIT
+        return Source.MISS if self.asked % 4 == 0 else Source.HIT
 
     def sampled(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, request: WorkloadRequest) -> Answer:
         plan, node = self._plan, request.node
         if request.kind is Kind.OBJ_GET:
             answer: Answer = b"x" * plan.object_size(node)
@@ -63,7 +58,7 @@ class OfThePlan:
         return found
 
 
-def prepared(requests: Iterator[Request]) -> Prepared:
+def prepared(requests: Iterator[WorkloadRequest]) -> Prepared:
     return Prepared(requests, lambda _: None)
 
 
@@ -71,9 +66,9 @@ PLAN = GraphPlan(workload_named("linkbench"), 100, 1)
 IDS = range(1000, 1100)
 LONG = max(range(100), key=PLAN.degree)
 REQUESTS = [
-    Request(Kind.OBJ_GET, 5),
-    Request(Kind.ASSOC_COUNT, LONG),
-    Request(Kind.ASSOC_RANGE, LONG, limit=3),
+    WorkloadRequest(Kind.OBJ_GET, 5),
+    WorkloadRequest(Kind.ASSOC_COUNT, LONG),
+    WorkloadRequest(Kind.ASSOC_RANGE, LONG, limit=3),
 ]
 
 
@@ -113,8 +108,8 @@ def test_every_round_is_begun_by_another_contestant() -> None:
 async def test_percentiles_are_the_medians_of_the_rounds_each_of_all_load_processes() -> None:
     peer, turns = OfThePlan(PLAN), iter([0.001, 0.5, 0.003] * 2)
 
-    async def drive(until: float, samples: Samples) -> None:
-        samples.by_how[How.UNKNOWN] += [next(turns)] * 9
+    async def drive(until: float, samples: TurnSamples) -> None:
+        samples.by_how[Source.UNKNOWN] += [next(turns)] * 9
 
     contenders = [Contender(TAO, peer, prepared(repeat(REQUESTS[0])), drive, ()) for _ in range(2)]
     for contender in contenders:
@@ -130,19 +125,19 @@ async def test_percentiles_are_the_medians_of_the_rounds_each_of_all_load_proces
 async def test_requests_are_drawn_before_a_turn_as_many_as_the_best_one_asked_and_noted_when_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("loadtest.peers.prepared._AT_A_TIME", 5)
+    monkeypatch.setattr("loadtest.peers.turns._AT_A_TIME", 5)
     drawn, noted = list[int](), list[int]()
 
-    def numbered() -> Iterator[Request]:
+    def numbered() -> Iterator[WorkloadRequest]:
         for number in count():
             drawn.append(number)
-            yield Request(Kind.OBJ_GET, number)
+            yield WorkloadRequest(Kind.OBJ_GET, number)
 
     requests = Prepared(numbered(), lambda request: noted.append(request.node))
     peer = OfThePlan(PLAN)
 
-    async def drive(until: float, samples: Samples) -> None:
-        samples.by_how[How.UNKNOWN] += [0.001 for _ in islice(requests, 5)]
+    async def drive(until: float, samples: TurnSamples) -> None:
+        samples.by_how[Source.UNKNOWN] += [0.001 for _ in islice(requests, 5)]
         await asyncio.sleep(0.01)
 
     contender = Contender(TAO, peer, requests, drive, ())
@@ -166,7 +161,9 @@ async def test_a_turn_that_was_slept_through_lasts_until_something_was_answered(
 
 def test_who_asks_more_than_was_drawn_is_given_the_next() -> None:
     noted = list[int]()
-    requests = Prepared((Request(Kind.OBJ_GET, number) for number in count()), lambda asked: noted.append(asked.node))
+    requests = Prepared(
+        (WorkloadRequest(Kind.OBJ_GET, number) for number in count()), lambda asked: noted.append(asked.node)
+    )
     requests.prepare(2)
     assert [request.node for request in islice(requests, 2_500)] == list(range(2_500))
     requests.settle()
@@ -184,7 +181,7 @@ async def test_of_tao_too_who_joins_a_fetch_has_not_hit(monkeypatch: pytest.Monk
     async def server_stats(admin: str) -> Any:
         return stats[admin]
 
-    monkeypatch.setattr(counters, "server_stats", server_stats)
+    monkeypatch.setattr(peer_turns, "server_stats", server_stats)
     found = await TaoCounters("follower", "leader").since_last()
     assert found == CacheCounts(hits=95, joined=3, misses=12, in_follower=90)
     assert found.reads == 110
@@ -192,12 +189,12 @@ async def test_of_tao_too_who_joins_a_fetch_has_not_hit(monkeypatch: pytest.Monk
     assert (await TaoCounters("follower", "leader").since_last()).reads == 110
 
 
-async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked_at() -> None:
+async def test_a_turn_counts_hits_misses_failures_and_what_was_looked_at() -> None:
     peer, first_reads = OfThePlan(PLAN), FirstReads()
 
-    async def drive(until: float, samples: Samples) -> None:
-        samples.by_how[How.HIT] += [0.001] * 6
-        samples.by_how[How.MISS] += [0.009] * 2
+    async def drive(until: float, samples: TurnSamples) -> None:
+        samples.by_how[Source.HIT] += [0.001] * 6
+        samples.by_how[Source.MISS] += [0.009] * 2
         samples.failed["TimeoutError"] += 1
         peer.touched += 80
         first_reads.first_time += 1
@@ -224,15 +221,15 @@ async def test_a_turn_tells_hits_from_misses_counts_failures_and_what_was_looked
 
 
 async def test_at_a_constant_rate_a_request_that_fails_has_no_latency_and_is_counted() -> None:
-    def requests() -> Iterator[Request]:
+    def requests() -> Iterator[WorkloadRequest]:
         while True:
             yield REQUESTS[0]
-            yield Request(Kind.ASSOC_RANGE, LONG, limit=13)
+            yield WorkloadRequest(Kind.ASSOC_RANGE, LONG, limit=13)
 
-    samples, peer = Samples(), OfThePlan(PLAN)
+    samples, peer = TurnSamples(), OfThePlan(PLAN)
     # Time enough for one request at least, whenever this begins.
     await at_rate(peer, requests(), 1_000.0)(0.0, samples)
-    await at_rate(peer, repeat(Request(Kind.ASSOC_RANGE, LONG, limit=13)), 1_000.0)(0.0, samples)
+    await at_rate(peer, repeat(WorkloadRequest(Kind.ASSOC_RANGE, LONG, limit=13)), 1_000.0)(0.0, samples)
     assert samples.answered == 1
     assert samples.failed == {"TimeoutError": 1}
 
@@ -289,8 +286,8 @@ def test_of_some_contestants_and_shapes_what_can_be_compared_is() -> None:
 
 
 def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
-    chosen = PeersSettings(only=("mysql", "tao"), shapes=("pair", "many"))
+    chosen = PeersOptions(only=("mysql", "tao"), shapes=("pair", "many"))
     assert (chosen.contestants, chosen.kinds) == (("tao", "mysql"), ("many", "pair"))
     assert chosen.at_toy_size().contestants == chosen.contestants
     with pytest.raises(OperatorError, match="--only postgres"):
-        PeersSettings(only=("postgres",))
+        PeersOptions(only=("postgres",))

@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
-from loadtest.peers.checking import CHECKABLE, expected_of
+from loadtest.peers.arena import CHECKABLE, expected_of
 from loadtest.published import figures
-from loadtest.published.conformity import Tally, compare, reads_of
+from loadtest.published.conformity import RequestTally, compare, reads_of
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import RequestStream
 from loadtest.published.shapes import (
@@ -30,9 +30,9 @@ NODES = 20_000
 REQUESTS = 25_000
 
 
-def generated(workload: Workload, count: int = REQUESTS, seed: int = 1) -> tuple[GraphPlan, Tally]:
+def generated(workload: Workload, count: int = REQUESTS, seed: int = 1) -> tuple[GraphPlan, RequestTally]:
     plan = GraphPlan(workload, NODES, seed)
-    tally = Tally()
+    tally = RequestTally()
     for request in islice(RequestStream(workload, plan, seed, 0, shards=50), count):
         tally.note(request, expected_of(plan, request) if request.kind in CHECKABLE else 0)
     return plan, tally
@@ -167,7 +167,7 @@ def test_tallies_of_several_processes_add_up() -> None:
     workload = workload_named("tao_atc13")
     plan, first = generated(workload, 3_000)
     _, second = generated(workload, 3_000, seed=2)
-    both = Tally()
+    both = RequestTally()
     both.add(first)
     both.add(second)
     assert both.answered == 6_000

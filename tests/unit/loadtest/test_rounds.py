@@ -1,12 +1,15 @@
 """Contestants take turns; figures are medians of rounds; aims are judged, never asserted."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import pytest
 
-from loadtest.driving import Call, WrongAnswer, awaiters
-from loadtest.results import Aim, Measure
-from loadtest.rounds import Comparison, Drive, Trial, compare, cpu_seconds, percentile
+from loadtest.drivers import Call, WrongAnswer, awaiters
+from loadtest.results import Goal, Measure
+from loadtest.rounds import Comparison, Drive, Trial, compare, cpu_seconds, percentile, settle_collector
+from tao.runtime.process import ProcessSettings
 
 
 def recording(name: str, turns: list[str], latency: float) -> Drive:
@@ -34,9 +37,9 @@ async def test_a_figure_has_its_ratio_to_the_yardstick_and_a_verdict_on_each_aim
     )
     aims = {
         "slow": (
-            Aim(measure=Measure.P50, bound=1.2, against="quick"),
-            Aim(measure=Measure.P50, bound=3_000),
-            Aim(measure=Measure.RATE, bound=1e12),
+            Goal(measure=Measure.P50, bound=1.2, against="quick"),
+            Goal(measure=Measure.P50, bound=3_000),
+            Goal(measure=Measure.RATE, bound=1e12),
         )
     }
     slow, quick = await compare(Comparison("shape", trials, "quick", aims), 1, 0.01, lambda _: None)
@@ -84,7 +87,25 @@ def test_a_percentile_is_one_of_the_values(part: float, expected: int) -> None:
     assert percentile([4, 2, 1, 3], part) == expected
 
 
-def test_cpu_time_of_a_process_grows_and_that_of_nobody_is_an_error() -> None:
+def test_cpu_time_of_a_process_grows_and_that_of_a_missing_one_is_an_error() -> None:
     assert cpu_seconds(os.getpid()) > 0
     with pytest.raises(FileNotFoundError):
         cpu_seconds(2**22 + 1)
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("collector")
+def test_what_is_there_is_not_looked_at_again_and_what_comes_as_rarely_as_in_a_server() -> None:
+    kept: list[object] = []
+    settle_collector()
+    servers = ProcessSettings()
+    assert gc.get_threshold() == (servers.gc_allocations, servers.gc_generation_ratio, servers.gc_generation_ratio)
+    assert gc.get_freeze_count() > 0
+    assert not any(each is kept for each in gc.get_objects())

@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from loadtest.__main__ import main
-from loadtest.catalogue import all_scenarios
-from loadtest.generated_graph import write_graph
-from loadtest.results import Aim, Figure, Measure, Quantity, Report, ScenarioResult, Verdict, this_machine
+from loadtest.catalogue import bench_scenarios
+from loadtest.load import write_graph
+from loadtest.results import Figure, Goal, GoalVerdict, Measure, Quantity, Report, ScenarioResult, this_machine
 from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Registry, Scenario
 from loadtest.table import print_report
 from tao.model.errors import OperatorError
@@ -33,7 +33,7 @@ def figure(contestant: str) -> Figure:
         yardstick="redis",
         rate_ratio=3.1,
         p50_ratio=0.4,
-        verdicts=[Verdict(aim=Aim(measure=Measure.RATE, bound=80_000), value=123_456.7, met=True)],
+        verdicts=[GoalVerdict(aim=Goal(measure=Measure.RATE, bound=80_000), value=123_456.7, met=True)],
     )
 
 
@@ -49,15 +49,15 @@ def report() -> Report:
 
 
 def test_scenarios_are_chosen_by_name_in_their_own_order() -> None:
-    registry = all_scenarios()
+    registry = bench_scenarios()
     assert [each.name for each in registry.choose(["load", "cached_reads"])] == ["cached_reads", "load"]
     assert [each.name for each in registry.choose([])] == list(registry)
 
 
-def test_an_unknown_scenario_is_told_with_those_there_are() -> None:
+def test_an_unknown_scenario_is_reported_with_the_known_ones() -> None:
     outcome = CliRunner().invoke(main, ["bench", "--only", "nonsense"])
     assert outcome.exit_code == 2
-    assert outcome.stderr == f"loadtest: there is no scenario nonsense; there are {', '.join(all_scenarios())}\n"
+    assert outcome.stderr == f"loadtest: there is no scenario nonsense; there are {', '.join(bench_scenarios())}\n"
 
 
 def test_arguments_of_a_scenario_that_cannot_be_are_refused_before_anything_starts() -> None:
@@ -68,14 +68,14 @@ def test_arguments_of_a_scenario_that_cannot_be_are_refused_before_anything_star
 
 
 def test_two_scenarios_of_one_name_are_refused() -> None:
-    scenario = all_scenarios()["load"]
+    scenario = bench_scenarios()["load"]
     with pytest.raises(OperatorError, match="one name"):
         Registry([scenario, scenario])
 
 
 def test_list_names_every_scenario() -> None:
     outcome = CliRunner().invoke(main, ["list"])
-    assert [line.split()[0] for line in outcome.stdout.splitlines()] == list(all_scenarios())
+    assert [line.split()[0] for line in outcome.stdout.splitlines()] == list(bench_scenarios())
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e9])
@@ -131,18 +131,20 @@ def test_a_generated_graph_has_each_undirected_edge_once_and_few_long_lists(tmp_
     assert max(degrees) > 10 * sorted(degrees)[1000]
 
 
-def test_a_scenario_that_fails_is_told_and_the_others_keep_their_results(
+def test_a_scenario_that_fails_is_reported_and_the_others_keep_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def fail(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+    async def fail(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
         raise OperatorError("no redis-server on the PATH")
 
-    async def succeed(settings: BenchSettings, progress: Progress) -> ScenarioResult:
+    async def succeed(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
         progress.step("working", 0.5)
         return report().scenarios["cached_reads"]
 
-    registry = Registry([Scenario("first", "", fail), Scenario("second", "", succeed)])
-    monkeypatch.setattr("loadtest.__main__.all_scenarios", lambda: registry)
+    registry = Registry(
+        [Scenario(name="first", summary="", run=fail), Scenario(name="second", summary="", run=succeed)]
+    )
+    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: registry)
     json_file = tmp_path / "deep" / "bench.json"
     outcome = CliRunner().invoke(main, ["bench", "--json", str(json_file)])
     assert outcome.exit_code == 1

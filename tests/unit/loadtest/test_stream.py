@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.driving import WrongAnswer
-from loadtest.stream_client import checked
-from loadtest.workloads import Operation, Query
+from loadtest.dataset import Operation, Query
+from loadtest.drivers import WrongAnswer
+from loadtest.stream import checked
 from tao.model.edge_block import empty_block, encode_block
 from tao.model.errors import Overloaded
 from tao.model.graph import Edge, encode_count

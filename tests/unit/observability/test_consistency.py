@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tao.observability.consistency import Consistency
+from tao.observability.consistency import MeasuredConsistency
 
 
 @pytest.mark.parametrize(
@@ -21,12 +21,12 @@ from tao.observability.consistency import Consistency
     ],
 )
 def test_the_figure_in_words(looks: int, wrong: int, text: str) -> None:
-    assert Consistency(looks, wrong).text("entries") == text
+    assert MeasuredConsistency(looks, wrong).text("entries") == text
 
 
 @given(st.integers(1, 10**12), st.data())
 def test_one_more_wrong_is_never_more_nines(looks: int, data: st.DataObject) -> None:
     wrong = data.draw(st.integers(1, looks))
-    found = Consistency(looks, wrong)
-    assert found.nines <= Consistency(looks, wrong - 1).nines or wrong <= 3
+    found = MeasuredConsistency(looks, wrong)
+    assert found.nines <= MeasuredConsistency(looks, wrong - 1).nines or wrong <= 3
     assert not found.percent.startswith("100")

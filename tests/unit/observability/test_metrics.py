@@ -1,4 +1,4 @@
-"""Plain attributes in, Prometheus text out (DESIGN §11)."""
+"""Plain attributes in, Prometheus text out."""
 
 from __future__ import annotations
 

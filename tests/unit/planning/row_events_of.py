@@ -1,4 +1,4 @@
-"""The row events that a database's binlog has for what a plan writes: the rows as they were, and as they became."""
+"""The row events that a database's binlog has for a write plan: its rows before and after."""
 
 from __future__ import annotations
 

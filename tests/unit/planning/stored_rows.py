@@ -8,10 +8,10 @@ from tao.model.graph import Edge, EdgeKey, ListKey
 from tao.model.ids import make_id
 from tao.model.rows import ExistingRows, IntentKey, IntentRow, ListRow, ShardRow
 from tao.model.writes import SettleEdge, Write
-from tao.planning.write_plan import Plan, PlannedWrite, keys_of, plan, shards_of
-from tao.schema.kinds import FieldKind
+from tao.planning.coordination import PlannedWrite, keys_of, shards_of
+from tao.planning.write_plan import WritePlan, plan_writes
 from tao.schema.registry import Schema
-from tao.schema.types import AssocType, Field, ObjectType
+from tao.schema.types import AssocType, Field, FieldKind, ObjectType
 
 NOW = 1_750_000_000_000
 USER, PAGE = 1, 2
@@ -52,7 +52,7 @@ class StoredRows:
 
     def plan(
         self, *writes: Write, both_sides: bool | Sequence[bool] = True, now: int = NOW, schema: Schema = SCHEMA
-    ) -> Plan:
+    ) -> WritePlan:
         sides = [both_sides] * len(writes) if isinstance(both_sides, bool) else both_sides
         planned = [PlannedWrite(write, both) for write, both in zip(writes, sides, strict=True)]
         keys = keys_of(planned, schema)
@@ -67,16 +67,16 @@ class StoredRows:
             for each in writes
             for shard in shards_of(each, SCHEMA)
         }
-        return plan(existing, shards, planned, schema, now)
+        return plan_writes(existing, shards, planned, schema, now)
 
     def run(
         self, *writes: Write, both_sides: bool | Sequence[bool] = True, now: int = NOW, schema: Schema = SCHEMA
-    ) -> Plan:
+    ) -> WritePlan:
         planned = self.plan(*writes, both_sides=both_sides, now=now, schema=schema)
         self.apply(planned)
         return planned
 
-    def apply(self, planned: Plan) -> None:
+    def apply(self, planned: WritePlan) -> None:
         changes = planned.rows
         for row in changes.put_objects:
             self.rows.objects[row.id] = row
@@ -103,7 +103,7 @@ class StoredRows:
     def edge(self, id1: int, atype: int, id2: int) -> Edge | None:
         return self.rows.edges.get(EdgeKey(id1, atype, id2))
 
-    def settle(self, settles: Sequence[SettleEdge]) -> Plan:
+    def settle(self, settles: Sequence[SettleEdge]) -> WritePlan:
         return self.run(*settles)
 
 

@@ -1,4 +1,4 @@
-"""Who coordinates a write, and which rows and lanes it takes (DESIGN §6)."""
+"""The coordinator of a write, and the rows and lane keys that the write takes."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from tao.model.writes import (
     SettleEdge,
     Write,
 )
-from tao.planning.write_plan import PlannedWrite, coordinating_shard, coordinator_side, keys_of, lane_keys, shards_of
+from tao.planning.coordination import PlannedWrite, coordinating_shard, coordinator_side, keys_of, lane_keys, shards_of
 from tests.unit.planning.stored_rows import FOLLOWS, HIGH, LIKED_BY, LIKES, LOW, PAIR, SCHEMA, TAGS, USER
 
 PAIRED: list[Write] = [

@@ -1,4 +1,4 @@
-"""Edges through the planner where both sides are one transaction (DESIGN §2, §6)."""
+"""Planning of edge writes whose two sides are written in one transaction."""
 
 import pytest
 
@@ -71,7 +71,7 @@ def test_a_change_of_data_alone_does_not_move_the_edge(stored: StoredRows) -> No
     assert (change.gone, change.put) == ((), (Edge(HIGH, 5, HEAVY),))
 
 
-def test_adding_what_is_there_changes_nothing_and_tells_the_version_to_reach(stored: StoredRows) -> None:
+def test_adding_an_existing_edge_changes_nothing_and_invalidates_at_the_current_version(stored: StoredRows) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, HEAVY))
     plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, HEAVY))
     assert plan.outcomes[0].found
@@ -96,13 +96,13 @@ def test_deleting_from_either_end_removes_both_rows_and_keeps_the_lists(
     }
 
 
-def test_deleting_what_is_not_there_succeeds_and_says_so(stored: StoredRows) -> None:
+def test_deleting_a_missing_edge_succeeds_and_reports_it(stored: StoredRows) -> None:
     plan = stored.run(AssocDelete(LOW, LIKES, HIGH))
     assert (plan.outcomes[0].found, plan.outcomes[0].error) == (False, None)
     assert not plan.rows
 
 
-def test_found_speaks_of_the_coordinators_row_and_a_missing_mirror_is_mended(stored: StoredRows) -> None:
+def test_found_reports_the_coordinators_row_and_a_missing_mirror_is_restored(stored: StoredRows) -> None:
     stored.put_edge(LOW, LIKES, HIGH, time=5)
     plan = stored.run(AssocAdd(HIGH, LIKED_BY, LOW, 5, b""))
     assert plan.outcomes[0].found
@@ -128,7 +128,7 @@ def test_a_batch_raises_a_list_once_and_puts_the_newest_first(stored: StoredRows
     assert plan.changes == (ListChange(LOW, FOLLOWS, version(1), version(2), 0, gone, ()),)
 
 
-def test_changes_stand_in_one_order_whatever_the_order_of_the_writes(stored: StoredRows) -> None:
+def test_the_order_of_changes_does_not_depend_on_the_order_of_the_writes(stored: StoredRows) -> None:
     writes: list[Write] = [
         AssocAdd(HIGH, FOLLOWS, LOW, 1, b""),
         AssocAdd(LOW, LIKES, HIGH, 1, b""),
@@ -187,7 +187,7 @@ def test_changing_the_type_onto_an_existing_edge_overwrites_it(stored: StoredRow
     assert stored.rows.lists[ListKey(LOW, TAGS)].count == 1
 
 
-def test_changing_the_type_of_no_edge_reports_so(stored: StoredRows) -> None:
+def test_changing_the_type_of_a_missing_edge_reports_it(stored: StoredRows) -> None:
     plan = stored.run(AssocChangeType(LOW, LIKES, HIGH, TAGS))
     assert (plan.outcomes[0].found, plan.outcomes[0].error) == (False, None)
     assert not plan.rows
@@ -229,7 +229,7 @@ def test_settling_an_edge_sets_that_row_alone_and_may_be_repeated(stored: Stored
     assert stored.rows.edges == {}
 
 
-def test_a_count_that_was_spoilt_by_hand_does_not_fail_the_transaction(stored: StoredRows) -> None:
+def test_a_count_corrupted_by_hand_does_not_fail_the_transaction(stored: StoredRows) -> None:
     stored.put_edge(LOW, FOLLOWS, HIGH)
     stored.rows.lists[ListKey(LOW, FOLLOWS)] = ListRow(0, version(3))
     stored.run(AssocDelete(LOW, FOLLOWS, HIGH))

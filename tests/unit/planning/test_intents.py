@@ -1,4 +1,4 @@
-"""Pairs whose two sides are not one transaction: intents, and how they are settled (DESIGN §6)."""
+"""Pairs whose two sides are not written in one transaction: intents, and how they are settled."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from tao.model.errors import InvalidArgument, Unavailable
 from tao.model.graph import Edge, EdgeKey
 from tao.model.rows import IntentRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, ForgetIntent, SettleEdge
-from tao.planning.write_plan import coordinator_edges_of, settle_writes
+from tao.planning.draft import coordinator_edges_of, settle_writes
 from tao.schema.registry import Schema
 from tests.unit.planning.stored_rows import (
     FOLLOWS,
@@ -48,14 +48,14 @@ def test_a_second_write_keeps_the_age_joins_the_types_and_raises_the_token(store
     assert plan.settles == [None]
 
 
-def test_several_writes_of_a_pair_in_one_batch_owe_one_intent(stored: StoredRows) -> None:
+def test_several_writes_of_a_pair_in_one_batch_leave_one_intent(stored: StoredRows) -> None:
     plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), AssocAdd(HIGH, TAGS, LOW, 6, b""), both_sides=False)
     intent = IntentRow(LOW, HIGH, (LIKES, TAGGED_IN), NOW, NOW)
     assert plan.rows.put_intents == [intent]
     assert plan.intents == [intent, intent]
 
 
-def test_a_deletion_is_owed_too(stored: StoredRows) -> None:
+def test_a_deletion_leaves_an_intent_too(stored: StoredRows) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""))
     plan = stored.run(AssocDelete(HIGH, LIKED_BY, LOW), both_sides=False)
     assert plan.outcomes[0].found
@@ -63,7 +63,7 @@ def test_a_deletion_is_owed_too(stored: StoredRows) -> None:
     assert set(stored.rows.edges) == {EdgeKey(HIGH, LIKED_BY, LOW)}
 
 
-def test_what_changes_nothing_owes_nothing(stored: StoredRows) -> None:
+def test_a_write_that_changes_nothing_leaves_no_intent(stored: StoredRows) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""))
     plan = stored.run(
         AssocAdd(LOW, LIKES, HIGH, 5, b""),
@@ -82,14 +82,14 @@ def test_a_pair_is_written_at_one_side_throughout_a_batch_when_one_of_its_writes
     assert {key.id1 for key in stored.rows.edges} == {LOW}
 
 
-def test_what_changes_nothing_still_waits_for_an_older_intent(stored: StoredRows) -> None:
+def test_a_write_that_changes_nothing_still_returns_an_older_intent(stored: StoredRows) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), both_sides=False)
     plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), both_sides=False)
     assert not plan.rows
     assert plan.intents == [stored.rows.intents[PAIR]]
 
 
-def test_changing_the_type_moves_the_coordinators_row_and_owes_both_types(stored: StoredRows) -> None:
+def test_changing_the_type_moves_the_coordinators_row_and_leaves_an_intent_for_both_types(stored: StoredRows) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""))
     plan = stored.run(AssocChangeType(HIGH, LIKED_BY, LOW, TAGGED_IN), both_sides=False)
     assert plan.settles == [(SettleEdge(HIGH, LIKED_BY, LOW, False), SettleEdge(HIGH, TAGGED_IN, LOW, True, 5, b""))]
@@ -98,7 +98,7 @@ def test_changing_the_type_moves_the_coordinators_row_and_owes_both_types(stored
 
 
 @pytest.mark.parametrize(("old", "new"), [(LIKES, FOLLOWS), (FOLLOWS, LIKES)])
-def test_an_inverse_gained_or_lost_is_owed_for_its_type_alone(stored: StoredRows, old: int, new: int) -> None:
+def test_an_inverse_gained_or_lost_leaves_an_intent_for_its_type_alone(stored: StoredRows, old: int, new: int) -> None:
     stored.run(AssocAdd(LOW, old, HIGH, 5, b""))
     plan = stored.run(AssocChangeType(LOW, old, HIGH, new), both_sides=False)
     assert stored.edge(LOW, new, HIGH) == Edge(HIGH, 5)
@@ -116,12 +116,10 @@ def test_an_inverse_gained_or_lost_at_the_larger_id_on_another_server_is_refused
 
 
 @pytest.mark.parametrize("present", [True, False])
-def test_an_intent_found_where_both_sides_are_at_hand_is_settled_in_the_transaction(
-    stored: StoredRows, present: bool
-) -> None:
+def test_an_intent_whose_both_sides_were_read_is_settled_in_the_transaction(stored: StoredRows, present: bool) -> None:
     stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), both_sides=present)
     stored.run(AssocAdd(LOW, LIKES, HIGH, 6, b"") if present else AssocDelete(LOW, LIKES, HIGH), both_sides=False)
-    # Nothing to do for this write itself; the mirror follows the coordinator's row all the same.
+    # The write itself changes nothing; the mirror still follows the coordinator's row.
     plan = stored.run(AssocChangeType(LOW, LIKES, HIGH, LIKES))
     assert plan.rows.delete_intents == [PAIR]
     assert plan.intents == [None]
@@ -138,7 +136,7 @@ def test_an_intent_of_edges_that_were_not_read_stays_and_grows(stored: StoredRow
     assert isinstance(refused.outcomes[0].error, Unavailable)
 
 
-def test_an_intent_is_forgotten_under_its_token_alone(stored: StoredRows) -> None:
+def test_an_intent_is_forgotten_only_under_its_token(stored: StoredRows) -> None:
     stored.put_intent(LIKES, token=7)
     assert not stored.run(ForgetIntent(LOW, HIGH, 6)).outcomes[0].found
     assert stored.run(ForgetIntent(LOW, HIGH, 7)).outcomes[0].found
@@ -146,7 +144,7 @@ def test_an_intent_is_forgotten_under_its_token_alone(stored: StoredRows) -> Non
     assert not stored.run(ForgetIntent(LOW, HIGH, 7)).outcomes[0].found
 
 
-def test_an_intent_is_not_forgotten_behind_a_write_of_the_same_batch(stored: StoredRows) -> None:
+def test_an_intent_is_not_forgotten_after_a_write_of_its_pair_in_the_same_batch(stored: StoredRows) -> None:
     stored.put_intent(LIKES, token=7)
     plan = stored.run(AssocAdd(LOW, LIKES, HIGH, 5, b""), ForgetIntent(LOW, HIGH, 7), both_sides=False)
     assert not plan.outcomes[1].found
@@ -177,7 +175,7 @@ def test_settling_copies_the_current_rows_of_every_type_of_the_intent() -> None:
     ]
 
 
-def test_a_type_retired_from_the_schema_does_not_hold_up_the_others_of_an_intent() -> None:
+def test_a_type_that_left_the_schema_does_not_block_the_other_types_of_an_intent() -> None:
     shrunk = Schema(SCHEMA.objects, SCHEMA.assocs[:-2], frozenset(), frozenset({TAGS, TAGGED_IN}))
     assert settle_writes(IntentRow(LOW, HIGH, (FRIEND, TAGS), 1, NOW), {}, shrunk) == [
         SettleEdge(HIGH, FRIEND, LOW, False)

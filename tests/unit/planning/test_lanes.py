@@ -1,4 +1,4 @@
-"""The lanes in front of group commit, case by case (DESIGN §3)."""
+"""The lanes in front of group commit, case by case."""
 
 import sys
 
@@ -10,8 +10,8 @@ from tao.planning.lanes import LaneScheduler
 ONE = frozenset({1})
 
 
-def offer(lanes: LaneScheduler, ticket: int, keys: str, shards: frozenset[int] = ONE, sub_write: bool = False) -> None:
-    lanes.offer(ticket, "db1", frozenset(keys), shards, sub_write)
+def offer(lanes: LaneScheduler, number: int, keys: str, shards: frozenset[int] = ONE, sub_write: bool = False) -> None:
+    lanes.offer(number, "db1", frozenset(keys), shards, sub_write)
 
 
 @pytest.fixture
@@ -19,20 +19,20 @@ def lanes() -> LaneScheduler:
     return LaneScheduler(2, 3, 8)
 
 
-def test_what_has_gathered_goes_in_one_batch_up_to_its_bound(lanes: LaneScheduler) -> None:
-    for ticket, key in enumerate("abcd"):
-        offer(lanes, ticket, key)
+def test_waiting_writes_go_in_one_batch_up_to_its_bound(lanes: LaneScheduler) -> None:
+    for number, key in enumerate("abcd"):
+        offer(lanes, number, key)
     assert lanes.next_batch("db1") == [0, 1, 2]
     assert lanes.next_batch("db1") == [3]
     assert lanes.next_batch("db1") is None
 
 
-def test_writes_of_one_key_share_a_batch_in_order_and_never_two(lanes: LaneScheduler) -> None:
-    for ticket in range(5):
-        offer(lanes, ticket, "a")
+def test_writes_of_one_key_share_a_batch_in_order_and_are_never_in_two_batches(lanes: LaneScheduler) -> None:
+    for number in range(5):
+        offer(lanes, number, "a")
     assert lanes.next_batch("db1") == [0, 1, 2]
     assert lanes.next_batch("db1") is None
-    lanes.finished([0, 1, 2])
+    lanes.finish([0, 1, 2])
     assert lanes.next_batch("db1") == [3, 4]
 
 
@@ -43,15 +43,15 @@ def test_a_write_does_not_overtake_one_that_waits_for_another_key(lanes: LaneSch
     offer(lanes, 3, "b")
     offer(lanes, 4, "c")
     assert lanes.next_batch("db1") == [4]
-    lanes.finished([1])
+    lanes.finish([1])
     assert lanes.next_batch("db1") == [2, 3]
 
 
-def test_no_more_batches_are_open_than_there_are_lanes(lanes: LaneScheduler) -> None:
-    for ticket, key in enumerate("abc"):
-        offer(lanes, ticket, key)
-        assert (lanes.next_batch("db1") is None) == (ticket == 2)
-    lanes.finished([1])
+def test_open_batches_never_exceed_the_number_of_lanes(lanes: LaneScheduler) -> None:
+    for number, key in enumerate("abc"):
+        offer(lanes, number, key)
+        assert (lanes.next_batch("db1") is None) == (number == 2)
+    lanes.finish([1])
     assert lanes.next_batch("db1") == [2]
 
 
@@ -63,13 +63,13 @@ def test_servers_have_lanes_of_their_own(lanes: LaneScheduler) -> None:
     assert lanes.next_batch("db3") is None
 
 
-def test_a_shard_takes_so_many_waiting_writes_and_beside_them_as_many_sub_writes(lanes: LaneScheduler) -> None:
-    for ticket in range(8):
-        offer(lanes, ticket, "a")
+def test_the_bound_on_waiting_writes_of_a_shard_counts_sub_writes_separately(lanes: LaneScheduler) -> None:
+    for number in range(8):
+        offer(lanes, number, "a")
     with pytest.raises(Overloaded, match="shard 1"):
         offer(lanes, 8, "b", frozenset({1, 2}))
-    for ticket in range(10, 18):
-        offer(lanes, ticket, "a", sub_write=True)
+    for number in range(10, 18):
+        offer(lanes, number, "a", sub_write=True)
     with pytest.raises(Overloaded):
         offer(lanes, 18, "a", sub_write=True)
     offer(lanes, 8, "b", frozenset({2}))
@@ -77,7 +77,7 @@ def test_a_shard_takes_so_many_waiting_writes_and_beside_them_as_many_sub_writes
     offer(lanes, 19, "a")
 
 
-def test_a_batch_planned_again_goes_before_what_came_meanwhile(lanes: LaneScheduler) -> None:
+def test_a_requeued_batch_goes_before_writes_that_arrived_meanwhile(lanes: LaneScheduler) -> None:
     offer(lanes, 1, "ab", frozenset({1}))
     offer(lanes, 2, "b", frozenset({2}))
     offer(lanes, 3, "c", frozenset({1, 2}))
@@ -89,7 +89,7 @@ def test_a_batch_planned_again_goes_before_what_came_meanwhile(lanes: LaneSchedu
     assert not lanes.withdraw(2)
 
 
-def test_a_withdrawn_write_lets_those_behind_it_go(lanes: LaneScheduler) -> None:
+def test_a_withdrawn_write_unblocks_the_writes_behind_it(lanes: LaneScheduler) -> None:
     offer(lanes, 1, "a")
     assert lanes.next_batch("db1") == [1]
     offer(lanes, 2, "ab")
@@ -102,42 +102,42 @@ def test_a_withdrawn_write_lets_those_behind_it_go(lanes: LaneScheduler) -> None
 
 
 @pytest.mark.parametrize("batch", [[], [1], [2], [1, 2, 3], [9]])
-def test_only_a_whole_open_batch_can_end(lanes: LaneScheduler, batch: list[int]) -> None:
+def test_only_a_whole_open_batch_can_be_finished(lanes: LaneScheduler, batch: list[int]) -> None:
     offer(lanes, 1, "a")
     offer(lanes, 2, "a")
     assert lanes.next_batch("db1") == [1, 2]
     with pytest.raises(InternalError):
-        lanes.finished(batch)
-    lanes.finished([1, 2])
+        lanes.finish(batch)
+    lanes.finish([1, 2])
 
 
-def test_a_ticket_is_used_once(lanes: LaneScheduler) -> None:
+def test_a_sequence_number_is_used_once(lanes: LaneScheduler) -> None:
     offer(lanes, 1, "a")
     with pytest.raises(InternalError):
         offer(lanes, 1, "b")
 
 
-def test_writes_withdrawn_while_every_lane_is_busy_do_not_pile_up() -> None:
+def test_writes_withdrawn_while_every_lane_is_busy_do_not_accumulate() -> None:
     lanes = LaneScheduler(1, 1, 8)
     offer(lanes, 0, "a")
     assert lanes.next_batch("db1") == [0]
     offer(lanes, 1, "b")
-    for ticket in range(2, 2000):
-        offer(lanes, ticket, "c")
-        assert lanes.withdraw(ticket)
+    for number in range(2, 2000):
+        offer(lanes, number, "c")
+        assert lanes.withdraw(number)
     assert len(lanes._servers["db1"].ready) < 200
     assert len(lanes._servers["db1"].keys) == 2
-    lanes.finished([0])
+    lanes.finish([0])
     assert lanes.next_batch("db1") == [1]
 
 
-def test_the_work_for_one_write_does_not_grow_with_those_that_wait_for_its_key() -> None:
-    """Counted in calls, which unlike a clock are the same on every machine."""
+def test_the_cost_of_a_write_does_not_grow_with_the_queue_of_its_key() -> None:
+    """The cost is counted in calls, which unlike time are the same on every machine."""
 
     def calls(waiting: int) -> int:
         lanes = LaneScheduler(2, 4, waiting)
-        for ticket in range(waiting):
-            offer(lanes, ticket, "a" + chr(200 + ticket % 50))
+        for number in range(waiting):
+            offer(lanes, number, "a" + chr(200 + number % 50))
         count = 0
 
         def tally(_frame: object, event: str, _arg: object) -> None:
@@ -148,7 +148,7 @@ def test_the_work_for_one_write_does_not_grow_with_those_that_wait_for_its_key()
         try:
             batch = lanes.next_batch("db1")
             assert batch is not None
-            lanes.finished(batch)
+            lanes.finish(batch)
         finally:
             sys.setprofile(None)
         return count

@@ -1,4 +1,4 @@
-"""Row images → changeset, as the tailer will use it, too (DESIGN §6)."""
+"""Changesets of row images, as leader and tailer compute them."""
 
 from tao.model.changes import GoneEdge, ListChange, ObjectChange
 from tao.model.graph import Edge, ListKey

@@ -1,11 +1,11 @@
-"""Objects through the planner (DESIGN §2)."""
+"""Planning of object writes."""
 
 import pytest
 
 from tao.model.changes import ObjectChange, ObjectInvalidation
 from tao.model.errors import InvalidArgument, InvalidField, TooLarge, WrongType
 from tao.model.writes import ObjAdd, ObjDelete, ObjUpdate
-from tao.planning.write_plan import IdTaken
+from tao.planning.draft import IdTaken
 from tao.schema.codec import encode_fields, encode_patch
 from tests.unit.planning.stored_rows import LOW, PAGE, SCHEMA, USER, StoredRows, version
 
@@ -32,7 +32,7 @@ def test_adding_an_object_writes_its_row_at_the_first_version(stored: StoredRows
     assert plan.changes_of == [(0,)]
 
 
-def test_an_allocated_id_that_is_taken_says_so(ann: StoredRows) -> None:
+def test_an_allocated_id_that_is_in_use_raises_id_taken(ann: StoredRows) -> None:
     plan = ann.run(ObjAdd(LOW, USER, ANN, True))
     assert isinstance(plan.outcomes[0].error, IdTaken)
     assert not plan.rows
@@ -102,13 +102,13 @@ def test_an_update_without_type_is_checked_against_the_stored_one(ann: StoredRow
 
 def test_an_update_that_makes_the_object_too_large_is_refused(stored: StoredRows) -> None:
     stored.run(ObjAdd(LOW, USER, encode_fields(USER_TYPE, {"name": "x" * (2**20 - 20)}), False))
-    # Field 9 is unknown here and therefore kept: both fit alone, not together.
+    # Field 9 is unknown here and therefore kept. Each blob fits alone, but not both together.
     plan = stored.run(ObjUpdate(LOW, USER, b"\x81\x09\xb9" + b"y" * 25))
     assert isinstance(plan.outcomes[0].error, TooLarge)
     assert not plan.rows
 
 
-def test_updating_or_deleting_what_is_not_there_succeeds_and_says_so(stored: StoredRows) -> None:
+def test_updating_or_deleting_a_missing_object_succeeds_and_reports_it(stored: StoredRows) -> None:
     plan = stored.run(ObjUpdate(LOW, USER, b""), ObjDelete(LOW))
     assert [(outcome.found, outcome.error) for outcome in plan.outcomes] == [(False, None), (False, None)]
     assert not plan.rows

@@ -1,4 +1,4 @@
-"""Row events → what caches are told, as transcripts to be read: `transcripts/*.txt` (DESIGN §7).
+"""Translations of row events into messages to caches, as transcripts: `transcripts/*.txt`.
 
 A scenario is a title, the transaction's rows and what follows. ``+`` is an insertion, ``-`` a deletion, ``~`` an
 update with ``before|after`` where the two differ; ``1:7`` is the id 7 of shard 1, ``2.9`` version 9 of epoch 2.
@@ -92,7 +92,7 @@ def touch_line(touch: Touch) -> str:
     return f"touch {key} above {a_version(touch.version)}"
 
 
-def told(translated: Translated) -> list[str]:
+def transcript(translated: Translated) -> list[str]:
     lines = [
         f"shard {each.shard} epoch {each.version_epoch}: {message_line(message)}"
         for each in translated.messages
@@ -109,11 +109,11 @@ def told(translated: Translated) -> list[str]:
 
 
 @pytest.mark.parametrize(("rows", "expected"), list(scenarios()))
-def test_the_rows_mean(rows: list[str], expected: list[str]) -> None:
-    assert told(translate(list(map(row_event, rows)), SCHEMA, MAX_TOUCHES)) == expected
+def test_the_row_events_translate_to_the_transcript(rows: list[str], expected: list[str]) -> None:
+    assert transcript(translate(list(map(row_event, rows)), SCHEMA, MAX_TOUCHES)) == expected
 
 
-def test_text_in_a_column_of_bytes_makes_the_shard_void_unless_it_is_empty() -> None:
+def test_text_in_a_binary_column_invalidates_the_shard_unless_it_is_empty() -> None:
     row = {"id": 1 << SHARD_SHIFT | 1, "otype": 1, "version": 1 << 48 | 1, "deleted": 0}
     (messages,) = translate([RowEvent(1, "objects", None, {**row, "data": ""})], SCHEMA).messages
     assert messages.messages == (ObjectChange(row["id"], 0, row["version"], 1, b""),)

@@ -1,4 +1,4 @@
-"""What a touch makes of rows that someone else changed (DESIGN §7), and that nobody takes a touch for such a change."""
+"""Touches of rows that a foreign writer changed: the new versions they give, and how the binlog shows them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from tao.model.graph import ABSENT, Edge, EdgeKey, ListKey
 from tao.model.relay import WHOLE_OBJECT, Touch
 from tao.model.rows import ExistingRows, ListRow, ObjectRow, RowChanges, ShardRow
 from tao.model.writes import AssocAdd, AssocDelete, ObjAdd, ObjUpdate, TouchKeys, Write
+from tao.planning.coordination import PlannedWrite, keys_of, lane_keys, mixes_touches, shards_of
 from tao.planning.row_events import translate
-from tao.planning.write_plan import Plan, PlannedWrite, keys_of, lane_keys, mixes_touches, plan, shards_of
+from tao.planning.write_plan import WritePlan, plan_writes
 from tests.unit.planning.row_events_of import row_events_of
 from tests.unit.planning.stored_rows import FOLLOWS, NOW, SCHEMA, USER, WIDE, on_shard, version
 
@@ -19,11 +20,11 @@ LIST = ListKey(A, FOLLOWS)
 UNKNOWN = 99
 
 
-def planned(existing: ExistingRows, *writes: Write, epoch: int = 1) -> Plan:
+def planned(existing: ExistingRows, *writes: Write, epoch: int = 1) -> WritePlan:
     shards = {
         shard: ShardRow(shard, "db", epoch, "leader", 1) for write in writes for shard in shards_of(write, SCHEMA)
     }
-    return plan(existing, shards, [PlannedWrite(write, True) for write in writes], SCHEMA, NOW)
+    return plan_writes(existing, shards, [PlannedWrite(write, True) for write in writes], SCHEMA, NOW)
 
 
 def touch(*touches: Touch) -> TouchKeys:
@@ -49,7 +50,7 @@ def test_a_touched_list_gets_the_count_of_its_edges_and_the_next_version() -> No
     ],
     ids=["of its edges", "seen before", "of a row that is gone", "of nothing", "unless of an epoch that never was"],
 )
-def test_the_new_version_of_a_list_is_above_every_one_known(
+def test_the_new_version_of_a_list_is_above_every_known_version(
     row: int | None, edges: int | None, seen: int, expected: int
 ) -> None:
     existing = ExistingRows(
@@ -61,7 +62,7 @@ def test_the_new_version_of_a_list_is_above_every_one_known(
     assert result.rows.put_lists[LIST].count == (0 if edges is None else 1)
 
 
-def test_a_touched_object_keeps_what_someone_made_of_it_under_a_new_version() -> None:
+def test_a_touched_object_keeps_its_foreign_content_under_a_new_version() -> None:
     row = ObjectRow(A, USER, version(3), False, b"\x80")
     result = planned(ExistingRows(objects={A: row}), touch(Touch(A, WHOLE_OBJECT, version(8))))
     assert result.rows.put_objects == [ObjectRow(A, USER, version(9), False, b"\x80")]
@@ -80,13 +81,13 @@ def test_a_touch_raises_the_version_into_the_shard_s_epoch() -> None:
     assert result.rows.put_lists == {LIST: ListRow(0, version(6, epoch=2))}
 
 
-def test_keys_of_a_type_that_has_left_the_schema_are_passed_over_and_hinder_no_other() -> None:
+def test_keys_of_a_type_that_left_the_schema_are_skipped_and_do_not_block_others() -> None:
     write = touch(Touch(A, UNKNOWN, 0), Touch(A, FOLLOWS, version(5)))
     assert keys_of([PlannedWrite(write, True)], SCHEMA).recounts == {LIST}
     assert planned(ExistingRows(), write).rows.put_lists.keys() == {LIST}
 
 
-def test_a_touch_locks_its_keys_and_has_its_lists_counted() -> None:
+def test_a_touch_locks_its_keys_and_counts_its_lists() -> None:
     write = touch(Touch(A, WHOLE_OBJECT, 0), Touch(A, WIDE, 0))
     wanted = keys_of([PlannedWrite(write, True)], SCHEMA)
     assert (wanted.objects, wanted.lists, wanted.recounts) == ({A}, {ListKey(A, WIDE)}, {ListKey(A, WIDE)})
@@ -110,7 +111,7 @@ def test_a_touch_shares_no_transaction_with_a_write_of_its_keys(other: Write, mi
     assert mixes_touches(writes, SCHEMA) is mixed
 
 
-def test_the_rows_of_a_touch_are_told_as_it_is_and_make_nobody_touch_again() -> None:
+def test_the_row_events_of_a_touch_do_not_cause_another_touch() -> None:
     existing = ExistingRows(
         objects={A: ObjectRow(A, USER, version(3), False, b"\x80")},
         lists={LIST: ListRow(3, version(5)), ListKey(B, FOLLOWS): ListRow(1, version(1))},
@@ -121,5 +122,5 @@ def test_the_rows_of_a_touch_are_told_as_it_is_and_make_nobody_touch_again() -> 
     result = planned(existing, touch(*keys), AssocAdd(FAR, FOLLOWS, A, 1, b""))
     translated = translate(row_events_of(existing, result.rows, SCHEMA), SCHEMA)
     assert (translated.touches, translated.bulk_shards) == ((), ())
-    told = [message for each in translated.messages for message in each.messages]
-    assert sorted(map(repr, told)) == sorted(map(repr, result.changes))
+    messages = [message for each in translated.messages for message in each.messages]
+    assert sorted(map(repr, messages)) == sorted(map(repr, result.changes))

@@ -1,4 +1,4 @@
-"""What is refused before it is queued (DESIGN §2)."""
+"""Writes that are refused before they are queued."""
 
 import pytest
 
@@ -57,7 +57,7 @@ HUGE = b"\x81\x01\xdb\x00\x10\x00\x00" + b"x" * 2**20
     ],
     ids=lambda each: each.__name__ if isinstance(each, type) else type(each).__name__,
 )
-def test_a_wrong_write_is_refused_with_its_kind_of_error(write: Write, error: type[RequestError]) -> None:
+def test_an_invalid_write_is_refused_with_its_kind_of_error(write: Write, error: type[RequestError]) -> None:
     with pytest.raises(error):
         validate(write, SCHEMA)
 
@@ -76,5 +76,5 @@ def test_a_wrong_write_is_refused_with_its_kind_of_error(write: Write, error: ty
     ],
     ids=lambda each: type(each).__name__,
 )
-def test_a_right_write_passes(write: Write) -> None:
+def test_a_valid_write_passes(write: Write) -> None:
     validate(write, SCHEMA)

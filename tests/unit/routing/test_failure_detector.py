@@ -1,4 +1,4 @@
-"""When a destination is down or in a brown-out, and how it comes back (DESIGN.md §9)."""
+"""When a destination is down or in a brown-out, and how it recovers."""
 
 from __future__ import annotations
 
@@ -26,41 +26,41 @@ def bring_down(each: FailureDetector, now: float) -> None:
 
 
 def recover(each: FailureDetector, now: float) -> float:
-    """Answer probes until it is up; returns when that is."""
-    while each.is_troubled:
+    """Answer probes until the destination is up. Returns the time."""
+    while each.is_suspect:
         now = max(now, each.probe_at)
         if each.begin_probe(now):
             each.probe_answered(0.001, now)
     return now
 
 
-def test_some_failures_make_it_suspect_and_an_answer_clears_it() -> None:
+def test_a_few_failures_make_a_destination_suspect_and_an_answer_clears_it() -> None:
     each = detector()
     each.failed(1.0, "refused")
-    assert (each.standing().health, each.standing().reason, each.is_impaired) == (Health.SUSPECT, "refused", False)
+    assert (each.state().health, each.state().reason, each.is_impaired) == (Health.SUSPECT, "refused", False)
     each.answered(0.01, 1.1)
-    assert (each.standing().health, each.consecutive_failures) == (Health.UP, 0)
+    assert (each.state().health, each.consecutive_failures) == (Health.UP, 0)
 
 
-def test_failures_in_a_row_bring_it_down_and_probes_alone_bring_it_back() -> None:
+def test_failures_in_a_row_take_a_destination_down_and_only_probes_bring_it_back() -> None:
     each = detector()
     bring_down(each, 1.0)
-    assert each.standing() == each.standing()
-    assert (each.standing().health, each.standing().since, each.is_down) == (Health.DOWN, 1.0, True)
+    assert each.state() == each.state()
+    assert (each.state().health, each.state().since, each.is_down) == (Health.DOWN, 1.0, True)
     each.answered(0.01, 1.01)
     assert each.is_down
     assert not each.begin_probe(1.01)
     now = each.probe_at
     assert each.begin_probe(now)
-    assert each.standing().health is Health.PROBING
+    assert each.state().health is Health.PROBING
     assert not each.begin_probe(now), "one probe at a time"
     each.probe_answered(0.01, now)
-    assert each.is_down, "one good answer may have slipped through"
+    assert each.is_down, "a single good answer may be luck"
     now = recover(each, now)
-    assert (each.standing().health, each.standing().since, each.standing().reason) == (Health.UP, now, "")
+    assert (each.state().health, each.state().since, each.state().reason) == (Health.UP, now, "")
 
 
-def test_probes_come_at_growing_intervals_up_to_the_longest() -> None:
+def test_probe_intervals_grow_up_to_the_maximum() -> None:
     each = detector()
     bring_down(each, 0.0)
     intervals = []
@@ -73,17 +73,17 @@ def test_probes_come_at_growing_intervals_up_to_the_longest() -> None:
     assert intervals == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0]
 
 
-def test_a_probe_that_is_never_heard_of_again_has_failed() -> None:
+def test_a_probe_without_a_result_fails_after_its_timeout() -> None:
     each = detector()
     bring_down(each, 0.0)
     assert each.begin_probe(each.probe_at)
     until = each.probe_at
     assert not each.begin_probe(until)
-    assert each.standing().reason == "a probe went unanswered"
+    assert each.state().reason == "a probe was not answered"
     assert each.begin_probe(each.probe_at)
 
 
-def test_what_goes_down_again_soon_stays_longer_each_time() -> None:
+def test_a_flapping_destination_stays_out_longer_each_time() -> None:
     each = detector()
     now, stays = 0.0, []
     for _ in range(12):
@@ -96,22 +96,22 @@ def test_what_goes_down_again_soon_stays_longer_each_time() -> None:
     assert stays[-1] >= SETTINGS.max_stay_seconds
     now += SETTINGS.flap_seconds + 1
     bring_down(each, now)
-    assert recover(each, now) - now < 1, "what was quiet for long enough is trusted again"
+    assert recover(each, now) - now < 1, "after a long quiet time the destination recovers quickly again"
 
 
-def test_slow_answers_are_a_brown_out_and_not_an_outage() -> None:
+def test_slow_answers_make_a_destination_impaired_but_not_down() -> None:
     each = detector()
     for number in range(WINDOW):
         each.answered(1.5 if number % 2 else 0.01, float(number) / 10)
-    assert each.standing().reason.startswith("slow: 32 of the last 64")
-    assert (each.is_impaired, each.is_down, each.standing().health) == (True, False, Health.SUSPECT)
+    assert each.state().reason.startswith("slow: 32 of the last 64")
+    assert (each.is_impaired, each.is_down, each.state().health) == (True, False, Health.SUSPECT)
     each.answered(0.01, 10.0)
-    assert each.is_impaired, "it is not trusted for one good answer"
+    assert each.is_impaired, "one good answer is not enough"
     recover(each, 10.0)
     assert not each.is_impaired
 
 
-def test_a_slow_probe_is_no_good_answer() -> None:
+def test_a_slow_probe_does_not_count_as_a_good_answer() -> None:
     each = detector()
     bring_down(each, 0.0)
     for _ in range(10):
@@ -121,18 +121,18 @@ def test_a_slow_probe_is_no_good_answer() -> None:
     assert each.is_down
 
 
-def test_time_outs_among_answers_are_a_brown_out() -> None:
+def test_timeouts_among_answers_make_a_destination_impaired() -> None:
     each = detector()
     for number in range(WINDOW):
         if number % 4:
             each.answered(0.01, float(number) / 10)
         else:
             each.failed(float(number) / 10, "no answer in time")
-    assert each.standing().reason.startswith("lossy: 13 of the last 64")
+    assert each.state().reason.startswith("lossy: 13 of the last 64")
     assert (each.is_impaired, each.is_down) == (True, False)
 
 
-def test_what_was_slow_long_ago_counts_no_more() -> None:
+def test_slow_answers_of_long_ago_no_longer_count() -> None:
     each = detector()
     for number in range(31):
         each.answered(1.5, float(number))
@@ -144,7 +144,7 @@ def test_detectors_are_kept_by_name() -> None:
     each = FailureDetectors[tuple[str, int]](SETTINGS, lambda: 0.0)
     bring_down(each.of(("a", 1), 0.0), 1.0)
     assert each.of(("a", 1), 2.0).is_down
-    assert {name: standing.health for name, standing in each.standings().items()} == {("a", 1): Health.DOWN}
+    assert {name: standing.health for name, standing in each.states().items()} == {("a", 1): Health.DOWN}
     each.forget(("a", 1))
     assert not each.of(("a", 1), 3.0).is_down
 
@@ -159,6 +159,6 @@ def test_detectors_are_kept_by_name() -> None:
         {"first_probe_seconds": 3.0},
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+def test_invalid_detector_settings_are_rejected(wrong: dict[str, float]) -> None:
     with pytest.raises(SettingsError):
         DetectorSettings(**wrong)  # type: ignore[arg-type]

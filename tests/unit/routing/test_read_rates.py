@@ -1,4 +1,4 @@
-"""Rates by samples: what is read most is found whatever else is read, and rates are of the last seconds."""
+"""Sampled rates: the keys read most are found whatever else is read, and rates are those of the last seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SETTINGS = RateSettings(keys=64, hot_reads_per_second=500.0)
 
 
 def read_for(rates: ReadRates, seconds: int, began: float, per_second: int, share: float) -> float:
-    """Reads with one key that gets ``share`` of them, the others never seen again; returns the time afterwards."""
+    """Count reads of which one key gets ``share`` and all others are read once. Returns the time afterwards."""
     dice = random.Random(7)
     for second in range(seconds):
         for _ in range(per_second // 100):
@@ -23,7 +23,7 @@ def read_for(rates: ReadRates, seconds: int, began: float, per_second: int, shar
     return began + seconds
 
 
-def test_a_key_is_found_among_many_that_come_once_and_its_rate_is_right() -> None:
+def test_a_hot_key_is_found_among_many_single_reads_with_the_right_rate() -> None:
     rates = ReadRates(SETTINGS, 0.0)
     now = read_for(rates, 30, 0.0, 100_000, 0.02)
     first = rates.keys(5, now)[0]
@@ -34,13 +34,13 @@ def test_a_key_is_found_among_many_that_come_once_and_its_rate_is_right() -> Non
     assert sum(rate for _, rate in rates.shards(8, now)) == pytest.approx(100_000, rel=0.1)
 
 
-def test_a_process_that_has_just_begun_tells_the_same_rate() -> None:
+def test_a_new_process_reports_the_same_rate() -> None:
     rates = ReadRates(SETTINGS, 0.0)
     now = read_for(rates, 2, 0.0, 100_000, 1.0)
     assert rates.keys(1, now)[0].per_second == pytest.approx(100_000, rel=0.1)
 
 
-def test_what_is_read_no_more_cools_off_and_is_forgotten() -> None:
+def test_a_key_that_is_no_longer_read_decays_and_is_dropped() -> None:
     rates = ReadRates(SETTINGS, 0.0)
     now = read_for(rates, 10, 0.0, 100_000, 1.0)
     assert rates.hot
@@ -50,18 +50,18 @@ def test_what_is_read_no_more_cools_off_and_is_forgotten() -> None:
     assert (rates.hot, rates.keys(9, now + 400), rates.shards(9, now + 400)) == ({}, [], [])
 
 
-def test_counters_are_bounded_whatever_is_read() -> None:
+def test_the_number_of_counters_is_bounded() -> None:
     rates = ReadRates(SETTINGS, 0.0)
     for number in range(10_000):
         rates.count((number, 0), 0, 1)
     assert len(rates.keys(10_000, 1.0)) < 2 * SETTINGS.keys
 
 
-def test_a_pause_grows_with_the_rate_up_to_its_bound() -> None:
+def test_the_pause_grows_with_the_rate_up_to_its_maximum() -> None:
     rates = ReadRates(RateSettings(), 0.0)
     assert [rates.slow_down_ms(rate) for rate in (1_000, 19_999, 20_000, 40_000, 1e9)] == [0, 0, 2, 4, 50]
 
 
-def test_settings_without_sense_are_refused() -> None:
+def test_invalid_rate_settings_are_rejected() -> None:
     with pytest.raises(SettingsError):
         RateSettings(keys=0)

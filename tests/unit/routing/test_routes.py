@@ -1,4 +1,4 @@
-"""What follows from a topology document for a shard (DESIGN §5)."""
+"""Routes computed from a topology document."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import pytest
 
 from tao.model.errors import InvalidArgument, TopologyError
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
-from tao.routing.ring import Ring
-from tao.routing.routes import Place, Routes
+from tao.routing.routes import Routes, ServerLocation
+from tao.routing.shard_map import Ring
 
 
 def tier(name: str, servers: int, moved: dict[int, tuple[str, ...]] | None = None, down: str = "") -> Tier:
@@ -32,7 +32,7 @@ def topology(followers: Tier | None = None) -> Topology:
     return Topology(version=7, shards=64, regions=(east, west), databases=databases)
 
 
-def test_every_shard_has_one_home_in_each_tier_and_each_server_knows_its_shards() -> None:
+def test_every_shard_has_one_home_in_each_tier_and_every_server_lists_its_shards() -> None:
     routes = Routes(topology())
     assert (routes.version, routes.shards) == (7, 64)
     for tier_name, size in (("f", 3), ("g", 2)):
@@ -43,7 +43,7 @@ def test_every_shard_has_one_home_in_each_tier_and_each_server_knows_its_shards(
             assert shard in routes.shards_of(found.home(shard).name)
 
 
-def test_a_shard_moved_by_hand_has_its_home_first_and_its_clones_after() -> None:
+def test_an_explicitly_mapped_shard_has_its_home_first_and_its_clones_after() -> None:
     routes = Routes(topology(tier("f", 3, moved={5: ("f-2", "f-0")})))
     found = routes.tier("east", "f")
     assert [server.name for server in found.hosts(5)] == ["f-2", "f-0"]
@@ -51,7 +51,7 @@ def test_a_shard_moved_by_hand_has_its_home_first_and_its_clones_after() -> None
     assert 5 in routes.shards_of("f-0")
 
 
-def test_a_server_that_is_down_keeps_its_shards_and_is_seen_to_be_down() -> None:
+def test_a_server_that_is_down_keeps_its_shards_and_is_marked_down() -> None:
     before = Routes(topology())
     after = Routes(topology(tier("f", 3, down="f-1")), before)
     for shard in range(64):
@@ -60,7 +60,7 @@ def test_a_server_that_is_down_keeps_its_shards_and_is_seen_to_be_down() -> None
         assert home.down == (home.name == "f-1")
 
 
-def test_the_leader_of_a_shard_is_the_next_of_its_mapping_that_is_up_then_of_the_ring() -> None:
+def test_a_shards_leader_is_the_first_server_up_in_its_mapping_then_along_the_ring() -> None:
     def leader_of(*down: str) -> str:
         servers = tuple(CacheServer(name=n, grpc="127.0.0.1:1", down=n in down) for n in ("a", "b", "c", "d"))
         lead = Tier(name="lead", servers=servers, moved={5: ("c", "a")})
@@ -75,10 +75,10 @@ def test_the_leader_of_a_shard_is_the_next_of_its_mapping_that_is_up_then_of_the
     assert leader_of() == leader_of("a") == "c"
     assert leader_of("c") == "a"
     assert leader_of("c", "a") == next(name for name in others if name in ("b", "d"))
-    assert leader_of("a", "b", "c", "d") == "c", "nobody is up: who is asked is at least the same for all"
+    assert leader_of("a", "b", "c", "d") == "c", "with no server up, all callers at least ask the same one"
 
 
-def test_a_tier_whose_placement_did_not_change_is_taken_over_and_not_worked_out_again() -> None:
+def test_a_tier_whose_placement_did_not_change_keeps_its_map() -> None:
     before = Routes(topology())
     kept, changed = before.tier("east", "g").map, before.tier("east", "f").map
     after = Routes(topology(tier("f", 4)), before)
@@ -86,14 +86,14 @@ def test_a_tier_whose_placement_did_not_change_is_taken_over_and_not_worked_out_
     assert after.tier("east", "f").map is not changed
 
 
-def test_leaders_servers_and_places_are_found_by_name() -> None:
+def test_leaders_servers_and_locations_are_found_by_name() -> None:
     routes = Routes(topology())
     assert routes.leaders("west").home(3).name == "lead-w-0"
     assert routes.leaders("west").role == "leader"
     assert [found.tier for found in routes.follower_tiers("east")] == ["f", "g"]
     assert routes.server("g-1").name == "g-1"
-    assert routes.locate("g-1") == Place("east", "g", "follower")
-    assert routes.locate("lead-0") == Place("east", "lead", "leader")
+    assert routes.locate("g-1") == ServerLocation("east", "g", "follower")
+    assert routes.locate("lead-0") == ServerLocation("east", "lead", "leader")
 
 
 def test_a_shard_is_in_one_database_with_a_server_in_each_region() -> None:
@@ -103,7 +103,7 @@ def test_a_shard_is_in_one_database_with_a_server_in_each_region() -> None:
     assert routes.master_region(40) == "west"
 
 
-def test_a_regions_binlog_is_its_own_servers_and_the_masters_while_that_is_down() -> None:
+def test_a_region_reads_its_own_servers_binlog_and_the_masters_while_that_server_is_down() -> None:
     def read_by_east(*down: str) -> str:
         servers = {name: DatabaseServer(name=name, down=name in down) for name in ("east", "west")}
         found = Database(name="d", master_region="west", servers=servers, shards=((0, 63),))
@@ -111,13 +111,13 @@ def test_a_regions_binlog_is_its_own_servers_and_the_masters_while_that_is_down(
 
     assert read_by_east() == read_by_east("west") == "east"
     assert read_by_east("east") == "west"
-    assert read_by_east("east", "west") == "east", "nothing is better elsewhere"
+    assert read_by_east("east", "west") == "east", "the master is down, too"
     with pytest.raises(TopologyError, match="north"):
         Routes(topology()).binlog_server("d1", "north")
 
 
 @pytest.mark.parametrize("shard", [-1, 64])
-def test_a_shard_that_does_not_exist_is_an_error_and_never_another_shards_answer(shard: int) -> None:
+def test_an_unknown_shard_is_an_error(shard: int) -> None:
     routes = Routes(topology())
     with pytest.raises(InvalidArgument, match=str(shard)):
         routes.tier("east", "f").home(shard)
@@ -125,7 +125,7 @@ def test_a_shard_that_does_not_exist_is_an_error_and_never_another_shards_answer
         routes.database_of(shard)
 
 
-def test_names_that_do_not_exist_are_errors_that_name_them() -> None:
+def test_unknown_names_are_errors_that_name_them() -> None:
     routes = Routes(topology())
     with pytest.raises(TopologyError, match="north"):
         routes.leaders("north")

@@ -71,7 +71,7 @@ async def test_readiness_says_why_not(port: Port) -> None:
     assert (await port.get("/health"))[0] == 200
 
 
-async def test_what_is_not_there_or_not_allowed_is_said(port: Port) -> None:
+async def test_a_missing_page_or_a_forbidden_method_is_reported(port: Port) -> None:
     assert (await port.get("/other"))[0] == 404
     assert (await port.get("/stats", "POST"))[0] == 405
     assert b" 400 " in await port.raw(b"\x16\x03\x01 nonsense\r\n\r\n")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tao.model.errors import SettingsError
-from tao.runtime.settings import load_settings
+from tao.model.settings import renamed
+from tao.runtime.settings import load_settings, parse_settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,3 +62,26 @@ def test_a_file_that_is_not_there_or_not_settings_is_named(tmp_path: Path) -> No
         load_settings(tmp_path / "nothing.yaml", Outer)
     with pytest.raises(SettingsError, match="is it the right file"):
         load(tmp_path, "#" * ((1 << 20) + 1))
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Settings of which two had another name before."""
+
+    pause_detection: Inner = renamed(Inner(), formerly="stalls")
+    max_fetches: int = renamed(8, formerly="max_flights")
+
+
+def test_a_former_name_of_a_setting_still_works_and_is_warned_about(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse_settings({"stalls": {"port": 2}}, Renamed, "leader.yaml") == Renamed(Inner(port=2))
+    warning = (
+        "warning: leader.yaml: stalls is now called pause_detection; the former name works until the next release\n"
+    )
+    assert capsys.readouterr().err == warning
+    assert parse_settings({"max_flights": 3}, Renamed, "leader.yaml") == Renamed(max_fetches=3)
+    assert "max_flights is now called max_fetches" in capsys.readouterr().err
+
+
+def test_a_setting_given_by_both_its_names_is_refused() -> None:
+    with pytest.raises(SettingsError, match="stalls: there is no such setting; there are max_fetches, pause_detection"):
+        parse_settings({"stalls": {}, "pause_detection": {}}, Renamed, "leader.yaml")

@@ -1,4 +1,4 @@
-"""The field codec: what is refused, with which words, and what old and foreign blobs read as."""
+"""The field codec: which values it refuses, with which message, and how old and foreign blobs are read."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THING = SCHEMA.otype("thing")
 pack = msgspec.msgpack.encode
 
 
-def test_nothing_set_is_the_empty_blob() -> None:
+def test_fields_without_values_are_the_empty_blob() -> None:
     assert codec.encode_fields(THING, {}) == b""
     assert codec.encode_fields(THING, {"name": None}) == b""
     assert codec.decode_fields(SCHEMA.otype("empty"), b"") == {}
@@ -85,7 +85,7 @@ def test_values_of_subclasses_are_stored_as_their_plain_type() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         ({"nam": "a"}, r"type 'thing' has no field 'nam'; did you mean 'name'\?"),
         ({"zzz": "a"}, "its fields are flag, count"),
@@ -109,14 +109,16 @@ def test_values_of_subclasses_are_stored_as_their_plain_type() -> None:
         ({"name": 10**100}, "…$"),
     ],
 )
-def test_a_wrong_value_is_refused_with_field_expectation_and_what_came(values: dict[str, object], told: str) -> None:
-    with pytest.raises(InvalidField, match=told):
+def test_a_wrong_value_is_refused_with_field_expected_kind_and_actual_value(
+    values: dict[str, object], message: str
+) -> None:
+    with pytest.raises(InvalidField, match=message):
         codec.encode_fields(THING, values)
-    with pytest.raises(InvalidField, match=told):
+    with pytest.raises(InvalidField, match=message):
         codec.encode_patch(THING, values)
 
 
-def test_a_type_without_fields_says_so() -> None:
+def test_the_error_for_an_unknown_field_mentions_that_a_type_has_no_fields() -> None:
     with pytest.raises(InvalidField, match="it has no fields"):
         codec.encode_fields(SCHEMA.otype("empty"), {"a": 1})
 
@@ -129,7 +131,7 @@ def test_a_type_without_fields_says_so() -> None:
         b"\xc0",
         b"\x01",
         b"\x81\xa11\x01",  # a key that is text
-        b"\x81\x01\xc3\x00",  # something after the map
+        b"\x81\x01\xc3\x00",  # trailing bytes after the map
         b"\x82\x01\xc3\x01\xc2",  # one number twice
         b"\xde\x00\x02\x09\xc3\x09\xc2",  # the same, unknown number, longer header
         b"\xdf\xff\xff\xff\xff",
@@ -178,7 +180,7 @@ def test_a_patch_of_a_wrong_kind_is_refused() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x90", b"\x81", b"\x81\xa11\x01", b"\x81\x05\xa1\xff"])
-def test_a_row_changed_by_hand_into_something_else_is_an_error_to_its_reader(data: bytes) -> None:
+def test_decoding_a_row_corrupted_by_hand_raises_invalid_field(data: bytes) -> None:
     with pytest.raises(InvalidField, match="not a msgpack map by field number"):
         codec.decode_fields(THING, data)
 

@@ -1,4 +1,4 @@
-"""Which changes of a schema may be made while serving."""
+"""Changes of a schema that may be made while serving, and changes that may not."""
 
 from __future__ import annotations
 
@@ -47,13 +47,14 @@ HOME = ", home: {number: 2, type: str}"
          "objects.user.fields.home", True),
         ("number: 1, inverse: friend", "number: 1, inverse: friend, limit: 9", ChangeKind.LIMIT_CHANGED,
          "associations.friend", False),
-        ("number: 1, inverse: friend", "number: 1, inverse: friend, turn_gets: true", ChangeKind.TURNING_CHANGED,
+        ("number: 1, inverse: friend", "number: 1, inverse: friend, reverse_lookup: true",
+         ChangeKind.REVERSE_LOOKUP_CHANGED,
          "associations.friend", True),
         ("page: {number: 2", "page: {number: 2, arena: pages", ChangeKind.ARENA_CHANGED, "objects.page", False),
         ("max_data_bytes: 1000", "max_data_bytes: 2000", ChangeKind.DATA_BOUND_CHANGED, "associations.note", False),
     ],
 )  # fmt: skip
-def test_what_leaves_stored_data_its_meaning_is_compatible(
+def test_a_change_that_keeps_the_meaning_of_stored_data_is_compatible(
     before: str, after: str, kind: ChangeKind, path: str, warns: bool
 ) -> None:
     (change,) = changes((before, after))
@@ -76,7 +77,7 @@ def test_what_leaves_stored_data_its_meaning_is_compatible(
         ("max_data_bytes: 1000", "max_data_bytes: 500", ChangeKind.DATA_BOUND_CHANGED, "associations.note"),
     ],
 )  # fmt: skip
-def test_what_changes_the_meaning_of_stored_data_is_incompatible(
+def test_a_change_of_the_meaning_of_stored_data_is_incompatible(
     before: str, after: str, kind: ChangeKind, path: str
 ) -> None:
     (change,) = changes((before, after))
@@ -94,7 +95,7 @@ def test_a_type_may_retire_into_reserved() -> None:
     assert (change.kind, change.compatible) == (ChangeKind.REMOVED, True)
 
 
-def test_a_reserved_number_may_not_come_back() -> None:
+def test_a_reserved_number_may_not_be_used_again() -> None:
     (change,) = changes(("reserved: [8]", "reserved: []"), (HOME, HOME + ", born: {number: 8, type: int}"))
     assert (change.kind, change.path, change.compatible) == (ChangeKind.REUSED, "objects.user.fields.born", False)
 

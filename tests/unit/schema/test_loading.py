@@ -1,4 +1,4 @@
-"""Schema files: what they may say, what is told about a faulty one, and the canonical document."""
+"""Schema files: their content, the faults reported, and the canonical document."""
 
 from __future__ import annotations
 
@@ -92,14 +92,14 @@ def test_defaults_are_values_of_their_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "f.yaml: the schema is empty"),
         ("- 1", "f.yaml:1: must be a mapping"),
         ("format: 2", "f.yaml:1: format: "),
         ("objects: {}", "f.yaml:1: format: is missing"),
         ("format: 1\nobjects: [", "f.yaml:2: not valid YAML"),
-        ("format: 1\nobjects:\n  a: {number: 1}\n  a: {number: 2}", "f.yaml:4: the key 'a' stands here twice"),
+        ("format: 1\nobjects:\n  a: {number: 1}\n  a: {number: 2}", "f.yaml:4: the key 'a' appears twice"),
         ("format: 1\nobjects:\n  yes: {number: 1}", "f.yaml:3: the key True is not text; put it in quotes"),
         ("format: 1\nobjects: &x {a: {number: 1}}\nassociations: *x", "f.yaml:3: aliases (*x)"),
         ("format: 1\nx: " + "[" * 500 + "]" * 500, "f.yaml:2: nested deeper"),
@@ -114,12 +114,12 @@ def test_defaults_are_values_of_their_kind() -> None:
         ("format: 1\nreserved: {objects: [1]}\nobjects:\n  a: {number: 1}", "f.yaml:4: objects.a.number: 1 is already"),
     ],
 )
-def test_a_faulty_file_is_told_with_line_and_path(text: str, told: str) -> None:
-    assert fault(text).startswith(told)
+def test_a_fault_of_a_file_is_reported_with_line_and_path(text: str, message: str) -> None:
+    assert fault(text).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("entry", "told"),
+    ("entry", "message"),
     [
         ("fields: {x: {number: 1, type: strr}}", ".fields.x.type: "),
         ("fields: {x: {type: int}}", ".fields.x.number: is missing"),
@@ -136,14 +136,14 @@ def test_a_faulty_file_is_told_with_line_and_path(text: str, told: str) -> None:
         ("table: objects", ".table: "),
         ("table: 'assocs_x;'", ".table: "),
         ("limit: 0", ".limit: "),
-        ("turn_gets: true", ".turn_gets: there is no 'inverse'"),
+        ("reverse_lookup: true", ".reverse_lookup: needs an 'inverse' type"),
         ("inverse: nobody", ".inverse: there is no association type 'nobody'"),
-        ("inverse: other", ".inverse: 'other' must name 'a' as its inverse, too"),
+        ("inverse: other", ".inverse: 'other' must name 'a' as its inverse"),
     ],
 )
-def test_a_faulty_association_type_is_told_with_line_and_path(entry: str, told: str) -> None:
+def test_a_fault_of_an_association_type_is_reported_with_line_and_path(entry: str, message: str) -> None:
     text = f"format: 1\nassociations:\n  other: {{number: 2}}\n  a: {{number: 1, {entry}}}"
-    assert fault(text).startswith(f"f.yaml:4: associations.a{told}")
+    assert fault(text).startswith(f"f.yaml:4: associations.a{message}")
 
 
 def test_inverse_types_must_agree_on_fields_and_bounds() -> None:
@@ -152,12 +152,12 @@ def test_inverse_types_must_agree_on_fields_and_bounds() -> None:
     differ = f"{head}  a: {{number: 1, inverse: b, {field}}}\n  b: {{number: 2, inverse: a, fields: {{}}}}"
     assert "associations.a.fields: differ" in fault(differ)
     sizes = f"{head}  a: {{number: 1, inverse: b, max_data_bytes: 9}}\n  b: {{number: 2, inverse: a}}"
-    assert "associations.a.max_data_bytes: is not 255" in fault(sizes)
+    assert "associations.a.max_data_bytes: differs from the 255" in fault(sizes)
     reserved = f"{head}  a: {{number: 1, inverse: b, {field}}}\n  b: {{number: 2, inverse: a, reserved: [1]}}"
     assert "associations.b.reserved: 1 is in use as 'x'" in fault(reserved)
 
 
-def test_all_faults_are_told_at_once_but_not_without_bound() -> None:
+def test_all_faults_are_reported_at_once_up_to_a_bound() -> None:
     two = fault("format: 1\nobjects:\n  a: {number: 0}\n  b: {number: -1}")
     assert len(two.splitlines()) == 2
     many = fault("format: 1\nobjects:\n" + "".join(f"  a{i}: {{number: 0}}\n" for i in range(100)))
@@ -170,8 +170,16 @@ def test_a_faulty_document_from_the_wire_is_a_schema_error(text: str) -> None:
         Schema.from_json(text)
 
 
-def test_only_a_type_that_turns_its_gets_says_so() -> None:
-    """Programs of before the key was there refuse a document that has it."""
+def test_the_former_key_of_reverse_lookup_is_accepted_with_a_warning() -> None:
+    text = "format: 1\nassociations:\n  a: {number: 1, inverse: a, reverse_lookup: true}"
+    with pytest.warns(FutureWarning, match="'turn_gets' is now called 'reverse_lookup'"):
+        former = load_schema(text.replace("reverse_lookup", "turn_gets"), "f.yaml")
+    assert former == load_schema(text, "f.yaml")
+    assert former.atype("a").reverse_lookup
+
+
+def test_the_canonical_document_names_reverse_lookup_by_its_former_key_and_only_where_it_is_set() -> None:
+    """Older programs know the former key, and refuse a document with a key that they do not know."""
     document = json.loads(example().to_json())
     assert document["associations"]["liked_by"]["turn_gets"] is True
     assert [name for name, entry in document["associations"].items() if "turn_gets" in entry] == ["liked_by"]

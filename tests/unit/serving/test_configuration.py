@@ -1,13 +1,16 @@
-"""Topology and schema of a running server: what is taken up, what is refused, who is told."""
+"""Topology and schema of a running server: what is used, what is rejected, who is notified; and the schema file."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
+from tao.admin.documents import example_schema_file
+from tao.model.errors import SchemaError
 from tao.observability.logs import logger
-from tao.serving.configuration import Configuration
+from tao.serving.configuration import Configuration, SchemaFile
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import SCHEMA, make_topology
 from tests.rigs.links_rig import MemoryReply
@@ -30,7 +33,7 @@ def watch(configuration: Configuration, version: int, schema_hash: str) -> tuple
     return told, reply
 
 
-def test_only_a_newer_topology_is_taken_up_and_listeners_hear_of_it(configuration: Configuration) -> None:
+def test_only_a_newer_topology_is_used_and_passed_to_listeners(configuration: Configuration) -> None:
     heard: list[int] = []
     configuration.on_routes(lambda routes: heard.append(routes.version))
     for version in (1, 2, 4, 3, 4, 5):
@@ -50,7 +53,7 @@ def test_a_compatible_schema_is_in_use_at_once(configuration: Configuration) -> 
 
 
 @pytest.mark.parametrize("text", ["objects: [", "format: 1\n", BROKEN])
-def test_a_wrong_or_incompatible_schema_is_refused_and_the_old_one_stays(
+def test_an_invalid_or_incompatible_schema_is_rejected_and_the_old_one_stays_in_use(
     configuration: Configuration, text: str
 ) -> None:
     told, _ = watch(configuration, 2, SCHEMA.version_hash)
@@ -59,7 +62,7 @@ def test_a_wrong_or_incompatible_schema_is_refused_and_the_old_one_stays(
     assert told == []
 
 
-def test_watchers_are_told_what_is_newer_than_what_they_have_now_and_from_now_on(configuration: Configuration) -> None:
+def test_watchers_receive_what_is_newer_than_theirs_at_once_and_on_every_change(configuration: Configuration) -> None:
     behind, _ = watch(configuration, 1, "another")
     current, reply = watch(configuration, 2, SCHEMA.version_hash)
     assert [(each.watch.HasField("topology"), each.watch.HasField("schema")) for each in behind] == [(True, True)]
@@ -73,3 +76,33 @@ def test_watchers_are_told_what_is_newer_than_what_they_have_now_and_from_now_on
     configuration.use_topology(make_topology(4))
     assert len(current) == 2, "nobody there any more"
     assert len(behind) == 4
+
+
+async def test_a_listener_that_fails_does_not_keep_the_next_change_from_being_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "schema.yaml"
+    text = example_schema_file().read_text()
+    path.write_text(text)
+    file = SchemaFile(path, poll_seconds=0.001)
+    await file.load()
+    heard: asyncio.Queue[str] = asyncio.Queue()
+
+    def listen(changed: str, source: str) -> None:
+        heard.put_nowait(changed)
+        if "first" in changed:
+            raise RuntimeError("a listener's bug")
+
+    watching = asyncio.create_task(file.watch(listen))
+    for word in ("first", "second"):
+        (tmp_path / "new").write_text(f"# {word}\n{text}")
+        (tmp_path / "new").replace(path)
+        assert word in await asyncio.wait_for(heard.get(), 10)
+    watching.cancel()
+
+
+async def test_a_file_that_cannot_be_read_gives_a_plain_error(tmp_path: Path) -> None:
+    path = tmp_path / "schema.yaml"
+    with pytest.raises(SchemaError, match=r"schema\.yaml: cannot be read: No such file or directory$"):
+        await SchemaFile(path).load()
+    path.write_bytes(b"types: \xff")
+    with pytest.raises(SchemaError, match=r"schema\.yaml: is not UTF-8: invalid start byte at byte 7$"):
+        await SchemaFile(path).load()

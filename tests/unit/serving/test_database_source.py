@@ -1,19 +1,24 @@
-"""A leader's misses: each has its answer when its shard has, whatever becomes of those asked with it."""
+"""Fetches from databases: the server of a shard, and an answer for each query independently of the others."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
-from tao.model.errors import InternalError, InvalidArgument, Overloaded, StaleRead, TaoError
+from tao.model.errors import InternalError, InvalidArgument, Overloaded, StaleRead, TaoError, TopologyError
 from tao.model.graph import encode_object
 from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
-from tao.serving.database_source import DatabaseSource, MissSettings
-from tao.serving.fill_source import fetched
-from tests.rigs.leader_rig import USER, make_id
+from tao.model.topology import Database, DatabaseAddress, DatabaseServer
+from tao.observability.logs import logger
+from tao.serving.configuration import Configuration
+from tao.serving.database_source import DatabaseReadSettings, Databases, DatabaseSource
+from tao.serving.fetch_source import fetch_and_wait
+from tao.storage.session import ServerAccount
+from tests.rigs.leader_rig import SCHEMA, SHARDS, USER, make_id, make_topology
 from tests.rigs.pacing import Tasks, quiet
 from tests.rigs.versions import make_version
 
@@ -37,12 +42,12 @@ class StoreByHand(ReadStore):
         self.on_read([place], error or FillRead([value], {place: 1}))
 
 
-async def test_a_slow_or_failed_shard_holds_up_and_fails_no_other_that_was_asked_with_it() -> None:
+async def test_a_slow_or_failed_shard_neither_delays_nor_fails_others_of_the_same_read() -> None:
     store, tasks = StoreByHand(), Tasks()
-    source = DatabaseSource(store, lambda _: "db", tasks, MissSettings())
+    source = DatabaseSource(store, lambda _: "db", tasks, DatabaseReadSettings())
 
     async def fetch(shard: int) -> Fetched:
-        return await fetched(source, ObjectQuery(make_id(64, shard)), 0, critical=False, timeout_seconds=5)
+        return await fetch_and_wait(source, ObjectQuery(make_id(64, shard)), 0, critical=False, timeout_seconds=5)
 
     slow, refused, quick = (asyncio.ensure_future(fetch(shard)) for shard in range(3))
     await quiet()
@@ -86,14 +91,14 @@ class Asking:
 
     def __init__(self, *, gather_seconds: float = 60.0, max_gathered: int = 32) -> None:
         self.store, self.tasks = StoreInTurn(), Tasks()
-        settings = MissSettings(max_batch_queries=8, gather_seconds=gather_seconds, max_gathered=max_gathered)
+        settings = DatabaseReadSettings(max_batch_queries=8, gather_seconds=gather_seconds, max_gathered=max_gathered)
         self.source = DatabaseSource(self.store, str, self.tasks, settings)
         self.asked: list[asyncio.Future[Fetched]] = []
 
     async def ask(self, count: int = 1, *, shard: int = 0, at_once: bool = False, critical: bool = False) -> None:
         for _ in range(count):
             query = ObjectQuery(make_id(64 + len(self.asked), shard))
-            fetching = fetched(self.source, query, 0, critical=critical, timeout_seconds=120)
+            fetching = fetch_and_wait(self.source, query, 0, critical=critical, timeout_seconds=120)
             self.asked.append(asyncio.ensure_future(fetching))
             if not at_once:
                 await quiet()
@@ -106,7 +111,7 @@ class Asking:
         await self.tasks.close()
 
 
-async def test_misses_gather_while_a_read_is_under_way_and_go_together_when_it_has_ended() -> None:
+async def test_misses_are_collected_while_a_read_is_under_way_and_sent_together_after_it() -> None:
     asking = Asking()
     await asking.ask(4)
     assert asking.store.sizes == [1]
@@ -121,7 +126,7 @@ async def test_misses_gather_while_a_read_is_under_way_and_go_together_when_it_h
     await asking.end()
 
 
-async def test_no_other_database_and_no_other_kind_of_read_is_waited_for() -> None:
+async def test_a_read_waits_neither_for_another_database_nor_for_another_kind_of_read() -> None:
     asking = Asking()
     await asking.ask(shard=0)
     await asking.ask(shard=1)
@@ -130,7 +135,7 @@ async def test_no_other_database_and_no_other_kind_of_read_is_waited_for() -> No
     await asking.end()
 
 
-async def test_a_read_that_takes_long_is_not_waited_for() -> None:
+async def test_misses_do_not_wait_for_a_read_that_takes_long() -> None:
     asking = Asking(gather_seconds=0.01)
     await asking.ask(3)
     async with asyncio.timeout(60):
@@ -141,7 +146,7 @@ async def test_a_read_that_takes_long_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_many_that_have_gathered_go_beside_the_read_that_is_under_way(at_once: bool) -> None:
+async def test_many_collected_misses_are_read_beside_the_read_under_way(at_once: bool) -> None:
     asking = Asking(max_gathered=3)
     await asking.ask()
     await asking.ask(3, at_once=at_once)
@@ -151,7 +156,7 @@ async def test_many_that_have_gathered_go_beside_the_read_that_is_under_way(at_o
     await asking.end()
 
 
-async def test_no_read_has_more_queries_than_allowed_whatever_has_gathered() -> None:
+async def test_no_read_has_more_queries_than_allowed_however_many_are_collected() -> None:
     asking = Asking()
     await asking.ask(3)
     await asking.ask(17, at_once=True)
@@ -160,11 +165,11 @@ async def test_no_read_has_more_queries_than_allowed_whatever_has_gathered() -> 
     assert max(asking.store.sizes) <= 8
 
 
-async def test_what_cannot_be_begun_fails_and_the_next_is_read() -> None:
+async def test_a_read_that_cannot_be_started_fails_and_the_next_one_succeeds() -> None:
     asking = Asking()
     asking.tasks.refuses = True
     with pytest.raises(Overloaded):
-        await fetched(asking.source, ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5)
+        await fetch_and_wait(asking.source, ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5)
     asking.tasks.refuses = False
     await asking.ask()
     assert asking.store.sizes == [1]
@@ -183,13 +188,13 @@ class StoreAtEpoch(ReadStore):
         on_read(range(len(queries)), FillRead([encode_object(make_version(1, 1), USER, b"")], {0: self.epoch}))
 
 
-async def test_what_is_left_of_an_older_epoch_meets_its_minimums_once_a_later_one_is_read() -> None:
+async def test_a_row_read_under_a_later_epoch_meets_minimums_of_an_older_one() -> None:
     tasks = Tasks()
     for epoch in (1, 2):
         source = DatabaseSource(
-            StoreAtEpoch(epoch), lambda _: "db", tasks, MissSettings(max_rereads=2, first_pause_seconds=0)
+            StoreAtEpoch(epoch), lambda _: "db", tasks, DatabaseReadSettings(max_rereads=2, first_pause_seconds=0)
         )
-        reading = fetched(source, ObjectQuery(make_id(64)), make_version(1, 2), critical=True, timeout_seconds=5)
+        reading = fetch_and_wait(source, ObjectQuery(make_id(64)), make_version(1, 2), critical=True, timeout_seconds=5)
         if epoch == 1:
             with pytest.raises(StaleRead):
                 await reading
@@ -198,10 +203,12 @@ async def test_what_is_left_of_an_older_epoch_meets_its_minimums_once_a_later_on
     await tasks.close()
 
 
-async def test_a_read_that_lacks_an_epoch_fails_and_leaves_nobody_waiting() -> None:
+async def test_a_read_without_an_epoch_fails_all_of_its_queries() -> None:
     store, tasks = StoreByHand(), Tasks()
-    source = DatabaseSource(store, lambda _: "db", tasks, MissSettings())
-    reading = asyncio.ensure_future(fetched(source, ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5))
+    source = DatabaseSource(store, lambda _: "db", tasks, DatabaseReadSettings())
+    reading = asyncio.ensure_future(
+        fetch_and_wait(source, ObjectQuery(make_id(64)), 0, critical=False, timeout_seconds=5)
+    )
     await quiet()
     with pytest.raises(KeyError):
         store.on_read([0], FillRead([encode_object(1, USER, b"")], {}))
@@ -211,7 +218,7 @@ async def test_a_read_that_lacks_an_epoch_fails_and_leaves_nobody_waiting() -> N
     await tasks.close()
 
 
-async def test_who_reads_again_of_a_shard_that_the_topology_has_lost_meanwhile_hears_of_it() -> None:
+async def test_a_reread_of_a_shard_that_left_the_topology_fails() -> None:
     found, tasks = ["db"], Tasks()
 
     def database_of(shard: int) -> str:
@@ -219,7 +226,58 @@ async def test_who_reads_again_of_a_shard_that_the_topology_has_lost_meanwhile_h
             raise InvalidArgument(f"no database holds shard {shard}")
         return found.pop()
 
-    source = DatabaseSource(StoreAtEpoch(1), database_of, tasks, MissSettings(first_pause_seconds=0))
+    source = DatabaseSource(StoreAtEpoch(1), database_of, tasks, DatabaseReadSettings(first_pause_seconds=0))
     with pytest.raises(InvalidArgument, match="shard 0"):
-        await fetched(source, ObjectQuery(make_id(64)), make_version(1, 2), critical=False, timeout_seconds=5)
+        await fetch_and_wait(source, ObjectQuery(make_id(64)), make_version(1, 2), critical=False, timeout_seconds=5)
     await tasks.close()
+
+
+@pytest.fixture
+def configuration() -> Configuration:
+    servers = {
+        "east": DatabaseServer(name="db-east", port=3307),
+        "west": DatabaseServer(name="db-west", reached_from={"east": DatabaseAddress(host="gateway", port=3400)}),
+    }
+    database = Database(name="db", master_region="west", servers=servers, shards=((0, SHARDS - 1),))
+    return Configuration(msgspec.structs.replace(make_topology(), databases=(database,)), SCHEMA, logger("test"))
+
+
+def test_a_region_reads_its_own_server_and_writes_the_masters(configuration: Configuration) -> None:
+    east = Databases("east", configuration)
+    assert (east.database_of(0), east.local(0), east.master(0)) == ("db", "db-east", "db-west")
+    assert not east.is_mastered_here(0)
+    assert Databases("west", configuration).is_mastered_here(0)
+
+
+def test_a_down_mark_counts_in_the_region_of_its_server(configuration: Configuration) -> None:
+    east, west = Databases("east", configuration), Databases("west", configuration)
+    assert not east.local_is_down(0)
+    topology = configuration.routes.topology
+    (database,) = topology.databases
+    servers = database.servers | {"east": msgspec.structs.replace(database.servers["east"], down=True)}
+    database = msgspec.structs.replace(database, servers=servers)
+    configuration.use_topology(msgspec.structs.replace(topology, version=2, databases=(database,)))
+    assert east.local_is_down(0)
+    assert not west.local_is_down(0)
+
+
+def test_a_replica_marked_down_is_asked_when_there_is_no_other(configuration: Configuration) -> None:
+    west = Databases("west", configuration)
+    assert Databases("east", configuration).other_region(0) == "west", "the master's"
+    topology = configuration.routes.topology
+    (database,) = topology.databases
+    alone = {"west": database.servers["west"]}
+    marked = database.servers | {"east": msgspec.structs.replace(database.servers["east"], down=True)}
+    choices = ((alone, None), (marked, "east"), (marked | {"north": DatabaseServer(name="db-north")}, "north"))
+    for version, (servers, other) in enumerate(choices, 2):
+        changed = msgspec.structs.replace(database, servers=servers)
+        configuration.use_topology(msgspec.structs.replace(topology, version=version, databases=(changed,)))
+        assert west.other_region(0) == other
+
+
+def test_servers_are_reached_at_the_address_for_the_region(configuration: Configuration) -> None:
+    login = Databases("east", configuration).login("tao_reader", "secret")
+    assert login("db-east") == ServerAccount("127.0.0.1", 3307, "tao_reader", "secret")
+    assert login("db-west") == ServerAccount("gateway", 3400, "tao_reader", "secret")
+    with pytest.raises(TopologyError, match="nowhere"):
+        login("nowhere")

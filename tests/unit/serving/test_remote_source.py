@@ -1,4 +1,4 @@
-"""Asking the server above: repeated while that may help, and all of it within the time given."""
+"""Requests to the server above are repeated while that may help, within the time given."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from tao.model.graph import Edge, encode_count, encode_object
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
-from tao.routing.retry_budget import RetryBudget, RetrySettings
+from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
-from tao.serving.fill_source import fetched
+from tao.serving.fetch_source import fetch_and_wait
 from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.wire.session import AnswerHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LIKES, SCHEMA, USER, make_id, make_topology
 from tests.rigs.pacing import Tasks
+from tests.rigs.server_context import make_context
 
 A = make_id(64)
 OBJECT = ObjectQuery(A)
@@ -58,12 +59,12 @@ def source(
     tasks = Tasks()
     configuration = Configuration(make_topology(), SCHEMA, logger("test"), load)
     leaders = configuration.routes.leaders("east")
-    budget = budget or RetryBudget(RetrySettings(), 0.0)
-    return RemoteSource(configuration, leaders.home, links, tasks, settings, budget, lambda _: gives_up)
+    context = make_context(configuration, links, tasks, budget=budget)
+    return RemoteSource(context, leaders.home, settings, gives_up=lambda _: gives_up)
 
 
 async def fetch(found: RemoteSource, timeout_seconds: float = 5.0, query: Query = OBJECT) -> bytes:
-    return (await fetched(found, query, 0, critical=False, timeout_seconds=timeout_seconds)).value
+    return (await fetch_and_wait(found, query, 0, critical=False, timeout_seconds=timeout_seconds)).value
 
 
 async def test_each_further_attempt_has_only_the_time_that_is_left() -> None:
@@ -74,21 +75,21 @@ async def test_each_further_attempt_has_only_the_time_that_is_left() -> None:
     assert links.times[0] <= 5.0
 
 
-async def test_a_pause_that_would_outlast_the_time_given_is_not_begun() -> None:
+async def test_no_attempt_is_made_when_its_pause_would_exceed_the_time_left() -> None:
     links = Links(*[Unavailable("away")] * 4)
     with pytest.raises(Unavailable):
         await fetch(source(links, RemoteSettings(max_attempts=4, first_pause_seconds=60.0)), 30.0)
     assert len(links.times) == 1
 
 
-async def test_a_server_that_is_known_to_be_away_is_not_asked_again() -> None:
+async def test_a_server_known_to_be_down_is_not_asked_again() -> None:
     links = Links(Unavailable("away"))
     with pytest.raises(Unavailable):
         await fetch(source(links, gives_up=True))
     assert len(links.times) == 1
 
 
-async def test_a_look_at_the_topology_that_breaks_leaves_nobody_waiting() -> None:
+async def test_an_exception_while_reading_the_topology_fails_the_query() -> None:
     async def broken() -> Topology:
         raise ZeroDivisionError
 
@@ -122,7 +123,7 @@ async def test_a_leader_whose_database_is_down_is_not_asked_again() -> None:
         (EdgesQuery(A, LIKES, (1, 2), 9, 0), BLOCK),
     ],
 )
-async def test_a_value_that_is_none_is_refused_before_a_cache_keeps_it(query: Query, value: bytes) -> None:
+async def test_an_invalid_value_is_rejected_before_it_is_cached(query: Query, value: bytes) -> None:
     assert await fetch(source(Links(value=value)), query=query) == value
     with pytest.raises(ProtocolError):
         await fetch(source(Links(value=value[:-1])), query=query)

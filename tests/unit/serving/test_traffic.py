@@ -1,4 +1,4 @@
-"""What a follower samples, what its answers say of hot items, and what it leaves out because the asker has it."""
+"""What a server samples, what its answers say of hot items, and what it leaves out because the caller has it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from tao.model.writes import AssocAdd, ObjAdd
 from tao.routing.read_rates import RateSettings
-from tao.serving.read_batch import operation_sizes
-from tao.serving.traffic import MAX_TOLD, Traffic, key_at
+from tao.serving.traffic import MAX_REPORTED, Traffic, key_at
+from tao.wire.read_batch import operation_sizes
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, USER, make_id
 from tests.rigs.pacing import ManualClock
@@ -57,7 +57,7 @@ def test_each_slot_is_about_its_object_or_list() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 3_000])
-def test_whatever_the_batches_size_every_place_is_sampled_as_often_as_it_is_asked(size: int) -> None:
+def test_every_slot_is_sampled_as_often_as_it_is_read_at_any_batch_size(size: int) -> None:
     clock = ManualClock()
     traffic = Traffic(clock, RateSettings(queries_per_sample=16))
     batch = pb.ReadBatch(obj_ids=range(1, size + 1))
@@ -66,20 +66,20 @@ def test_whatever_the_batches_size_every_place_is_sampled_as_often_as_it_is_aske
         traffic.left -= size
         if traffic.left <= 0:
             traffic.sample(batch, sizes)
-    told = traffic.told(10)
+    report = traffic.most_read(10)
     reads = 200_000 // size * size
-    assert told.read_rate == pytest.approx(reads * traffic.rates._per_second(clock.monotonic()), rel=0.05)
+    assert report.read_rate == pytest.approx(reads * traffic.rates._per_second(clock.monotonic()), rel=0.05)
     if size <= 100:
         assert min(traffic.rates._counts.values()) > 0.6 * max(traffic.rates._counts.values())
 
 
-def test_what_an_operator_is_told_is_bounded() -> None:
+def test_the_report_to_an_operator_is_bounded() -> None:
     traffic = Traffic(ManualClock())
     for number in range(5_000):
         traffic.rates.count((number + 1, 0), number, 1_000)
-    told = traffic.told(100_000)
-    assert len(told.key_ids) <= MAX_TOLD
-    assert len(told.shards) <= MAX_TOLD
+    report = traffic.most_read(100_000)
+    assert len(report.key_ids) <= MAX_REPORTED
+    assert len(report.shards) <= MAX_REPORTED
     assert traffic.summary()["keys"]
 
 
@@ -97,7 +97,7 @@ async def test_answers_name_the_queries_for_hot_items_and_for_no_others(region: 
     assert not (await near.ask(pb.Request(read=for_fill))).read.hot_slots
 
 
-async def test_what_the_asker_has_at_its_present_version_is_left_out(region: RegionRig) -> None:
+async def test_a_value_that_the_caller_has_at_its_current_version_is_left_out(region: RegionRig) -> None:
     near = region.near
     await near.write(ObjAdd(A, USER, b"", allocated=False))
     await near.write(AssocAdd(A, COMMENT, B, 1, b""))

@@ -57,7 +57,7 @@ def soon() -> float:
     return asyncio.get_running_loop().time() + 60
 
 
-async def test_what_nobody_reads_stays_with_the_server() -> None:
+async def test_rows_that_are_not_read_stay_with_the_server() -> None:
     driver = Driver()
     connection = ServerConnection(driver)
     connection.send("SELECT", ())

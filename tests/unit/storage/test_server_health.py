@@ -52,7 +52,7 @@ async def server() -> AsyncIterator[Server]:
 
 
 def state(server: Server) -> Health:
-    return server.health.standing.health
+    return server.health.state.health
 
 
 async def test_a_refused_connection_closes_the_way_and_probes_open_it_again(server: Server) -> None:
@@ -85,20 +85,20 @@ async def test_silence_with_a_silent_probe_is_an_outage(server: Server) -> None:
     await until(lambda: state(server) is Health.UP)
 
 
-async def test_a_connection_that_comes_too_late_takes_nobody_down_who_has_just_answered_others(server: Server) -> None:
+async def test_a_late_connection_is_no_outage_of_a_server_that_has_just_answered_others(server: Server) -> None:
     """Two lost packets: the commits under way on other connections must not be cut for them."""
     health = ServerHealth("db-1", PATIENT, server.probe, server.went_down)
     health.began()
     health.answered()
     health.not_connected("did not answer in time")
     health.check()
-    await until(lambda: health.standing.health is Health.UP)
+    await until(lambda: health.state.health is Health.UP)
     assert (server.probes > 0, server.downs) == (True, 0)
     health.ended()
     await health.close()
 
 
-async def test_a_connection_that_comes_too_late_is_an_outage_when_nobody_is_answered(server: Server) -> None:
+async def test_a_late_connection_is_an_outage_when_the_server_answers_no_other(server: Server) -> None:
     server.answer = ConnectionLost("did not answer in time")
     server.health.began()
     server.health.not_connected("did not answer in time")

@@ -12,7 +12,7 @@ from tao.model.errors import OperatorError, Unavailable
 from tao.storage.failures import ConnectionLost, translate
 from tao.storage.result_packets import Columns, Row
 from tao.storage.server_connection import ServerConnection
-from tao.storage.session import Session
+from tao.storage.session import DatabaseSession
 
 
 class FailingConnection(ServerConnection):
@@ -63,7 +63,7 @@ def soon() -> float:
 )
 async def test_what_the_driver_fails_with_by_accident_is_a_lost_connection(failure: Exception) -> None:
     connection = FailingConnection(failure)
-    session = Session(connection, "db-1", locking=True)
+    session = DatabaseSession(connection, "db-1", locking=True)
     with pytest.raises(ConnectionLost, match="db-1"):
         await session.run("SELECT 1", deadline=soon())
     assert connection.is_closed
@@ -74,26 +74,26 @@ async def test_what_the_driver_fails_with_by_accident_is_a_lost_connection(failu
 async def test_what_the_server_refuses_leaves_the_connection_open() -> None:
     connection = FailingConnection(pymysql.err.ProgrammingError(1146, "no such table"))
     with pytest.raises(OperatorError):
-        await Session(connection, "db-1", locking=False).run("SELECT 1", deadline=soon())
+        await DatabaseSession(connection, "db-1", locking=False).run("SELECT 1", deadline=soon())
     assert not connection.is_closed
 
 
 async def test_rows_come_in_chunks_until_there_are_no_more() -> None:
     seen: list[int] = []
     connection = FailingConnection()
-    await Session(connection, "db-1", locking=False).stream(
+    await DatabaseSession(connection, "db-1", locking=False).stream(
         "SELECT 1", (), lambda rows: seen.append(len(rows)), deadline=soon()
     )
     assert (seen, connection.is_closed) == ([256, 256, 1], False)
 
 
-async def test_a_bug_of_whoever_takes_the_rows_stays_what_it_is_and_closes_the_connection() -> None:
+async def test_an_exception_of_the_row_consumer_is_raised_unchanged_and_closes_the_connection() -> None:
     def take(rows: list[Row]) -> None:
         raise LookupError("a bug above the driver")
 
     connection = FailingConnection()
     with pytest.raises(LookupError, match="above the driver"):
-        await Session(connection, "db-1", locking=False).stream("SELECT 1", (), take, deadline=soon())
+        await DatabaseSession(connection, "db-1", locking=False).stream("SELECT 1", (), take, deadline=soon())
     assert connection.is_closed
 
 

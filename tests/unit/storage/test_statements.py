@@ -36,7 +36,7 @@ def test_what_is_no_edge_table_is_refused(name: str) -> None:
         check_edge_table(name)
 
 
-def test_the_server_is_told_by_its_greeting() -> None:
+def test_the_kind_of_server_is_recognised_by_its_greeting() -> None:
     assert dialect_of("5.5.5-10.11.19-MariaDB-0+deb12u1") is Dialect.MARIADB
     assert dialect_of("9.7.4") is Dialect.MYSQL
 

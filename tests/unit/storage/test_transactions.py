@@ -11,12 +11,12 @@ from tao.model.rows import RowChanges, WriteKeys
 from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
 from tao.storage.result_packets import Row
-from tao.storage.session import Session
-from tao.storage.writes import MySqlTransaction, WriteSettings
+from tao.storage.session import DatabaseSession
+from tao.storage.writes import MySqlTransaction, TransactionSettings
 from tests.unit.storage.test_session_faults import FailingConnection
 
 
-class NextSession(Session):
+class NextSession(DatabaseSession):
     """Fails with what it is given, and is closed by it unless that is a refusal."""
 
     def __init__(self, failure: TaoError | None) -> None:
@@ -47,14 +47,14 @@ class Lender:
     def session(self, *, deadline: float, fresh: bool = False) -> Lender:
         return self
 
-    async def __aenter__(self) -> Session:
+    async def __aenter__(self) -> DatabaseSession:
         return next(self.lent)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.ended.append(error)
 
     def transaction(self) -> MySqlTransaction:
-        return MySqlTransaction(cast("Pool", self), lambda _: "assocs", WriteSettings(), timeout_seconds=30)
+        return MySqlTransaction(cast("Pool", self), lambda _: "assocs", TransactionSettings(), timeout_seconds=30)
 
 
 async def test_a_loan_without_an_answer_ends_with_what_was_found() -> None:

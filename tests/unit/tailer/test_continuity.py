@@ -1,4 +1,4 @@
-"""What a tailer says of its parts, and what it answers a leader that asks where a shard goes on."""
+"""The spans of a tailer's parts, and its answers to leaders that ask where a shard continues."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def begun(position: str = "0-1-100") -> Continuity:
     return continuity
 
 
-def test_each_part_of_a_shard_goes_on_where_the_one_before_it_ended() -> None:
+def test_each_part_of_a_shard_continues_where_the_previous_one_ended() -> None:
     continuity = begun()
     assert continuity.spans_of("0-1-103", [1, 2]) == [Span(1, H, 100, 103), Span(2, H, 100, 103)]
     assert continuity.spans_of("0-1-104", [2]) == [Span(2, H, 103, 104)]
     assert continuity.spans_of("0-1-107", [1]) == [Span(1, H, 103, 107)]
 
 
-def test_of_several_parts_of_one_transaction_only_the_last_reaches_it() -> None:
+def test_only_the_last_part_of_a_transaction_covers_it() -> None:
     continuity = begun()
     spans = continuity.spans_of("0-1-103", [1, 2, 1, 1])
     assert spans == [Span(1, H, 100, 102), Span(2, H, 100, 103), Span(1, H, 102, 102), Span(1, H, 102, 103)]
 
 
-def test_another_server_s_numbers_are_another_history_and_so_are_those_of_another_epoch() -> None:
+def test_transactions_numbered_by_another_server_or_under_another_epoch_are_another_history() -> None:
     epochs = [1]
     continuity = Continuity("db", lambda: epochs[0], lambda _: True)
     continuity.begin("0-1-100")
@@ -37,14 +37,14 @@ def test_another_server_s_numbers_are_another_history_and_so_are_those_of_anothe
     assert continuity.spans_of("0-2-103", [1]) == [Span(1, "db@2:0-2", 102, 103)]
 
 
-def test_what_no_position_counts_continues_nothing_and_is_continued_by_nothing() -> None:
+def test_a_part_without_a_position_neither_continues_a_history_nor_is_continued() -> None:
     continuity = begun()
     continuity.spans_of("0-1-101", [1])
     assert continuity.spans_of("", [1]) == [Span(1, "", 0, 0)]
     assert continuity.spans_of("0-1-105", [1]) == [Span(1, H, 104, 105)]
 
 
-def test_where_a_shard_goes_on_that_no_position_counts_is_known_from_the_next_heartbeat_on() -> None:
+def test_after_a_part_without_a_position_the_next_heartbeat_gives_the_position_of_the_shard() -> None:
     continuity = begun()
     continuity.proven("0-1-101")
     continuity.spans_of("", [1])
@@ -54,40 +54,40 @@ def test_where_a_shard_goes_on_that_no_position_counts_is_known_from_the_next_he
     assert continuity.spans_of("0-1-105", [1]) == [Span(1, H, 104, 105)]
 
 
-def test_a_shard_of_which_nobody_was_told_since_goes_on_without_reading() -> None:
+def test_a_shard_without_newer_messages_continues_without_reading_the_binlog_again() -> None:
     continuity = begun()
     assert continuity.answer(Span(1, H, 100, 100)) == (Span(1, H, 100, 100), None)
     (span,) = continuity.spans_of("0-1-103", [1])
-    assert continuity.answer(Span(1, H, 100, 100)) == (None, None), "what is queued says it"
-    continuity.acknowledged(span)
+    assert continuity.answer(Span(1, H, 100, 100)) == (None, None), "the queued part is the answer"
+    continuity.acknowledge(span)
     assert continuity.answer(Span(1, H, 103, 103)) == (Span(1, H, 103, 103), None)
     assert continuity.answer(Span(1, H, 250, 250)) == (Span(1, H, 103, 103), None)
 
 
-def test_what_somebody_else_was_told_is_read_again_as_far_back_as_it_can_be() -> None:
+def test_messages_that_another_leader_received_are_read_again_as_far_back_as_possible() -> None:
     continuity = begun()
     for number in (103, 105):
         (span,) = continuity.spans_of(f"0-1-{number}", [1])
-        continuity.acknowledged(span)
+        continuity.acknowledge(span)
     assert continuity.answer(Span(1, H, 101, 101)) == (None, Span(1, H, 101, 105))
     assert continuity.answer(Span(1, "db@0:0-1", 101, 101)) == (Span(1, H, 105, 105), None), "of another history"
-    continuity.unreadable(Span(1, H, 101, 105))
+    continuity.mark_unreadable(Span(1, H, 101, 105))
     assert continuity.answer(Span(1, H, 101, 101)) == (Span(1, H, 105, 105), None)
 
 
-def test_what_the_tailer_told_before_it_was_restarted_is_read_again_too() -> None:
+def test_messages_sent_before_a_restart_of_the_tailer_are_read_again_too() -> None:
     continuity = begun("0-1-100")
     assert continuity.answer(Span(1, H, 98, 98)) == (None, Span(1, H, 98, 100))
     (span,) = continuity.spans_of("0-1-103", [1])
-    continuity.acknowledged(span)
+    continuity.acknowledge(span)
     assert continuity.answer(Span(1, H, 98, 98)) == (None, Span(1, H, 98, 103))
 
 
-def test_what_was_told_before_a_restart_and_cannot_be_read_is_asked_for_once() -> None:
+def test_messages_from_before_a_restart_that_cannot_be_read_are_requested_once() -> None:
     continuity = begun("0-1-100")
     _, again = continuity.answer(Span(1, H, 98, 98))
     assert again is not None
-    continuity.unreadable(again)
+    continuity.mark_unreadable(again)
     assert continuity.answer(Span(1, H, 98, 98)) == (Span(1, H, 100, 100), None)
     assert continuity.spans_of("0-1-103", [1]) == [Span(1, H, 100, 103)]
 
@@ -99,15 +99,15 @@ def test_a_shard_that_never_changed_is_in_the_history_of_the_newest_heartbeat() 
     assert continuity.answer(Span(1, "", 0, 0)) == (Span(1, H, 49, 49), None)
 
 
-def test_of_another_database_s_shard_nothing_is_said() -> None:
-    """Its tailer may have told of it what this one never reads."""
+def test_a_shard_of_another_database_gets_no_answer() -> None:
+    """That database's tailer may have sent messages that this one never reads."""
     continuity = begun()
     continuity.proven("0-1-110")
     for source, number in (("", 0), (H, 90), ("db2@1:0-1", 90)):
         assert continuity.answer(Span(3, source, number, number)) == (None, None)
 
 
-def test_mysql_s_positions_are_understood() -> None:
+def test_mysql_positions_are_parsed() -> None:
     uuid = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
     continuity = begun(f"{uuid}:1-4:6-90")
     assert continuity.spans_of(f"{uuid}:95", [1]) == [Span(1, f"db@1:{uuid}", 90, 95)]

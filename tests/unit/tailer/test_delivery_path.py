@@ -1,4 +1,4 @@
-"""Relays to leaders: order, repetition, bounds, and what is behind us when."""
+"""Relays to leaders: order, retries, bounds, and when a transaction is finished."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tao.observability.logs import logger
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
 from tao.tailer.continuity import Continuity
-from tao.tailer.delivery_path import DeliveryPath
-from tao.tailer.settings import DeliverySettings
+from tao.tailer.delivery_path import DeliveryPath, RelayScope
+from tao.tailer.settings import OutboxSettings
 from tao.topology import edits
 from tests.rigs.leader_rig import make_id, make_topology
 
-QUICK = DeliverySettings(gather_parts=1, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+QUICK = OutboxSettings(gather_parts=1, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
 BOTH: dict[int, tuple[str, ...]] = {0: ("leader-1",), 1: ("leader-2",), 2: ("leader-1",)}
 
 
 class Leaders:
-    """The port: remembers what was told to whom; can be away, hold answers back, or not own a shard."""
+    """A `LeaderPort` that records relays by leader; leaders can be away, hold answers back, or not own a shard."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Relay]] = []
+        self.relayed: list[tuple[str, Relay]] = []
         self.attempts: list[tuple[str, Relay]] = []
         self.failures: dict[str, Callable[[Relay], TaoError | None]] = {}
         self.open = asyncio.Event()
@@ -45,16 +45,16 @@ class Leaders:
             fails = self.failures.get(leader.name)
             if fails is not None and (failure := fails(relay)) is not None:
                 raise failure
-            self.told.append((leader.name, relay))
+            self.relayed.append((leader.name, relay))
         finally:
             self.under_way[leader.name] = 0
         return ()
 
     def versions(self, shard: int, leader: str | None = None) -> list[int]:
-        """Of the objects told about, in order."""
+        """Return the versions of the relayed object changes, in order."""
         return [
             message.after if isinstance(message, ObjectChange) else -1
-            for name, relay in self.told
+            for name, relay in self.relayed
             for each in relay.changes
             for message in each.messages
             if each.shard == shard and leader in (None, name)
@@ -62,7 +62,7 @@ class Leaders:
 
 
 class Rig:
-    def __init__(self, settings: DeliverySettings = QUICK) -> None:
+    def __init__(self, settings: OutboxSettings = QUICK) -> None:
         self.leaders = Leaders()
         self.routes = Routes(make_topology(leaders=BOTH))
         self.next_routes: Routes | None = None
@@ -70,10 +70,7 @@ class Rig:
         self.tasks: set[asyncio.Task[None]] = set()
         self.continuity = Continuity("db", lambda: 1, lambda _: True)
         self.path = DeliveryPath(
-            "east",
-            "db",
-            lambda: self.routes,
-            self.refresh,
+            RelayScope("east", "db", lambda: self.routes, lambda: self.refresh()),  # noqa: PLW0108 - tests replace it
             self.leaders,
             self.continuity,
             self.acknowledged.append,
@@ -109,7 +106,7 @@ async def turns(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-async def test_each_leader_is_told_of_its_shards_in_order(rig: Rig) -> None:
+async def test_each_leader_receives_its_shards_messages_in_order(rig: Rig) -> None:
     for version in range(1, 6):
         await rig.path.submit(f"t{version}", about(change(0, version), change(1, version), change(2, version)))
     await rig.path.drained()
@@ -117,20 +114,20 @@ async def test_each_leader_is_told_of_its_shards_in_order(rig: Rig) -> None:
         assert rig.leaders.versions(shard, leader) == rig.leaders.versions(shard) == [1, 2, 3, 4, 5]
     assert rig.acknowledged == ["t1", "t2", "t3", "t4", "t5"]
     assert rig.path.unacknowledged_bytes == 0
-    assert all(relay.source == "db" for _, relay in rig.leaders.told)
+    assert all(relay.source == "db" for _, relay in rig.leaders.relayed)
 
 
-async def test_what_gathers_while_a_relay_is_under_way_goes_together(rig: Rig) -> None:
+async def test_parts_queued_while_a_relay_is_under_way_share_the_next_relay(rig: Rig) -> None:
     rig.leaders.open.clear()
     for version in range(1, 9):
         await rig.path.submit(f"t{version}", about(change(0, version)))
         await turns()
     rig.leaders.open.set()
     await rig.path.drained()
-    assert [len(relay.changes[0].messages) for _, relay in rig.leaders.told] == [1, 7]
+    assert [len(relay.changes[0].messages) for _, relay in rig.leaders.relayed] == [1, 7]
 
 
-async def test_nothing_is_behind_us_before_what_came_before_it(rig: Rig) -> None:
+async def test_a_transaction_is_finished_only_after_all_before_it(rig: Rig) -> None:
     rig.leaders.failures["leader-1"] = lambda _: Unavailable("away")
     await rig.path.submit("t1", about(change(0, 1)))
     await rig.path.submit("t2", about(change(1, 1)))
@@ -143,13 +140,13 @@ async def test_nothing_is_behind_us_before_what_came_before_it(rig: Rig) -> None
     assert rig.acknowledged == ["t1", "t2", "t3"]
 
 
-async def test_a_transaction_that_says_nothing_is_behind_us_at_once(rig: Rig) -> None:
+async def test_a_transaction_without_messages_is_finished_at_once(rig: Rig) -> None:
     await rig.path.submit("t1", Translated())
     await rig.path.submit("", Translated())
     assert rig.acknowledged == ["t1"]
 
 
-async def test_a_leader_that_is_away_is_told_again_in_the_same_order(rig: Rig) -> None:
+async def test_relays_to_a_leader_that_is_away_are_retried_in_the_same_order(rig: Rig) -> None:
     failing = 3
 
     def away(_: Relay) -> TaoError | None:
@@ -163,10 +160,10 @@ async def test_a_leader_that_is_away_is_told_again_in_the_same_order(rig: Rig) -
         await turns()
     await rig.path.drained()
     assert rig.leaders.versions(0) == [1, 2, 3, 4, 5]
-    assert rig.path.repeated == 3
+    assert rig.path.retried_relays == 3
 
 
-async def test_a_shard_that_moved_is_told_to_its_new_leader_with_all_that_is_left_of_it(rig: Rig) -> None:
+async def test_all_remaining_parts_of_a_moved_shard_go_to_its_new_leader(rig: Rig) -> None:
     rig.leaders.failures["leader-1"] = lambda relay: (
         NotMine("shard 0 is not mine", 2) if any(each.shard == 0 for each in relay.changes) else None
     )
@@ -181,7 +178,7 @@ async def test_a_shard_that_moved_is_told_to_its_new_leader_with_all_that_is_lef
     assert rig.acknowledged == ["t1", "t2", "t3"]
 
 
-async def test_a_moved_shard_keeps_its_order_while_its_old_lane_has_something_left(rig: Rig) -> None:
+async def test_a_moved_shard_keeps_its_order_while_its_former_outbox_has_parts_of_it(rig: Rig) -> None:
     rig.leaders.open.clear()
     await rig.path.submit("t1", about(change(0, 1)))
     await turns()
@@ -194,10 +191,10 @@ async def test_a_moved_shard_keeps_its_order_while_its_old_lane_has_something_le
     await rig.path.submit("t3", about(change(0, 3)))
     await rig.path.drained()
     assert rig.leaders.versions(0) == [1, 2, 3]
-    assert [leader for leader, _ in rig.leaders.told][-1] == "leader-2"
+    assert [leader for leader, _ in rig.leaders.relayed][-1] == "leader-2"
 
 
-async def test_a_leader_that_left_the_topology_owes_no_proof(rig: Rig) -> None:
+async def test_a_leader_that_left_the_topology_needs_no_proof(rig: Rig) -> None:
     rig.leaders.failures["leader-2"] = lambda _: Unavailable("gone")
     await rig.path.submit("t1", about(change(1, 1)), 77)
     await turns()
@@ -207,8 +204,8 @@ async def test_a_leader_that_left_the_topology_owes_no_proof(rig: Rig) -> None:
     assert rig.acknowledged == ["t1"]
 
 
-async def test_submitting_waits_while_too_much_is_unacknowledged() -> None:
-    rig = Rig(DeliverySettings(unacknowledged_bytes=1_000))
+async def test_submit_waits_while_too_much_is_unacknowledged() -> None:
+    rig = Rig(OutboxSettings(unacknowledged_bytes=1_000))
     rig.leaders.open.clear()
 
     async def submit() -> None:
@@ -226,7 +223,7 @@ async def test_submitting_waits_while_too_much_is_unacknowledged() -> None:
     await asyncio.gather(*rig.tasks)
 
 
-async def test_every_leader_hears_up_to_when_all_is_told_and_only_after_it(rig: Rig) -> None:
+async def test_every_leader_receives_the_proof_of_a_time_after_all_messages_up_to_it(rig: Rig) -> None:
     rig.leaders.open.clear()
     await rig.path.submit("t1", about(change(0, 1)))
     await turns()
@@ -234,12 +231,12 @@ async def test_every_leader_hears_up_to_when_all_is_told_and_only_after_it(rig: 
     await turns()
     rig.leaders.open.set()
     await rig.path.drained()
-    proofs = [(leader, relay.source_unix_ms) for leader, relay in rig.leaders.told]
+    proofs = [(leader, relay.source_unix_ms) for leader, relay in rig.leaders.relayed]
     assert [each for each in proofs if each[0] == "leader-1"] == [("leader-1", 0), ("leader-1", 5_000)]
     assert [each for each in proofs if each[0] == "leader-2"] == [("leader-2", 5_000)]
 
 
-async def test_no_time_is_proved_to_the_new_leader_of_a_shard_before_its_former_one_has_what_is_left(rig: Rig) -> None:
+async def test_no_time_is_proved_to_a_shards_new_leader_while_the_former_outbox_has_parts_of_it(rig: Rig) -> None:
     rig.leaders.failures["leader-1"] = lambda _: Unavailable("away") if not rig.leaders.versions(1) else None
     await rig.path.submit("t1", about(change(0, 1)))
     rig.routes = Routes(make_topology(2, leaders=BOTH | {0: ("leader-2",)}))
@@ -251,7 +248,7 @@ async def test_no_time_is_proved_to_the_new_leader_of_a_shard_before_its_former_
     await rig.path.drained()
     await rig.path.submit("t4", about(), 6_000)
     await rig.path.drained()
-    assert rig.leaders.told[-1][1].source_unix_ms == 6_000
+    assert rig.leaders.relayed[-1][1].source_unix_ms == 6_000
     assert rig.leaders.versions(0) == [1]
 
 
@@ -259,47 +256,47 @@ async def test_touches_go_to_the_leader_of_the_shard(rig: Rig) -> None:
     touch = Touch(make_id(1, 0), 4, 9)
     await rig.path.submit("t1", Translated(touches=(touch,), bulk_shards=(1,)))
     await rig.path.drained()
-    assert {(leader, relay.touches, relay.bulk_shards) for leader, relay in rig.leaders.told} == {
+    assert {(leader, relay.touches, relay.bulk_shards) for leader, relay in rig.leaders.relayed} == {
         *(("leader-1", (touch,), ()), ("leader-2", (), (1,))),
     }
     assert rig.acknowledged == ["t1"]
 
 
-async def test_what_a_leader_refuses_for_its_content_is_told_as_void_shards(rig: Rig) -> None:
+async def test_content_that_a_leader_rejects_is_replaced_by_invalidations_of_its_shards(rig: Rig) -> None:
     rig.leaders.failures["leader-1"] = lambda relay: TooLarge("no") if relay.changes else None
     await rig.path.submit("t1", about(change(0, 1), change(2, 1)))
     await rig.path.drained()
-    assert [relay.bulk_shards for _, relay in rig.leaders.told] == [(0, 2)]
-    assert rig.path.refused == 1
+    assert [relay.bulk_shards for _, relay in rig.leaders.relayed] == [(0, 2)]
+    assert rig.path.rejected_relays == 1
     assert rig.acknowledged == ["t1"]
 
 
-async def test_shards_that_the_topology_does_not_know_are_counted_and_passed_over(rig: Rig) -> None:
+async def test_parts_of_shards_outside_the_topology_are_counted_and_skipped(rig: Rig) -> None:
     await rig.path.submit(
         "t1", Translated((ShardMessages(900, 1, (change(900, 1),)),), (Touch(make_id(1, 901), 0, 1),))
     )
     assert rig.acknowledged == ["t1"]
-    assert rig.path.unrouted == 2
+    assert rig.path.unrouted_parts == 2
 
 
-async def test_relays_are_bounded_and_a_message_too_large_becomes_an_invalidation() -> None:
-    rig = Rig(DeliverySettings(relay_bytes=2_000, relay_parts=3, large_message_bytes=5_000))
+async def test_relays_are_bounded_and_an_oversized_message_becomes_an_invalidation() -> None:
+    rig = Rig(OutboxSettings(relay_bytes=2_000, relay_parts=3, large_message_bytes=5_000))
     large = ObjectChange(make_id(2, 0), 7, 8, 1, b"x" * 6_000)
     messages = (*(change(0, version, b"y" * 500) for version in range(1, 12)), large)
     await rig.path.submit("t1", Translated((ShardMessages(0, 3, messages),)))
     await rig.path.drained()
-    told = [message for _, relay in rig.leaders.told for each in relay.changes for message in each.messages]
-    assert told == [*messages[:-1], ObjectInvalidation(large.id, 8)]
-    assert max(len(each.messages) for _, relay in rig.leaders.told for each in relay.changes) <= 3
-    assert {each.version_epoch for _, relay in rig.leaders.told for each in relay.changes} == {3}
+    messages_sent = [message for _, relay in rig.leaders.relayed for each in relay.changes for message in each.messages]
+    assert messages_sent == [*messages[:-1], ObjectInvalidation(large.id, 8)]
+    assert max(len(each.messages) for _, relay in rig.leaders.relayed for each in relay.changes) <= 3
+    assert {each.version_epoch for _, relay in rig.leaders.relayed for each in relay.changes} == {3}
     await rig.path.submit("t2", about(*(ListInvalidation(make_id(1, 0), number, 1) for number in range(50))))
     await rig.path.drained()
-    assert all(len(relay.changes[0].messages) <= 3 for _, relay in rig.leaders.told)
+    assert all(len(relay.changes[0].messages) <= 3 for _, relay in rig.leaders.relayed)
     await asyncio.gather(*rig.tasks)
 
 
-async def test_the_shards_of_a_leader_that_is_marked_down_are_told_to_its_stand_in_at_once(rig: Rig) -> None:
-    """Also while nothing has failed yet, and no time is proved to a leader that is down."""
+async def test_shards_of_a_leader_that_is_marked_down_go_to_its_substitute_at_once(rig: Rig) -> None:
+    """Even when nothing has failed yet. No time is proved to a leader that is down."""
     rig.leaders.open.clear()
     await rig.path.submit("t1", about(change(0, 1)))
     await turns()
@@ -309,13 +306,13 @@ async def test_the_shards_of_a_leader_that_is_marked_down_are_told_to_its_stand_
     await rig.path.submit("t4", about(), 5_000)
     rig.leaders.open.set()
     await rig.path.drained()
-    assert rig.leaders.versions(0, "leader-1") == [1], "under way when the mark came"
+    assert rig.leaders.versions(0, "leader-1") == [1], "it was under way when the leader was marked down"
     assert rig.leaders.versions(0, "leader-2") == [2, 3]
-    assert {leader for leader, relay in rig.leaders.told if relay.source_unix_ms} <= {"leader-2"}
+    assert {leader for leader, relay in rig.leaders.relayed if relay.source_unix_ms} <= {"leader-2"}
     assert rig.acknowledged == ["t1", "t2", "t3", "t4"]
 
 
-async def test_what_moves_behind_a_waiting_proof_is_not_proved_by_it(rig: Rig) -> None:
+async def test_a_part_that_moves_behind_a_waiting_proof_invalidates_the_proof(rig: Rig) -> None:
     rig.leaders.open.clear()
     await rig.path.submit("t1", about(change(1, 1)))
     await rig.path.submit("t2", about(change(0, 1)))
@@ -325,8 +322,8 @@ async def test_what_moves_behind_a_waiting_proof_is_not_proved_by_it(rig: Rig) -
     rig.routes = Routes(make_topology(2, leaders=BOTH | {0: ("leader-2",)}))
     rig.leaders.open.set()
     await rig.path.drained()
-    proofs = [relay for leader, relay in rig.leaders.told if leader == "leader-2" and relay.source_unix_ms]
+    proofs = [relay for leader, relay in rig.leaders.relayed if leader == "leader-2" and relay.source_unix_ms]
     assert not proofs
     await rig.path.submit("t5", about(), 6_000)
     await rig.path.drained()
-    assert rig.leaders.told[-1][1].source_unix_ms == 6_000
+    assert rig.leaders.relayed[-1][1].source_unix_ms == 6_000

@@ -13,7 +13,7 @@ from tests.unit.test_config_examples import CONFIG, assert_all_shown, commented_
 FILE = CONFIG / "tailer.yaml"
 
 
-def test_the_example_shows_every_setting_and_tells_its_true_default() -> None:
+def test_the_example_shows_every_setting_with_its_default() -> None:
     shown = yaml.safe_load("\n".join(commented_out(FILE.read_text())))
     assert_all_shown(TailerSettings, shown, "tailer")
     assert parse_settings(shown, TailerSettings, "tailer") == load_settings(FILE, TailerSettings)

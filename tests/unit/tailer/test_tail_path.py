@@ -6,30 +6,99 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+import pytest
+
 from tao.model.changes import ObjectChange
 from tao.model.delivery import Span
 from tao.model.errors import OperatorError, TaoError, Unavailable
 from tao.model.relay import Relay
 from tao.model.topology import CacheServer
 from tao.observability.logs import logger
-from tao.planning.row_events import RowEvent
+from tao.planning.row_events import MAX_TOUCHES_PER_SHARD, Heartbeat, RowEvent
+from tao.replication.gtid import MariadbPosition
 from tao.routing.routes import Routes
-from tao.storage.gtid import MariadbPosition
 from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction
-from tao.tailer.checkpoint import Checkpoint
 from tao.tailer.continuity import Continuity
-from tao.tailer.delivery_path import DeliveryPath
-from tao.tailer.lag import Lag
-from tao.tailer.settings import DeliverySettings, TailSettings
-from tao.tailer.tail_path import TailPath
+from tao.tailer.delivery_path import DeliveryPath, RelayScope
+from tao.tailer.settings import OutboxSettings, TailSettings
+from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator
 from tests.rigs.leader_rig import SCHEMA, SHARDS, make_id, make_topology
 from tests.rigs.pacing import until
 
-QUICK = DeliverySettings(gather_parts=1, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+
+def test_lag_is_the_age_of_the_newest_proof() -> None:
+    now = 10_000
+    lag = Lag(lambda: now)
+    assert lag.seconds() == float("inf")
+    lag.add_commit(7_000)
+    assert lag.seconds() == 3.0
+    assert lag.add_heartbeats([Heartbeat("a", 9_000), Heartbeat("b", 9_500)])
+    assert (lag.seconds(), lag.heartbeat_delay_seconds) == (0.5, 0.5)
+    now = 12_000
+    assert not lag.add_heartbeats([Heartbeat("a", 9_400)])
+    assert not lag.add_heartbeats([])
+    assert (lag.seconds(), lag.heartbeat_delay_seconds) == (2.5, 0.5)
+
+
+def test_a_master_clock_slightly_ahead_does_not_make_the_lag_negative() -> None:
+    lag = Lag(lambda: 1_000)
+    assert lag.add_heartbeats([Heartbeat("a", 1_900)])
+    assert (lag.seconds(), lag.heartbeat_delay_seconds) == (0, 0)
+
+
+def test_times_far_in_the_future_prove_nothing_and_hide_nothing() -> None:
+    now = 10_000
+    lag = Lag(lambda: now)
+    lag.add_commit(3_600_000)
+    assert not lag.add_heartbeats([Heartbeat("an hour ahead", 3_610_000)])
+    assert lag.seconds() == float("inf")
+    assert lag.add_heartbeats([Heartbeat("an hour ahead", 3_611_000), Heartbeat("right", 9_000)])
+    assert (lag.heartbeat_unix_ms, lag.from_the_future) == (9_000, 2)
+    now = 40_000
+    assert lag.seconds() == 31.0
+
+
+def test_a_stored_position_is_loaded(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "state", "db1-east")
+    assert checkpoint.load() is None
+    checkpoint.store("0-1-7", 1)
+    checkpoint.store("0-1-8", 2)
+    assert Checkpoint(tmp_path / "state", "db1-east").load() == "0-1-8"
+    assert [path.name for path in (tmp_path / "state").iterdir()] == ["db1-east.position.json"]
+
+
+def test_an_empty_position_is_loaded_as_a_position(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, "a")
+    checkpoint.store("", 1)
+    assert checkpoint.load() == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"server": "b", "position": "0-1-7", "written_unix_ms": 1}', '{"server": 1}']
+)
+def test_a_broken_file_or_one_of_another_server_is_no_position(tmp_path: Path, text: str) -> None:
+    checkpoint = Checkpoint(tmp_path, "a")
+    checkpoint.path.write_text(text)
+    assert checkpoint.load() is None
+
+
+def test_an_unusable_folder_is_an_operator_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OperatorError, match="cannot be stored"):
+        Checkpoint(tmp_path / "file", "a").store("0-1-7", 1)
+    Checkpoint(tmp_path, "b").path.mkdir()
+    with pytest.raises(OperatorError, match="cannot be read"):
+        Checkpoint(tmp_path, "b").load()
+    with pytest.raises(OperatorError, match="cannot be stored"):
+        Checkpoint(tmp_path, "b").store("0-1-7", 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.position.json", "file"]
+
+
+QUICK = OutboxSettings(gather_parts=1, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
 
 
 class Binlog:
-    """The `BinlogSource`: transactions ``0-1-1``, ``0-1-2`` and so on, of which the first may be purged."""
+    """A `BinlogSource` with transactions ``0-1-1``, ``0-1-2`` and so on, of which the first may be purged."""
 
     def __init__(self) -> None:
         self.held: list[BinlogTransaction] = []
@@ -39,10 +108,12 @@ class Binlog:
         self.opened_at: list[str] = []
         self.behind = 0
 
-    def commit(self, *events: RowEvent, void_all: bool = False, void: frozenset[int] = frozenset()) -> None:
+    def commit(self, *events: RowEvent, all_invalid: bool = False, invalid: frozenset[int] = frozenset()) -> None:
         gtid = f"0-1-{len(self.held) + 1}"
         self.held.append(
-            BinlogTransaction(gtid=gtid, events=events, void_all=void_all, void_shards=void, committed_unix_ms=1_000)
+            BinlogTransaction(
+                gtid=gtid, events=events, all_invalid=all_invalid, invalid_shards=invalid, committed_unix_ms=1_000
+            )
         )
         self.more.set()
 
@@ -75,13 +146,13 @@ class Binlog:
 
 class Leaders:
     def __init__(self) -> None:
-        self.told: list[Relay] = []
+        self.relayed: list[Relay] = []
         self.failure: TaoError | None = None
 
     async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Sequence[Span]:
         if self.failure is not None:
             raise self.failure
-        self.told.append(relay)
+        self.relayed.append(relay)
         return ()
 
 
@@ -89,7 +160,7 @@ class Tailer:
     """One run of a tailer."""
 
     def __init__(
-        self, binlog: Binlog, folder: Path, retry_seconds: float = 0.001, behind_seconds: float = 60.0
+        self, binlog: Binlog, folder: Path, retry_seconds: float = 0.001, catch_up_seconds: float = 60.0
     ) -> None:
         self.leaders = Leaders()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -98,15 +169,14 @@ class Tailer:
         self.tail = TailPath(
             binlog,
             self.checkpoint,
-            lambda: SCHEMA,
-            lambda: range(SHARDS),
+            Translator(lambda: SCHEMA, lambda: range(SHARDS), MAX_TOUCHES_PER_SHARD),
             Lag(lambda: 2_000),
             lambda: 2_000,
             TailSettings(
                 checkpoint_seconds=0.001,
                 retry_seconds=retry_seconds,
-                behind_seconds=behind_seconds,
-                behind_poll_seconds=0.001,
+                catch_up_seconds=catch_up_seconds,
+                catch_up_poll_seconds=0.001,
             ),
             logger("test"),
         )
@@ -115,10 +185,7 @@ class Tailer:
             return
 
         self.delivery = DeliveryPath(
-            "east",
-            "db",
-            lambda: routes,
-            refresh,
+            RelayScope("east", "db", lambda: routes, refresh),
             self.leaders,
             Continuity("db", lambda: 1, lambda _: True),
             self.tail.acknowledged,
@@ -132,15 +199,15 @@ class Tailer:
     def versions(self) -> list[int]:
         return [
             message.after
-            for relay in self.leaders.told
+            for relay in self.leaders.relayed
             for each in relay.changes
             for message in each.messages
             if isinstance(message, ObjectChange)
         ]
 
     @property
-    def void(self) -> list[tuple[int, ...]]:
-        return [relay.bulk_shards for relay in self.leaders.told if relay.bulk_shards]
+    def invalidated(self) -> list[tuple[int, ...]]:
+        return [relay.bulk_shards for relay in self.leaders.relayed if relay.bulk_shards]
 
     async def until_stored(self, position: str) -> None:
         await until(lambda: self.checkpoint.load() == position)
@@ -163,12 +230,12 @@ def row(version: int, shard: int = 0) -> RowEvent:
 FIRST = 1 << 48
 
 
-async def test_the_first_run_makes_everything_void_and_follows_from_now_on(tmp_path: Path) -> None:
+async def test_the_first_run_invalidates_all_shards_and_follows_from_the_present_end(tmp_path: Path) -> None:
     binlog = Binlog()
     binlog.commit(row(1))
     tailer = Tailer(binlog, tmp_path)
     await tailer.until_stored("0-1-1")
-    assert tailer.void == [tuple(range(SHARDS))]
+    assert tailer.invalidated == [tuple(range(SHARDS))]
     binlog.commit(row(2))
     await tailer.until_stored("0-1-2")
     assert tailer.versions == [FIRST + 2]
@@ -176,7 +243,7 @@ async def test_the_first_run_makes_everything_void_and_follows_from_now_on(tmp_p
     await tailer.stop()
 
 
-async def test_a_position_is_stored_only_when_leaders_have_acknowledged_and_a_restart_repeats(tmp_path: Path) -> None:
+async def test_a_position_is_stored_only_after_acknowledgement_and_a_restart_repeats_the_rest(tmp_path: Path) -> None:
     binlog = Binlog()
     first = Tailer(binlog, tmp_path)
     await first.until_stored("")
@@ -185,17 +252,17 @@ async def test_a_position_is_stored_only_when_leaders_have_acknowledged_and_a_re
     first.leaders.failure = Unavailable("away")
     binlog.commit(row(2))
     binlog.commit(row(3))
-    await until(lambda: first.delivery.repeated >= 3)
+    await until(lambda: first.delivery.retried_relays >= 3)
     assert first.checkpoint.load() == "0-1-1"
     await first.stop()
     assert first.checkpoint.load() == "0-1-1"
     second = Tailer(binlog, tmp_path)
     await second.until_stored("0-1-3")
-    assert (second.versions, second.void) == ([FIRST + 2, FIRST + 3], [])
+    assert (second.versions, second.invalidated) == ([FIRST + 2, FIRST + 3], [])
     await second.stop()
 
 
-async def test_the_position_is_stored_when_it_stops(tmp_path: Path) -> None:
+async def test_the_position_is_stored_when_the_tailer_stops(tmp_path: Path) -> None:
     binlog = Binlog()
     tailer = Tailer(binlog, tmp_path)
     await tailer.until_stored("")
@@ -205,7 +272,7 @@ async def test_the_position_is_stored_when_it_stops(tmp_path: Path) -> None:
     assert tailer.checkpoint.load() == "0-1-1"
 
 
-async def test_a_lost_binlog_makes_everything_void_and_goes_on_from_now(tmp_path: Path) -> None:
+async def test_a_lost_binlog_invalidates_all_shards_and_continues_from_the_present_end(tmp_path: Path) -> None:
     binlog = Binlog()
     for version in range(1, 6):
         binlog.commit(row(version))
@@ -215,13 +282,13 @@ async def test_a_lost_binlog_makes_everything_void_and_goes_on_from_now(tmp_path
     await tailer.until_stored("0-1-5")
     binlog.commit(row(6))
     await tailer.until_stored("0-1-6")
-    assert tailer.void == [tuple(range(SHARDS))]
+    assert tailer.invalidated == [tuple(range(SHARDS))]
     assert tailer.versions == [FIRST + 6]
     assert tailer.tail.counts.lost_binlogs == 1
     await tailer.stop()
 
 
-async def test_what_a_person_has_to_mend_is_said_and_tried_again(tmp_path: Path) -> None:
+async def test_faults_that_a_person_has_to_fix_are_reported_and_retried(tmp_path: Path) -> None:
     binlog = Binlog()
     tailer = Tailer(binlog, tmp_path, retry_seconds=0.05)
     await tailer.until_stored("")
@@ -238,27 +305,27 @@ async def test_what_a_person_has_to_mend_is_said_and_tried_again(tmp_path: Path)
     await tailer.stop()
 
 
-async def test_what_cannot_be_read_makes_its_shards_void_and_the_rest_is_told(tmp_path: Path) -> None:
+async def test_unreadable_changes_invalidate_their_shards_and_the_rest_is_sent(tmp_path: Path) -> None:
     binlog = Binlog()
     Checkpoint(tmp_path, "db").store("", 1)
     tailer = Tailer(binlog, tmp_path)
-    binlog.commit(row(1, 0), row(2, 1), void=frozenset({1}))
+    binlog.commit(row(1, 0), row(2, 1), invalid=frozenset({1}))
     await tailer.until_stored("0-1-1")
-    assert (tailer.versions, tailer.void) == ([FIRST + 1], [(1,)])
-    binlog.commit(row(3, 0), void_all=True)
+    assert (tailer.versions, tailer.invalidated) == ([FIRST + 1], [(1,)])
+    binlog.commit(row(3, 0), all_invalid=True)
     await tailer.until_stored("0-1-2")
-    assert (tailer.versions, tailer.void) == ([FIRST + 1], [(1,), tuple(range(SHARDS))])
+    assert (tailer.versions, tailer.invalidated) == ([FIRST + 1], [(1,), tuple(range(SHARDS))])
     await tailer.stop()
 
 
-async def test_heartbeats_prove_a_time_to_the_leaders_once(tmp_path: Path) -> None:
+async def test_a_heartbeat_proves_its_time_to_the_leaders_once(tmp_path: Path) -> None:
     binlog = Binlog()
     Checkpoint(tmp_path, "db").store("", 1)
     tailer = Tailer(binlog, tmp_path)
     for written in (1_500, 1_500, 1_400, 1_600):
         binlog.commit(RowEvent(0, "heartbeat", None, {"writer": b"leader-1", "written_unix_ms": written}))
     await tailer.until_stored("0-1-4")
-    proofs = [relay.source_unix_ms for relay in tailer.leaders.told]
+    proofs = [relay.source_unix_ms for relay in tailer.leaders.relayed]
     assert max(proofs) == 1_600
     await tailer.stop()
 
@@ -280,12 +347,12 @@ async def test_a_leader_that_is_away_stops_neither_a_lost_nor_a_broken_binlog_fr
     assert tailer.checkpoint.load() == "0-1-2"
     tailer.leaders.failure = None
     await tailer.until_stored("0-1-6")
-    assert tailer.void == [tuple(range(SHARDS))]
+    assert tailer.invalidated == [tuple(range(SHARDS))]
     assert tailer.versions[-1] == FIRST + 6
     await tailer.stop()
 
 
-async def test_another_servers_binlog_is_read_on_from_the_position_reached(tmp_path: Path) -> None:
+async def test_another_servers_binlog_is_read_from_the_position_reached(tmp_path: Path) -> None:
     binlog = Binlog()
     binlog.commit(row(1))
     tailer = Tailer(binlog, tmp_path, retry_seconds=60.0)
@@ -299,7 +366,7 @@ async def test_another_servers_binlog_is_read_on_from_the_position_reached(tmp_p
     assert tailer.tail.trouble == ""
 
 
-async def test_a_server_that_has_not_applied_what_was_read_elsewhere_is_waited_for(tmp_path: Path) -> None:
+async def test_the_tailer_waits_for_a_server_that_has_not_reached_the_position_yet(tmp_path: Path) -> None:
     binlog = Binlog()
     for version in (1, 2, 3):
         binlog.commit(row(version))
@@ -313,16 +380,16 @@ async def test_a_server_that_has_not_applied_what_was_read_elsewhere_is_waited_f
     binlog.commit(row(4))
     await tailer.until_stored("0-1-4")
     assert tailer.versions == [FIRST + 4]
-    assert tailer.void == [tuple(range(SHARDS))], "only at the first start"
+    assert tailer.invalidated == [tuple(range(SHARDS))], "only at the first start"
 
 
-async def test_a_server_that_never_reaches_the_position_is_another_history_and_all_is_void(tmp_path: Path) -> None:
+async def test_a_server_that_never_reaches_the_position_invalidates_all_shards(tmp_path: Path) -> None:
     binlog = Binlog()
     for version in (1, 2, 3):
         binlog.commit(row(version))
-    tailer = Tailer(binlog, tmp_path, behind_seconds=0.01)
+    tailer = Tailer(binlog, tmp_path, catch_up_seconds=0.01)
     await tailer.until_stored("0-1-3")
     binlog.behind = 2
     binlog.fail(BinlogMoved("to the new master's"))
-    await until(lambda: len(tailer.void) >= 2)
+    await until(lambda: len(tailer.invalidated) >= 2)
     assert tailer.tail.counts.lost_binlogs == 1

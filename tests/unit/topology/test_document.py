@@ -1,4 +1,4 @@
-"""The topology document's text, and every rule broken once (DESIGN §5)."""
+"""The topology document's text, and every rule broken once."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ async def test_the_first_document_is_stored_as_version_1_and_read_back(path: Pat
     assert sorted(entry.name for entry in path.parent.iterdir()) == [".topology.json.lock", "topology.json"]
 
 
-async def test_of_two_changes_of_one_version_one_wins_and_the_other_is_told(path: Path, topology: Topology) -> None:
+async def test_of_two_changes_of_one_version_one_wins_and_the_other_is_rejected(path: Path, topology: Topology) -> None:
     first, second = store(path, Ear()), store(path, Ear())
     await first.change(0, topology)
     down = mark_server(topology, "w-1", down=True)

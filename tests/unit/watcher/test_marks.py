@@ -6,7 +6,15 @@ from collections.abc import Collection, Iterable, Mapping
 
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.topology import edits
-from tao.watcher.marks import Mark, Verdict, View, lag_verdict, steady_verdict, wanted_marks, with_marks
+from tao.watcher.marks import (
+    Mark,
+    ServerVerdict,
+    WatcherReport,
+    lag_verdict,
+    steady_verdict,
+    wanted_marks,
+    with_marks,
+)
 
 
 def server(name: str, *, down: bool = False) -> CacheServer:
@@ -33,15 +41,22 @@ def topology(down: Iterable[str] = ()) -> Topology:
     return Topology(version=1, shards=4, regions=regions, databases=(database,), marked_by_watcher=tuple(down))
 
 
-def seen(**down: bool) -> View:
-    verdicts = {name.replace("_", "-"): Verdict.DOWN if is_down else Verdict.UP for name, is_down in down.items()}
-    return View("east", verdicts)
+def seen(**down: bool) -> WatcherReport:
+    verdicts = {
+        name.replace("_", "-"): ServerVerdict.DOWN if is_down else ServerVerdict.UP for name, is_down in down.items()
+    }
+    return WatcherReport("east", verdicts)
 
 
 def marks_of(
-    topology: Topology, own: View, peers: Mapping[str, View | None], in_change: Collection[str] = ()
+    topology: Topology,
+    own: WatcherReport,
+    peers: Mapping[str, WatcherReport | None],
+    databases_being_changed: Collection[str] = (),
 ) -> list[Mark]:
-    return wanted_marks(topology, own, peers, lambda databases: [name for name in databases if name in in_change])
+    return wanted_marks(
+        topology, own, peers, lambda databases: [name for name in databases if name in databases_being_changed]
+    )
 
 
 def test_a_server_that_is_gone_is_marked_and_one_that_is_back_is_not_marked_any_more() -> None:
@@ -60,8 +75,8 @@ def test_a_mark_set_by_hand_stays_until_a_hand_takes_it_away() -> None:
 
 
 def test_what_a_watcher_is_not_sure_of_stays_as_it_is() -> None:
-    assert marks_of(topology(["east-f1"]), View("east", {"east-f1": Verdict.UNSURE}), {}) == []
-    assert marks_of(topology(), View("east", {}), {}) == []
+    assert marks_of(topology(["east-f1"]), WatcherReport("east", {"east-f1": ServerVerdict.UNSURE}), {}) == []
+    assert marks_of(topology(), WatcherReport("east", {}), {}) == []
 
 
 def test_the_last_server_of_a_tier_is_never_marked() -> None:
@@ -71,8 +86,8 @@ def test_the_last_server_of_a_tier_is_never_marked() -> None:
 
 def test_servers_of_a_region_with_a_watcher_of_its_own_are_marked_only_on_its_word() -> None:
     own = seen(west_f1=True, west_db=True)
-    agreeing = View("west", {"west-f1": Verdict.DOWN})
-    disagreeing = View("west", {"west-f1": Verdict.UP, "west-db": Verdict.UP})
+    agreeing = WatcherReport("west", {"west-f1": ServerVerdict.DOWN})
+    disagreeing = WatcherReport("west", {"west-f1": ServerVerdict.UP, "west-db": ServerVerdict.UP})
     assert marks_of(topology(), own, {}) == [Mark("west-f1", down=True), Mark("west-db", down=True)]
     assert marks_of(topology(), own, {"west": agreeing}) == [Mark("west-f1", down=True)]
     assert marks_of(topology(), own, {"west": disagreeing}) == []
@@ -94,14 +109,14 @@ def test_several_marks_are_one_change_of_the_topology() -> None:
 
 
 def test_a_replica_that_lags_is_marked_late_and_unmarked_later() -> None:
-    def verdict(lag: float | None, *, marked: bool) -> Verdict:
+    def verdict(lag: float | None, *, marked: bool) -> ServerVerdict:
         return lag_verdict(lag, marked, down_seconds=30, up_seconds=5)
 
     assert [verdict(lag, marked=False) for lag in (0, 29, 30, None)] == [
-        *(Verdict.UP, Verdict.UP, Verdict.DOWN, Verdict.DOWN),
+        *(ServerVerdict.UP, ServerVerdict.UP, ServerVerdict.DOWN, ServerVerdict.DOWN),
     ]
     assert [verdict(lag, marked=True) for lag in (30, 29, 6, 5)] == [
-        *(Verdict.DOWN, Verdict.UNSURE, Verdict.UNSURE, Verdict.UP),
+        *(ServerVerdict.DOWN, ServerVerdict.UNSURE, ServerVerdict.UNSURE, ServerVerdict.UP),
     ]
 
 
@@ -114,9 +129,13 @@ def test_while_the_master_of_a_database_is_being_changed_its_servers_keep_their_
 
 
 def test_a_database_server_that_is_marked_is_up_after_several_good_looks_in_a_row() -> None:
-    def verdict(given: Verdict, good_looks: int, *, marked: bool = True) -> Verdict:
-        return steady_verdict(given, marked, good_looks, looks_until_up=3)
+    def verdict(given: ServerVerdict, good_probes: int, *, marked: bool = True) -> ServerVerdict:
+        return steady_verdict(given, marked, good_probes, probes_until_up=3)
 
-    assert [verdict(Verdict.UP, looks) for looks in (1, 2, 3)] == [Verdict.UNSURE, Verdict.UNSURE, Verdict.UP]
-    assert verdict(Verdict.UP, 1, marked=False) is Verdict.UP
-    assert verdict(Verdict.DOWN, 0) is Verdict.DOWN
+    assert [verdict(ServerVerdict.UP, looks) for looks in (1, 2, 3)] == [
+        ServerVerdict.UNSURE,
+        ServerVerdict.UNSURE,
+        ServerVerdict.UP,
+    ]
+    assert verdict(ServerVerdict.UP, 1, marked=False) is ServerVerdict.UP
+    assert verdict(ServerVerdict.DOWN, 0) is ServerVerdict.DOWN

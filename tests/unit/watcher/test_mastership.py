@@ -11,32 +11,32 @@ from structlog.testing import capture_logs
 from tao.model.ports import Clock
 from tao.model.topology import Database, DatabaseServer
 from tao.observability.logs import logger
+from tao.replication.accounts import Account
+from tao.replication.locks import FileLocks
+from tao.replication.promotion import Promoter, PromotionResult
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet, SetAccounts
 from tao.runtime.clock import LoopClock
 from tao.runtime.tasks import BackgroundTasks
-from tao.storage.accounts import Account
-from tao.watcher.locks import FileLocks
-from tao.watcher.mastership import Deed, Mastership, Sight, next_deed
-from tao.watcher.peers import PeerViews
-from tao.watcher.promotion import Promoted, Promoter
-from tao.watcher.promotion_plan import Member
-from tao.watcher.replication_set import ReplicationSet, SetAccounts
+from tao.watcher.mastership import Action, Mastership, Observation, next_action
+from tao.watcher.probes import PeerReports, WatcherContext
 from tao.watcher.settings import WatcherSettings
 from tests.rigs.pacing import ManualClock
-from tests.unit.watcher.members import master, replica
+from tests.unit.replication.members import master, replica
 
 
-def deed(
-    *members: Member,
+def action(
+    *members: SetMember,
     silent: float = 0.0,
     closed: int = 0,
-    vouched: bool = False,
+    seen_by_its_region: bool = False,
     promote: bool = True,
     rejoin: bool = False,
     semi_sync: bool = False,
     acknowledging: Sequence[str] = (),
-) -> tuple[Deed, str]:
-    return next_deed(
-        Sight(members, silent, closed, vouched, semi_sync, acknowledging),
+) -> tuple[Action, str]:
+    return next_action(
+        Observation(members, silent, closed, seen_by_its_region, semi_sync, acknowledging),
         gone_seconds=5.0,
         auto_promote=promote,
         auto_rejoin=rejoin,
@@ -44,48 +44,50 @@ def deed(
 
 
 def test_a_healthy_set_needs_nothing() -> None:
-    assert deed(master("1-1-1"), replica("west", "1-1-1", receiving=True)) == (Deed.NOTHING, "")
+    assert action(master("1-1-1"), replica("west", "1-1-1", receiving=True)) == (Action.NOTHING, "")
 
 
 def test_a_master_is_replaced_only_when_it_has_been_silent_for_long() -> None:
     gone = (master(None), replica("west", "1-1-1"))
-    assert deed(*gone, silent=4.9)[0] is Deed.NOTHING
-    assert deed(*gone, silent=5.0)[0] is Deed.PROMOTE
-    assert deed(*gone, silent=500.0, promote=False)[0] is Deed.NOTHING
-    assert deed(master(None), silent=500.0)[0] is Deed.NOTHING, "there is nobody to promote"
+    assert action(*gone, silent=4.9)[0] is Action.NOTHING
+    assert action(*gone, silent=5.0)[0] is Action.PROMOTE
+    assert action(*gone, silent=500.0, promote=False)[0] is Action.NOTHING
+    assert action(master(None), silent=500.0)[0] is Action.NOTHING, "there is nobody to promote"
 
 
 def test_a_master_that_its_own_region_sees_well_is_cut_off_and_not_lost() -> None:
-    assert deed(master(None), replica("west", "1-1-1"), silent=60.0, vouched=True)[0] is Deed.NOTHING
+    assert action(master(None), replica("west", "1-1-1"), silent=60.0, seen_by_its_region=True)[0] is Action.NOTHING
 
 
 def test_a_master_found_closed_twice_is_opened() -> None:
     closed = (master("1-1-1", closed=True), replica("west", "1-1-1"))
-    assert deed(*closed, closed=1)[0] is Deed.NOTHING
-    assert deed(*closed, closed=2)[0] is Deed.RESTORE
+    assert action(*closed, closed=1)[0] is Action.NOTHING
+    assert action(*closed, closed=2)[0] is Action.RESTORE
 
 
-def test_a_server_that_follows_nobody_is_brought_back_only_where_that_is_wanted() -> None:
+def test_a_server_that_replicates_from_no_master_is_rejoined_only_when_enabled() -> None:
     alone = (master("1-1-1"), replica("west", "1-1-1", alone=True))
-    assert deed(*alone)[0] is Deed.NOTHING
-    assert deed(*alone, rejoin=True) == (Deed.REJOIN, "west-db")
+    assert action(*alone)[0] is Action.NOTHING
+    assert action(*alone, rejoin=True) == (Action.REJOIN, "west-db")
     seeding = replica("west", "", alone=True, seeding=True)
-    assert deed(master("1-1-1"), seeding, rejoin=True)[0] is Deed.NOTHING, "somebody is at it"
+    assert action(master("1-1-1"), seeding, rejoin=True)[0] is Action.NOTHING, "somebody is at it"
 
 
 def test_a_master_waits_again_as_soon_as_there_is_a_replica_to_wait_for() -> None:
     west = replica("west", "1-1-1", receiving=True, acknowledges=True)
     unsafe, there = (master("1-1-1"), west), ("west-db",)
-    assert deed(*unsafe, semi_sync=True, acknowledging=there) == (Deed.WAIT, "")
-    assert deed(*unsafe, semi_sync=True)[0] is Deed.NOTHING, "every write would stand still"
-    assert deed(*unsafe, acknowledging=there)[0] is Deed.NOTHING, "the topology does not want it"
+    assert action(*unsafe, semi_sync=True, acknowledging=there) == (Action.WAIT, "")
+    assert action(*unsafe, semi_sync=True)[0] is Action.NOTHING, "every write would stand still"
+    assert action(*unsafe, acknowledging=there)[0] is Action.NOTHING, "the topology does not want it"
     safe = (master("1-1-1", waits=True), west)
-    assert deed(*safe, semi_sync=True, acknowledging=there)[0] is Deed.NOTHING
+    assert action(*safe, semi_sync=True, acknowledging=there)[0] is Action.NOTHING
     closed = (master("1-1-1", closed=True), west)
-    assert deed(*closed, closed=2, semi_sync=True, acknowledging=there)[0] is Deed.RESTORE, "which sees to it as well"
+    assert action(*closed, closed=2, semi_sync=True, acknowledging=there)[0] is Action.RESTORE, (
+        "which sees to it as well"
+    )
     astray = replica("north", "1-1-1", alone=True)
-    assert deed(*unsafe, astray, semi_sync=True, acknowledging=there, rejoin=True)[0] is Deed.WAIT, "which is quick"
-    assert deed(master(None), west, semi_sync=True, acknowledging=there)[0] is Deed.NOTHING
+    assert action(*unsafe, astray, semi_sync=True, acknowledging=there, rejoin=True)[0] is Action.WAIT, "which is quick"
+    assert action(master(None), west, semi_sync=True, acknowledging=there)[0] is Action.NOTHING
 
 
 class Broken(Promoter):
@@ -94,19 +96,19 @@ class Broken(Promoter):
     def __init__(self) -> None:
         pass
 
-    async def restore(self, database: str) -> Promoted:
+    async def restore(self, database: str) -> PromotionResult:
         raise KeyError(database)
 
 
-class Mine:
+class HeldLock:
     """The lock of the watcher that acts."""
 
-    def is_mine(self) -> bool:
+    def is_held(self) -> bool:
         return True
 
     def check(self) -> None: ...
 
-    def beat(self) -> None: ...
+    def touch(self) -> None: ...
 
 
 def mastership_of(folder: Path, promoter: Promoter, tasks: BackgroundTasks, clock: Clock) -> Mastership:
@@ -117,13 +119,11 @@ def mastership_of(folder: Path, promoter: Promoter, tasks: BackgroundTasks, cloc
         settings,
         promoter,
         FileLocks(settings.topology_file),
-        PeerViews({}, settings.probes),
+        PeerReports({}, settings.probes),
         lambda server: 0.0,
-        tasks,
-        clock,
-        logger("watcher"),
+        WatcherContext(tasks, clock, logger("watcher")),
     )
-    mastership.activity = Mine()
+    mastership.activity = HeldLock()
     return mastership
 
 
@@ -134,19 +134,19 @@ def east_and_west(*, semi_sync: bool = False) -> ReplicationSet:
     return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
 
 
-async def test_a_deed_that_fails_unforeseen_is_told_counted_and_tried_again(tmp_path: Path) -> None:
+async def test_an_action_that_fails_unexpectedly_is_logged_counted_and_retried(tmp_path: Path) -> None:
     tasks = BackgroundTasks("watcher", logger("watcher"))
     clock = LoopClock()
     mastership = mastership_of(tmp_path, Broken(), tasks, clock)
     closed = [master("1-1-1", closed=True), replica("west", "1-1-1")]
     with capture_logs() as logs:
         for failed in (1, 2):
-            while mastership.failed_deeds < failed:
-                mastership.looked(east_and_west(), closed, clock.monotonic())
+            while mastership.failed_actions < failed:
+                mastership.observe(east_and_west(), closed, clock.monotonic())
                 await asyncio.sleep(0)
         await tasks.close()
     assert len([each for each in logs if each["event"] == "background task failed"]) >= 2
-    assert tasks.failed == mastership.failed_deeds
+    assert tasks.failed == mastership.failed_actions
 
 
 async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp_path: Path) -> None:
@@ -160,21 +160,21 @@ async def test_what_was_seen_before_a_deed_was_done_is_no_reason_for_another(tmp
     mastership = mastership_of(tmp_path, Slow(), tasks, clock)
     unsafe = [master("1-1-1"), replica("west", "1-1-1", receiving=True, acknowledges=True)]
     replicas = east_and_west(semi_sync=True)
-    mastership.looked(replicas, unsafe, clock.monotonic())
+    mastership.observe(replicas, unsafe, clock.monotonic())
     clock.now += 1
     before = clock.monotonic()
     clock.now += 1
     done.set()
     await turns()
-    assert mastership.deeds["wait"] == 1
-    for began, deeds in ((before, 1), (clock.monotonic(), 2)):
-        mastership.looked(replicas, unsafe, began)
+    assert mastership.actions["wait"] == 1
+    for began, actions in ((before, 1), (clock.monotonic(), 2)):
+        mastership.observe(replicas, unsafe, began)
         await turns()
-        assert mastership.deeds["wait"] == deeds
+        assert mastership.actions["wait"] == actions
     await tasks.close()
 
 
 async def turns() -> None:
-    """Of the loop, more than a deed takes here."""
+    """Of the loop, more than a action takes here."""
     for _ in range(10):
         await asyncio.sleep(0)

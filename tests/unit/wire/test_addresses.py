@@ -11,7 +11,7 @@ def test_an_address_survives_reading_and_writing(text: str) -> None:
     assert str(parse_address(text)) == text
 
 
-def test_both_forms_are_told_apart() -> None:
+def test_both_forms_of_address_are_distinguished() -> None:
     assert parse_address("[::1]:7000") == TcpAddress("::1", 7000)
     assert parse_address("unix:/a:b") == UnixAddress("/a:b")
 

@@ -100,7 +100,7 @@ async def test_a_connection_that_says_nothing_is_dropped(server: tuple[FrameServ
     writer.close()
 
 
-async def test_more_connections_than_allowed_are_told_so() -> None:
+async def test_connections_above_the_limit_are_rejected_with_a_reason() -> None:
     server = FrameServer(Echo(), ServingSettings(max_connections=0), name="srv", topology_version=lambda: 1)
     address = await server.start("127.0.0.1:0")
     frames = await answer_to(address, HELLO)
@@ -139,7 +139,7 @@ async def test_what_waited_for_its_peer_to_read_is_answered_in_order_when_it_doe
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_random_and_mutated_bytes_hurt_nobody_else(server: tuple[FrameServer, str], seed: int) -> None:
+async def test_random_and_mutated_bytes_affect_no_other_connection(server: tuple[FrameServer, str], seed: int) -> None:
     chance = random.Random(seed)
     good = await connect_frames(server[1], SessionSettings(), Credentials("good", "client"))
     for _ in range(40):

@@ -114,7 +114,7 @@ class Nothing:
 
 
 @pytest.mark.parametrize("paused", [False, True])
-async def test_a_server_drops_who_is_silent_and_not_who_could_not_be_heard(clock: SlowClock, *, paused: bool) -> None:
+async def test_a_server_drops_a_silent_peer_but_not_after_a_pause_of_its_own(clock: SlowClock, *, paused: bool) -> None:
     loop = cast("asyncio.AbstractEventLoop", clock)
     server = FrameServer(Nothing(), SERVING, name="s", topology_version=lambda: 1)
     connection, wire = FrameConnection(server, loop), Wire()

@@ -1,0 +1,161 @@
+"""Scenario `chaos`: load from both regions, one fault after the other, and the judgement.
+
+At single failures no acknowledged write may be lost, no read stale beyond what it allows, nothing differ afterwards,
+and no read fail that another server could have answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from loadtest.faults.harness import FaultOptions, Outcome, count_listing, none_of, run_plan
+from loadtest.faults.injection import FAULTS, Injector
+from loadtest.faults.plan import Plan, PlanStep, after
+from loadtest.faults.record import Fault, RunRecord
+from loadtest.options import FAULT, OVERLAPPING, SECONDS
+from loadtest.results import ScenarioResult, at_most
+from loadtest.scenario import BenchSettings, Progress, Scenario
+from loadtest.two_regions import SEMI_SYNC_RTT_MS
+
+_TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
+_TOY_SECONDS: Final = 6.0
+_AWAY_SECONDS: Final = 8.0
+"""The longest that a fault lasts."""
+_TOY_AWAY_SECONDS: Final = 1.0
+_PEACE_SECONDS: Final = 4.0
+"""The longest time between two faults."""
+_WELL_SECONDS: Final = 240.0
+_AROUND_SECONDS: Final = 600.0
+"""For what comes before the load and after it: the cluster's start, the last fault's healing, the comparison."""
+_ALLOWED_SHARE: Final = 5e-6
+"""Share of all reads that may fail without an explanation: what the paper saw in ninety days."""
+_ZEROS: Final = (
+    *("acked_writes_lost", "stale_after_quiescence", "ryw_violations", "token_violations"),
+    *("critical_violations", "staleness_violations", "monotone_violations", "wrong_answers"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChaosOptions(FaultOptions):
+    """The options of `chaos`."""
+
+    seconds: float = SECONDS.default(600.0, help="Seconds of load.")
+    kinds: tuple[str, ...] = FAULT.default((), choices=sorted(FAULTS))
+    overlapping: bool = OVERLAPPING.default(False)
+    """Two faults at a time are more than the product promises to survive."""
+
+
+async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions) -> ScenarioResult:
+    """Inject faults until the time is over, and judge. Raises `OperatorError` when the cluster does not start."""
+    if settings.toy:
+        wanted = replace(wanted, seconds=min(wanted.seconds, _TOY_SECONDS), kinds=wanted.kinds or _TOY_FAULTS)
+    away_seconds = _TOY_AWAY_SECONDS if settings.toy else _AWAY_SECONDS
+
+    def plan(injector: Injector, record: RunRecord) -> Plan:
+        return _plan(wanted, away_seconds, injector, record)
+
+    outcome = await run_plan(settings, progress, wanted, plan, well_seconds=_WELL_SECONDS)
+    measured = _measured(outcome, wanted.seed)
+    unexplained = outcome.record.unexplained
+    allowed = _ALLOWED_SHARE * outcome.record.reads
+    head = list(measured)[: list(measured).index("faults")]
+    return ScenarioResult(
+        summary=SCENARIO.summary,
+        conditions={
+            "seed": wanted.seed,
+            "seconds": wanted.seconds,
+            "rtt_ms": SEMI_SYNC_RTT_MS,
+            "durability": "semi_sync",
+            "failures at a time": 2 if wanted.overlapping else 1,
+        },
+        listings=[count_listing("result of the checks", {name: measured[name] for name in head})],
+        aims=[
+            *none_of(measured, _ZEROS),
+            at_most(f"reads that fail unexplained: {_ALLOWED_SHARE:g} of all at most", unexplained, allowed),
+        ],
+        measured=measured,
+        faults=_faults(outcome, measured, not wanted.overlapping and unexplained > allowed),
+    )
+
+
+SCENARIO: Final = Scenario(
+    name="chaos",
+    summary="two regions under load while servers, databases, the line and disks fail, one at a time",
+    run=run,
+    options=ChaosOptions,
+    help="""Run two regions under load while one thing after the other fails.
+
+    Nothing acknowledged may be lost, no read be wrong, and nothing differ afterwards. The exit status is 1 when
+    something is, or when reads fail that no fault explains.""",
+    in_bench=False,
+    seconds_bound=lambda wanted: wanted.seconds + _AROUND_SECONDS,
+)
+
+
+def _plan(
+    wanted: ChaosOptions, away_seconds: float, injector: Injector, record: RunRecord
+) -> Iterator[Sequence[PlanStep]]:
+    """Deal every kind once in random order, then again, until the time is over; at least one."""
+    chance, deck = injector.chance, list[str]()
+    kinds = list(wanted.kinds or FAULTS)
+    while not record.faults or record.now() < wanted.seconds:
+        record.done = 0.85 * min(1.0, record.now() / wanted.seconds)
+        deck = deck or chance.sample(kinds, len(kinds))
+        together = [deck.pop()]
+        # Without the topology document nobody can choose another victim, or have a former master rejoin.
+        if wanted.overlapping and deck and "topology_gone" not in (together[0], deck[-1]):
+            together.append(deck.pop())
+        pause = chance.uniform(0.2, 1.0) * min(_PEACE_SECONDS, wanted.seconds / 4)
+        yield [PlanStep(kind, FAULTS[kind], after(pause), chance.uniform(0.3, 1.0) * away_seconds) for kind in together]
+
+
+def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
+    # Any: the JSON's values differ in kind.
+    record = outcome.record
+    kinds = sorted({fault.kind for fault in record.faults})
+    return {
+        "acked_writes": record.acknowledged,
+        "acked_writes_lost": record.lost,
+        "reads": record.reads,
+        "failed_reads": record.failed_reads,
+        "failed_reads_during_single_failures": record.failed_in_single,
+        "stale_after_quiescence": outcome.stale,
+        "ryw_violations": outcome.violations("own writes"),
+        "token_violations": outcome.violations("token"),
+        "critical_violations": outcome.violations("critical"),
+        "faults": {kind: sum(fault.kind == kind for fault in record.faults) for kind in kinds},
+        "failed_reads_unexplained": record.unexplained,
+        "staleness_violations": outcome.violations("max_staleness"),
+        "monotone_violations": outcome.violations("monotone"),
+        "wrong_answers": sum(count for (verdict, _), count in record.violations.items() if verdict == "wrong"),
+        "failed_writes": dict(record.refused),
+        "writes_of_unknown_outcome": dict(record.unknown),
+        "failed_reads_by_fault": [
+            {"fault": fault, "demand": demand, "reason": reason, "count": count}
+            for (fault, demand, reason), count in sorted(record.failures.items())
+        ],
+        "seed": seed,
+        "not_well": outcome.not_well,
+        "busy_seconds": round(outcome.busy_seconds, 1),
+        "differences": outcome.differences,
+        "compared": outcome.compared,
+        "fault_log": [_rounded(fault) for fault in record.faults],
+        **outcome.logs(),
+    }
+
+
+def _faults(outcome: Outcome, found: dict[str, Any], too_many_unexplained: bool) -> list[str]:
+    record = outcome.record
+    wrong = [outcome.not_well] if outcome.not_well else []
+    wrong += [f"{key}: {found[key]:,}" for key in _ZEROS if found[key]]
+    if too_many_unexplained:
+        wrong.append(f"failed reads that no fault explains: {record.unexplained:,}")
+        wrong += [f"{each.seconds} s: {each}" for each in record.failed if not each.explained][:5]
+    return wrong + (record.examples if wrong else [])
+
+
+def _rounded(fault: Fault) -> dict[str, object]:
+    times = {name: round(getattr(fault, name), 3) for name in ("struck", "healing", "mended", "healthy")}
+    return {"kind": fault.kind, "victim": fault.victim, **times}

@@ -1,0 +1,241 @@
+"""Compares every entry of every cache with the database that it came from (`tao verify`).
+
+A page of a server's entries is compared with one read of the database. An entry that differs is compared again after a
+pause, because messages may be on their way. It is wrong when it differs then and has not reached the version that the
+database had at first, or differs at the same version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from tao.model.errors import TaoError
+from tao.model.graph import version_of
+from tao.model.ports import ReadStore
+from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery
+from tao.model.topology import CacheServer
+from tao.observability.consistency import MeasuredConsistency
+from tao.routing.routes import Routes
+from tao.serving.inspection import Verdict, compare_list, compare_value
+from tao.wire.links import Links
+from tao.wire.v1 import session_pb2 as pb
+
+PAGE_ENTRIES: Final = 500
+CALL_SECONDS: Final = 10.0
+MAX_FINDINGS: Final = 1_000
+"""So many wrong entries are described; further ones are only counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The entries of a shard to compare: about this number, or this share (0 to 1); zeros mean all."""
+
+    entries: int = 0
+    share: float = 0.0
+
+    def stride(self, total: int) -> int:
+        """Return n, when every n-th of ``total`` entries is to be compared."""
+        if self.entries:
+            return max(1, total // self.entries)
+        return max(1, round(1 / self.share)) if self.share else 1
+
+
+ALL: Final = Sample()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One wrong entry."""
+
+    server: str
+    kind: str
+    id: int
+    atype: int
+    verdict: str
+    cached_version: int
+    stored_version: int
+
+
+@dataclass(slots=True)
+class ServerReport:
+    """The result at one server. ``in_flight``: entries that differed at first and not any more."""
+
+    server: str
+    role: str
+    entries: int = 0
+    in_flight: int = 0
+    wrong: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class CachesReport:
+    """The result of `verify_caches`."""
+
+    servers: list[ServerReport] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        """The number of wrong entries at all servers."""
+        return sum(server.wrong for server in self.servers)
+
+    @property
+    def unchecked(self) -> int:
+        """The number of servers that could not be asked, or only in part."""
+        return sum(bool(server.error) for server in self.servers)
+
+    @property
+    def consistency(self) -> MeasuredConsistency:
+        """The consistency over all entries that were compared."""
+        return MeasuredConsistency(sum(server.entries for server in self.servers), self.wrong)
+
+    @property
+    def clean(self) -> bool:
+        """True when no compared entry is wrong and every server could be asked."""
+        return not self.wrong and not self.unchecked
+
+
+async def verify_caches(
+    routes: Routes,
+    links: Links,
+    store: ReadStore,
+    *,
+    sample: Sample = ALL,
+    recheck_seconds: float = 2.0,
+    on_progress: Callable[[str, int], None] = lambda _server, _entries: None,
+) -> CachesReport:
+    """Compare all caches, or a sample of their entries, with the master databases.
+
+    ``on_progress`` receives a server's name and how many of its entries have been compared."""
+    report = CachesReport()
+    for region in routes.topology.regions:
+        for tier in (region.leaders, *region.followers):
+            for server in tier.servers:
+                role = routes.locate(server.name).role
+                line = ServerReport(server.name, role)
+                report.servers.append(line)
+                checker = _ServerCheck(server, line, links, store, report.findings, recheck_seconds)
+                try:
+                    for shard in routes.shards_of(server.name):
+                        await checker.check_shard(shard, sample)
+                        on_progress(server.name, line.entries)
+                except TaoError as error:
+                    line.error = error.message
+    return report
+
+
+class _ServerCheck:
+    """Compares the entries of one server."""
+
+    def __init__(
+        self,
+        server: CacheServer,
+        line: ServerReport,
+        links: Links,
+        store: ReadStore,
+        findings: list[Finding],
+        recheck_seconds: float,
+    ) -> None:
+        self._link: Final = links.to(server)
+        self._line: Final = line
+        self._store: Final = store
+        self._findings: Final = findings
+        self._recheck_seconds: Final = recheck_seconds
+
+    async def check_shard(self, shard: int, sample: Sample) -> None:
+        stride = 1
+        if sample != ALL:
+            asked = pb.Inspect(sample_shard=shard, sample_limit=1)
+            answer = await self._link.ask(pb.Request(inspect=asked), CALL_SECONDS)
+            stride = sample.stride(answer.inspection.shard_entries)
+        cursor = str(random.randrange(stride))
+        while True:
+            asked = pb.Inspect(sample_shard=shard, sample_limit=PAGE_ENTRIES, sample_after=cursor, sample_stride=stride)
+            answer = await self._link.ask(pb.Request(inspect=asked), CALL_SECONDS)
+            entries = list(answer.inspection.entries)
+            await self._check(entries)
+            self._line.entries += len(entries)
+            cursor = answer.inspection.next_cursor
+            if not cursor:
+                return
+
+    async def _check(self, entries: Sequence[pb.CachedEntry]) -> None:
+        doubtful = [each for each in await self._compare(entries) if each[1] is not Verdict.EQUAL]
+        if not doubtful:
+            return
+        # An entry must have reached this version by the second look. Newer messages may be in flight by then.
+        due = {_key(entry): _version_due(entry, verdict, stored) for entry, verdict, stored in doubtful}
+        await asyncio.sleep(self._recheck_seconds)
+        again = await self._held_now([entry for entry, _, _ in doubtful])
+        for entry, verdict, stored in await self._compare(again):
+            if verdict is Verdict.EQUAL or (verdict is Verdict.BEHIND and version_of(entry.value) >= due[_key(entry)]):
+                self._line.in_flight += 1
+                continue
+            self._line.wrong += 1
+            if len(self._findings) < MAX_FINDINGS:
+                self._findings.append(
+                    Finding(
+                        self._line.server,
+                        entry.kind,
+                        entry.id,
+                        entry.atype,
+                        verdict.value,
+                        version_of(entry.value),
+                        version_of(stored),
+                    )
+                )
+
+    async def _held_now(self, entries: Sequence[pb.CachedEntry]) -> list[pb.CachedEntry]:
+        """Return the entries of the same keys as the server holds them now. A key that it has dropped is not wrong."""
+        asked = pb.Inspect(
+            obj_ids=[entry.id for entry in entries if entry.kind == "object"],
+            list_id1s=[entry.id for entry in entries if entry.kind != "object"],
+            list_atypes=[entry.atype for entry in entries if entry.kind != "object"],
+        )
+        answer = await self._link.ask(pb.Request(inspect=asked), CALL_SECONDS)
+        wanted = {_key(entry) for entry in entries}
+        held = {_key(entry): entry for entry in answer.inspection.entries if entry.value and _key(entry) in wanted}
+        self._line.in_flight += len(wanted) - len(held)
+        return list(held.values())
+
+    async def _compare(self, entries: Sequence[pb.CachedEntry]) -> list[tuple[pb.CachedEntry, Verdict, bytes]]:
+        if not entries:
+            return []
+        read = await self._store.read(
+            [_query_for(entry) for entry in entries], critical=True, timeout_seconds=CALL_SECONDS
+        )
+        return [
+            (
+                entry,
+                compare_list(entry.value, stored) if entry.kind == "list" else compare_value(entry.value, stored),
+                stored,
+            )
+            for entry, stored in zip(entries, read.values, strict=True)
+        ]
+
+
+def _key(entry: pb.CachedEntry) -> tuple[str, int, int]:
+    return entry.kind, entry.id, entry.atype
+
+
+def _version_due(entry: pb.CachedEntry, verdict: Verdict, stored: bytes) -> int:
+    """Return the lowest version that is right at the second look, unless the entry equals the database then.
+
+    That is the stored version; for an entry with the same version and other content it is the next version."""
+    return max(version_of(stored), version_of(entry.value) + (verdict is Verdict.DIFFERENT))
+
+
+def _query_for(entry: pb.CachedEntry) -> Query:
+    match entry.kind:
+        case "object":
+            return ObjectQuery(entry.id)
+        case "count":
+            return CountQuery(entry.id, entry.atype)
+        case _:
+            n = int.from_bytes(entry.value[16:20], "little")
+            return RangeQuery(entry.id, entry.atype, 0, n + 1)

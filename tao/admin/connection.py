@@ -1,0 +1,108 @@
+"""Opens connections to a cluster as an operator: a client, and links to every cache server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
+
+from tao.client import ClientSettings, Credentials, Graph, connect
+from tao.client.configuration import read_target
+from tao.model.errors import TaoError
+from tao.model.topology import CacheServer, Topology
+from tao.schema.registry import Schema
+from tao.wire.links import Links, LinkSettings
+from tao.wire.tls import TlsFiles
+
+_Asked = TypeVar("_Asked")
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTarget:
+    """Where a cluster is reached, and with which credentials."""
+
+    address: str
+    """A follower's ``host:port``, or the path of a topology file."""
+    region: str | None = None
+    """The region whose followers are asked. None: the region of the follower at ``address``, or else the first one of
+    the topology file."""
+    tls: TlsFiles | None = None
+    """Certificates; None connects without TLS."""
+    secret: str = field(default="", repr=False)
+    """The cluster's shared secret; empty when it has none."""
+
+
+class PlacedServer(NamedTuple):
+    """A cache server and its role, ``leader`` or ``follower``."""
+
+    role: str
+    server: CacheServer
+
+
+@asynccontextmanager
+async def open_graph(target: ClusterTarget, settings: ClientSettings | None = None) -> AsyncIterator[Graph]:
+    """Open a client of the cluster and close it at the end. Raises what connecting raises."""
+    settings = replace(settings or ClientSettings(), tls=target.tls)
+    credentials = Credentials("operator", "client", target.secret)
+    async with connect(target.address, region=region_of(target), settings=settings, credentials=credentials) as graph:
+        yield graph
+
+
+def region_of(target: ClusterTarget) -> str | None:
+    """Return the region whose followers are asked; None: the region of the follower at the address.
+
+    Raises a `TaoError` for a file that cannot be read and for an address that is none."""
+    if target.region is not None:
+        return target.region
+    found = read_target(target.address)
+    return found.regions[0].name if isinstance(found, Topology) else None
+
+
+@asynccontextmanager
+async def operator_links(secret: str, tls: TlsFiles | None = None) -> AsyncIterator[Links]:
+    """Give links to cache servers with an operator's rights; each opens when it is first used."""
+    links = Links(LinkSettings(), Credentials("operator", "operator", secret), tls)
+    try:
+        yield links
+    finally:
+        await links.close()
+
+
+async def current_topology(target: ClusterTarget) -> Topology:
+    """Return the topology: from the file, for which no server has to run, or as the follower at the address has it."""
+    found = read_target(target.address)
+    if isinstance(found, Topology):
+        return found
+    async with open_graph(target) as graph:
+        return graph.topology
+
+
+async def current_schema(target: ClusterTarget) -> Schema:
+    """Return the schema that a follower uses now."""
+    async with open_graph(target) as graph:
+        return graph.schema
+
+
+def cache_servers(topology: Topology) -> list[PlacedServer]:
+    """List all cache servers: the leaders of all regions first, then the followers."""
+    regions = topology.regions
+    leaders = [PlacedServer("leader", server) for region in regions for server in region.leaders.servers]
+    followers = [
+        PlacedServer("follower", server) for region in regions for tier in region.followers for server in tier.servers
+    ]
+    return leaders + followers
+
+
+async def ask_each(asked: Iterable[_Asked], ask: Callable[[_Asked], Awaitable[_Answer]]) -> list[_Answer | TaoError]:
+    """Call ``ask`` for every item concurrently; an item that fails has its error in the place of an answer."""
+
+    async def one(item: _Asked) -> _Answer | TaoError:
+        try:
+            return await ask(item)
+        except TaoError as error:
+            return error
+
+    return await asyncio.gather(*map(one, asked))

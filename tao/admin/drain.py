@@ -1,0 +1,339 @@
+"""Takes a server out of use before it is stopped, and puts it back into use afterwards.
+
+A server is marked down by hand; callers then use other servers, and other leaders take its shards over. The functions
+here wait until that has happened, by what the servers report on their admin ports: the version of the topology that
+they use, the shards that they own, and counters of requests, which stand still when nobody asks. A server that refuses
+connections has stopped and needs nothing. A server that is silent may only be paused or busy, so it is waited for.
+
+A replica is a special case. Where it is the only one that acknowledges commits, its master would wait without end, and
+every write with it. So the command makes the master commit without waiting until `tao undrain`. If the master is lost
+in that time, the writes that it acknowledged are lost with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from tao.admin.documents import database_of_server, mark_in_file, topology_file
+from tao.admin.server_stats import HTTP_OK, Stats, server_stats
+from tao.model.errors import OperatorError, TaoError, TopologyError
+from tao.model.topology import Tier, Topology
+from tao.replication.accounts import SERVICES
+from tao.replication.locks import FileLocks, hold_exclusively, mastership_lock
+from tao.replication.promotion import Promoter, PromotionSettings
+from tao.replication.replication_set import NotCaughtUp, ReplicationSet, SetAccounts
+from tao.replication.server_statements import server_processes
+from tao.routing.routes import Routes
+from tao.runtime.admin_client import NobodyListens, admin_get
+from tao.storage.session import DatabaseSession
+
+PAUSE_SECONDS: Final = 0.1
+_STATEMENT_SECONDS: Final = 5.0
+QUIET_SECONDS: Final = 1.0
+"""A server is out of use when it has had no request for so long: callers that know the new topology stay away at once,
+and a request under way is answered or given up within seconds."""
+
+Show = Callable[[str], None]
+"""Shows what is waited for."""
+
+
+class Drained(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of draining or undraining a server.
+
+    ``marked``: it is marked down, so callers that use the current topology avoid it. ``waiting_for``: the conditions
+    that were not met when the time was up."""
+
+    server: str
+    role: str
+    safe_to_stop: bool
+    marked: bool
+    topology_version: int = 0
+    waiting_for: list[str] = []
+    notes: list[str] = []
+    """Further remarks for the operator."""
+
+    def describe(self) -> str:
+        """Return the result as one line for a person."""
+        if self.waiting_for:
+            return f"{self.server}: still waiting for: {'; '.join(self.waiting_for)}"
+        if self.safe_to_stop:
+            return f"{self.server}: safe to stop" + (f"; then: tao undrain {self.server}" if self.marked else "")
+        return f"{self.server}: in use"
+
+
+async def drain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Mark a leader or follower down and wait until no server or client uses it.
+
+    Raises `TopologyError` when no other server could replace it, and `OperatorError` when a server has no admin address
+    to ask; in both cases nothing is marked."""
+
+    def check(before: Topology, name: str) -> None:
+        _check_stand_in(before, name)
+        check_seen(before)
+
+    topology = await mark_in_file(file, name, down=True, check=check)
+    place = Routes(topology).locate(name)
+    watched = Quiet()
+
+    async def missing() -> list[str]:
+        stats = await figures(topology, wanted=name)
+        return [*_unheard(stats, topology.version), *_unfinished(name, place.tier, topology, stats, watched)]
+
+    left = await until_none(missing, timeout_seconds, show)
+    return Drained(
+        server=name,
+        role=place.role,
+        safe_to_stop=not left,
+        marked=True,
+        topology_version=topology.version,
+        waiting_for=left,
+    )
+
+
+async def undrain_cache_server(file: Path, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Wait until a server is ready, mark it up, and wait until it has taken its shards back."""
+    deadline = asyncio.get_running_loop().time() + timeout_seconds
+    before = await topology_file(file).load()
+    server = Routes(before).server(name)
+
+    async def unready() -> list[str]:
+        return await not_ready(name, server.admin)
+
+    left = await until_none(unready, timeout_seconds, show)
+    topology = before
+    if not left:
+        topology = await mark_in_file(file, name, down=False)
+
+        async def missing() -> list[str]:
+            return [*_unheard(await figures(topology), topology.version), *await unready()]
+
+        left = await until_none(missing, deadline - asyncio.get_running_loop().time(), show)
+    return Drained(
+        server=name,
+        role=Routes(topology).locate(name).role,
+        safe_to_stop=False,
+        marked=Routes(topology).server(name).down,
+        topology_version=topology.version,
+        waiting_for=left,
+    )
+
+
+async def until_none(missing: Callable[[], Awaitable[list[str]]], timeout_seconds: float, show: Show) -> list[str]:
+    """Call ``missing`` until it returns nothing; return what is still missing when the time is up."""
+    deadline = asyncio.get_running_loop().time() + timeout_seconds
+    shown = ""
+    while True:
+        left = await missing()
+        if not left or asyncio.get_running_loop().time() >= deadline:
+            return left
+        if left[0] != shown:
+            shown = left[0]
+            show(shown)
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+def check_seen(topology: Topology) -> None:
+    """Raise `OperatorError` when a server has no admin address."""
+    unseen = [name for name, (admin, _) in _looked_at(topology).items() if not admin]
+    if unseen:
+        they = "has no admin address" if len(unseen) == 1 else "have no admin addresses"
+        raise OperatorError(
+            f"{', '.join(unseen)} {they} in the topology, so it cannot be seen whether every server uses the new "
+            "topology: add the address, or use `tao topology mark-down` and look at the servers yourself"
+        )
+
+
+async def figures(topology: Topology, *, wanted: str = "") -> dict[str, dict[str, Any]]:
+    """Return the figures of all cache servers and tailers by name.
+
+    A silent server has empty figures. A server that refuses connections is left out, and so is a silent one that is
+    marked down, unless it is ``wanted``: its machine may be lost, and nobody uses it. `Any`: each role has its own
+    figures."""
+
+    async def one(name: str, admin: str, down: bool) -> dict[str, Any] | None:
+        try:
+            return await server_stats(admin)
+        except NobodyListens:
+            return None  # it reads the topology when it starts
+        except TaoError:
+            return None if down and name != wanted else {}
+
+    looked_at = {name: place for name, place in _looked_at(topology).items() if place[0]}
+    answers = await asyncio.gather(*(one(name, *place) for name, place in looked_at.items()))
+    return {name: stats for name, stats in zip(looked_at, answers, strict=True) if stats is not None}
+
+
+def _looked_at(topology: Topology) -> dict[str, tuple[str, bool]]:
+    """Return the admin address of every cache server and tailer, and whether it is marked down."""
+    found: dict[str, tuple[str, bool]] = {}
+    for region in topology.regions:
+        for tier in (region.leaders, *region.followers):
+            found.update({server.name: (server.admin, server.down) for server in tier.servers})
+        found.update({tailer.name: (tailer.admin, False) for tailer in region.tailers})
+    return found
+
+
+async def not_ready(name: str, admin: str) -> list[str]:
+    """Return why a server is not ready, or nothing. Raises `OperatorError` for one without an admin address."""
+    if not admin:
+        raise OperatorError(f"{name} has no admin address in the topology: add one, so that its readiness can be seen")
+    try:
+        status, body = await admin_get(admin, "/ready")
+    except TaoError as error:
+        return [f"{name} to answer ({error.message})"]
+    return [] if status == HTTP_OK else [f"{name} to be ready: {body.decode(errors='replace').strip()}"]
+
+
+class Quiet:
+    """Measures for how long counters have stood still."""
+
+    def __init__(self) -> None:
+        self._count: object = None
+        self._since = 0.0
+
+    def lasts(self, count: object, now: float) -> bool:
+        """Note a count that was read at ``now``; True when it has been the same for `QUIET_SECONDS`."""
+        if count != self._count:
+            self._count, self._since = count, now
+        return now - self._since >= QUIET_SECONDS
+
+
+def work_of(stats: Stats) -> tuple[int, ...]:
+    """Return the requests of a cache server so far: reads by their outcome, then writes."""
+    writes = stats["writes"]
+    done = writes["forwarded"] if "forwarded" in writes else writes["committed"]
+    return (stats["hits"], stats["misses"], stats["failures"], done, writes["failed"])
+
+
+def _unheard(stats: Mapping[str, Stats], version: int) -> list[str]:
+    late = [name for name, each in stats.items() if each and each["topology_version"] < version]
+    silent = [name for name, each in stats.items() if not each]
+    return [*(f"{name} to answer" for name in silent), *(f"{name} to notice topology {version}" for name in late)]
+
+
+def _unfinished(name: str, tier: str, topology: Topology, stats: Mapping[str, Stats], watched: Quiet) -> list[str]:
+    own = stats.get(name)
+    if not own:
+        return []  # it has stopped already; a silent server is reported by `_unheard`
+    found: list[str] = []
+    if own["role"] == "leader":
+        shards = own["owned_shards"] + own["hosted_shards"]
+        if shards:
+            found.append(f"{shards} shards to be handed over")
+        found += [
+            f"{other} to take its shards"
+            for other in _others(topology, name)
+            if stats.get(other) and not _has_all(topology, other, stats[other])
+        ]
+    if not watched.lasts(work_of(own), asyncio.get_running_loop().time()):
+        found.append(f"{name} to be asked nothing any more (by clients of {tier} that follow the topology)")
+    return found
+
+
+def _has_all(topology: Topology, leader: str, stats: Stats) -> bool:
+    return bool(stats["owned_shards"] + stats["hosted_shards"] >= len(Routes(topology).shards_of(leader)))
+
+
+def _others(topology: Topology, name: str) -> Sequence[str]:
+    """Return the servers of the same tier that are not marked down."""
+    return [server.name for server in _tier_of(topology, name).servers if server.name != name and not server.down]
+
+
+def _tier_of(topology: Topology, name: str) -> Tier:
+    for region in topology.regions:
+        for tier in (region.leaders, *region.followers):
+            if any(server.name == name for server in tier.servers):
+                return tier
+    raise TopologyError(f"there is no server {name!r}")
+
+
+def _check_stand_in(topology: Topology, name: str) -> None:
+    """Raise `TopologyError` when no server would be left to replace this one."""
+    tier = _tier_of(topology, name)
+    if _others(topology, name):
+        return
+    region = next(each for each in topology.regions if tier in (each.leaders, *each.followers))
+    behind = [each for each in region.followers if each != tier and any(not server.down for server in each.servers)]
+    if tier == region.leaders or not behind:
+        raise TopologyError(
+            f"{name} is the last server of {tier.name} in {region.name} that is not marked down: no other server could "
+            "replace it"
+        )
+
+
+async def drain_replica(file: Path, accounts: SetAccounts, name: str, timeout_seconds: float, show: Show) -> Drained:
+    """Mark a replica down and wait until nobody reads from it.
+
+    Raises `TopologyError` for a master, and `OperatorError` when a server has no admin address to ask."""
+    topology = await mark_in_file(file, name, down=True, check=_check_replica)
+    database = database_of_server(topology, name)
+    region = next(region for region, server in database.servers.items() if server.name == name)
+    replicas = ReplicationSet(database, accounts, seen_from="", statement_seconds=_STATEMENT_SECONDS)
+    async with hold_exclusively(FileLocks(file), mastership_lock(database.name), PromotionSettings().lock_seconds):
+        let_go = await replicas.let_master_go()
+    quiet = Quiet()
+
+    async def missing() -> list[str]:
+        stats = await figures(topology)
+        late = [who for who, each in stats.items() if each.get("topology_version", 0) < topology.version]
+        found = [f"{who} to notice topology {topology.version}" for who in late]
+        found += [f"{who} to read elsewhere" for who, each in stats.items() if each.get("reads_from") == name]
+        async with replicas.session(region) as session:
+            busy = await _statements(session, replicas.statement_deadline())
+        if busy:
+            found.append(f"{busy} statements at {name} to end")
+        elif not quiet.lasts(tuple(found), asyncio.get_running_loop().time()):
+            found.append(f"{name} to be asked nothing any more")
+        return found
+
+    left = await until_none(missing, timeout_seconds, show)
+    return Drained(
+        server=name,
+        role="replica",
+        safe_to_stop=not left,
+        marked=True,
+        topology_version=topology.version,
+        waiting_for=left,
+        notes=[f"commits of {database.name} wait for no replica until tao undrain"] if let_go else [],
+    )
+
+
+async def undrain_replica(file: Path, promoter: Promoter, name: str) -> Drained:
+    """Have a replica follow its master, wait until it has caught up, and mark it up.
+
+    The promoter's settings say how long to wait; a replica that takes longer is reported in the result. Raises what
+    `Promoter.rejoin` raises otherwise."""
+    topology = await topology_file(file).load()
+    left: list[str] = []
+    try:
+        await promoter.rejoin(database_of_server(topology, name).name, name)
+    except NotCaughtUp:
+        left = [f"{name} to catch up with its master"]
+    topology = await topology_file(file).load()
+    servers = database_of_server(topology, name).servers
+    return Drained(
+        server=name,
+        role="replica",
+        safe_to_stop=False,
+        marked=any(server.name == name and server.down for server in servers.values()),
+        topology_version=topology.version,
+        waiting_for=left,
+    )
+
+
+async def _statements(session: DatabaseSession, deadline: float) -> int:
+    """Count the statements of leaders and followers that are being executed."""
+    processes = await server_processes(session, deadline=deadline)
+    return sum(each.user.startswith(SERVICES) and each.command == "Query" for each in processes)
+
+
+def _check_replica(topology: Topology, name: str) -> None:
+    database = database_of_server(topology, name)
+    if database.servers[database.master_region].name == name:
+        raise TopologyError(f"{name} is the master of {database.name}: tao promote {database.name} --to another region")
+    check_seen(topology)

@@ -1,0 +1,248 @@
+"""Turns records of a CSV file into objects and edges: external keys into ids, cells into fields and times."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tao.admin.field_text import value_of
+from tao.admin.load.csv_files import CsvSource, Record
+from tao.admin.load.key_map import KeyMap
+from tao.admin.load.pipeline import Rejected, errors_of
+from tao.client import Graph
+from tao.model.errors import InvalidArgument, InvalidField, OperatorError, TaoError, TooLarge
+from tao.model.graph import MAX_TIME
+from tao.model.ids import MAX_ID, SHARD_SHIFT
+from tao.schema.codec import encode_fields
+from tao.schema.types import AssocType, Field, GraphType, ObjectType
+
+_MAX_KEY_CHARACTERS = 512
+
+
+def field_columns(source: CsvSource, graph_type: GraphType, renamed: Mapping[str, str]) -> list[tuple[int, Field]]:
+    """Return the column of each field: the columns that ``renamed`` maps, then those with a field's name.
+
+    Raises `OperatorError` for a column or a field that does not exist, and for two columns of one field.
+    """
+    fields = {field.name: field for field in graph_type.fields}
+    found: dict[str, int] = {}
+    for column, name in renamed.items():
+        if name not in fields:
+            raise OperatorError(f"type {graph_type.name!r} has no field {name!r}: it has {', '.join(fields) or 'none'}")
+        if name in found:
+            raise OperatorError(f"two columns are mapped to the field {name!r}")
+        found[name] = source.index_of(column)
+    for name in fields:
+        if name not in found and name in source.columns and name not in renamed:
+            found[name] = source.index_of(name)
+    return [(index, fields[name]) for name, index in found.items()]
+
+
+def fields_in(columns: Sequence[tuple[int, Field]], cells: Sequence[str]) -> dict[str, object]:
+    """Return the fields of a record. Raises `InvalidField` for a cell that is not a value of its field's kind."""
+    return {field.name: value_of(field, cells[index]) for index, field in columns if cells[index]}
+
+
+def graph_id(text: str, shards: int, name: str) -> int:
+    """Return the id of the graph in a cell. Raises `InvalidArgument` for another text."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_ID and int(text) >> SHARD_SHIFT < shards):
+        raise InvalidArgument(f"{name} {text[:40]!r} is not an id of this graph")
+    return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class NewObject:
+    """The object that is written for one record."""
+
+    id: int
+    fields: dict[str, object]
+
+
+class ObjectLoad:
+    """Loads objects of one type; a `Load`. ``key_map`` None: the key column holds ids of the graph."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        source: CsvSource,
+        otype: ObjectType,
+        key_column: str,
+        renamed: Mapping[str, str],
+        key_map: KeyMap | None,
+    ) -> None:
+        self._graph = graph
+        self._otype = otype
+        self._key_map = key_map
+        self._key_index = source.index_of(key_column)
+        self._columns = field_columns(source, otype, renamed)
+
+    async def prepare(self, records: Sequence[Record]) -> list[NewObject | Rejected]:
+        """Return the object of each record. Its id is in the key map, or is reserved and stored there now."""
+        fields: list[dict[str, object] | Rejected] = []
+        for record in records:
+            key = record.cells[self._key_index]
+            try:
+                if not 0 < len(key) <= _MAX_KEY_CHARACTERS:
+                    raise InvalidArgument(f"the key has {len(key)} characters: 1 to {_MAX_KEY_CHARACTERS} are allowed")
+                if self._key_map is None:
+                    graph_id(key, self._graph.topology.shards, "the key")
+                values = fields_in(self._columns, record.cells)
+                encode_fields(self._otype, values)
+                fields.append(values)
+            except (InvalidArgument, InvalidField, TooLarge) as error:
+                fields.append(Rejected(f"{error.reason}: {error.message}"))
+        keys = [record.cells[self._key_index] for record in records]
+        usable = [key for key, values in zip(keys, fields, strict=True) if not isinstance(values, Rejected)]
+        ids = await self._ids_of(usable)
+        return [
+            values if isinstance(values, Rejected) else NewObject(ids[key], values)
+            for key, values in zip(keys, fields, strict=True)
+        ]
+
+    async def write(self, items: Sequence[NewObject]) -> list[TaoError | None]:
+        """Add the objects under their ids. A repetition with the same content changes nothing."""
+        name = self._otype.name
+        return await errors_of(
+            self._graph.obj_add_many([(name, item.fields, None, item.id) for item in items]), len(items)
+        )
+
+    def witness(self, item: NewObject) -> str:
+        """Return the object's id as text."""
+        return str(item.id)
+
+    async def holds(self, witness: str) -> bool:
+        """True when the object exists."""
+        return await self._graph.obj_get(int(witness)) is not None
+
+    async def _ids_of(self, keys: Sequence[str]) -> dict[str, int]:
+        if self._key_map is None:
+            return {key: int(key) for key in keys}
+        known = self._key_map.ids_of(self._otype.name, keys)
+        new = [key for key in dict.fromkeys(keys) if key not in known]
+        if new:
+            reserved = dict(zip(new, await self._reserve(len(new)), strict=True))
+            self._key_map.note_ids(self._otype.name, reserved)
+            known |= reserved
+        return known
+
+    async def _reserve(self, count: int) -> list[int]:
+        """Reserve ids, spread evenly over the shards."""
+        shards = self._graph.topology.shards
+        share, rest = divmod(count, shards)
+        counts = {shard: share for shard in range(shards) if share}
+        for shard in random.sample(range(shards), rest):
+            counts[shard] = share + 1
+        reserved = await asyncio.gather(
+            *(self._graph.reserve_ids(wanted, shard=shard) for shard, wanted in counts.items())
+        )
+        ids = [each for some in reserved for each in some]
+        random.shuffle(ids)
+        return ids
+
+
+@dataclass(frozen=True, slots=True)
+class NewEdge:
+    """The edge that is written for one record."""
+
+    id1: int
+    id2: int
+    time: int
+    fields: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class EndColumn:
+    """The column of one end of the edges. ``otype``: the object type of its keys; None: it holds ids of the graph."""
+
+    column: str
+    otype: str | None
+
+
+def end_otype(key_map: KeyMap, named: str | None, option: str) -> str:
+    """Return the object type of the keys in a column: the one that is named, else the only one in the map.
+
+    ``option``: the option that names it. Raises `OperatorError` when the type is ambiguous or unknown."""
+    otypes = key_map.otypes()
+    if named is not None:
+        if named not in otypes:
+            raise OperatorError(f"the key map has no keys of type {named!r}: it has {', '.join(otypes) or 'none'}")
+        return named
+    if len(otypes) != 1:
+        state = f"has keys of {', '.join(otypes)}" if otypes else "is empty: load the objects first"
+        raise OperatorError(f"the key map {state}" + (f"; name one with {option}" if otypes else ""))
+    return otypes[0]
+
+
+class EdgeLoad:
+    """Loads edges of one type; a `Load`. ``time``: one time for all edges, or the name of a column."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        source: CsvSource,
+        atype: AssocType,
+        ends: tuple[EndColumn, EndColumn],
+        time: int | str,
+        renamed: Mapping[str, str],
+        key_map: KeyMap,
+    ) -> None:
+        self._graph = graph
+        self._atype = atype
+        self._ends = [(source.index_of(end.column), end) for end in ends]
+        self._constant_time = time if isinstance(time, int) else -1
+        self._time_index = source.index_of(time) if isinstance(time, str) else -1
+        self._columns = field_columns(source, atype, renamed)
+        self._key_map = key_map
+
+    async def prepare(self, records: Sequence[Record]) -> list[NewEdge | Rejected]:
+        """Return the edge of each record: the ids of both ends, the time and the fields."""
+        ids: dict[str | None, dict[str, int]] = {}
+        for otype in {end.otype for _, end in self._ends if end.otype is not None}:
+            keys = [record.cells[index] for record in records for index, end in self._ends if end.otype == otype]
+            ids[otype] = self._key_map.ids_of(otype, keys)
+        return [self._prepare_one(record.cells, ids) for record in records]
+
+    async def write(self, items: Sequence[NewEdge]) -> list[TaoError | None]:
+        """Add the edges. An edge that exists is overwritten with the same content."""
+        name = self._atype.name
+        return await errors_of(
+            self._graph.assoc_add_many([(item.id1, name, item.id2, item.time, item.fields) for item in items]),
+            len(items),
+        )
+
+    def witness(self, item: NewEdge) -> str:
+        """Return both ids as text."""
+        return f"{item.id1} {item.id2}"
+
+    async def holds(self, witness: str) -> bool:
+        """True when the edge exists."""
+        id1, id2 = map(int, witness.split())
+        return len(await self._graph.assoc_get(id1, self._atype.name, [id2])) == 1
+
+    def _prepare_one(self, cells: Sequence[str], ids: Mapping[str | None, Mapping[str, int]]) -> NewEdge | Rejected:
+        try:
+            id1, id2 = (self._id_of(cells[index], end, ids) for index, end in self._ends)
+            fields = fields_in(self._columns, cells) if self._columns else {}
+            if fields:
+                encode_fields(self._atype, fields)
+            return NewEdge(id1, id2, self._time_of(cells), fields)
+        except (InvalidArgument, InvalidField, TooLarge) as error:
+            return Rejected(f"{error.reason}: {error.message}")
+
+    def _id_of(self, text: str, end: EndColumn, ids: Mapping[str | None, Mapping[str, int]]) -> int:
+        if end.otype is None:
+            return graph_id(text, self._graph.topology.shards, end.column)
+        found = ids[end.otype].get(text)
+        if found is None:
+            raise InvalidArgument(f"{end.column} {text[:40]!r} is not the key of a loaded {end.otype}")
+        return found
+
+    def _time_of(self, cells: Sequence[str]) -> int:
+        if self._time_index < 0:
+            return self._constant_time
+        text = cells[self._time_index]
+        if not (text.isascii() and text.isdigit() and int(text) <= MAX_TIME):
+            raise InvalidArgument(f"time {text[:40]!r} is not a number from 0 to 2^63 - 1")
+        return int(text)

@@ -1,0 +1,204 @@
+"""Compares every replica with its master, row by row (`tao verify --all-regions`).
+
+Both are scanned in key order, a page at a time. The pages are read at different moments, and a replica is behind its
+master, so rows that differ are read again after a pause. A row was in flight when it is equal then, or has changed at
+the replica; it is wrong when it still differs and has not changed there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tao.admin.cache_verification import MAX_FINDINGS
+from tao.model.errors import TaoError
+from tao.model.graph import EdgeKey, ListKey
+from tao.routing.routes import Routes
+from tao.schema.registry import Schema
+from tao.storage.names import DEFAULT_EDGE_TABLE
+from tao.storage.scans import FIRST_EDGE, FIRST_LIST, Scans
+
+PAGE_ROWS: Final = 2_000
+ROWS_AT_ONCE: Final = 8
+"""So many rows are read again concurrently, as many as a pool has connections: the other region may be far away."""
+
+Key = tuple[int, ...]
+Page = Mapping[Key, object]
+"""Rows by key, in key order."""
+ScanPage = Callable[[Scans, int, Key, int], Awaitable[Page]]
+"""Reads at most ``limit`` rows of a shard behind a key: ``(scans, shard, after, limit)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One row that differs between a replica and its master, or is missing at either."""
+
+    server: str
+    shard: int
+    table: str
+    key: Key
+    at_master: bool
+    at_replica: bool
+
+
+@dataclass(slots=True)
+class ReplicaReport:
+    """The result at one replica. ``in_flight``: rows that differed at first, and were equal or newer later."""
+
+    server: str
+    region: str
+    rows: int = 0
+    in_flight: int = 0
+    wrong: int = 0
+    error: str = ""
+
+
+@dataclass(slots=True)
+class ReplicasReport:
+    """The result of `compare_replicas`."""
+
+    servers: list[ReplicaReport] = field(default_factory=list)
+    findings: list[Difference] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        """The number of wrong rows at all replicas."""
+        return sum(server.wrong for server in self.servers)
+
+    @property
+    def unchecked(self) -> int:
+        """The number of servers that could not be read, or only in part."""
+        return sum(bool(server.error) for server in self.servers)
+
+    @property
+    def clean(self) -> bool:
+        """True when no row is wrong and every server could be read."""
+        return not self.wrong and not self.unchecked
+
+
+async def compare_replicas(
+    routes: Routes,
+    schema: Schema,
+    masters: Scans,
+    scans_in: Callable[[str], Scans],
+    *,
+    recheck_seconds: float = 2.0,
+    page_rows: int = PAGE_ROWS,
+    on_progress: Callable[[str, int], None] = lambda _server, _rows: None,
+) -> ReplicasReport:
+    """Compare all replicas with their masters.
+
+    ``masters``: scans of the masters. ``scans_in``: returns scans of a region's own servers. ``recheck_seconds``: the
+    pause before rows that differ are read again. ``on_progress`` receives a replica's name and how many rows have been
+    compared."""
+    report = ReplicasReport()
+    tables = _tables(schema)
+    for database in routes.topology.databases:
+        for region, server in database.servers.items():
+            if region == database.master_region:
+                continue
+            line = ReplicaReport(server.name, region)
+            report.servers.append(line)
+            check = _ReplicaCheck(line, masters, scans_in(region), report.findings, recheck_seconds, page_rows)
+            try:
+                for first, last in database.shards:
+                    for shard in range(first, last + 1):
+                        for table, (start, scan) in tables.items():
+                            await check.check_table(shard, table, start, scan)
+                        on_progress(server.name, line.rows)
+            except TaoError as error:
+                line.error = error.message
+    return report
+
+
+class _ReplicaCheck:
+    """Compares the rows of one replica."""
+
+    def __init__(
+        self,
+        line: ReplicaReport,
+        master: Scans,
+        replica: Scans,
+        findings: list[Difference],
+        recheck_seconds: float,
+        page_rows: int,
+    ) -> None:
+        self._line: Final = line
+        self._master: Final = master
+        self._replica: Final = replica
+        self._findings: Final = findings
+        self._recheck_seconds: Final = recheck_seconds
+        self._page_rows: Final = page_rows
+
+    async def check_table(self, shard: int, table: str, start: Key, scan: ScanPage) -> None:
+        after: Key | None = start
+        while after is not None:
+            pages = await asyncio.gather(
+                scan(self._master, shard, after, self._page_rows), scan(self._replica, shard, after, self._page_rows)
+            )
+            # Rows behind the last key of a full page have not been read on that side.
+            after = min((max(page) for page in pages if len(page) == self._page_rows), default=None)
+            keys = {key for page in pages for key in page if after is None or key <= after}
+            self._line.rows += len(keys)
+            await self._compare_again(shard, table, scan, _differing(keys, *pages), pages[1])
+
+    async def _compare_again(self, shard: int, table: str, scan: ScanPage, doubtful: list[Key], seen: Page) -> None:
+        if not doubtful:
+            return
+        await asyncio.sleep(self._recheck_seconds)
+        for start in range(0, len(doubtful), ROWS_AT_ONCE):
+            some = doubtful[start : start + ROWS_AT_ONCE]
+            pairs = await asyncio.gather(*(self._both(shard, scan, key) for key in some))
+            for key, (at_master, at_replica) in zip(some, pairs, strict=True):
+                if at_master == at_replica or at_replica != seen.get(key):
+                    self._line.in_flight += 1
+                    continue
+                self._line.wrong += 1
+                if len(self._findings) < MAX_FINDINGS:
+                    self._findings.append(
+                        Difference(self._line.server, shard, table, key, at_master is not None, at_replica is not None)
+                    )
+
+    async def _both(self, shard: int, scan: ScanPage, key: Key) -> tuple[object, object]:
+        """Return the row as the master and the replica have it now: the first one behind the key before it."""
+        just_before = (*key[:-1], key[-1] - 1)
+        at_master, at_replica = await asyncio.gather(
+            scan(self._master, shard, just_before, 1), scan(self._replica, shard, just_before, 1)
+        )
+        return at_master.get(key), at_replica.get(key)
+
+
+def _differing(keys: Iterable[Key], at_master: Page, at_replica: Page) -> list[Key]:
+    return [key for key in sorted(keys) if at_master.get(key) != at_replica.get(key)]
+
+
+def _tables(schema: Schema) -> dict[str, tuple[Key, ScanPage]]:
+    """Return every table of the graph, with the key where its scan begins and the function that scans it."""
+    edge_tables = {atype.table or DEFAULT_EDGE_TABLE for atype in schema.assocs} | {DEFAULT_EDGE_TABLE}
+    return {
+        "objects": ((0,), _objects),
+        "assoc_lists": ((FIRST_LIST.id1, FIRST_LIST.atype), _lists),
+        **{
+            table: ((FIRST_EDGE.id1, FIRST_EDGE.atype, FIRST_EDGE.id2), _edges_of(table))
+            for table in sorted(edge_tables)
+        },
+    }
+
+
+async def _objects(scans: Scans, shard: int, after: Key, limit: int) -> Page:
+    return {(row.id,): row for row in await scans.scan_objects(shard, after[0], limit)}
+
+
+async def _lists(scans: Scans, shard: int, after: Key, limit: int) -> Page:
+    rows = await scans.scan_lists(shard, ListKey(after[0], after[1]), limit)
+    return {(key.id1, key.atype): row for key, row in rows}
+
+
+def _edges_of(table: str) -> ScanPage:
+    async def scan(scans: Scans, shard: int, after: Key, limit: int) -> Page:
+        rows = await scans.scan_edges(shard, table, EdgeKey(after[0], after[1], after[2]), limit)
+        return {(key.id1, key.atype, key.id2): edge for key, edge in rows}
+
+    return scan

@@ -1,0 +1,346 @@
+"""Makes one view of the whole cluster from what all servers report: the problems in words, then a row for each server.
+
+A problem is something that an operator has to look into: a server that does not answer or is not ready, a binlog that
+is not followed, a master that takes no writes, a region that is behind. `view_of` is pure; `cluster_view` asks the
+servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from tao.admin.server_stats import HTTP_OK, server_stats
+from tao.model.errors import TaoError
+from tao.model.topology import CacheServer, Database, Region, TailerProcess, Topology
+from tao.runtime.admin_client import admin_get
+
+UP: Final = "ready"
+UNREACHABLE: Final = "does not answer"
+MARKED_DOWN: Final = "marked down"
+RECENT_SECONDS: Final = 3_600.0
+"""An inconsistency in a cache stays a problem for so long after it was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer of one server's admin port.
+
+    ``stats``: its figures, empty when it does not answer (`Any`: each role has its own figures). ``reason``: why it
+    does not answer or is not ready; empty when it is ready."""
+
+    stats: Mapping[str, Any]
+    reason: str = ""
+
+    @property
+    def state(self) -> str:
+        return UNREACHABLE if not self.stats else UP if not self.reason else "not ready"
+
+
+class LeaderRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One leader.
+
+    ``staleness_seconds``: the age of the database that is furthest behind; None when it is unknown or not measured.
+    ``consistency_looks``: entries of followers' caches that it has compared since its start; ``inconsistencies``: how
+    many of these were wrong."""
+
+    name: str
+    region: str
+    state: str
+    owned_shards: int | None = None
+    hosted_shards: int | None = None
+    subscribers: int | None = None
+    consistency_looks: int | None = None
+    inconsistencies: int | None = None
+    staleness_seconds: float | None = None
+
+
+class FollowerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One follower. ``hit_rate``: the share of reads answered from its memory, since its start."""
+
+    name: str
+    region: str
+    tier: str
+    state: str
+    hit_rate: float | None = None
+    unsubscribed_shards: int | None = None
+    staleness_seconds: float | None = None
+
+
+class TailerRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One tailer. ``position``: the binlog position up to which changes are acknowledged."""
+
+    name: str
+    region: str
+    database: str
+    state: str
+    lag_seconds: float | None = None
+    position: str = ""
+
+
+class DatabaseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One database.
+
+    ``servers``: each server's name and ``up``, ``not known``, ``marked down`` or its problem, as leaders (for the
+    master) and tailers see it. ``semi_sync``: commits should wait for a replica, by the topology;
+    ``waits_for_replica``: they do; None when that is unknown."""
+
+    name: str
+    master_region: str
+    servers: dict[str, str]
+    semi_sync: bool = False
+    waits_for_replica: bool | None = None
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole cluster."""
+
+    topology_version: int
+    problems: list[str]
+    leaders: list[LeaderRow]
+    followers: list[FollowerRow]
+    tailers: list[TailerRow]
+    databases: list[DatabaseRow]
+
+
+async def cluster_view(topology: Topology, max_staleness_seconds: float) -> View:
+    """Ask every leader, follower and tailer on its admin port and return the view. It asks no database.
+
+    A region that may be further behind its masters than ``max_staleness_seconds`` is a problem."""
+    addresses: dict[str, str] = {}
+    for region in topology.regions:
+        for tier in (region.leaders, *region.followers):
+            addresses.update({server.name: server.admin for server in tier.servers})
+        addresses.update({tailer.name: tailer.admin for tailer in region.tailers})
+    answers = await asyncio.gather(*map(_ask, addresses.values()))
+    return view_of(topology, dict(zip(addresses, answers, strict=True)), max_staleness_seconds)
+
+
+async def _ask(admin: str) -> Answer:
+    if not admin:
+        return Answer({}, "it has no admin address in the topology")
+    try:
+        stats = await server_stats(admin)
+        ready, body = await admin_get(admin, "/ready")
+    except TaoError as error:
+        return Answer({}, error.message)
+    return Answer(stats, "" if ready == HTTP_OK else body.decode(errors="replace").strip())
+
+
+def view_of(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> View:
+    """Return the view. ``answers``: by name, for every leader, follower and tailer of the topology."""
+    regions = topology.regions
+    return View(
+        topology_version=topology.version,
+        problems=list(_problems(topology, answers, max_staleness_seconds)),
+        leaders=[
+            _leader(region.name, server, answers[server.name])
+            for region in regions
+            for server in region.leaders.servers
+        ],
+        followers=[
+            _follower(region.name, tier.name, server, answers[server.name])
+            for region in regions
+            for tier in region.followers
+            for server in tier.servers
+        ],
+        tailers=[_tailer(region.name, tailer, answers[tailer.name]) for region in regions for tailer in region.tailers],
+        databases=[_database(database, topology, answers, max_staleness_seconds) for database in topology.databases],
+    )
+
+
+def _leader(region: str, server: CacheServer, answer: Answer) -> LeaderRow:
+    stats = answer.stats
+    return LeaderRow(
+        name=server.name,
+        region=region,
+        state=_state(server, answer),
+        owned_shards=stats.get("owned_shards"),
+        hosted_shards=stats.get("hosted_shards"),
+        subscribers=stats.get("delivery", {}).get("subscribers"),
+        consistency_looks=stats.get("consistency", {}).get("looks"),
+        inconsistencies=stats.get("consistency", {}).get("inconsistencies"),
+        staleness_seconds=_worst(stats),
+    )
+
+
+def _follower(region: str, tier: str, server: CacheServer, answer: Answer) -> FollowerRow:
+    stats = answer.stats
+    return FollowerRow(
+        name=server.name,
+        region=region,
+        tier=tier,
+        state=_state(server, answer),
+        hit_rate=stats.get("hit_rate"),
+        unsubscribed_shards=stats.get("unsubscribed_shards"),
+        staleness_seconds=_worst(stats),
+    )
+
+
+def _tailer(region: str, tailer: TailerProcess, answer: Answer) -> TailerRow:
+    return TailerRow(
+        name=tailer.name,
+        region=region,
+        database=tailer.database,
+        state=answer.state,
+        lag_seconds=answer.stats.get("lag_seconds"),
+        position=answer.stats.get("position", ""),
+    )
+
+
+def _state(server: CacheServer, answer: Answer) -> str:
+    return f"{answer.state}, {MARKED_DOWN}" if server.down else answer.state
+
+
+def _worst(stats: Mapping[str, Any]) -> float | None:
+    ages: list[float | None] = list(stats.get("staleness_seconds", {}).values())
+    known = [age for age in ages if age is not None]
+    return max(known) if known and len(known) == len(ages) else None
+
+
+def _database(
+    database: Database, topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float
+) -> DatabaseRow:
+    servers: dict[str, str] = {}
+    for region in topology.regions:
+        server = database.servers.get(region.name)
+        if server is None:
+            continue
+        if server.down:
+            servers[server.name] = MARKED_DOWN
+        elif region.name == database.master_region:
+            servers[server.name] = _master_trouble(database, region, answers, max_staleness_seconds) or "up"
+        else:
+            tails = [answers[tailer.name] for tailer in region.tailers if tailer.database == database.name]
+            known = [answer.stats for answer in tails if answer.stats]
+            connected = any(stats.get("connected") for stats in known)
+            servers[server.name] = "up" if connected else "its binlog cannot be read" if known else "not known"
+    return DatabaseRow(
+        name=database.name,
+        master_region=database.master_region,
+        servers=servers,
+        semi_sync=database.semi_sync,
+        waits_for_replica=_waits(database, topology, answers),
+    )
+
+
+def _waits(database: Database, topology: Topology, answers: Mapping[str, Answer]) -> bool | None:
+    """True when commits wait for a replica, by the newest report of the leaders in the master's region."""
+    region = next(region for region in topology.regions if region.name == database.master_region)
+    beats = [answers[server.name].stats.get("heartbeats", {}).get(database.name) for server in region.leaders.servers]
+    known = [beat for beat in beats if beat and beat["age_seconds"] is not None and "waits_for_replica" in beat]
+    return min(known, key=lambda beat: beat["age_seconds"])["waits_for_replica"] if known else None
+
+
+def _master_trouble(
+    database: Database, region: Region, answers: Mapping[str, Answer], max_staleness_seconds: float
+) -> str:
+    """Return why the master takes no writes, as its region's leaders report, or an empty text."""
+    troubles: list[str] = []
+    for server in region.leaders.servers:
+        beat = answers[server.name].stats.get("heartbeats", {}).get(database.name)
+        if beat is None:
+            continue  # it owns nothing there
+        age, trouble = beat["age_seconds"], beat["trouble"]
+        if not trouble and age is not None and age <= max_staleness_seconds:
+            return ""
+        troubles.append(trouble or "no heartbeat has been written recently")
+    if troubles:
+        return troubles[0]
+    any_answers = any(answers[server.name].stats for server in region.leaders.servers)
+    return "no leader has written a heartbeat" if any_answers else "no leader of its region answers"
+
+
+def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> Iterator[str]:
+    """Yield the problems, the worst first: stopped writes, then stopped servers, then regions that are behind."""
+    regions = {region.name: region for region in topology.regions}
+    for database in topology.databases:
+        region = regions[database.master_region]
+        trouble = _master_trouble(database, region, answers, max_staleness_seconds)
+        if trouble:
+            yield f"{region.name}: the master of {database.name} takes no writes: {trouble}"
+        elif database.semi_sync and _waits(database, topology, answers) is False:
+            master = database.servers[database.master_region].name
+            yield (
+                f"{region.name}: commits of {database.name} wait for no replica, though the topology says semi_sync: "
+                f"writes acknowledged now would be lost with {master}. Finish what was begun (tao undrain, tao reseed, "
+                "tao rejoin); a watcher has them wait as soon as a replica that is not marked down acknowledges"
+            )
+    for region in topology.regions:
+        for role, server in _cache_servers(region):
+            yield from _cache_server_problems(region.name, role, server, answers[server.name], topology.version)
+    for region in topology.regions:
+        for tailer in region.tailers:
+            yield from _tailer_problems(region.name, tailer, answers[tailer.name])
+        for database in topology.databases:
+            yield from _staleness_problems(region, database, topology, answers, max_staleness_seconds)
+    for database in topology.databases:
+        for server_region, database_server in database.servers.items():
+            if database_server.down:
+                yield f"{server_region}: the database server {database_server.name} is marked down in the topology"
+
+
+def _cache_servers(region: Region) -> Iterator[tuple[str, CacheServer]]:
+    for server in region.leaders.servers:
+        yield "leader", server
+    for tier in region.followers:
+        for server in tier.servers:
+            yield "follower", server
+
+
+def _cache_server_problems(region: str, role: str, server: CacheServer, answer: Answer, version: int) -> Iterator[str]:
+    who = f"{region}: {role} {server.name}"
+    marked = ", and is marked down in the topology" if server.down else ""
+    if answer.state == UNREACHABLE:
+        yield f"{who} does not answer{marked}: {answer.reason}"
+        return
+    if answer.reason:
+        yield f"{who} is not ready{marked}: {answer.reason}"
+    elif marked:
+        yield f"{who} is ready, but marked down in the topology"
+    theirs = answer.stats.get("topology_version", version)
+    if theirs != version:
+        yield f"{who} uses topology {theirs}, not {version}"
+    found = answer.stats.get("consistency", {})
+    since = found.get("seconds_since_inconsistency")
+    if since is not None and since <= RECENT_SECONDS:
+        number = found["inconsistencies"]
+        yield f"{who} found {number} inconsistencies in followers' caches: see its log, and tao verify"
+
+
+def _tailer_problems(region: str, tailer: TailerProcess, answer: Answer) -> Iterator[str]:
+    who = f"{region}: tailer {tailer.name} of {tailer.database}"
+    if answer.state == UNREACHABLE:
+        yield f"{who} does not answer: {answer.reason}"
+    elif answer.reason:
+        yield f"{who} does not follow the binlog: {answer.reason}"
+
+
+def _staleness_problems(
+    region: Region,
+    database: Database,
+    topology: Topology,
+    answers: Mapping[str, Answer],
+    max_staleness_seconds: float,
+) -> Iterator[str]:
+    """Yield the problem when the region's copy of a database is behind its master."""
+    has_tailer = any(tailer.database == database.name for tailer in region.tailers)
+    if not has_tailer:
+        if len(topology.regions) > 1:
+            yield f"{region.name}: the topology names no tailer that reads {database.name}: its staleness is unknown"
+        return  # one region without tailers measures nothing; its leaders report every write but foreign ones
+    behind: dict[str, float | None] = {}
+    for _, server in _cache_servers(region):
+        ages = answers[server.name].stats.get("staleness_seconds", {})
+        if database.name in ages:
+            behind[server.name] = ages[database.name]
+    late = {name: age for name, age in behind.items() if age is None or age > max_staleness_seconds}
+    if not late:
+        return
+    known = [age for age in late.values() if age is not None]
+    how = f"up to {max(known):.1f} s behind its master" if known else "behind its master, by an unknown time"
+    yield f"{region.name}: the data served of {database.name} may be {how} ({', '.join(late)})"

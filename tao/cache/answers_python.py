@@ -1,0 +1,160 @@
+"""Answers to single queries from a cached list: the implementation in Python, and the specification.
+
+`tao.cache.answers_core` is the compiled implementation; `tao.cache.answers` chooses between them. One suite
+(`tests/conformance/test_answers.py`) holds both to the same answers. Numbers are 0 to 2^64-1. A block that
+`tao.model.edge_block.check_block` would reject has no defined answer here; the compiled implementation never reads
+beyond its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from tao.cache.eviction import MOST_CREDIT, USE_CREDIT
+from tao.model.edge_block import (
+    COMPLETE,
+    PREFIX,
+    empty_block,
+    first_after,
+    first_not_newer,
+    header,
+    position_of,
+    slice_block,
+    time_column,
+)
+from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count, version_of
+from tao.model.ids import SHARD_SHIFT
+
+if TYPE_CHECKING:
+    from tao.cache.shard import CachedShard
+
+
+def range_answer(block: bytes, pos: int, limit: int) -> bytes | None:
+    """Return the edges at positions ``pos`` to ``pos + limit - 1``."""
+    version, count, n, flags = header(block)
+    if not flags & COMPLETE and pos + limit > n:
+        return empty_block(version, count, 0) if pos >= count else None
+    return _slice(block, n, pos, pos + limit)
+
+
+def time_range_answer(block: bytes, high: int, low: int, limit: int, below_id2: int = 0) -> bytes | None:
+    """Return at most ``limit`` edges with ``high >= time >= low``; with ``below_id2``, the ones after the edge ``(high,
+    below_id2)``."""
+    _, _, n, flags = header(block)
+    if below_id2:
+        start = first_after(block, high, below_id2)
+    else:
+        start = 0 if high >= MAX_TIME else first_not_newer(block, high)
+    stop = max(start, first_not_newer(block, low - 1)) if low > 0 else n
+    if stop - start < limit and not flags & COMPLETE and not ends_within(block, n, low):
+        return None
+    return _slice(block, n, start, min(stop, start + limit))
+
+
+def edge_answer(block: bytes, id2: int, high: int, low: int) -> bytes | None:
+    """Return the edge to ``id2``, if there is one with ``high >= time >= low``."""
+    version, count, n, flags = header(block)
+    at = position_of(block, id2)
+    if at < 0 and not flags & COMPLETE and not ends_within(block, n, low):
+        return None
+    if at >= 0 and (low > 0 or high < MAX_TIME) and not high >= time_column(block)[at] >= low:
+        at = -1
+    if n == (at >= 0):
+        return block
+    return slice_block(block, at, at + 1, 0) if at >= 0 else empty_block(version, count, 0)
+
+
+def beyond_answer(count_value: bytes, pos: int) -> bytes | None:
+    """Return the empty answer to a range that begins at or after the end of the list, from the count alone."""
+    version, count = decode_count(count_value)
+    if count == 0:
+        return empty_block(version)
+    return empty_block(version, count, 0) if pos >= count else None
+
+
+def ends_within(block: bytes, n: int, low: int) -> bool:
+    """Return whether all edges with ``time >= low`` are in the prefix. More edges of the oldest time may follow beyond
+    it."""
+    return n > 0 and low > time_column(block)[n - 1]
+
+
+def _slice(block: bytes, n: int, start: int, stop: int) -> bytes:
+    if n == 0 or (start == 0 and stop >= n):
+        return block
+    return slice_block(block, start, stop, PREFIX if start == 0 else 0)
+
+
+class Hits:
+    """Answers queries from the entries of open shards, and credits the entries with the use. None means that the cache
+    cannot decide. Values older than ``minimum``, a version, are not answered. Numbers are 0 to 2^64-1."""
+
+    __slots__ = ("_credit", "_shards")
+
+    def __init__(self, shards: dict[int, CachedShard], credit: bytearray) -> None:
+        """``shards`` maps shard numbers to shards, and may change between calls. ``credit`` holds a byte for (id +
+        type) modulo its length."""
+        self._shards: Final = shards
+        self._credit: Final = credit
+
+    def use(self, key: int) -> None:
+        """Credit the entry of ``key`` (id and type together); see `tao.cache.eviction`."""
+        place = key % len(self._credit)
+        if self._credit[place] < MOST_CREDIT:
+            self._credit[place] += USE_CREDIT
+
+    def object(self, id: int, minimum: int = 0) -> bytes | None:  # noqa: A002
+        """Return the object value."""
+        shard = self._shards.get(id >> SHARD_SHIFT)
+        if shard is None:
+            return None
+        value = shard.objects.get(id) or (shard.held_object(id) if shard.other_objects else None)
+        return self._used(value, id, minimum)
+
+    def objects(self, ids: Sequence[int]) -> list[bytes | None]:
+        """Return what `object` returns for each of the ids."""
+        return list(map(self.object, ids))
+
+    def count(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
+        """Return the count value of the list."""
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        if shard is None or atype not in shard.counts:
+            return None
+        value = shard.counts[atype].get(id1) or shard.lists[atype].get(id1, b"")[:COUNT_VALUE_BYTES]
+        return self._used(value, id1 + atype, minimum)
+
+    def block(self, id1: int, atype: int, minimum: int = 0) -> bytes | None:
+        """Return the cached prefix of the list."""
+        shard = self._shards.get(id1 >> SHARD_SHIFT)
+        if shard is None or atype not in shard.lists:
+            return None
+        return self._used(shard.lists[atype].get(id1), id1 + atype, minimum)
+
+    def range(self, id1: int, atype: int, pos: int, limit: int, minimum: int = 0) -> bytes | None:
+        """See `range_answer`."""
+        block = self.block(id1, atype, minimum)
+        return self._beyond(id1, atype, pos, minimum) if block is None else range_answer(block, pos, limit)
+
+    def time_range(
+        self, id1: int, atype: int, high: int, low: int, limit: int, minimum: int = 0, below_id2: int = 0
+    ) -> bytes | None:
+        """See `time_range_answer`."""
+        block = self.block(id1, atype, minimum)
+        if block is None:
+            return self._beyond(id1, atype, 0, minimum)
+        return time_range_answer(block, high, low, limit, below_id2)
+
+    def edge(self, id1: int, atype: int, id2: int, high: int, low: int, minimum: int = 0) -> bytes | None:
+        """See `edge_answer`."""
+        block = self.block(id1, atype, minimum)
+        return self._beyond(id1, atype, 0, minimum) if block is None else edge_answer(block, id2, high, low)
+
+    def _beyond(self, id1: int, atype: int, pos: int, minimum: int) -> bytes | None:
+        count = self.count(id1, atype, minimum)
+        return None if count is None else beyond_answer(count, pos)
+
+    def _used(self, value: bytes | None, key: int, minimum: int) -> bytes | None:
+        if not value or (minimum and version_of(value) < minimum):
+            return None
+        self.use(key)
+        return value

@@ -1,0 +1,107 @@
+"""Version floors: the highest versions known of keys, whether or not the keys are cached.
+
+A message may arrive before a SELECT can see its row (measured: one transaction in ten), and a replica lags. So a fill
+that is older than a known version must be neither cached nor answered. There are two kinds of memory:
+
+* `VersionFloors` holds versions from messages, changesets, tokens and peers. It is exact for at least
+  ``floor_seconds``; when it overflows it says so, because a lost floor may let a stale fill in.
+* `DepartedVersions` holds versions of entries that this cache has dropped. Entries leave at the rate of misses, too
+  many to keep each; and the message of a recent write is on its way anyway. A lossy memory of fixed size is enough.
+
+Keys and versions are plain integers, so the garbage collector has nothing to visit.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+
+def floor_key(key_id: int, atype: int) -> int:
+    """Return one integer for a list (and its count), or with ``atype`` 0 for an object."""
+    return key_id << 32 | atype
+
+
+class VersionFloors:
+    """The version floors of one shard, in two halves. The older half is forgotten when the younger is
+    ``floor_seconds`` old, so a floor lives for one to two times that long."""
+
+    __slots__ = ("_floor_seconds", "_max_floors", "_old", "_rotated", "_young", "overflowed_until", "overflows")
+
+    def __init__(self, floor_seconds: float, max_floors: int) -> None:
+        self._floor_seconds = floor_seconds
+        self._max_floors = max_floors
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+        self._rotated = 0.0
+        self.overflowed_until = float("-inf")
+        self.overflows = 0
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def get(self, key: int) -> int:
+        """Return the floor, 0 when there is none."""
+        return max(self._young.get(key, 0), self._old.get(key, 0))
+
+    def raise_to(self, key: int, version: int, now: float) -> None:
+        """Raise the floor of ``key`` to ``version``. A floor that is higher already stays, and its lifetime starts
+        anew."""
+        self.rotate(now)
+        floor = max(version, self.get(key))
+        if key in self._young or len(self) < self._max_floors:
+            self._young[key] = floor
+        elif key in self._old:
+            self._old[key] = floor
+            self._overflow(now)  # it may be forgotten too early
+        else:
+            self._overflow(now)
+
+    def is_overflowed(self, now: float) -> bool:
+        """Return whether a floor that could still matter has been lost."""
+        return now < self.overflowed_until
+
+    def rotate(self, now: float) -> None:
+        """Forget expired floors."""
+        if now - self._rotated >= self._floor_seconds:
+            self._old = self._young
+            self._young = {}
+            self._rotated = now
+
+    def clear(self) -> None:
+        """Forget all floors. A new version epoch invalidates the floors of the old one: a lost write cannot be a
+        floor."""
+        self._young = {}
+        self._old = {}
+
+    def _overflow(self, now: float) -> None:
+        self.overflows += 1
+        self.overflowed_until = now + self._floor_seconds
+
+
+class DepartedVersions:
+    """Versions of entries that left the cache, direct-mapped: a new entry replaces the previous one in its slot."""
+
+    __slots__ = ("_atypes", "_ids", "_slots", "_versions")
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self.clear()
+
+    def clear(self) -> None:
+        self._ids = array("Q", bytes(8 * self._slots))
+        self._atypes = array("Q", bytes(8 * self._slots))
+        self._versions = array("Q", bytes(8 * self._slots))
+
+    def record(self, key_id: int, atype: int, version: int) -> None:
+        slot = floor_key(key_id, atype) % self._slots
+        if self._ids[slot] != key_id or self._atypes[slot] != atype:
+            self._ids[slot] = key_id
+            self._atypes[slot] = atype
+            self._versions[slot] = version
+        elif self._versions[slot] < version:
+            self._versions[slot] = version
+
+    def get(self, key_id: int, atype: int) -> int:
+        """Return the version that the entry had, 0 when it is not remembered."""
+        slot = floor_key(key_id, atype) % self._slots
+        return self._versions[slot] if self._ids[slot] == key_id and self._atypes[slot] == atype else 0

@@ -1,0 +1,219 @@
+"""`tao promote`, `tao rejoin` and `tao reseed`: change the master of a database, and repair its replicas, by hand.
+
+They show what they will do and ask; the work is the watcher's, and the lock of the database keeps the two from each
+other. All three may be repeated after whatever interrupted them.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from tao.cli.connection import mastership_login
+from tao.cli.frame import INCOMPLETE_STATUS, ask, run
+from tao.cli.options import changing_options
+from tao.terminal import LINE_SECONDS, counted, print_json, print_pairs, print_table
+
+if TYPE_CHECKING:
+    from tao.replication.database_copy import CopyProgress
+    from tao.replication.promotion import Promoter, PromotionStep
+    from tao.replication.promotion_plan import SetMember
+    from tao.replication.replica_seed import SeedPlan, SeedStep
+    from tao.replication.replication_set import SetAccounts
+
+_MB: Final = 1 << 20
+
+
+@click.command()
+@click.argument("database")
+@click.option(
+    "--to", "region", metavar="REGION", help="The region of the new master.  [default: the most advanced server]"
+)
+@click.option("--master-lost", is_flag=True, help="Promote without the help of the master, which must not answer.")
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="SERVER",
+    help="Promote without an answer from this server: it certainly has no transactions that the others lack. May be "
+    "repeated.",
+)
+@changing_options
+def promote(
+    database: str,
+    region: str | None,
+    master_lost: bool,
+    without: tuple[str, ...],
+    file: Path | None,
+    yes: bool,
+    as_json: bool,
+) -> int:
+    """Make another region's server the master of DATABASE.
+
+    While the master answers, nothing is lost: it is closed to writes, and the new one gets all that it has. Writes wait
+    or fail with MASTER_READ_ONLY meanwhile, for about two seconds; reads go on. With --to the present master region an
+    interrupted promotion is finished or undone. Passwords: TAO_ADMIN_PASSWORD, TAO_REPLICATOR_PASSWORD.
+
+    Exit status 4: it is done, but a server does not follow the new master, or commits wait for no replica though the
+    topology says so.
+    """
+    import msgspec
+
+    from tao.admin.documents import load_topology
+    from tao.replication.promotion_plan import PromotionRequest, check_before
+    from tao.replication.replication_set import find_database
+
+    path, accounts = mastership_login(file)
+    found = find_database(load_topology(path), database)
+    others = sorted(set(found.servers) - {found.master_region})
+    request = PromotionRequest(region or (others[0] if len(others) == 1 else None), master_lost, frozenset(without))
+    promoter = shown_promoter(path, accounts, as_json)
+    members = run(promoter.observe(database))
+    if not as_json:
+        _print_members(members)
+    if request.region != found.master_region:
+        check_before(members, request)
+    target = "the most advanced server" if request.region is None else found.servers[request.region].name
+    ask(f"Make {target} the master of {database}?", yes)
+    done = run(promoter.promote(database, request))
+    alone = found.semi_sync and not done.waits_for_replica
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+    else:
+        version = f"version epoch {done.version_epoch}, topology {done.topology_version}"
+        click.echo(f"{done.master} is the master of {database}: {version}")
+        for name, why in done.left.items():
+            click.echo(f"{name} does not follow it: {why}", err=True)
+        for name, why in done.without_tables.items():
+            click.echo(f"{name} has no tables, so no promotion of it was interrupted: {why}", err=True)
+        if alone:
+            click.echo("no replica acknowledges: commits wait for none until one is back (`tao rejoin`)", err=True)
+    return INCOMPLETE_STATUS if done.left or alone else 0
+
+
+@click.command()
+@click.argument("server")
+@changing_options
+def rejoin(server: str, file: Path | None, yes: bool, as_json: bool) -> None:
+    """Have SERVER, a former master that is back, follow the master of its database.
+
+    It is compared with the master first. A server with transactions that the master never had is refused: `tao reseed`
+    rebuilds it.
+    """
+    from tao.admin.documents import database_of_server, load_topology
+
+    path, accounts = mastership_login(file)
+    database = database_of_server(load_topology(path), server)
+    master = database.servers[database.master_region].name
+    promoter = shown_promoter(path, accounts, as_json)
+    if not as_json:
+        _print_members(run(promoter.observe(database.name)))
+    ask(f"Close {server} to writes and have it follow {master}?", yes)
+    run(promoter.rejoin(database.name, server))
+    if as_json:
+        print_json({"server": server, "follows": master})
+    else:
+        click.echo(f"{server} follows, and has caught up")
+
+
+@click.command()
+@click.argument("server")
+@click.option("--dry-run", is_flag=True, help="Show what it would do, and change nothing.")
+@changing_options
+def reseed(server: str, dry_run: bool, file: Path | None, yes: bool, as_json: bool) -> None:
+    """Rebuild SERVER, a replica of its database, from the master.
+
+    For a former master that has diverged, an empty server, and one whose seeding was interrupted. The server is marked
+    down and closed, EVERYTHING THAT IT HAS IS DROPPED, the master is copied with the database's own tools (mariadb-dump
+    or mysqldump) while writes go on, and the server follows it. Nobody reads from it until it has caught up.
+    Passwords: TAO_ADMIN_PASSWORD, TAO_REPLICATOR_PASSWORD.
+    """
+    import msgspec
+
+    from tao.admin.documents import database_of_server, load_topology
+    from tao.admin.mastership import reseeder_of
+
+    path, accounts = mastership_login(file)
+    database_of_server(load_topology(path), server)
+    progress = _SeedProgress(silent=as_json)
+    reseeder = reseeder_of(path, accounts, on_step=progress.step, on_copied=progress.copied)
+    plan = run(reseeder.plan(server))
+    if dry_run and as_json:
+        print_json(msgspec.to_builtins(plan))
+    if not as_json:
+        _print_plan(plan)
+    if dry_run:
+        return
+    ask(f"Drop all that {server} has, and copy {plan.master} to it?", yes)
+    done = run(reseeder.seed(server))
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+    else:
+        click.echo(f"{server} has {counted(done.shards, 'shard')}, follows {done.follows}, and has caught up")
+
+
+def shown_promoter(
+    path: Path, accounts: SetAccounts, as_json: bool, *, catch_up_seconds: float | None = None
+) -> Promoter:
+    """Return a promoter that prints its steps to standard error, unless the output is JSON."""
+    from tao.admin.mastership import promoter_of
+
+    async def on_step(step: PromotionStep) -> None:
+        if not as_json:
+            click.echo(f"… {step.value}", err=True)
+
+    return promoter_of(path, accounts, on_step=on_step, catch_up_seconds=catch_up_seconds)
+
+
+def _print_members(members: list[SetMember]) -> None:
+    print_table(
+        ("server", "region", "part", "writes", "follows", "receives", "has", "error"),
+        [
+            (
+                member.name,
+                member.region,
+                "master" if member.is_master else "replica",
+                None if member.state is None else "closed" if member.state.read_only else "open",
+                None if member.state is None or member.state.following is None else member.state.following.source,
+                "yes" if member.receives else "no",
+                None if member.state is None else str(member.state.received),
+                member.error or None,
+            )
+            for member in members
+        ],
+    )
+
+
+def _print_plan(plan: SeedPlan) -> None:
+    print_pairs(
+        {
+            "server": f"{plan.server} ({plan.region}), of {plan.database}",
+            "is": "half seeded, by a run that was interrupted" if plan.half_seeded else "what it was left as",
+            "drops": counted(plan.drops, "shard"),
+            "discards": plan.discards or "no transaction that its master lacks",
+            "copies": f"{counted(plan.copies, 'shard')} of {plan.master}, some {plan.about_bytes / _MB:,.0f} MB",
+        }
+    )
+
+
+class _SeedProgress:
+    """Prints the steps of a seeding to standard error, and the progress of the copy every few seconds."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._next_line_at = 0.0
+
+    async def step(self, step: SeedStep) -> None:
+        if not self._silent:
+            click.echo(f"… {step.value}", err=True)
+        self._next_line_at = time.monotonic() + LINE_SECONDS
+
+    def copied(self, copied: CopyProgress, shards: int) -> None:
+        if not self._silent and time.monotonic() >= self._next_line_at:
+            self._next_line_at = time.monotonic() + LINE_SECONDS
+            text = f"  {copied.statement_bytes / _MB:,.0f} MB of statements, shard {copied.schemas:,} of {shards:,}"
+            click.echo(text, err=True)
+            sys.stderr.flush()

@@ -1,0 +1,330 @@
+"""The dispatcher sends batches to servers, and retries the queries that another server may answer.
+
+A read is retried after an error that another server may not have; a write is retried only when the error proves that
+nothing was written. Each retry goes to a server that was not tried yet, where there is one. The number of
+attempts, the caller's deadline and a budget over all retries bound them, so that a cluster in trouble does not receive
+the same load many times over.
+
+A server whose answer is full has answered as much as one message holds. The rest of the batch goes to the same server
+at once, in a smaller batch, and does not count as an attempt: each round brings some answers, so it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any, Final, NamedTuple
+
+from tao.client.calls import Attempt, Failure, ReadCall, WriteCall
+from tao.client.diagnostics import ClientStats, Trace
+from tao.client.router import Router
+from tao.client.server_queues import QueuedReads, ServerLink, ServerQueue, ServerQueues, Waiter, WriteRow, fail
+from tao.client.settings import ClientSettings
+from tao.model.errors import (
+    AnswerFull,
+    DatabaseDown,
+    DeadlineExceeded,
+    Fenced,
+    NotMine,
+    Overloaded,
+    ProtocolError,
+    StaleRead,
+    TaoError,
+    Unavailable,
+)
+from tao.model.topology import CacheServer, Topology
+from tao.routing.budgets import RetryBudget
+from tao.wire.v1 import session_pb2 as pb
+
+_RETRIED_READ_ERRORS: Final = (Unavailable, DeadlineExceeded, NotMine, Fenced, StaleRead, AnswerFull)
+# A write that exceeded its deadline has no time left. Overloaded (but for AnswerFull) is retried for neither, because
+# more requests do not help an overloaded server. DatabaseDown, an Unavailable, is excluded in `_retry_or_fail`: every
+# server of the region finds the database down until it is back.
+_RETRIED_WRITE_ERRORS: Final = (Unavailable, NotMine, Fenced)
+
+_MAX_BACKOFF_TRIES: Final = 4
+"""The number of tries up to which the pause before a retry doubles. A read that waits for a server that is down then
+looks about every tenth of a second."""
+
+AnyCall = ReadCall | WriteCall
+
+
+class _Retry(NamedTuple):
+    """A failed slot that is to be retried, with its waiter and the error to report when it cannot be."""
+
+    slot: int
+    waiter: Waiter[Any]  # Any: the waiter of a read or of a write
+    error: TaoError
+
+
+RefreshTopology = Callable[[int, ServerQueue], Awaitable[None]]
+"""Fetches a topology of at least this version, from this server where necessary."""
+
+
+class Dispatcher:
+    """The sender of all batches of one graph. It keeps the batches in flight, the retry budget and the counters."""
+
+    def __init__(
+        self,
+        settings: ClientSettings,
+        *,
+        region: str,
+        tier: str | None,
+        link_to: Callable[[CacheServer], ServerLink],
+        refresh: RefreshTopology,
+    ) -> None:
+        self.stats = ClientStats()
+        self.trace: Trace | None = None
+        self.on_hot: Callable[[ReadCall, pb.ReadAnswer], None] | None = None
+        """Called with each answer that marks some of its queries as hot, before the answer is applied."""
+        self._settings = settings
+        self._refresh = refresh
+        self._loop = asyncio.get_running_loop()
+        self._queues = ServerQueues(link_to, self, settings)
+        self.router: Final = Router(region, tier, self._queues.to)
+        self._in_flight: set[AnyCall] = set()
+        self._unanswered = 0
+        self._budget = RetryBudget(settings.retries, self._loop.time())
+        self._retries: set[asyncio.Task[None]] = set()
+        self._sweep_scheduled = False
+        self._closed = False
+
+    def use_topology(self, topology: Topology) -> None:
+        """Route by this topology from now on. Raises `TopologyError` when it lacks the graph's region or tier."""
+        self.router.use(topology)
+        self._queues.keep_only({server.name for server, _ in self.router.servers()})
+        self.stats.topology_version = topology.version
+
+    def send_reads(self, queue: ServerQueue, reads: QueuedReads) -> None:
+        """Send a batch of reads. Its waiters receive the results or errors."""
+        self.stats.queries += len(reads.waiters)
+        self._send(ReadCall(self._first_attempt(queue), reads))
+
+    def send_writes(
+        self, queue: ServerQueue, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]
+    ) -> None:
+        """Send a batch of writes. Its waiters receive the results or errors."""
+        self.stats.writes += len(waiters)
+        self._send(WriteCall(self._first_attempt(queue), rows, waiters))
+
+    async def ask(self, shard: int, request: pb.Request) -> pb.Answer:
+        """Send a request that is harmless to repeat to a server of the shard, and return the answer. Raises a
+        `TaoError`."""
+        deadline = self._loop.time() + self._settings.timeout_seconds
+        tried: tuple[ServerQueue, ...] = (self.router.writer(shard),)
+        while True:
+            queue = tried[-1]
+            request.topology_version = self.router.version
+            self.stats.batches += 1
+            try:
+                return await queue.link.ask(request, deadline - self._loop.time())
+            except _RETRIED_READ_ERRORS as error:
+                now = self._loop.time()
+                if len(tried) >= self._settings.max_attempts or now >= deadline or not self._spend_retry(now):
+                    raise
+                if isinstance(error, NotMine):
+                    await self._refresh(error.topology_version, queue)
+                following = self.router.next(shard, tried)
+                if following in tried:
+                    await asyncio.sleep(self._backoff_seconds(len(tried)))
+                self.stats.retries += 1
+                self.stats.failovers += following is not queue
+                tried = (*tried, following)
+
+    def note_cancelled(self) -> None:
+        """Schedule a sweep that forgets the batches for which no caller waits any more."""
+        if not self._sweep_scheduled:
+            self._sweep_scheduled = True
+            self._loop.call_soon(self._sweep)
+
+    async def close(self) -> None:
+        """Cancel the retries, and fail every query that is still waited for."""
+        self._closed = True
+        for task in self._retries:
+            task.cancel()
+        await asyncio.gather(*self._retries, return_exceptions=True)
+        for call in list(self._in_flight):
+            self._end(call)
+            self._fail_all(call, Unavailable("the graph was closed"))
+
+    def _first_attempt(self, queue: ServerQueue) -> Attempt:
+        return Attempt((queue,), self._loop.time() + self._settings.timeout_seconds)
+
+    def _send(self, call: AnyCall) -> None:
+        if self._closed:
+            self._fail_all(call, Unavailable("the graph is closed"))
+            return
+        if self._unanswered + call.size > self._settings.max_waiting_queries:
+            most = self._settings.max_waiting_queries
+            self._fail_all(
+                call,
+                Overloaded(f"{self._unanswered} queries are waiting already, at most {most} may (max_waiting_queries)"),
+            )
+            return
+        self._unanswered += call.size
+        self._in_flight.add(call)
+        self.stats.batches += 1
+        request = call.request()
+        request.topology_version = self.router.version
+        call.queue.link.send(request, self._timeout_seconds(call), partial(self._on_answer, call))
+
+    def _timeout_seconds(self, call: AnyCall) -> float:
+        left = call.attempt.deadline - self._loop.time()
+        if isinstance(call, ReadCall) and self.router.has_standby and len(call.attempt.tried) == 1:
+            return left * self._settings.first_attempt_share
+        return left
+
+    def _on_answer(self, call: AnyCall, answer: pb.Answer) -> None:
+        if call not in self._in_flight:
+            return
+        if not answer.more:
+            self._end(call)
+        try:
+            failures = self._apply(call, answer)
+            if failures:
+                self._retry_or_fail(call, failures)
+        except ProtocolError as error:
+            self._end(call)
+            self._fail_all(call, error)
+
+    def _apply(self, call: AnyCall, answer: pb.Answer) -> list[Failure]:
+        """Resolve the slots that this part of an answer brings, and return the slots that failed. Raises
+        `ProtocolError`, also when the last part leaves slots unanswered."""
+        if answer.HasField("error"):
+            return call.fail_unanswered(answer.error)
+        self._budget.earn()
+        if self.on_hot is not None and isinstance(call, ReadCall) and answer.read.hot_slots and not call.reads.critical:
+            self.on_hot(call, answer.read)
+        failures = call.resolve(answer)
+        if self.trace is not None and isinstance(call, ReadCall):
+            self.trace.record(call, answer.read)
+        if not answer.more and any(call.waiters):
+            failed = {slot for slot, _ in failures}
+            if any(each is not None and slot not in failed for slot, each in enumerate(call.waiters)):
+                raise ProtocolError(f"server {call.queue.server.name!r} left a part of a batch unanswered")
+        return failures
+
+    def _end(self, call: AnyCall) -> None:
+        if call in self._in_flight:
+            self._in_flight.discard(call)
+            self._unanswered -= call.size
+
+    def _fail_all(self, call: AnyCall, error: TaoError) -> None:
+        for slot, waiter in enumerate(call.waiters):
+            if waiter is not None:
+                call.waiters[slot] = None
+                self._fail(waiter, type(error)(error.message))
+
+    def _fail(self, waiter: Waiter[Any], error: TaoError) -> None:
+        self.stats.errors += 1
+        fail(waiter, error)
+
+    def _spend_retry(self, now: float) -> bool:
+        """Take one retry out of the budget; False when there is none."""
+        allowed = self._budget.spend(now)
+        self.stats.retries_refused += not allowed
+        return allowed
+
+    def _retry_or_fail(self, call: AnyCall, failures: list[Failure]) -> None:
+        """Retry the failed slots that may be retried, and report the error of the others."""
+        retried_errors = _RETRIED_READ_ERRORS if isinstance(call, ReadCall) else _RETRIED_WRITE_ERRORS
+        retries: list[_Retry] = []
+        rest_of_answer: list[_Retry] = []
+        came_in_part = None in call.waiters
+        # In the order of the slots, because the rows of the next batch must keep the order of their operations.
+        for slot, error in sorted(failures, key=itemgetter(0)):
+            waiter = call.take_waiter(slot)
+            if waiter is None:
+                continue
+            if came_in_part and isinstance(error, AnswerFull) and self._loop.time() < call.attempt.deadline:
+                rest_of_answer.append(_Retry(slot, waiter, error))
+            elif isinstance(error, retried_errors) and not isinstance(error, DatabaseDown):
+                retries.append(_Retry(slot, waiter, error))
+            else:
+                self._fail(waiter, error)
+        if rest_of_answer:
+            self._send_rest(call, rest_of_answer)
+        if not retries:
+            return
+        has_attempts = len(call.attempt.tried) < self._settings.max_attempts and not self._closed
+        # A server that does not have the shard has not begun any work: forwarding the queries adds no load, however
+        # many there are, so it costs nothing of the budget.
+        is_forwarded = all(isinstance(each.error, NotMine) for each in retries)
+        if has_attempts and (is_forwarded or self._spend_retry(self._loop.time())):
+            self._unanswered += len(retries)  # they count like queries in flight
+            task = self._loop.create_task(self._retry(call, retries))
+            self._retries.add(task)
+            task.add_done_callback(self._retries.discard)
+        else:
+            for each in retries:
+                self._fail(each.waiter, each.error)
+
+    async def _retry(self, call: AnyCall, retries: list[_Retry]) -> None:
+        """Send these slots of a call again, each to the server that the router chooses now. Slots that cannot be sent
+        receive their error."""
+        waiting = dict(zip(range(len(retries)), retries, strict=True))
+        try:
+            refused_versions = [each.error.topology_version for each in retries if isinstance(each.error, NotMine)]
+            if refused_versions:
+                await self._refresh(max(refused_versions), call.queue)
+            indexes_by_queue: dict[ServerQueue, list[int]] = {}
+            for index, each in waiting.items():
+                queue = self.router.next(call.shard_of(each.slot), call.attempt.tried)
+                indexes_by_queue.setdefault(queue, []).append(index)
+            slept = False
+            # Servers that were tried before come last, since they are given a pause first, and those that are down
+            # after them, since a read may wait long for one.
+            tried = call.attempt.tried
+            for queue, indexes in sorted(
+                indexes_by_queue.items(), key=lambda item: (item[0] in tried, item[0].link.is_down)
+            ):
+                if queue in tried and (not slept or queue.link.is_down):
+                    slept = True
+                    await self._pause_before(queue, call)
+                if self._loop.time() >= call.attempt.deadline:
+                    break
+                self.stats.retries += 1
+                self.stats.failovers += queue is not call.queue
+                self._send_subset(call, queue, [waiting.pop(index) for index in indexes])
+        except TaoError as error:
+            waiting = {index: each._replace(error=error) for index, each in waiting.items()}
+        finally:
+            self._unanswered -= len(waiting)
+            for each in waiting.values():
+                self._fail(each.waiter, each.error)
+
+    async def _pause_before(self, queue: ServerQueue, call: AnyCall) -> None:
+        """Give a server that was tried before a moment to recover. When it is down, and with it every other server of
+        the shard, a read waits up to its deadline: a message sent before would fail at once, and the link probes the
+        server meanwhile."""
+        tries, deadline = len(call.attempt.tried), call.attempt.deadline
+        while True:
+            pause_seconds = self._backoff_seconds(min(tries, _MAX_BACKOFF_TRIES))
+            await asyncio.sleep(min(pause_seconds, max(0.0, deadline - self._loop.time())))
+            if not (isinstance(call, ReadCall) and queue.link.is_down and self._loop.time() < deadline):
+                return
+            tries += 1
+
+    def _send_rest(self, call: AnyCall, rest: list[_Retry]) -> None:
+        """Send the queries for which the answer had no room to the same server, without counting an attempt."""
+        self.stats.retries += 1
+        self._send(call.subset(call.attempt, [each.slot for each in rest], [each.waiter for each in rest]))
+
+    def _send_subset(self, call: AnyCall, queue: ServerQueue, retries: list[_Retry]) -> None:
+        # `_send` counts them again, and nothing runs in between that could take their room.
+        self._unanswered -= len(retries)
+        attempt = Attempt((*call.attempt.tried, queue), call.attempt.deadline)
+        slots = [each.slot for each in retries]
+        self._send(call.subset(attempt, slots, [each.waiter for each in retries]))
+
+    def _backoff_seconds(self, tries: int) -> float:
+        pause_seconds: float = self._settings.retry_backoff_seconds * 2 ** (tries - 1)
+        return pause_seconds * random.uniform(0.5, 1)
+
+    def _sweep(self) -> None:
+        self._sweep_scheduled = False
+        for call in [each for each in self._in_flight if each.is_abandoned()]:
+            self._end(call)

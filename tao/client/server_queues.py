@@ -1,0 +1,333 @@
+"""The queues of one server: the reads and writes of one tick of the event loop, which travel as one message.
+
+The first query of a tick schedules the sending; the loop runs it after every task that was ready has had its turn. A
+full batch is sent at once. A batch never waits for the answer to the one before: messages would be larger, and no
+caller would be faster (loadtest/profiles/peers.md).
+
+A query is queued together with its `Waiter`: the future of one awaited operation, or a place in a `JoinedFuture` that
+all items of a many-form share, so that a many-form of a thousand items makes one future.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from tao.client.consistency import Consistency
+from tao.client.settings import ClientSettings
+from tao.model.errors import TaoError
+from tao.model.topology import CacheServer
+from tao.wire.read_batch import RANGE, EdgesRow, QueryRow, RangeRow, RowGroups, TimeRangeRow
+from tao.wire.session import AnswerHandler
+from tao.wire.v1 import session_pb2 as pb
+
+Result = TypeVar("Result")
+
+
+class JoinedFuture(Generic[Result]):
+    """One future for ``size`` items. It is done when every item has a result or an error."""
+
+    __slots__ = ("_missing", "future", "results")
+
+    def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.future: asyncio.Future[list[Result | TaoError]] = loop.create_future()
+        self.results: list[Result | TaoError | None] = [None] * size
+        self._missing = size
+        if not size:
+            self.future.set_result([])
+
+    def put(self, index: int, result: Result | TaoError) -> None:
+        """Set the result of one item. Must be called once for each index."""
+        self.results[index] = result
+        self._missing -= 1
+        if not self._missing and not self.future.done():
+            self.future.set_result(self.results)  # type: ignore[arg-type]  # no result is None any more
+
+
+Waiter: TypeAlias = asyncio.Future[Result] | tuple[JoinedFuture[Result], int]
+"""The receiver of one result: a future, or an index of a joined future."""
+
+
+def resolve(waiter: Waiter[Result], result: Result) -> None:
+    """Hand a result to its waiter. Does nothing when the caller has been cancelled."""
+    if isinstance(waiter, tuple):
+        waiter[0].put(waiter[1], result)
+    elif not waiter.done():
+        waiter.set_result(result)
+
+
+def fail(waiter: Waiter[Result], error: TaoError) -> None:
+    """Hand an error to its waiter. Each waiter needs an instance of its own, because each raise adds a traceback."""
+    if isinstance(waiter, tuple):
+        waiter[0].put(waiter[1], error)
+    elif not waiter.done():
+        waiter.set_exception(error)
+
+
+def is_abandoned(waiter: Waiter[Result] | None) -> bool:
+    """Return whether no caller waits here: the slot is empty, or the caller was answered or cancelled."""
+    if waiter is None:
+        return True
+    return (waiter[0].future if isinstance(waiter, tuple) else waiter).done()
+
+
+class WriteRow(NamedTuple):
+    """A write, and the shard that decides which server receives it."""
+
+    shard: int
+    write: pb.Write
+
+
+class QueuedReads(NamedTuple):
+    """The reads of one message. ``minimums`` maps slots to the lowest version that may answer them; ``known`` maps
+    slots to an answer of just that version, which the client holds. ``max_staleness_ms`` is 0 for no bound."""
+
+    rows: RowGroups
+    waiters: list[Waiter[bytes] | None]
+    minimums: Mapping[int, int]
+    known: Mapping[int, bytes]
+    critical: bool
+    max_staleness_ms: int
+
+
+class ServerLink(Protocol):
+    """The methods of `tao.wire.links.Link` that a server's queues need."""
+
+    @property
+    def is_down(self) -> bool:
+        """Return whether a message sent now fails at once."""
+
+    @property
+    def is_impaired(self) -> bool:
+        """Return whether another server should be preferred."""
+
+    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
+        """Send a message as `tao.wire.session.Session.send` does, after connecting where necessary."""
+
+    async def ask(self, request: pb.Request, timeout_seconds: float) -> pb.Answer:
+        """Send a message and return its answer, as `tao.wire.session.Session.ask` does."""
+
+
+class BatchSender(Protocol):
+    """The receiver of full batches (`tao.client.dispatcher.Dispatcher`)."""
+
+    def send_reads(self, queue: ServerQueue, reads: QueuedReads) -> None: ...
+
+    def send_writes(
+        self, queue: ServerQueue, rows: list[WriteRow], waiters: list[Waiter[pb.WriteResult] | None]
+    ) -> None: ...
+
+
+class ReadQueue:
+    """The queued reads for one server that may share a message: all critical or none, and all with the same bound on
+    staleness. ``batches_sent`` counts the messages made of them."""
+
+    __slots__ = ("_call_soon", "_critical", "_edges", "_known", "_max_edges", "_max_queries", "_max_staleness_ms",
+                 "_minimums", "_queries", "_rows", "_scheduled", "_sender", "_server_queue", "_waiters",
+                 "batches_sent")  # fmt: skip
+
+    def __init__(
+        self, server_queue: ServerQueue, sender: BatchSender, settings: ClientSettings, critical: bool
+    ) -> None:
+        self._server_queue = server_queue
+        self._sender = sender
+        self._critical = critical
+        self._max_staleness_ms = 0
+        self._max_queries = settings.max_batch_queries
+        self._max_edges = settings.max_batch_edges
+        self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
+        self._scheduled = False
+        self.batches_sent = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: tuple[list[QueryRow], ...] = ([], [], [], [], [])
+        self._waiters: tuple[list[Waiter[bytes] | None], ...] = ([], [], [], [], [])
+        self._minimums: list[tuple[int, int, int]] = []  # operation, index among its rows, version
+        self._known: dict[tuple[int, int], bytes] = {}  # operation and index among its rows: the answer held
+        self._queries = 0
+        self._edges = 0
+
+    def with_bound(self, max_staleness_ms: int) -> ReadQueue:
+        """Return this queue, set to accept reads with this bound. Reads queued with another bound are sent first."""
+        if self._max_staleness_ms != max_staleness_ms:
+            if self._queries:
+                self._flush()
+            self._max_staleness_ms = max_staleness_ms
+        return self
+
+    def add(self, operation: int, row: QueryRow, waiter: Waiter[bytes], minimum: int = 0, known: bytes = b"") -> None:
+        """Queue a read. ``minimum`` is the lowest version that may answer, 0 for any; ``known`` is the answer of just
+        that version, when the client holds it."""
+        if operation >= RANGE:
+            self._edges += _edges_asked(row)
+        if minimum:
+            self._minimums.append((operation, len(self._rows[operation]), minimum))
+            if known:
+                self._known[operation, len(self._rows[operation])] = known
+        self._rows[operation].append(row)
+        self._waiters[operation].append(waiter)
+        self._queries += 1
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._end_of_tick)
+        elif self._queries >= self._max_queries or self._edges >= self._max_edges:
+            self._flush()
+
+    def add_many(self, operation: int, rows: Sequence[QueryRow], waiters: Sequence[Waiter[bytes]]) -> None:
+        """Queue reads of one operation without minimum versions: as `add` for each, at a fraction of its cost."""
+        at = 0
+        while at < len(rows):
+            taken = rows[at : at + self._max_queries - self._queries]
+            if operation >= RANGE:
+                taken = self._take_until_full(taken)
+            self._rows[operation].extend(taken)
+            self._waiters[operation].extend(waiters[at : at + len(taken)])
+            self._queries += len(taken)
+            at += len(taken)
+            if not self._scheduled:
+                self._scheduled = True
+                self._call_soon(self._end_of_tick)
+            if self._queries >= self._max_queries or self._edges >= self._max_edges:
+                self._flush()
+
+    def _take_until_full(self, rows: Sequence[QueryRow]) -> Sequence[QueryRow]:
+        """Count the edges of the rows, and return the rows up to the one that fills the batch."""
+        for index, row in enumerate(rows, 1):
+            self._edges += _edges_asked(row)
+            if self._edges >= self._max_edges:
+                return rows[:index]
+        return rows
+
+    def _end_of_tick(self) -> None:
+        self._scheduled = False
+        if self._queries:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows, waiters_by_operation, asked, held = self._rows, self._waiters, self._minimums, self._known
+        self._clear()
+        self.batches_sent += 1
+        waiters = [waiter for each in waiters_by_operation for waiter in each]
+        minimums: dict[int, int] = {}
+        known: dict[int, bytes] = {}
+        if asked:
+            first_slots = (0, *accumulate(map(len, rows)))
+            minimums = {first_slots[operation] + index: version for operation, index, version in asked}
+            known = {first_slots[operation] + index: value for (operation, index), value in held.items()}
+        reads = QueuedReads(rows, waiters, minimums, known, self._critical, self._max_staleness_ms)
+        self._sender.send_reads(self._server_queue, reads)
+
+
+def _edges_asked(row: QueryRow) -> int:
+    """Return how many edges a query on a list may bring."""
+    # `type(…) is`, because this runs for every query and `isinstance` costs more.
+    if type(row) is RangeRow:
+        return row.limit
+    if type(row) is EdgesRow:
+        return len(row.id2s)
+    return row.limit if type(row) is TimeRangeRow else 0
+
+
+class WriteQueue:
+    """The queued writes for one server."""
+
+    __slots__ = ("_bytes", "_call_soon", "_max_bytes", "_max_writes", "_rows", "_scheduled", "_sender",
+                 "_server_queue", "_waiters")  # fmt: skip
+
+    def __init__(self, server_queue: ServerQueue, sender: BatchSender, settings: ClientSettings) -> None:
+        self._server_queue = server_queue
+        self._sender = sender
+        self._max_writes = settings.max_batch_queries
+        self._max_bytes = settings.max_batch_bytes
+        self._call_soon: Callable[..., object] = asyncio.get_running_loop().call_soon
+        self._scheduled = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._rows: list[WriteRow] = []
+        self._waiters: list[Waiter[pb.WriteResult] | None] = []
+        self._bytes = 0
+
+    def add(self, row: WriteRow, waiter: Waiter[pb.WriteResult]) -> None:
+        """Queue a write."""
+        size = row.write.ByteSize()
+        if self._rows and self._bytes + size > self._max_bytes:
+            self._flush()
+        self._bytes += size
+        self._rows.append(row)
+        self._waiters.append(waiter)
+        if not self._scheduled:
+            self._scheduled = True
+            self._call_soon(self._end_of_tick)
+        elif len(self._rows) >= self._max_writes:
+            self._flush()
+
+    def _end_of_tick(self) -> None:
+        self._scheduled = False
+        if self._rows:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows, waiters = self._rows, self._waiters
+        self._clear()
+        self._sender.send_writes(self._server_queue, rows, waiters)
+
+
+class ServerQueue:
+    """One server of one tier with its link and its queues: plain reads, critical reads, reads with a bound on
+    staleness, and writes."""
+
+    __slots__ = ("_marked_down", "bounded_reads", "critical_reads", "link", "reads", "server", "tier", "writes")
+
+    def __init__(
+        self, server: CacheServer, tier: str, link: ServerLink, sender: BatchSender, settings: ClientSettings
+    ) -> None:
+        self.server = server
+        self.tier = tier
+        self.link = link
+        self._marked_down = server.down
+        self.reads = ReadQueue(self, sender, settings, critical=False)
+        self.critical_reads = ReadQueue(self, sender, settings, critical=True)
+        self.bounded_reads = ReadQueue(self, sender, settings, critical=False)
+        self.writes = WriteQueue(self, sender, settings)
+
+    @property
+    def is_avoided(self) -> bool:
+        """Return whether another server should be preferred: the link is impaired, or the topology marks the server
+        down."""
+        return self._marked_down or self.link.is_impaired
+
+    def reads_with(self, consistency: Consistency, critical: bool = False) -> ReadQueue:
+        """Return the queue of the reads with this demand. ``critical`` sends a read to the master database although
+        its demand does not say so."""
+        if critical or consistency.critical:
+            return self.critical_reads
+        bound = consistency.max_staleness_ms
+        return self.reads if bound is None else self.bounded_reads.with_bound(bound)
+
+
+class ServerQueues:
+    """The queues of all servers that a graph has sent something to, by server name."""
+
+    def __init__(
+        self, link_to: Callable[[CacheServer], ServerLink], sender: BatchSender, settings: ClientSettings
+    ) -> None:
+        self._link_to = link_to
+        self._sender = sender
+        self._settings = settings
+        self._queues: dict[str, ServerQueue] = {}
+
+    def to(self, server: CacheServer, tier: str) -> ServerQueue:
+        """Return the queue of a server. Makes a new one when the topology has changed the server's entry."""
+        queue = self._queues.get(server.name)
+        if queue is None or queue.server != server or queue.tier != tier:
+            queue = ServerQueue(server, tier, self._link_to(server), self._sender, self._settings)
+            self._queues[server.name] = queue
+        return queue
+
+    def keep_only(self, names: set[str]) -> None:
+        """Forget the queues of all servers but these."""
+        self._queues = {name: queue for name, queue in self._queues.items() if name in names}

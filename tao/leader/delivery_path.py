@@ -1,0 +1,173 @@
+"""Deliver this leader's messages to subscribed caches: its publisher with the spool, and requests of subscribers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from tao.delivery.publisher import Publisher
+from tao.delivery.spool import SqliteSpool
+from tao.delivery.subscription import Subscription
+from tao.leader.settings import LeaderSettings
+from tao.model.delivery import Delivery
+from tao.model.errors import InternalError, InvalidArgument, Unavailable
+from tao.model.ports import Clock
+from tao.observability.logs import Logger
+from tao.observability.metrics import Metrics
+from tao.wire.convert import delivery_to_pb, position_from_pb
+from tao.wire.session import Reply, failure
+from tao.wire.v1 import session_pb2 as pb
+
+
+class SpooledPublisher:
+    """A publisher that is ready, and the spool behind it."""
+
+    def __init__(self, publisher: Publisher, spool: SqliteSpool | None) -> None:
+        self.publisher: Final = publisher
+        self._spool: Final = spool
+
+    async def close(self) -> None:
+        """Store the messages that are on their way to the spool."""
+        if self._spool is not None:
+            await self._spool.close()
+
+    def figures(self) -> dict[str, object]:
+        """Return the numbers for `/stats`."""
+        spool = self._spool
+        if spool is None:
+            return {**self.publisher.figures(), "spool": None}
+        kept = {"bytes": spool.bytes, "rows_total": spool.rows, "dropped_rows_total": spool.dropped_rows}
+        faults = {"failures_total": spool.failures, "set_aside_total": spool.set_aside, "trouble": spool.trouble}
+        return {**self.publisher.figures(), "spool": {**kept, **faults}}
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        for name, help_text in (
+            ("log_messages", "Messages kept for subscribers that reconnect."),
+            ("log_bytes", "Estimated memory of kept messages."),
+            ("pending_shards", "Subscribed shards with messages that are not delivered yet."),
+            ("owed_shards", "The former name of `delivery_pending_shards`."),
+            ("unacknowledged_bytes", "Bytes sent to subscribers and not acknowledged."),
+            (
+                "waiting_shards",
+                "Subscribed shards that wait for the tailer or the spool before they are continued or reset.",
+            ),
+            ("unlinked_shards", "Open shards whose position in the binlog the tailer has not reported yet."),
+        ):
+            metrics.gauge(f"delivery_{name}", help_text, partial(self.figure, name))
+        metrics.gauge_family(
+            "subscribed_shards_total",
+            "Subscriptions, by outcome: continued by the position in the binlog, or reset (cold); and streams "
+            "restarted because another leader had received messages between two relays.",
+            "outcome",
+            lambda: {
+                "continued": self.figure("continued_total"),
+                "reset": self.figure("resets_total"),
+                "stream_restarted": self.figure("restarted_streams_total"),
+            },
+        )
+        spool = self._spool
+        if spool is None:
+            return
+        metrics.gauge("spool_bytes", "Size of the encoded messages in the spool.", lambda: spool.bytes)
+        metrics.gauge_family(
+            "spool_rows_total",
+            "Rows stored, and rows dropped because of their age or the spool's size.",
+            "event",
+            lambda: {"stored": spool.rows, "dropped": spool.dropped_rows},
+        )
+        metrics.gauge_family(
+            "spool_faults_total",
+            "Failures of the disk, and unreadable files set aside.",
+            "fault",
+            lambda: {"failure": spool.failures, "set_aside": spool.set_aside},
+        )
+
+    def figure(self, name: str) -> float:
+        """Return one value of `Publisher.figures`."""
+        return self.publisher.figures()[name]
+
+
+async def open_publisher(
+    settings: LeaderSettings, database_of: Callable[[int], str], clock: Clock, log: Logger
+) -> SpooledPublisher:
+    """Open the spool, if one is configured, and a publisher that continues from it."""
+    spool = None
+    if settings.spool.folder is not None:
+        spool = SqliteSpool(settings.spool.folder, settings.spool, log)
+        await spool.open()
+    # The process id and time make the names of streams unique to this run of this leader.
+    incarnation = f"{settings.name}-{os.getpid()}-{clock.unix_ms()}"
+    return SpooledPublisher(Publisher(settings.delivery, incarnation, database_of, spool, _later), spool)
+
+
+def _later(seconds: float, do: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(seconds, do)
+
+
+class Subscribers:
+    """Handles Subscribe and Acknowledge requests. A subscriber has one series of deliveries, the newest."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher: Final = publisher
+        self._series: dict[str, _Series] = {}
+
+    def subscribe(self, request: pb.Request, reply: Reply) -> None:
+        """Deliver to the caller from now on, or add shards to the series that it names. Raises `InvalidArgument`."""
+        asked = request.subscribe
+        name = reply.peer.name
+        if asked.subscriber != name:
+            raise InvalidArgument(
+                f"{name!r} cannot subscribe as {asked.subscriber!r}; a server subscribes under its own name"
+            )
+        positions = [position_from_pb(position) for position in asked.positions]
+        loop = asyncio.get_running_loop()
+        known = self._series.get(name)
+        if asked.series:
+            if known is None or known.number != asked.series:
+                raise InvalidArgument(f"series {asked.series} of {name} has ended; subscribe again")
+            known.subscription.add(positions)
+            reply.send(pb.Answer(applied=pb.Applied()))
+            return
+
+        def deliver(delivery: Delivery) -> None:
+            # Converted at once: a delivery that failed later would be covered by the next proof, unnoticed. Sent at the
+            # next turn of the loop, when the writer is answered, too. Mostly both use this connection, and what is sent
+            # in one turn wakes the receiver once.
+            try:
+                answer = pb.Answer(more=True, delivery=delivery_to_pb(delivery))
+            except Exception as error:
+                failed = InternalError(f"a delivery to {name} could not be encoded, its series ends: {error!r}")
+                loop.call_soon(reply.send, failure(failed))
+                raise failed from error
+            loop.call_soon(reply.send, answer)
+
+        subscription = self._publisher.subscribe(name, positions, deliver)
+        if known is not None:
+            known.reply.send(failure(Unavailable(f"{name} has a newer subscription")))
+        self._series[name] = series = _Series(request.number, subscription, reply)
+        reply.on_close(lambda: self._ended(name, series))
+
+    def acknowledge(self, request: pb.Request, reply: Reply) -> None:
+        """Record that the caller has applied a delivery."""
+        known = self._series.get(reply.peer.name)
+        if known is not None and known.number == request.acknowledge.subscribe_number:
+            known.subscription.acknowledge(request.acknowledge.delivery_number)
+
+    def _ended(self, name: str, series: _Series) -> None:
+        series.subscription.close()
+        if self._series.get(name) is series:
+            del self._series[name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Series:
+    """The deliveries of one subscription to one subscriber."""
+
+    number: int
+    subscription: Subscription
+    reply: Reply

@@ -1,0 +1,144 @@
+"""The database accounts of a server: each role gets the privileges it needs and no others.
+
+Accounts belong to a server and not to the data. They are created outside the binlog, because a replica of two masters
+stops at the second ``CREATE USER`` of the same name. Creating them again is harmless and sets the passwords anew.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+import aiomysql
+import pymysql.err
+
+from tao.model.errors import OperatorError
+from tao.storage.failures import translate
+from tao.storage.session import ServerAccount
+
+LOOPBACK_HOSTS: Final = ("localhost", "127.0.0.1")
+"""The hosts that accounts may connect from on a machine whose database serves only local processes."""
+
+SERVICES: Final = ("tao_leader", "tao_reader")
+"""The accounts that serve requests. No request waits for replicas, tailers or administrators."""
+
+_CONNECT_SECONDS: Final = 5  # the server is expected to be up
+_NAME = re.compile(r"[A-Za-z0-9_]{1,32}\Z")
+
+SHARD_SCHEMAS = "tao\\_%"
+"""The schemas of the shards as a pattern for GRANT. An unescaped underscore would match any character."""
+
+_PRIVILEGES: Mapping[str, tuple[tuple[str, str], ...]] = {
+    # Migrations create schemas and tables, and promotion changes replication. Only operators and watchers use this
+    # account.
+    "administrator": (("ALL PRIVILEGES", "*.*"),),
+    "leader": (("SELECT, INSERT, UPDATE, DELETE", f"`{SHARD_SCHEMAS}`.*"),),
+    "reader": (("SELECT", f"`{SHARD_SCHEMAS}`.*"),),
+    # MariaDB calls REPLICATION CLIENT "BINLOG MONITOR" since 10.5 and still accepts the old name.
+    "replicator": (("REPLICATION SLAVE, REPLICATION CLIENT", "*.*"),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """A user and password at a database server. The password is kept out of ``repr``, hence out of logs."""
+
+    user: str
+    password: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not _NAME.match(self.user):
+            raise OperatorError(f"{self.user!r} is no account name: use 1 to 32 letters, digits and underscores")
+        if not self.password:
+            raise OperatorError(f"the account {self.user} has no password: give it one")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceAccounts:
+    """The accounts of one database server, by what they may do."""
+
+    administrator: Account
+    """May do everything: migrations, replication, promotion."""
+    leader: Account
+    """Reads and writes the shards' rows."""
+    reader: Account
+    """Reads the shards' rows, for followers whose leader is unavailable."""
+    replicator: Account
+    """Reads the binlog, for replicas and tailers."""
+
+
+class Connection(Protocol):
+    """The part of an aiomysql connection that is used here."""
+
+    def cursor(self) -> Any:
+        """Return an async context manager that yields a cursor. `Any`, because aiomysql has no types."""
+
+
+async def create_accounts(
+    connection: Connection, accounts: ServiceAccounts, hosts: Sequence[str] = LOOPBACK_HOSTS
+) -> None:
+    """Create the accounts through ``connection``, whose own account must be allowed to. Idempotent.
+
+    ``hosts``: the hosts they may connect from, in the database's notation (``10.0.%``, or ``%`` for any host). The
+    binlog is off only for these statements of the session. Raises `pymysql.err.MySQLError`.
+    """
+    async with connection.cursor() as cursor:
+        # Diagnostics are off as well: repeating this always reports that accounts exist, and MySQL warns about any
+        # account of localhost on a server that resolves no names.
+        await cursor.execute("SET SESSION sql_log_bin = 0, max_error_count = 0")
+        try:
+            for role, grants in _PRIVILEGES.items():
+                account: Account = getattr(accounts, role)
+                for host in hosts:
+                    who = (account.user, host)
+                    await cursor.execute("CREATE USER IF NOT EXISTS %s@%s IDENTIFIED BY %s", (*who, account.password))
+                    await cursor.execute("ALTER USER %s@%s IDENTIFIED BY %s", (*who, account.password))
+                    for privileges, target in grants:
+                        # Privileges and target come from the table above. The driver wants percent signs doubled.
+                        await cursor.execute(f"GRANT {privileges} ON {target.replace('%', '%%')} TO %s@%s", who)
+        finally:
+            await cursor.execute("SET SESSION sql_log_bin = 1, max_error_count = DEFAULT")
+
+
+async def ensure_accounts(
+    login: ServerAccount, server: str, accounts: ServiceAccounts, hosts: Sequence[str] = LOOPBACK_HOSTS
+) -> None:
+    """Run `create_accounts` at a server that ``login`` may administer. ``server`` is its name for error messages.
+
+    Raises `OperatorError` when the server refuses, `Unavailable` when it cannot be reached.
+    """
+    try:
+        connection = await aiomysql.connect(
+            host=login.host,
+            port=login.port,
+            unix_socket=login.socket or None,
+            user=login.user,
+            password=login.password,
+            connect_timeout=_CONNECT_SECONDS,
+            charset="utf8mb4",
+            program_name="tao",
+        )
+        try:
+            await create_accounts(connection, accounts, hosts)
+        finally:
+            connection.close()
+    except (pymysql.err.MySQLError, OSError) as error:
+        raise translate(error, f"{server} at {login.address}", locking=False) from error
+
+
+async def confine_root(connection: Connection) -> None:
+    """Remove root accounts for every host but ``localhost``, which is the Unix socket where names are not resolved.
+
+    A fresh data directory may have root without a password at 127.0.0.1, ::1 and the host's name. Idempotent, and not
+    written to the binlog. Raises `pymysql.err.MySQLError`.
+    """
+    async with connection.cursor() as cursor:
+        await cursor.execute("SET SESSION sql_log_bin = 0")
+        try:
+            await cursor.execute("SELECT host FROM mysql.user WHERE user = 'root' AND host <> 'localhost'")
+            for (host,) in await cursor.fetchall():
+                await cursor.execute("DROP USER %s@%s", ("root", host))
+        finally:
+            await cursor.execute("SET SESSION sql_log_bin = 1")

@@ -1,0 +1,132 @@
+# ruff: noqa: S608 - nothing but constants stands in the statements
+"""The lease of a master, enforced by the database server itself.
+
+A master that is cut off from everything must stop taking writes although no process can reach it. So the server keeps a
+row with the time until which it may write, by its own clock, and an event that makes it read-only, checked every
+second, once that time has passed. Neither is replicated: both are created and written outside the binlog, in a schema
+that no service account can reach.
+
+Two rules make it a lease. A renewal never revives a lease that has run out, so a fence that revoked it stays in force.
+The new end counts from a time that the server reported *before* the renewal was sent, so a renewal that was delayed
+buys no more time than one that was not. An operator must not set back the clock of a server while it is master.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tao.model.errors import OperatorError
+from tao.replication.server_statements import set_read_only
+from tao.storage.dialect import Dialect
+from tao.storage.session import DatabaseSession
+
+EVENT_SECONDS: Final = 1
+"""Interval at which the server checks its lease, hence the longest time that it takes writes after the lease ended."""
+
+_NOW: Final = "CAST(UNIX_TIMESTAMP(NOW(3)) * 1000 AS UNSIGNED)"
+_EVENT: Final = "tao.close_without_lease"
+
+
+async def install_lease(session: DatabaseSession, lasts_seconds: float, *, deadline: float) -> None:
+    """Prepare the server: schema, row (of a lease that has run out) and event. Idempotent.
+
+    ``lasts_seconds``: length of each lease from now on. The server is as open or closed afterwards as before. While
+    this runs, a closed MySQL server lets administrators write.
+    """
+    closed = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
+    (((read_only, super_closed),),) = await session.run(
+        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{closed}", deadline=deadline
+    )
+    if session.dialect is Dialect.MYSQL and super_closed:
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
+    await session.run("ROLLBACK; SET SESSION sql_log_bin = 0", deadline=deadline)
+    try:
+        await session.run(
+            "CREATE SCHEMA IF NOT EXISTS tao; "
+            "CREATE TABLE IF NOT EXISTS tao.lease (only_row TINYINT UNSIGNED NOT NULL PRIMARY KEY, "
+            "ends_unix_ms BIGINT UNSIGNED NOT NULL, lasts_ms BIGINT UNSIGNED NOT NULL) ENGINE = InnoDB; "
+            "INSERT IGNORE INTO tao.lease VALUES (1, 0, 0); "
+            f"UPDATE tao.lease SET lasts_ms = {int(lasts_seconds * 1000)}; COMMIT; "
+            # Give an open master a first lease, so that it stays open until a watcher renews it.
+            f"UPDATE tao.lease SET ends_unix_ms = {_NOW} + lasts_ms WHERE ends_unix_ms = 0 AND @@GLOBAL.read_only = 0; "
+            "COMMIT; "
+            f"CREATE EVENT IF NOT EXISTS {_EVENT} ON SCHEDULE EVERY {EVENT_SECONDS} SECOND DO "
+            "BEGIN IF @@GLOBAL.read_only = 0 AND NOT EXISTS "
+            f"(SELECT 1 FROM tao.lease WHERE ends_unix_ms > {_NOW}) THEN SET GLOBAL {closed} = 1; END IF; END",
+            deadline=deadline,
+        )
+        # MariaDB marks an event that was created on a replica as one that runs only on the master.
+        await session.run(f"ALTER EVENT {_EVENT} ENABLE", deadline=deadline)
+    finally:
+        await session.run("SET SESSION sql_log_bin = 1", deadline=deadline)
+    await session.run("SET GLOBAL event_scheduler = 1", deadline=deadline)
+    if read_only:
+        await set_read_only(session, True, deadline=deadline)
+
+
+async def remove_lease(session: DatabaseSession, *, deadline: float) -> None:
+    """Undo `install_lease` at a server that is closed. It has no lease from now on, so it stays open once it is
+    opened."""
+    if session.dialect is Dialect.MYSQL:
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
+    await session.run(
+        f"ROLLBACK; SET SESSION sql_log_bin = 0; DROP EVENT IF EXISTS {_EVENT}; SET SESSION sql_log_bin = 1",
+        deadline=deadline,
+    )
+
+
+async def lease_seconds(session: DatabaseSession, *, deadline: float) -> float:
+    """Return the length of the server's leases in seconds, or 0 when it keeps none and never closes itself."""
+    (events,) = await session.run(
+        "SELECT 1 FROM information_schema.events WHERE event_schema = 'tao' AND event_name = 'close_without_lease'",
+        deadline=deadline,
+    )
+    if not events:
+        return 0.0
+    ((((lasts_ms,),), _)) = await session.run("SELECT MAX(lasts_ms) FROM tao.lease; ROLLBACK", deadline=deadline)
+    return int(lasts_ms or 0) / 1000
+
+
+async def server_unix_ms(session: DatabaseSession, *, deadline: float) -> int:
+    """Return the server's clock in milliseconds, the time base of `grant_lease` and `renew_lease`."""
+    (((now,),),) = await session.run(f"SELECT {_NOW}", deadline=deadline)
+    return int(now)
+
+
+async def grant_lease(session: DatabaseSession, from_unix_ms: int, *, deadline: float) -> None:
+    """Begin a lease, whatever state the previous one is in. The caller opens the server separately. Raises
+    `OperatorError` when `install_lease` has not been run."""
+    if session.dialect is Dialect.MYSQL:
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)  # leaders still cannot write
+    if not await _write(session, f"{from_unix_ms:d} + lasts_ms", "", deadline):
+        raise OperatorError("the server keeps no lease: it was not prepared for one")
+
+
+async def renew_lease(session: DatabaseSession, from_unix_ms: int, *, deadline: float) -> bool:
+    """Extend a lease that has not run out. Returns False when it has run out or was revoked, or the server is
+    closed."""
+    (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
+    return not read_only and await _write(
+        session, f"{from_unix_ms:d} + lasts_ms", f" AND ends_unix_ms > {_NOW}", deadline
+    )
+
+
+async def revoke_lease(session: DatabaseSession, *, deadline: float) -> None:
+    """Revoke the lease of a server that is open; the caller closes it separately.
+
+    Does nothing where no lease is kept, and at a closed server, which a lease does not open.
+    """
+    (((read_only,),),) = await session.run("SELECT @@GLOBAL.read_only", deadline=deadline)
+    if not read_only and await lease_seconds(session, deadline=deadline):
+        await _write(session, "0", " AND ends_unix_ms > 0", deadline)
+
+
+async def _write(session: DatabaseSession, ends: str, condition: str, deadline: float) -> bool:
+    results = await session.run(
+        "ROLLBACK; SET SESSION sql_log_bin = 0; "
+        # The value must change, or a renewal within the same millisecond would count no row.
+        f"UPDATE tao.lease SET ends_unix_ms = GREATEST({ends}, ends_unix_ms + 1) * ({ends} > 0) "
+        f"WHERE only_row = 1{condition}; SELECT ROW_COUNT(); COMMIT; SET SESSION sql_log_bin = 1",
+        deadline=deadline,
+    )
+    return bool(results[3][0][0])

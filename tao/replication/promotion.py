@@ -1,0 +1,448 @@
+"""Promotion of another server of a replication set to master, step by step.
+
+Every step may be repeated, and the process may end after any of them. One compare-and-set of the topology decides who
+is master. Everything before it can be undone (`Promoter.restore`); after it the new master has only to be opened, which
+`restore` does as well. The one thing that cannot be undone is a new version epoch in shard rows of a server that is not
+master yet: the next run finishes such a promotion.
+
+Writes fail with `MASTER_READ_ONLY` from the first step to the last. Reads continue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+from tao.model.errors import OperatorError, TaoError, TopologyConflict
+from tao.model.ports import TopologyStore
+from tao.replication.lease import EVENT_SECONDS, grant_lease, server_unix_ms
+from tao.replication.locks import LockHold, Locks, hold_exclusively, mastership_lock
+from tao.replication.promotion_plan import (
+    PromotionRefused,
+    PromotionRequest,
+    SetMember,
+    check_before,
+    check_lost,
+    check_rejoin,
+    check_seeded,
+    choose,
+    choose_catch_up_target,
+    unfinished,
+)
+from tao.replication.replication_set import ReplicationSet, SetAccounts, find_database
+from tao.replication.server_statements import (
+    acknowledging_replicas,
+    apply_received,
+    detach,
+    highest_epoch,
+    open_to_writes,
+    raise_epoch,
+    set_semi_sync,
+)
+from tao.topology import edits
+
+_PAUSE_SECONDS: Final = 0.05
+_MAX_CONFLICTS: Final = 20
+"""Bound on conflicting changes of the document. Each takes milliseconds, and no server is open to writes meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromotionSettings:
+    """Time limits of a promotion, by an operator or by the watcher."""
+
+    statement_seconds: float = 4.0
+    """For a connection, and for each statement. Longer than the second for which a server waits for a lock."""
+
+    lock_seconds: float = 10.0
+    """For the lock of the database. Renewals of its master's lease hold it for a few round trips each second, and a
+    holder that hangs loses it after eight seconds."""
+
+    catch_up_seconds: float = 30.0
+    """For a replica to receive and apply what it lacks. Writes fail meanwhile, so a planned switch that takes longer is
+    undone. Check the replication lag first."""
+
+    settle_seconds: float = 1.0
+    """Between the new topology and the first write at the new master: twice the time that servers need to notice the
+    topology. By then every server has stopped answering critical reads from the old master."""
+
+    acknowledging_seconds: float = 3.0
+    """For a replica to connect to the new master under semi-synchronous replication. Without any, the master is opened
+    all the same and waits for no replica until one is back; the result and the logs report it."""
+
+
+class PromotionStep(StrEnum):
+    """The steps of a promotion, in order."""
+
+    FENCE = "closing the old master to writes"
+    CATCH_UP = "waiting until the new master has everything of the old one"
+    STOP_RECEIVING = "stopping all replicas from receiving"
+    COMPARE = "comparing what the servers have received"
+    APPLY = "applying what the new master has received"
+    DETACH = "having the new master follow nobody"
+    RAISE_EPOCH = "raising the version epoch of its shards"
+    TOPOLOGY = "changing the topology"
+    REPOINT = "having the others follow the new master"
+    SETTLE = "giving the servers time to see it"
+    OPEN = "opening the new master to writes"
+
+
+class PromotionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a promotion. ``following``: servers that follow the master now. ``left``: name → why the server
+    does not. ``waits_for_replica``: each commit is received by a replica before it is acknowledged. ``without_tables``:
+    name → the error of a server without shard rows, which therefore cannot hold an interrupted promotion."""
+
+    database: str
+    master: str
+    region: str
+    version_epoch: int
+    topology_version: int
+    following: list[str]
+    left: dict[str, str]
+    waits_for_replica: bool
+    without_tables: dict[str, str] = {}
+
+
+OnStep = Callable[[PromotionStep], Awaitable[None]]
+LastRenewal = Callable[[], Awaitable[float]]
+
+
+class Promoter:
+    """Changes the masters of databases, each under the mastership lock of its database."""
+
+    def __init__(
+        self,
+        store: TopologyStore,
+        locks: Locks,
+        accounts: SetAccounts,
+        settings: PromotionSettings,
+        *,
+        seen_from: str = "",
+        on_step: OnStep | None = None,
+    ) -> None:
+        """``on_step`` is called before each step, to show progress."""
+        self._store: Final = store
+        self._locks: Final = locks
+        self._accounts: Final = accounts
+        self._settings: Final = settings
+        self._seen_from: Final = seen_from
+        self._on_step: Final = on_step
+        self._silent: Final = set[str]()
+        self._holds: Final[dict[str, LockHold]] = {}
+
+    async def observe(self, database: str) -> list[SetMember]:
+        """Return the current state of the servers of a database. Raises `TopologyError` when there is no such
+        database."""
+        return await (await self._set(database)).members()
+
+    async def promote(
+        self, database: str, request: PromotionRequest, *, last_renewal: LastRenewal | None = None
+    ) -> PromotionResult:
+        """Make another server master. A master that is reported lost is replaced only while it does not answer.
+
+        ``last_renewal`` is called once no further renewal can begin. It returns when, on the loop's clock, the old
+        master's lease was renewed last; None means that it may have been a moment ago.
+
+        Raises `PromotionRefused` with nothing changed, or another `TaoError` when a step failed; the next run then
+        finishes or undoes what was done. Raises `LockTaken` when another run is under way, and `LockLost` when this
+        process was paused and another one may have taken over.
+        """
+        async with self._exclusively(database):
+            replicas = await self._set(database)
+            if request.region == replicas.database.master_region:
+                return await self._restore(replicas)
+            if request.master_lost:
+                self._silent.add(replicas.master.name)  # the caller has waited for an answer already
+            members = await replicas.members()
+            check_before(members, request)
+            try:
+                chosen = await self._choose(replicas, members, request, last_renewal)
+                await self._apply_and_detach(replicas, chosen)
+                lost = await self._lost_master(replicas, request)
+            except TaoError:
+                # Nothing irrevocable has happened: reopen the old master if it can be reached by now.
+                with suppress(PromotionRefused):
+                    await self._restore(replicas)
+                raise
+            return await self._install(replicas, chosen, lost)
+
+    async def restore(self, database: str) -> PromotionResult:
+        """Bring the servers into the state that the topology describes: finish or undo an interrupted promotion, and
+        open a master that restarted. Raises as `promote`."""
+        async with self._exclusively(database):
+            return await self._restore(await self._set(database))
+
+    async def wait_for_replicas(self, database: str) -> None:
+        """Make commits of the master wait for a replica again, as the topology says. Raises `OperatorError` when no
+        replica in use acknowledges."""
+        async with self._exclusively(database):
+            # Read the topology under the lock: a command that takes a replica out of use marks it first, and then takes
+            # this lock.
+            replicas = await self._set(database)
+            if not replicas.database.semi_sync or not replicas.acknowledging(await replicas.members()):
+                raise OperatorError(f"{replicas.master.name} has no replica in use that acknowledges")
+            await self._wait_for_replicas_again(replicas)
+
+    async def rejoin(self, database: str, server: str) -> None:
+        """Make a server follow the master of its set again, and wait until it has caught up.
+
+        Raises `ServerDiverged` when it cannot follow; then it is closed to writes, and nothing else has changed. Raises
+        `NotCaughtUp` after ``catch_up_seconds``; its mark is then unchanged.
+        """
+        async with self._exclusively(database):
+            replicas = await self._set(database)
+            region = replicas.region_of(server)
+            if region == replicas.database.master_region:
+                raise PromotionRefused(f"{server} is the master of {database} by the topology: it follows nobody")
+            # Check before closing the server: on MySQL, closing it would end the load of a seed.
+            check_seeded((await replicas.beside_master(region))[0])
+            # Close the server first, so that the comparison covers every transaction that it will ever have had.
+            await replicas.close(region)
+            member, master = await replicas.beside_master(region)
+            check_rejoin(member, master)
+            await replicas.follow(region, master.region)
+            await replicas.until_applied(region, self._settings.catch_up_seconds)
+            if replicas.database.semi_sync:
+                # Not earlier: commits would wait until the replica has received everything that it lacks.
+                await self._wait_for_replicas_again(replicas)
+            topology = await self._store.load()
+            if find_database(topology, database).servers[region].down:
+                await self._store.change(topology.version, edits.mark_database_server(topology, server, down=False))
+
+    # ---- until a server is chosen, everything can be undone ----------------------------------------------------------
+
+    async def _choose(
+        self,
+        replicas: ReplicationSet,
+        members: list[SetMember],
+        request: PromotionRequest,
+        last_renewal: LastRenewal | None,
+    ) -> SetMember:
+        master = next(member for member in members if member.is_master)
+        others = [member for member in members if not member.is_master and member.is_complete]
+        await self._begin(replicas, PromotionStep.FENCE)
+        if request.master_lost:
+            await self._wait_for_lease(replicas, others, last_renewal)
+        else:
+            await replicas.close(master.region)
+            await self._begin(replicas, PromotionStep.CATCH_UP)
+            await replicas.catch_up(choose_catch_up_target(others, request), self._settings.catch_up_seconds)
+        await self._begin(replicas, PromotionStep.STOP_RECEIVING)
+        await asyncio.gather(*(replicas.stop_receiving(member.region) for member in others))
+        await self._begin(replicas, PromotionStep.COMPARE)
+        return choose(await replicas.members(), request)
+
+    async def _wait_for_lease(
+        self, replicas: ReplicationSet, others: list[SetMember], last_renewal: LastRenewal | None
+    ) -> None:
+        """Wait until a master that cannot be reached has closed itself. All servers of a set keep leases, or none
+        does."""
+        lasts = max([await replicas.lease_seconds(member.region) for member in others])
+        if lasts:
+            loop = asyncio.get_running_loop()
+            since = loop.time() if last_renewal is None else await last_renewal()
+            over = since + lasts + 2 * EVENT_SECONDS
+            await asyncio.sleep(max(0.0, over - loop.time()))
+
+    async def _apply_and_detach(self, replicas: ReplicationSet, chosen: SetMember) -> None:
+        """Make the server apply everything that it has received, and detach it from its master."""
+        async with replicas.session(chosen.region) as session:
+            await self._begin(replicas, PromotionStep.APPLY)
+            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+            await apply_received(session, deadline=deadline)
+            await self._begin(replicas, PromotionStep.DETACH)
+            await detach(session, deadline=replicas.statement_deadline())
+
+    async def _lost_master(self, replicas: ReplicationSet, request: PromotionRequest) -> str:
+        """Return the name of a lost master, or an empty string when the master answers.
+
+        This runs before the epoch is raised. From then until the topology is changed, reads may find no server with the
+        versions they require, and a master that hangs delays each query to it by seconds. Raises `MasterAnswers`.
+        """
+        master = next(member for member in await replicas.members() if member.is_master)
+        check_lost(master, request)
+        return "" if master.state is not None else master.name
+
+    # ---- from here on, a promotion can only be finished --------------------------------------------------------------
+
+    async def _install(self, replicas: ReplicationSet, chosen: SetMember, lost: str) -> PromotionResult:
+        """Raise the version epoch, change the topology and open the new master. ``lost``: the name of the old master
+        when it does not answer."""
+        region, shards = chosen.region, replicas.shards
+        async with replicas.session(region) as session:
+            await self._begin(replicas, PromotionStep.RAISE_EPOCH)
+            # The epoch has to be above the document's, under which the old master may have assigned versions that no
+            # server here has received. Rows above the document's epoch come from an interrupted run, whose master was
+            # never opened.
+            known = await highest_epoch(session, shards, deadline=replicas.statement_deadline())
+            epoch = max(replicas.database.version_epoch + 1, known)
+            deadline = asyncio.get_running_loop().time() + self._settings.catch_up_seconds
+            await raise_epoch(session, shards, chosen.name, epoch, deadline=deadline)
+        await self._begin(replicas, PromotionStep.TOPOLOGY)
+        await self._change_topology(replicas, region, epoch, lost)
+        changed = await self._set(replicas.database.name)
+        return await self._open(changed, settle=True)
+
+    async def _change_topology(self, replicas: ReplicationSet, region: str, epoch: int, lost: str) -> None:
+        """Store the promotion by compare-and-set, and retry when something else in the document changed at the same
+        time: marks do when a region fails."""
+        database = replicas.database
+        for left in reversed(range(_MAX_CONFLICTS)):
+            topology = await self._store.load()
+            replicas.check_hold()
+            found = find_database(topology, database.name)
+            if found.master_region != database.master_region:
+                raise OperatorError(f"the master region of {database.name} was changed by somebody else meanwhile")
+            try:
+                await self._store.change(topology.version, edits.promote(topology, database.name, region, epoch, lost))
+                return
+            except TopologyConflict:
+                if not left:
+                    raise
+
+    # ---- the state that the topology describes -----------------------------------------------------------------------
+
+    async def _restore(self, replicas: ReplicationSet) -> PromotionResult:
+        members = await replicas.members()
+        master = next(member for member in members if member.is_master)
+        others = [member for member in members if not member.is_master and member.state is not None]
+        epochs, without_tables = await replicas.highest_epochs(members)
+        region = unfinished(members, epochs, replicas.database.version_epoch)
+        if region is not None:
+            if master.state is not None:
+                await replicas.close(master.region)
+            chosen = next(member for member in others if member.region == region)
+            await self._apply_and_detach(replicas, chosen)
+            done = await self._install(replicas, chosen, "" if master.state is not None else master.name)
+            return msgspec.structs.replace(done, without_tables=without_tables)
+        if master.state is None:
+            raise PromotionRefused(f"the master {master.name} does not answer: {master.error}")
+        if master.state.following is not None:
+            raise PromotionRefused(
+                f"{master.name} is the master by the topology, and follows {master.state.following.source}: somebody "
+                "has made it a replica by hand. Promote the right one by `tao promote`"
+            )
+        return msgspec.structs.replace(await self._open(replicas, settle=False), without_tables=without_tables)
+
+    async def _open(self, replicas: ReplicationSet, *, settle: bool) -> PromotionResult:
+        """Make the other servers follow the master of the topology, and open it to writes."""
+        loop = asyncio.get_running_loop()
+        opened_at = loop.time() + (self._settings.settle_seconds if settle else 0.0)
+        database = replicas.database
+        await self._begin(replicas, PromotionStep.REPOINT)
+        following, left = await self._repoint(replicas)
+        await self._begin(replicas, PromotionStep.SETTLE)
+        await asyncio.sleep(max(0.0, opened_at - loop.time()))
+        await self._begin(replicas, PromotionStep.OPEN)
+        async with replicas.session(database.master_region) as session:
+            await raise_epoch(
+                session,
+                replicas.shards,
+                replicas.master.name,
+                database.version_epoch,
+                deadline=replicas.statement_deadline(),
+            )
+        waits = database.semi_sync and await self._acknowledged_in_use(replicas, following)
+        async with replicas.session(database.master_region) as session:
+            now = await server_unix_ms(session, deadline=replicas.statement_deadline())
+            if await replicas.lease_seconds(database.master_region):
+                await grant_lease(session, now, deadline=replicas.statement_deadline())
+            await open_to_writes(session, semi_sync=waits, deadline=replicas.statement_deadline())
+        version = (await self._store.load()).version
+        return PromotionResult(
+            database=database.name,
+            master=replicas.master.name,
+            region=database.master_region,
+            version_epoch=database.version_epoch,
+            topology_version=version,
+            following=following,
+            left=left,
+            waits_for_replica=waits,
+        )
+
+    async def _repoint(self, replicas: ReplicationSet) -> tuple[list[str], dict[str, str]]:
+        members = await replicas.members()
+        master = next(member for member in members if member.is_master)
+        following: list[str] = []
+        left: dict[str, str] = {}
+        for member in members:
+            if member.is_master:
+                continue
+            try:
+                await self._repoint_member(replicas, member, master)
+                following.append(member.name)
+            except TaoError as error:
+                left[member.name] = error.message
+        return following, left
+
+    async def _repoint_member(self, replicas: ReplicationSet, member: SetMember, master: SetMember) -> None:
+        """Make a server that answers follow the master. Raises `ServerDiverged` when it must not."""
+        arrives = member.acknowledges if replicas.database.semi_sync else member.receives
+        if replicas.follows(member, master.region) and arrives:
+            return  # Keep the connection: an open master would hold up all commits until the replica has reconnected.
+        check_seeded(member)
+        if member.state is not None and member.state.following is None:
+            # It may be an old master that is still open. Close it first, so that the comparison covers all it will ever
+            # have had.
+            await replicas.close(member.region)
+        check_rejoin(*await replicas.beside_master(member.region))
+        await replicas.follow(member.region, master.region)
+
+    async def _acknowledged_in_use(self, replicas: ReplicationSet, following: list[str]) -> bool:
+        """Return whether a replica in use acknowledges. A marked replica may be about to be stopped, and then all
+        writes would stop."""
+        marked = {server.name for server in replicas.database.servers.values() if server.down}
+        if marked.issuperset(following) or not await self._acknowledged(replicas, True):
+            return False
+        return not marked or bool(replicas.acknowledging(await replicas.members()))
+
+    async def _acknowledged(self, replicas: ReplicationSet, expected: bool) -> bool:
+        """Return whether a replica acknowledges to the master, now or within ``acknowledging_seconds``."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + (self._settings.acknowledging_seconds if expected else 0.0)
+        async with replicas.session(replicas.database.master_region) as session:
+            while not await acknowledging_replicas(session, deadline=replicas.statement_deadline()):
+                if loop.time() >= deadline:
+                    return False
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return True
+
+    async def _wait_for_replicas_again(self, replicas: ReplicationSet) -> None:
+        """Make a master that waited for no replica wait again, now that one is back."""
+        if not await self._acknowledged(replicas, True):
+            raise OperatorError(f"{replicas.master.name} has no replica that acknowledges; it waits for none")
+        async with replicas.session(replicas.database.master_region) as session:
+            await set_semi_sync(session, waits=True, deadline=replicas.statement_deadline())
+
+    @asynccontextmanager
+    async def _exclusively(self, database: str) -> AsyncIterator[None]:
+        async with hold_exclusively(self._locks, mastership_lock(database), self._settings.lock_seconds) as hold:
+            self._holds[database] = hold
+            try:
+                yield
+            except TaoError:
+                hold.check()  # a process that was paused sees time-outs and closed sessions; report the cause
+                raise
+            finally:
+                del self._holds[database]
+
+    async def _set(self, database: str) -> ReplicationSet:
+        topology = await self._store.load()
+        return ReplicationSet(
+            find_database(topology, database),
+            self._accounts,
+            seen_from=self._seen_from,
+            statement_seconds=self._settings.statement_seconds,
+            silent=self._silent,
+            hold=self._holds.get(database),
+        )
+
+    async def _begin(self, replicas: ReplicationSet, step: PromotionStep) -> None:
+        replicas.check_hold()
+        if self._on_step is not None:
+            await self._on_step(step)

@@ -1,0 +1,233 @@
+"""Pure decisions about promotion: may a server of a replication set become its master, and which one.
+
+No acknowledged write is lost because of two rules. The promoted server has *received* everything that any other
+reachable server has. And every server that may have received more is reachable, unless an operator vouches for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tao.model.errors import OperatorError
+from tao.replication.server_statements import MemberState
+
+
+class PromotionRefused(OperatorError):
+    """A promotion now could lose writes or create two masters. Nothing was changed; the message says why and what to
+    do."""
+
+    reason = "PROMOTION_REFUSED"
+
+
+class MasterAnswers(PromotionRefused):
+    """A master that was reported lost answers, and has everything that it has committed."""
+
+    reason = "MASTER_ANSWERS"
+
+
+class ServerDiverged(OperatorError):
+    """The server has transactions that the master of its set lacks. It cannot follow and has to be reseeded."""
+
+    reason = "SERVER_DIVERGED"
+
+
+class ServerSeeding(OperatorError):
+    """The server is being seeded, or its seeding was interrupted, so it has only a part of the data."""
+
+    reason = "SERVER_SEEDING"
+
+
+@dataclass(frozen=True, slots=True)
+class SetMember:
+    """A server of a replication set. ``state`` is None when it does not answer; ``error`` then says why."""
+
+    name: str
+    region: str
+    state: MemberState | None
+    error: str = ""
+    is_master: bool = False
+    """True for the master region's server in the topology."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True when it answers and is not being seeded."""
+        return self.state is not None and not self.state.seeding
+
+    @property
+    def receives(self) -> bool:
+        """True when it is connected to a master."""
+        return self.state is not None and self.state.following is not None and self.state.following.receiving
+
+    @property
+    def acknowledges(self) -> bool:
+        """True when it is connected and acknowledges to its master what it has received."""
+        return self.receives and self.state is not None and self.state.acknowledges
+
+
+@dataclass(frozen=True, slots=True)
+class PromotionRequest:
+    """The promotion that was asked for.
+
+    ``region``: the region whose server becomes master, or None for the most advanced server. ``master_lost``: proceed
+    without the old master. ``without``: servers that may be unreachable, because the operator vouches that they have
+    nothing that the others lack.
+    """
+
+    region: str | None = None
+    master_lost: bool = False
+    without: frozenset[str] = frozenset()
+
+
+def check_before(members: Sequence[SetMember], request: PromotionRequest) -> None:
+    """Check the members before anything is changed. Raises `PromotionRefused`, or its subclass `MasterAnswers`."""
+    master = _master(members)
+    check_lost(master, request)
+    others = [member for member in members if not member.is_master]
+    if request.region is not None and request.region not in {member.region for member in members}:
+        raise PromotionRefused(f"the database has no server in region {request.region!r}")
+    if not any(member.is_complete for member in others):
+        raise PromotionRefused(f"no other server of the set is fit: there is nobody to promote ({_errors(others)})")
+    for member in others:
+        if member.state is None and member.name not in request.without:
+            raise PromotionRefused(
+                f"{member.name} does not answer ({member.error}), and it may have received more than the others; bring "
+                f"it back, or repeat with --without {member.name} when it certainly has not"
+            )
+        if member.state is None and member.region == request.region:
+            raise PromotionRefused(f"{member.name} does not answer: {member.error}")
+        if not member.is_complete and member.region == request.region:
+            raise PromotionRefused(_half_seeded(member))
+    if master.state is not None:
+        return
+    if not request.master_lost:
+        raise PromotionRefused(
+            f"the master {master.name} does not answer ({master.error}); when it is lost for good, repeat with "
+            "--master-lost"
+        )
+    for member in others:
+        if member.receives:
+            raise PromotionRefused(
+                f"{member.name} still receives from {master.name}: it is not lost, it is out of reach from here. "
+                "Promote from where it can be reached, or end it first"
+            )
+
+
+def choose(members: Sequence[SetMember], request: PromotionRequest) -> SetMember:
+    """Choose the server to promote once receiving has stopped: one that has received everything that any other
+    reachable server has.
+
+    Among equals the requested one is chosen, else the first by name. Raises `PromotionRefused`, or `MasterAnswers` when
+    a lost master has come back.
+    """
+    master = _master(members)
+    check_lost(master, request)
+    candidates = sorted(
+        (each for each in members if not each.is_master and each.is_complete), key=lambda each: each.name
+    )
+    best = [each for each in candidates if not any(lack for _, lack in _lacks(each, candidates))]
+    if not best:
+        detail = "; ".join(
+            f"{each.name} lacks {lack} of {name}"
+            for each in candidates
+            for name, lack in _lacks(each, candidates)
+            if lack
+        )
+        raise PromotionRefused(f"no server has everything that the others have: {detail}")
+    if master.state is not None:
+        # In a planned switch the old master is closed, so its history is complete and decides.
+        complete = [each for each in best if each.state is not None and each.state.received >= master.state.executed]
+        if not complete:
+            raise PromotionRefused(
+                f"{best[0].name} lacks {_lack(best[0], master)} of the master {master.name}; nothing would be "
+                "gained by a switch that loses writes"
+            )
+        best = complete
+    if request.region is None:
+        return best[0]
+    for each in best:
+        if each.region == request.region:
+            return each
+    requested = next(each for each in members if each.region == request.region)
+    raise PromotionRefused(f"{requested.name} lacks {_lack(requested, best[0])} of {best[0].name}: promote that one")
+
+
+def check_lost(master: SetMember, request: PromotionRequest) -> None:
+    """Raise `MasterAnswers` when a master that was reported lost answers: everything it has can still be received."""
+    if request.master_lost and master.state is not None:
+        raise MasterAnswers(
+            f"the master {master.name} answers, so it is not lost, and others may lack what it has: repeat without "
+            "--master-lost, which loses nothing; to do without what it has, stop it first"
+        )
+
+
+def choose_catch_up_target(others: list[SetMember], request: PromotionRequest) -> SetMember:
+    """Return the replica that has to catch up in a planned switch: the requested one, else the first by name."""
+    return min(others, key=lambda member: (member.region != request.region, member.name))
+
+
+def check_rejoin(member: SetMember, master: SetMember) -> None:
+    """Check that a server may follow the master. Raises `ServerDiverged`, or `PromotionRefused` when either of them
+    does not answer, and `ServerSeeding`."""
+    for each in (member, master):
+        if each.state is None:
+            raise PromotionRefused(f"{each.name} does not answer: {each.error}")
+    check_seeded(member)
+    lack = _lack(master, member)
+    if lack:
+        raise ServerDiverged(
+            f"{member.name} has {lack}, which the master {master.name} never had: writes that were lost with its "
+            f"mastership, if anybody made them. It cannot follow, and has to be seeded anew: tao reseed {member.name} "
+            "(docs/how-to/lost-master.md)"
+        )
+
+
+def check_seeded(member: SetMember) -> None:
+    """Raise `ServerSeeding` for a server that has only a part of the data."""
+    if member.state is not None and member.state.seeding:
+        raise ServerSeeding(_half_seeded(member))
+
+
+def _half_seeded(member: SetMember) -> str:
+    return (
+        f"{member.name} is being seeded, or was when that ended halfway: it has a part of the data. "
+        f"tao reseed {member.name} begins anew and ends it"
+    )
+
+
+def discarded_transactions(member: SetMember, master: SetMember) -> str:
+    """Return the transactions of a server that its master lacks, or an empty string when there are none."""
+    return _lack(master, member)
+
+
+def unfinished(members: Sequence[SetMember], epochs: Mapping[str, int], version_epoch: int) -> str | None:
+    """Return the region of a server whose promotion was interrupted too late to be undone, or None.
+
+    Its shard rows have an epoch above those of the topology and the master. ``epochs``: the highest epoch of each
+    server that answers, by name.
+    """
+    master = _master(members)
+    for member in sorted(members, key=lambda each: each.name):
+        if not member.is_master and epochs.get(member.name, 0) > max(version_epoch, epochs.get(master.name, 0)):
+            return member.region
+    return None
+
+
+def _lacks(member: SetMember, others: Sequence[SetMember]) -> list[tuple[str, str]]:
+    return [(other.name, _lack(member, other)) for other in others if other is not member]
+
+
+def _lack(member: SetMember, other: SetMember) -> str:
+    """Return what ``other`` has received and ``member`` has not."""
+    if member.state is None or other.state is None:
+        return "everything"
+    return member.state.received.lacks(other.state.received)
+
+
+def _master(members: Sequence[SetMember]) -> SetMember:
+    return next(member for member in members if member.is_master)
+
+
+def _errors(members: Sequence[SetMember]) -> str:
+    told = [f"{each.name}: {each.error}" if each.state is None else _half_seeded(each) for each in members]
+    return "; ".join(told) or "it has no other server"

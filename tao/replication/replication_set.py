@@ -1,0 +1,275 @@
+"""The servers of one database, as an administrator observes, closes and attaches them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from tao.model.errors import DeadlineExceeded, ShardBlocked, TaoError, TopologyError
+from tao.model.topology import Database, DatabaseServer, Topology
+from tao.replication.accounts import Account
+from tao.replication.lease import lease_seconds, revoke_lease
+from tao.replication.locks import SESSION_IDLE_SECONDS, LockHold, LockLost
+from tao.replication.promotion_plan import PromotionRefused, SetMember
+from tao.replication.server_statements import (
+    ReplicationSource,
+    acknowledge_as_replica,
+    attach,
+    executed_position,
+    fence,
+    highest_epoch,
+    member_state,
+    receive_again,
+    set_semi_sync,
+    stop_receiving,
+    wait_for_position,
+)
+from tao.storage.dialect import SessionSetup
+from tao.storage.failures import TablesMissing
+from tao.storage.session import DatabaseSession, ServerAccount, open_session
+
+_PAUSE_SECONDS: Final = 0.05
+_RETRY_SHARE: Final = 0.25
+"""The share of the statement timeout that a server gets after it did not answer last time: about a second, far more
+than a healthy server needs."""
+
+
+class NotCaughtUp(DeadlineExceeded):
+    """The server follows its master, and has not yet applied everything that the master had when the wait began."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAccounts:
+    """The administrator's account for promotions, and the account by which replicas connect to their master."""
+
+    administrator: Account
+    replicator: Account
+
+
+class ReplicationSet:
+    """The servers of one database according to one topology document."""
+
+    def __init__(
+        self,
+        database: Database,
+        accounts: SetAccounts,
+        *,
+        seen_from: str,
+        statement_seconds: float,
+        silent: set[str] | None = None,
+        hold: LockHold | None = None,
+    ) -> None:
+        """``seen_from``: the region whose addresses are used, or empty for the default ones.
+
+        ``statement_seconds``: bound on each statement and on a connection. ``silent``: names of servers that did not
+        answer last time, updated here and shared by a caller that observes the set several times. ``hold``: the hold of
+        the mastership lock, for a caller that changes the master; no session is used once it is lost.
+        """
+        self.database: Final = database
+        self._accounts: Final = accounts
+        self._seen_from: Final = seen_from
+        self._statement_seconds: Final = statement_seconds
+        self._silent: Final = set[str]() if silent is None else silent
+        self._hold: Final = hold
+
+    @property
+    def master(self) -> DatabaseServer:
+        """The master according to the topology."""
+        return self.database.servers[self.database.master_region]
+
+    @property
+    def shards(self) -> list[int]:
+        """All shards of the database."""
+        return [shard for first, last in self.database.shards for shard in range(first, last + 1)]
+
+    def statement_deadline(self) -> float:
+        """Return a deadline for one statement, in the loop's time."""
+        return asyncio.get_running_loop().time() + self._statement_seconds
+
+    def region_of(self, name: str) -> str:
+        """Return the region of a server."""
+        return next(region for region, server in self.database.servers.items() if server.name == name)
+
+    def login(self, region: str) -> ServerAccount:
+        """Return the address of a region's server with an administrator's account."""
+        server = self.database.servers[region].seen_from(self._seen_from)
+        administrator = self._accounts.administrator
+        return ServerAccount(server.host, server.port, administrator.user, administrator.password, server.socket)
+
+    @asynccontextmanager
+    async def session(self, region: str, *, deadline: float | None = None) -> AsyncIterator[DatabaseSession]:
+        """Open an administrator's session at the server of a region.
+
+        ``deadline``: for the connection; None means `statement_deadline`. Raises `TaoError`, including `LockLost`.
+        """
+        name = self.database.servers[region].name
+        setup = SessionSetup(writes=True, under_lock_seconds=0 if self._hold is None else SESSION_IDLE_SECONDS)
+        session = await open_session(self.login(region), name, setup, deadline=deadline or self.statement_deadline())
+        try:
+            self.check_hold()  # if the lock is lost after this, the session ends before another process acts
+            yield session
+        finally:
+            # Close without the protocol's farewell, for which a server that hangs would have to be waited.
+            session.abort()
+
+    def check_hold(self) -> None:
+        """Raise `LockLost` when another process may be changing the mastership by now. Call this before each step."""
+        if self._hold is not None:
+            self._hold.check()
+
+    async def members(self) -> list[SetMember]:
+        """Return the current state of all servers, queried concurrently.
+
+        A server that was silent last time gets less time: a promotion calls this several times, and the writers of the
+        whole database wait for each call.
+        """
+        return list(await asyncio.gather(*map(self._member, self.database.servers)))
+
+    async def beside_master(self, region: str) -> tuple[SetMember, SetMember]:
+        """Return the state of a server and of the master. The master is queried afterwards, so it has everything that a
+        follower was found to have, and what it lacks it never had."""
+        member = await self._member(region)
+        return member, await self._member(self.database.master_region)
+
+    async def _member(self, region: str) -> SetMember:
+        name, is_master = self.database.servers[region].name, region == self.database.master_region
+        patience = _RETRY_SHARE if name in self._silent else 1.0
+        deadline = asyncio.get_running_loop().time() + patience * self._statement_seconds
+        try:
+            async with self.session(region, deadline=deadline) as session:
+                state = await member_state(session, deadline=deadline)
+        except LockLost:
+            raise
+        except TaoError as error:
+            self._silent.add(name)
+            return SetMember(name, region, None, error.message, is_master=is_master)
+        self._silent.discard(name)
+        return SetMember(name, region, state, is_master=is_master)
+
+    def follows(self, member: SetMember, master_region: str) -> bool:
+        """Return whether the member follows the server of that region, at the address that the member's own region
+        uses."""
+        master = self.database.servers[master_region].seen_from(member.region)
+        following = None if member.state is None else member.state.following
+        return following is not None and following.source == f"{master.host}:{master.port}"
+
+    def acknowledging(self, members: Iterable[SetMember]) -> list[str]:
+        """Return the servers for which commits of the master may wait: they acknowledge, have everything earlier, and
+        are in use.
+
+        A marked server may be about to be stopped, and then all writes would stop.
+        """
+        return [
+            member.name
+            for member in members
+            if member.acknowledges
+            and member.is_complete
+            and not self.database.servers[member.region].down
+            and self.follows(member, self.database.master_region)
+        ]
+
+    async def let_master_go(self) -> bool:
+        """Make commits of the master wait for no replica when no replica in use acknowledges. Returns whether that was
+        so.
+
+        This runs before the last acknowledging replica is stopped. Otherwise all writes would stop, and with them a
+        copy that waits for commits to end. The caller holds the lock of the database, or a watcher undoes this. Raises
+        `TaoError`.
+        """
+        if not self.database.semi_sync or self.acknowledging(await self.members()):
+            return False
+        async with self.session(self.database.master_region) as session:
+            await set_semi_sync(session, waits=False, deadline=self.statement_deadline())
+        return True
+
+    async def close(self, region: str) -> None:
+        """Revoke the lease and close the server to writes, until it is opened again. Raises `TaoError`."""
+        async with self.session(region) as session, self.session(region) as other:
+            # Revoking is refused while the server closes itself and commits that wait for a replica hold that up. The
+            # fence ends them.
+            with suppress(ShardBlocked):
+                await revoke_lease(session, deadline=self.statement_deadline())
+            await fence(session, other, deadline=self.statement_deadline())
+
+    async def stop_receiving(self, region: str) -> None:
+        """Stop a server from receiving more from its master. Raises `TaoError`."""
+        async with self.session(region) as session:
+            await stop_receiving(session, deadline=self.statement_deadline())
+
+    async def catch_up(self, target: SetMember, timeout_seconds: float) -> None:
+        """Wait until a server has everything of the master, which is closed. Raises `PromotionRefused` when it does not
+        follow."""
+        master_region = self.database.master_region
+        async with self.session(master_region) as session:
+            executed = (await member_state(session, deadline=self.statement_deadline())).executed
+            position = await executed_position(session, deadline=self.statement_deadline())
+        async with self.session(target.region) as session:
+            state = await member_state(session, deadline=self.statement_deadline())
+            if state.received >= executed:
+                return  # after an interrupted run the server may follow no master
+            if not self.follows(target, master_region):
+                raise PromotionRefused(
+                    f"{target.name} does not follow {self.master.name}: tao rejoin {target.name} first"
+                )
+            await receive_again(session, deadline=self.statement_deadline())
+            deadline = asyncio.get_running_loop().time() + timeout_seconds
+            await wait_for_position(session, position, deadline=deadline)
+
+    async def until_applied(self, region: str, timeout_seconds: float) -> None:
+        """Wait until a follower has applied everything that its master has now. Raises `NotCaughtUp`."""
+        async with self.session(self.database.master_region) as session:
+            executed = (await member_state(session, deadline=self.statement_deadline())).executed
+        async with self.session(region) as session:
+            deadline = asyncio.get_running_loop().time() + timeout_seconds
+            while not (await member_state(session, deadline=self.statement_deadline())).executed >= executed:
+                if asyncio.get_running_loop().time() >= deadline:
+                    raise NotCaughtUp("it follows, and has not caught up yet: `tao status` shows how far it is")
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def lease_seconds(self, region: str) -> float:
+        """Return the length of the server's leases in seconds, or 0 when it keeps none. Raises `TaoError`."""
+        async with self.session(region) as session:
+            return await lease_seconds(session, deadline=self.statement_deadline())
+
+    async def follow(self, region: str, master_region: str) -> None:
+        """Make a server a replica of another, whatever it was before. Raises `TaoError`."""
+        master = self.database.servers[master_region].seen_from(region)
+        replicator = self._accounts.replicator
+        source = ReplicationSource(master.host, master.port, replicator.user, replicator.password)
+        async with self.session(region) as session:
+            if self.database.semi_sync:
+                await acknowledge_as_replica(session, deadline=self.statement_deadline())
+            await revoke_lease(session, deadline=self.statement_deadline())
+            await attach(session, source, deadline=self.statement_deadline())
+
+    async def highest_epoch(self, region: str) -> int:
+        """Return the highest version epoch in the shard rows of a server. Raises `TaoError`."""
+        async with self.session(region) as session:
+            return await highest_epoch(session, self.shards, deadline=self.statement_deadline())
+
+    async def highest_epochs(self, members: Iterable[SetMember]) -> tuple[dict[str, int], dict[str, str]]:
+        """Return the highest epoch of each server that answers, and the errors of servers without shard tables.
+
+        A server that is being seeded has no tables, for example. Raises `TaoError` for any other failure.
+        """
+        epochs: dict[str, int] = {}
+        without_tables: dict[str, str] = {}
+        for member in members:
+            if member.state is not None:
+                try:
+                    epochs[member.name] = await self.highest_epoch(member.region)
+                except TablesMissing as error:
+                    without_tables[member.name] = error.message
+        return epochs, without_tables
+
+
+def find_database(topology: Topology, name: str) -> Database:
+    """Return the database of that name. Raises `TopologyError` when there is none."""
+    for database in topology.databases:
+        if database.name == name:
+            return database
+    known = [database.name for database in topology.databases]
+    raise TopologyError(f"there is no database {name!r}; there are {', '.join(known)}")

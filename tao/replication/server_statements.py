@@ -1,0 +1,433 @@
+# ruff: noqa: S608 - schema names come from tao.storage.names, values are bound
+"""The SQL of replication at one server: attach, detach, status, semi-sync, fence, and opening a new master.
+
+Positions are GTIDs throughout, so a replica can continue at any server of its set. MariaDB and MySQL name everything
+differently and mean the same. Every function uses an administrator's session, and all are safe to repeat, because an
+interrupted promotion starts again from the first step. A replica commits in its master's order (the option files of the
+development cluster show the settings), so every state that a reader sees on it was once the master's.
+
+Semi-synchronous replication has three traps. A commit that waits for a replica holds the lock that ``SET GLOBAL
+read_only`` needs, so a fence has to end such waiters; their clients have received no success. A replica acknowledges
+what it has *received*, not executed, so only receiving may be stopped before everything received is applied. And a
+replica says when it connects that it acknowledges, which both servers count whether or not the master waits at that
+time (measured on MariaDB 10.11 and MySQL 9.7). So a master is made to wait only when a replica already acknowledges,
+and no commit waits for a replica that may never come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from tao.model.errors import DeadlineExceeded, InternalError, OperatorError
+from tao.replication.gtid import GtidSet
+from tao.storage.dialect import SEMI_SYNC_PREFIXES, SEMI_SYNC_STATUS, Dialect, semi_sync_state
+from tao.storage.names import schema_name
+from tao.storage.result_packets import Columns, Row
+from tao.storage.session import DatabaseSession
+
+_RUNNING: Final = "Yes"
+_STOPPED: Final = "No"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSource:
+    """The address and account by which a replica reaches its master."""
+
+    host: str
+    port: int
+    user: str
+    """An account that may only read the binlog (`ServiceAccounts.replicator`)."""
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationSettings:
+    """The timing of a replica's connection to its master."""
+
+    retry_seconds: int = 1
+    """Pause between attempts to connect. Short, so that replication resumes as soon as an outage between regions
+    ends."""
+    heartbeat_seconds: int = 1
+    """Interval at which an idle master sends heartbeats. A replica that receives nothing for its server's
+    ``replica_net_timeout``, a multiple of this, reconnects, so that a dead connection is not mistaken for an idle one.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """The replication state of a replica."""
+
+    source: str
+    """``host:port`` of the master as the replica reaches it."""
+    receiving: bool
+    """The replica is connected and copies the master's binlog."""
+    applying: bool
+    """The replica executes what it received. When False, ``error`` says why, unless an operator stopped it."""
+    stopped: bool
+    """Receiving or applying has stopped and does not resume by itself, as it does after a lost connection."""
+    lag_seconds: int | None
+    """Age in whole seconds of what it executes now, or None while unknown. It is 0 on an idle, connected replica. The
+    heartbeat rows give finer values."""
+    received: str
+    """GTIDs received, which a promotion compares."""
+    executed: str
+    """GTIDs executed."""
+    error: str
+    """The last error of receiving or applying, or an empty string."""
+
+
+async def attach(
+    session: DatabaseSession, source: ReplicationSource, *, deadline: float, settings: ReplicationSettings | None = None
+) -> None:
+    """Make the server a read-only replica of ``source`` from its current position, whatever it followed before.
+
+    Returns before it has connected; `replication_status` reports the outcome. Raises a `TaoError` when refused.
+    """
+    settings = settings or ReplicationSettings()
+    where = (source.host, source.port, source.user, source.password)
+    timing = (settings.retry_seconds, settings.heartbeat_seconds)
+    await set_read_only(session, True, deadline=deadline)
+    if session.dialect is Dialect.MARIADB:
+        await session.run("STOP SLAVE", deadline=deadline)
+        # The replica's position does not include what the server wrote while it was a master.
+        await session.run("SET GLOBAL gtid_slave_pos = @@GLOBAL.gtid_current_pos", deadline=deadline)
+        await session.run(
+            "CHANGE MASTER TO master_host = %s, master_port = %s, master_user = %s, master_password = %s, "
+            "master_use_gtid = slave_pos, master_connect_retry = %s, master_heartbeat_period = %s",
+            (*where, *timing),
+            deadline=deadline,
+        )
+        await session.run("START SLAVE", deadline=deadline)
+        return
+    await session.run("STOP REPLICA", deadline=deadline)
+    # Retry without a limit (0): the default of 10 would give up during any real outage. The public key lets the
+    # password pass without TLS; the network between the regions has to provide the encryption.
+    await session.run(
+        "CHANGE REPLICATION SOURCE TO source_host = %s, source_port = %s, source_user = %s, source_password = %s, "
+        "source_auto_position = 1, source_connect_retry = %s, source_heartbeat_period = %s, source_retry_count = 0, "
+        "get_source_public_key = 1",
+        (*where, *timing),
+        deadline=deadline,
+    )
+    await session.run("START REPLICA", deadline=deadline)
+
+
+async def detach(session: DatabaseSession, *, deadline: float) -> None:
+    """Detach the server from its master for good. It stays read-only or not, as it was. Idempotent."""
+    if session.dialect is Dialect.MARIADB:
+        await session.run("STOP SLAVE", deadline=deadline)
+        await session.run("RESET SLAVE ALL", deadline=deadline)
+    else:
+        await session.run("STOP REPLICA", deadline=deadline)
+        await session.run("RESET REPLICA ALL", deadline=deadline)
+
+
+async def set_read_only(session: DatabaseSession, read_only: bool, *, deadline: float) -> None:
+    """Close the server to writes, or open it. MySQL then also refuses administrators; MariaDB lets them write."""
+    name = "read_only" if session.dialect is Dialect.MARIADB else "super_read_only"
+    # MySQL refuses this within a transaction, which reading any table has begun.
+    await session.run(f"ROLLBACK; SET GLOBAL {name} = {read_only:d}", deadline=deadline)
+    if not read_only:
+        # Clearing MySQL's super_read_only leaves read_only set.
+        await session.run("SET GLOBAL read_only = 0", deadline=deadline)
+
+
+async def replication_status(session: DatabaseSession, *, deadline: float) -> ReplicationStatus | None:
+    """Return the replication state of the server, or None when it follows no master."""
+    mariadb = session.dialect is Dialect.MARIADB
+    found = await session.named("SHOW SLAVE STATUS" if mariadb else "SHOW REPLICA STATUS", deadline=deadline)
+    if not found:
+        return None
+    row = found[0]
+    source, replica = ("Master", "Slave") if mariadb else ("Source", "Replica")
+    halves = (row[f"{replica}_IO_Running"], row[f"{replica}_SQL_Running"])
+    complaints = (row["Last_IO_Error"], row["Last_SQL_Error"])
+    return ReplicationStatus(
+        source=f"{row[f'{source}_Host']}:{row[f'{source}_Port']}",
+        receiving=halves[0] == _RUNNING,
+        applying=halves[1] == _RUNNING,
+        stopped=_STOPPED in halves,
+        lag_seconds=row[f"Seconds_Behind_{source}"],
+        received=_one_line(row["Gtid_IO_Pos" if mariadb else "Retrieved_Gtid_Set"]),
+        executed=await executed_position(session, deadline=deadline),
+        error="; ".join(_one_line(text) for text in complaints if text),
+    )
+
+
+async def executed_position(session: DatabaseSession, *, deadline: float) -> str:
+    """Return the GTIDs of every transaction that the server has committed, its own and those of its masters."""
+    name = "gtid_current_pos" if session.dialect is Dialect.MARIADB else "gtid_executed"
+    (((position,),),) = await session.run(f"SELECT @@GLOBAL.{name}", deadline=deadline)
+    return _one_line(position)
+
+
+async def wait_for_position(session: DatabaseSession, position: str, *, deadline: float) -> None:
+    """Wait until the replica has executed everything up to ``position``, which `executed_position` returned at its
+    master.
+
+    Raises `DeadlineExceeded` at ``deadline`` (at most a second later), and `OperatorError` as soon as replication has
+    stopped on an error, with that error.
+    """
+    loop = asyncio.get_running_loop()
+    mariadb = session.dialect is Dialect.MARIADB
+    wait = "MASTER_GTID_WAIT(%s, 1)" if mariadb else "WAIT_FOR_EXECUTED_GTID_SET(%s, 1)"
+    # each statement waits up to a second at the server, and its answer is worth the extra time
+    patience = deadline + 2.0
+    # Wait one second at a time, because neither server ends the wait when replication stops.
+    while True:
+        (((gave_up,),),) = await session.run(f"SELECT {wait}", (position,), deadline=patience)
+        if not gave_up:
+            return
+        status = await replication_status(session, deadline=patience)
+        if status is None:
+            raise OperatorError("the server is no replica: attach it first")
+        if status.stopped and status.error:
+            raise OperatorError(f"replication from {status.source} has stopped: {status.error}")
+        if loop.time() >= deadline:
+            raise DeadlineExceeded(
+                f"the replica of {status.source} has executed {status.executed or 'nothing'} and not yet {position}"
+                + (f" ({status.error})" if status.error else "")
+            )
+
+
+def _one_line(text: Any) -> str:  # Any: a column of SHOW
+    return str(text or "").replace("\n", " ")
+
+
+async def set_semi_sync(session: DatabaseSession, *, waits: bool, deadline: float) -> None:
+    """Set whether commits of this server wait for a replica. A server without semi-synchronous replication stays
+    without; there ``waits`` raises `OperatorError`."""
+    known = await _variables(session, deadline=deadline)
+    master, _ = SEMI_SYNC_PREFIXES[session.dialect]
+    if f"{master}_enabled" not in known:
+        if waits:
+            raise OperatorError("no semi-synchronous replication here: load the plugins (docs/how-to/deploy.md)")
+        return
+    if waits:
+        # The default timeout of ten seconds silently falls back to asynchronous replication. With AFTER_SYNC nobody
+        # sees a row before a replica has received it.
+        no_replica = "no_slave" if session.dialect is Dialect.MARIADB else "no_replica"
+        await session.run(
+            f"SET GLOBAL {master}_wait_point = 'AFTER_SYNC'; SET GLOBAL {master}_timeout = 4294967295; "
+            f"SET GLOBAL {master}_wait_{no_replica} = 1",
+            deadline=deadline,
+        )
+    await session.run(f"SET GLOBAL {master}_enabled = {waits:d}", deadline=deadline)
+
+
+async def acknowledge_as_replica(session: DatabaseSession, *, deadline: float) -> None:
+    """Make a server acknowledge to its master what it receives, from its next connection on. Its own commits wait for
+    no replica."""
+    known = await _variables(session, deadline=deadline)
+    master, replica = SEMI_SYNC_PREFIXES[session.dialect]
+    if f"{replica}_enabled" not in known:
+        raise OperatorError("no semi-synchronous replication here: load the plugins (docs/how-to/deploy.md)")
+    await session.run(f"SET GLOBAL {master}_enabled = 0; SET GLOBAL {replica}_enabled = 1", deadline=deadline)
+
+
+async def acknowledging_replicas(session: DatabaseSession, *, deadline: float) -> int:
+    """Return the number of connected replicas that acknowledge."""
+    name = f"{SEMI_SYNC_PREFIXES[session.dialect][0]}_clients"
+    rows = await session.named(f"SHOW GLOBAL STATUS LIKE '{name}'", deadline=deadline)
+    return int(rows[0]["Value"]) if rows else 0
+
+
+async def _variables(session: DatabaseSession, *, deadline: float) -> set[str]:
+    rows = await session.named("SHOW GLOBAL VARIABLES LIKE 'rpl_semi_sync%%'", deadline=deadline)
+    return {str(row["Variable_name"]) for row in rows}
+
+
+_SHOWN: Final = ("Id", "User", "Host", "db", "Command", "Time", "State", "Info")
+_ALSO_SHOWN: Final = {Dialect.MARIADB: ("Progress",), Dialect.MYSQL: ()}
+
+
+class DatabaseProcess(NamedTuple):
+    """A connection to a database server. ``state``: the server's description of the running statement, or "" for
+    none."""
+
+    thread: int
+    user: str
+    command: str
+    state: str
+
+
+async def server_processes(session: DatabaseSession, *, deadline: float) -> list[DatabaseProcess]:
+    """Return all connections, including this session's. Raises as `DatabaseSession.stream`."""
+    names = _SHOWN + _ALSO_SHOWN[session.dialect]
+    rows: list[Row] = []
+    # Read the columns as bytes: a running statement may contain stored data that is valid in no character set. The
+    # tables of information_schema compute that column, and fail, even when it is not selected.
+    undecoded = Columns(names, (None,) * len(names))
+    await session.stream("SHOW FULL PROCESSLIST", (), rows.extend, deadline=deadline, columns=undecoded)
+    return [
+        DatabaseProcess(int(thread), user.decode(), command.decode(), (state or b"").decode())
+        for thread, user, _, _, command, _, state, *_ in rows
+    ]
+
+
+IS_BEING_SEEDED: Final = (
+    "EXISTS (SELECT 1 FROM information_schema.tables WHERE (table_schema, table_name) = ('tao', 'seeding'))"
+)
+"""SQL condition: the server is being seeded, or its seeding was interrupted."""
+
+_SHARDS_PER_TRANSACTION: Final = 64
+"""Shard rows per transaction. Each takes milliseconds, and is little for a replica to apply at once."""
+
+_SEMI_SYNC_WAIT_SECONDS: Final = 0.5
+"""Time that commits may still wait for a replica when their server is being closed: several round trips between
+regions."""
+
+_CLOSING_SECONDS: Final = 60
+"""How long the server itself waits for locks while it closes: longer than any deadline here."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberState:
+    """The observed state of a server of a replication set."""
+
+    read_only: bool
+    following: ReplicationStatus | None
+    """None when it follows no master."""
+    executed: GtidSet
+    """Every transaction that the server has committed."""
+    received: GtidSet
+    """The executed transactions and those in its relay log: all that it can have without its master."""
+    seeding: bool = False
+    """It is being seeded, or its seeding was interrupted, so it has only a part of its master's data."""
+    waits_for_replica: bool = False
+    """As a master, each of its commits waits until a replica has received it."""
+    acknowledges: bool = False
+    """As a replica, it acknowledges to its master what it has received, while it is connected."""
+
+
+async def member_state(session: DatabaseSession, *, deadline: float) -> MemberState:
+    """Read which transactions the server has and which master it follows."""
+    mariadb = session.dialect is Dialect.MARIADB
+    status = await replication_status(session, deadline=deadline)
+    # MariaDB's positions name one transaction per domain; the binlog state names the last one of each committing
+    # server.
+    name = "gtid_binlog_state" if mariadb else "gtid_executed"
+    (((read_only, executed, seeding),), figures, _) = await session.run(
+        f"SELECT @@GLOBAL.read_only, @@GLOBAL.{name}, {IS_BEING_SEEDED}; {SEMI_SYNC_STATUS}; ROLLBACK",
+        deadline=deadline,
+    )
+    semi_sync = semi_sync_state(session.dialect, figures)
+    executed = str(executed).replace("\n", "")
+    received = [executed] if status is None else [executed, status.received]
+    return MemberState(
+        read_only=bool(read_only),
+        following=status,
+        executed=GtidSet(session.dialect, executed),
+        received=GtidSet(session.dialect, *received),
+        seeding=bool(seeding),
+        waits_for_replica=semi_sync.waits,
+        acknowledges=semi_sync.acknowledges,
+    )
+
+
+async def fence(session: DatabaseSession, other: DatabaseSession, *, deadline: float) -> int:
+    """Close the server to writes and end the commits that wait for a replica. Returns how many were ended.
+
+    When this returns, no uncommitted transaction can commit any more. ``other``: a second session at the server,
+    because the one that closes it waits for such commits. Raises `DeadlineExceeded`.
+    """
+    closing = asyncio.ensure_future(_close(session, deadline))
+    ended: set[int] = set()
+    try:
+        while not closing.done():
+            await asyncio.wait((closing,), timeout=_SEMI_SYNC_WAIT_SECONDS)
+            if not closing.done():
+                ended |= await _end_waiting(other, deadline)
+        await closing
+    finally:
+        closing.cancel()
+    return len(ended)
+
+
+async def _close(session: DatabaseSession, deadline: float) -> None:
+    # A single long attempt: between two attempts another commit could begin to wait unnoticed.
+    await session.run("SET SESSION lock_wait_timeout = %s", (_CLOSING_SECONDS,), deadline=deadline)
+    await set_read_only(session, True, deadline=deadline)
+    await session.run("SET SESSION lock_wait_timeout = 1", deadline=deadline)
+
+
+async def _end_waiting(session: DatabaseSession, deadline: float) -> set[int]:
+    """End the connections whose commits wait for a replica, and return their threads. While the server is being closed
+    no further commit can begin to wait."""
+    processes = await server_processes(session, deadline=deadline)
+    waiting = {each.thread: each.command for each in processes if "semi-sync ACK" in each.state}
+    for thread in waiting:
+        with suppress(InternalError):  # "no such thread": the connection has ended by itself
+            await session.run("KILL CONNECTION %s", (thread,), deadline=deadline)
+    if session.dialect is Dialect.MYSQL and waiting and set(waiting.values()) == {"Killed"}:
+        # On MySQL the wait outlives its client. No client is left to which its end could report a success.
+        await set_semi_sync(session, waits=False, deadline=deadline)
+    return set(waiting)
+
+
+async def stop_receiving(session: DatabaseSession, *, deadline: float) -> None:
+    """Stop receiving from the master; what was received is still applied. Idempotent."""
+    await session.run(
+        "STOP SLAVE IO_THREAD" if session.dialect is Dialect.MARIADB else "STOP REPLICA IO_THREAD", deadline=deadline
+    )
+
+
+async def receive_again(session: DatabaseSession, *, deadline: float) -> None:
+    """Undo `stop_receiving` at a server that is still a replica. Idempotent."""
+    await session.run("START SLAVE" if session.dialect is Dialect.MARIADB else "START REPLICA", deadline=deadline)
+
+
+async def apply_received(session: DatabaseSession, *, deadline: float) -> None:
+    """Wait until the relay log is fully executed. Raises as `wait_for_position`."""
+    status = await replication_status(session, deadline=deadline)
+    if status is None or not status.received:
+        return
+    mariadb = session.dialect is Dialect.MARIADB
+    await session.run("START SLAVE SQL_THREAD" if mariadb else "START REPLICA SQL_THREAD", deadline=deadline)
+    await wait_for_position(session, status.received, deadline=deadline)
+
+
+async def highest_epoch(session: DatabaseSession, shards: Sequence[int], *, deadline: float) -> int:
+    """Return the highest version epoch in the shards' rows."""
+    highest = 0
+    for some in _groups(shards):
+        union = " UNION ALL ".join(
+            f"(SELECT version_epoch FROM {schema_name(s)}.shard WHERE only_row = 1)" for s in some
+        )
+        (((epoch,),), _) = await session.run(f"SELECT MAX(version_epoch) FROM ({union}) e; COMMIT", deadline=deadline)
+        highest = max(highest, int(epoch or 0))
+    return highest
+
+
+async def raise_epoch(
+    session: DatabaseSession, shards: Sequence[int], master: str, version_epoch: int, *, deadline: float
+) -> None:
+    """Write the master, the version epoch and a new generation into the shards' rows, in batches.
+
+    This fences off the former owners of the shards, and all later versions are above any that were ever assigned. Rows
+    that are up to date are left alone. The server stays closed to leaders.
+    """
+    if session.dialect is Dialect.MYSQL:
+        await session.run("ROLLBACK; SET GLOBAL super_read_only = 0", deadline=deadline)
+    for some in _groups(shards):
+        updates = "; ".join(
+            f"UPDATE {schema_name(shard)}.shard SET master_server = %s, version_epoch = GREATEST(version_epoch, %s), "
+            "generation = generation + 1 WHERE only_row = 1 AND (master_server <> %s OR version_epoch < %s)"
+            for shard in some
+        )
+        values = [master, version_epoch, master, version_epoch] * len(some)
+        await session.run(f"START TRANSACTION; {updates}; COMMIT", values, deadline=deadline)
+
+
+async def open_to_writes(session: DatabaseSession, *, semi_sync: bool, deadline: float) -> None:
+    """Let leaders write. ``semi_sync``: from now on each commit waits without limit until a replica has received it."""
+    await set_semi_sync(session, waits=semi_sync, deadline=deadline)
+    await set_read_only(session, False, deadline=deadline)
+
+
+def _groups(shards: Sequence[int]) -> list[Sequence[int]]:
+    return [shards[at : at + _SHARDS_PER_TRANSACTION] for at in range(0, len(shards), _SHARDS_PER_TRANSACTION)]

@@ -1,0 +1,250 @@
+"""The metrics that followers and leaders have in common.
+
+The parts that do the work count in plain attributes; here these get names, units and a place in ``/metrics`` and
+``/stats``. The code of a cache hit calls no metric.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tao.cache import GraphCache
+from tao.cache.packed import CORE
+from tao.model.ports import Clock
+from tao.observability.metrics import Metrics
+from tao.routing.budgets import RetryBudget
+from tao.routing.failure_detector import DetectorState, Health
+from tao.serving.prefix_refills import PrefixRefills
+from tao.serving.read_service import ReadService
+from tao.wire.read_batch import OPERATIONS
+
+
+class ReadMetrics:
+    """Registers the metrics of reads and of the cache, and summarizes them for ``/stats``."""
+
+    def __init__(
+        self, metrics: Metrics, cache: GraphCache, reads: ReadService, refills: PrefixRefills, clock: Clock
+    ) -> None:
+        self._cache: Final = cache
+        self._reads: Final = reads
+        self._refills: Final = refills
+        self._clock: Final = clock
+        self._register_reads(metrics)
+        self._register_cache(metrics)
+
+    def _register_reads(self, metrics: Metrics) -> None:
+        reads, single_flight = self._reads, self._reads.misses.single_flight
+        counters = reads.counters
+        metrics.gauge_family(
+            "read_hits_total",
+            "Queries answered from this server's cache.",
+            "operation",
+            lambda: dict(zip(OPERATIONS, counters.hits, strict=True)),
+        )
+        metrics.gauge_family(
+            "read_misses_total",
+            "Queries that were fetched from the leader or the database.",
+            "operation",
+            lambda: dict(zip(OPERATIONS, counters.misses, strict=True)),
+        )
+        metrics.gauge_family(
+            "read_failures_total",
+            "Queries answered with an error.",
+            "operation",
+            lambda: dict(zip(OPERATIONS, counters.failures, strict=True)),
+        )
+        metrics.gauge(
+            "stale_read_queries",
+            "Queries read from the master database because this server could not meet their max_staleness_ms.",
+            lambda: reads.misses.too_stale,
+        )
+        metrics.gauge_family(
+            "fills_total",
+            "Fetches from the leader or the database: started, joined by another miss, repeated because the answer was "
+            "older than a version floor; queries for more of a list than its cached part, and queries answered by the "
+            "master because no copy had what was known.",
+            "event",
+            lambda: {
+                "started": single_flight.started,
+                "joined": single_flight.joined,
+                "incomplete": reads.misses.incomplete,
+                "refetched": single_flight.refetched,
+                "past_floor": reads.misses.read_past_floors,
+            },
+        )
+        metrics.gauge_family(
+            "prefix_refills_total",
+            "Cached prefixes that deletions made short and that were read again in the background: kept, overtaken by "
+            "a change, not kept for lack of room or because their shard was dropped, failed.",
+            "outcome",
+            self._refills.outcomes.copy,
+        )
+        metrics.gauge("fill_queries", "Fetches under way.", lambda: single_flight.under_way)
+        metrics.gauge(
+            "hot_entries",
+            "Objects and lists read so often that answers ask clients to cache them.",
+            reads.traffic.hot_keys,
+        )
+
+    def _register_cache(self, metrics: Metrics) -> None:
+        cache = self._cache
+        metrics.gauge_family(
+            "cache_bytes",
+            "Memory used by an arena, in bytes.",
+            "arena",
+            lambda: {arena.name: arena.bytes for arena in cache.arenas()},
+        )
+        metrics.gauge_family(
+            "cache_budget_bytes",
+            "Memory that an arena may use, in bytes.",
+            "arena",
+            lambda: {arena.name: arena.budget for arena in cache.arenas()},
+        )
+        metrics.gauge_family(
+            "cache_entries",
+            "Cached entries, by kind.",
+            "kind",
+            lambda: {kind: float(number) for kind, number in self.entries().items()},
+        )
+        metrics.gauge_family(
+            "cache_evictions_total",
+            "Entries evicted to stay within the budget.",
+            "arena",
+            lambda: {arena.name: arena.evictions for arena in cache.arenas()},
+        )
+        metrics.gauge_family(
+            "cache_eviction_age_seconds",
+            "Time since the last use of the entry that an arena evicted last from its main queue.",
+            "arena",
+            lambda: {arena.name: arena.eviction_age_seconds or 0.0 for arena in cache.arenas() if arena.evictions},
+        )
+        metrics.gauge_family(
+            "cache_returns_total",
+            "Keys that returned after their eviction before the arena had evicted as much as its budget.",
+            "arena",
+            lambda: {arena.name: sum(arena.returns) for arena in cache.arenas()},
+        )
+        metrics.gauge("cache_open_shards", "Shards open in the cache.", lambda: len(cache.open_shards()))
+
+    def entries(self) -> dict[str, int]:
+        """Return the number of cached entries, by kind."""
+        arenas = self._cache.arenas()
+        return {
+            "objects": sum(arena.objects for arena in arenas),
+            "lists": sum(arena.lists for arena in arenas),
+            "counts": sum(arena.counts for arena in arenas),
+        }
+
+    def summary(self) -> dict[str, object]:
+        """Return the JSON-able summary for ``/stats``, with the hit rate."""
+        counters, single_flight = self._reads.counters, self._reads.misses.single_flight
+        hits, misses = sum(counters.hits), sum(counters.misses)
+        arenas = self._cache.arenas()
+        floors = self._cache.floor_statistics(self._clock.monotonic())
+        return {
+            "reads": {
+                operation: {
+                    "hits": counters.hits[index],
+                    "misses": counters.misses[index],
+                    "failures": counters.failures[index],
+                }
+                for index, operation in enumerate(OPERATIONS)
+            },
+            "hits": hits,
+            "misses": misses,
+            "failures": sum(counters.failures),
+            "stale_reads": self._reads.misses.too_stale,
+            "hit_rate": hits / (hits + misses) if hits + misses else None,
+            "entries": self.entries(),
+            "bytes": sum(arena.bytes for arena in arenas),
+            "budget_bytes": sum(arena.budget for arena in arenas),
+            "evictions": sum(arena.evictions for arena in arenas),
+            "cache_core": CORE,
+            "arenas": [
+                {
+                    "name": arena.name,
+                    "bytes": arena.bytes,
+                    "budget_bytes": arena.budget,
+                    "objects": arena.objects,
+                    "lists": arena.lists,
+                    "counts": arena.counts,
+                    "evictions": arena.evictions,
+                    "eviction_age_seconds": arena.eviction_age_seconds,
+                    "kept": arena.kept,
+                    "returns": list(arena.returns),
+                    "packed_bytes": arena.packed_bytes,
+                }
+                for arena in arenas
+            ],
+            "fills": {
+                "started": single_flight.started,
+                "joined": single_flight.joined,
+                "incomplete": self._reads.misses.incomplete,
+                "refetched": single_flight.refetched,
+                "past_floor": self._reads.misses.read_past_floors,
+                "not_kept": self._cache.not_kept,
+                "too_large": self._cache.too_large,
+                "dropped": self._cache.dropped,
+                "refills": self._refills.outcomes,
+                "under_way": single_flight.under_way,
+            },
+            "traffic": self._reads.traffic.summary(),
+            "floors": floors.floors,
+            "open_shards": len(self._cache.open_shards()),
+        }
+
+
+_HEALTH_CODES: Final = {Health.UP: 0, Health.SUSPECT: 1, Health.DOWN: 2, Health.PROBING: 3}
+
+
+def register_links(metrics: Metrics, read: Callable[[], Mapping[str, DetectorState]]) -> None:
+    """Register the health of each cache server that this one talks to, by its name."""
+    metrics.gauge_family(
+        "link_health_info",
+        "Health of a cache server: 0 up, 1 suspect, 2 down, 3 down and being probed.",
+        "peer",
+        lambda: _codes(read()),
+    )
+    metrics.gauge_family(
+        "link_health_changes_total",
+        "Changes of a cache server between healthy and impaired.",
+        "peer",
+        lambda: _changes(read()),
+    )
+
+
+def register_databases(metrics: Metrics, read: Callable[[], Mapping[str, DetectorState]], *, pool: str) -> None:
+    """Register the health of each database server, by its name."""
+    metrics.gauge_family(
+        "database_health_info",
+        "Health of a database server: 0 up, 1 suspect, 2 down, 3 down and being probed.",
+        "database_server",
+        lambda: _codes(read()),
+        pool=pool,
+    )
+    metrics.gauge_family(
+        "database_health_changes_total",
+        "Changes of a database server between healthy and impaired.",
+        "database_server",
+        lambda: _changes(read()),
+        pool=pool,
+    )
+
+
+def _codes(standings: Mapping[str, DetectorState]) -> dict[str, float]:
+    return {name: _HEALTH_CODES[standing.health] for name, standing in standings.items()}
+
+
+def _changes(standings: Mapping[str, DetectorState]) -> dict[str, float]:
+    return {name: standing.transitions for name, standing in standings.items()}
+
+
+def register_retries(metrics: Metrics, budget: RetryBudget) -> None:
+    """Register the requests that were repeated, and those that were not because the retry budget was used up."""
+    metrics.gauge_family(
+        "retries_total",
+        "Repeated requests, and those not repeated because the retry budget was used up.",
+        "outcome",
+        lambda: {"sent": budget.spent, "refused": budget.exhausted},
+    )

@@ -1,0 +1,651 @@
+"""Misses: the queries of a batch that the cache could not answer, from the batch to the answers.
+
+The story of a miss, from top to bottom of this module:
+
+1. `Misses.answer` is given the missed slots of a batch, and sets one timer for all of them.
+2. `_MissedBatch` begins a few of them at a time, each as a `Miss`, and stops when the request's time is over or its
+   caller is gone.
+3. A `Miss` decides what to fetch: the query itself, or a prefix of its list that also answers later readers. It waits
+   for that as `tao.serving.single_flight` describes, and fetches the rest if the prefix does not decide the query.
+4. `_MissAnswers` collects what is ready within one tick of the loop, and sends it.
+
+A caller may be gone before its misses are answered: then nothing more is begun for it, and the fetches under way are
+left to the other queries that joined them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Final, NamedTuple, Protocol
+
+from tao.cache.answers import edges_answer, range_answer, time_range_answer
+from tao.model.changes import sort_edges
+from tao.model.edge_block import decode_block, encode_block, header, mark_cut
+from tao.model.errors import (
+    AnswerFull,
+    DeadlineExceeded,
+    InternalError,
+    Overloaded,
+    StaleRead,
+    TaoError,
+    Unavailable,
+    WriteLost,
+)
+from tao.model.graph import version_of
+from tao.model.ids import SHARD_SHIFT
+from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery, shard_of
+from tao.routing.budgets import work_seconds
+from tao.schema.registry import Schema
+from tao.serving.single_flight import FetchWaiter, SingleFlight
+from tao.wire.convert import error_to_pb
+from tao.wire.read_batch import BatchQueries, OperationSizes, operation_at
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+
+_logger = logging.getLogger(__name__)
+
+TOO_MANY_BYTES: Final = "the answer of this batch is full; repeat this query without those that were answered"
+
+_WRITE_LOST: Final = (
+    "the write that the token stands for was lost with the master database that had acknowledged it, before a replica "
+    "had it: do it again, or read without the token"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Bounds of one read batch."""
+
+    max_queries: int = 10_000
+    """Ten times what the SDK puts into a message. They hold the loop for some 10 ms; more would delay every caller."""
+
+    max_part_bytes: int = 4 << 20
+    """Values in one message of the answer, in bytes: a quarter of the largest message, so that the copies made on the
+    way stay small and the first values leave before the last are looked up."""
+
+    max_answer_bytes: int = 32 << 20
+    """Values in the whole answer, in all of its parts, in bytes: two messages of the largest size, half of what a peer
+    may leave unread before it is disconnected."""
+
+    max_misses_at_once: int = 512
+    """Queries of one batch that are fetched at a time: as many as a follower asks its leader for in one message, so
+    that its misses are all under way at once, and the misses of a client without measure are not."""
+
+
+def _unknown_staleness(_: int) -> float:
+    return inf
+
+
+class ReadPolicy(NamedTuple):
+    """The reads that a server serves, by its role."""
+
+    admit: Callable[[int], TaoError | None]
+    """Return why this server does not serve a shard, or None."""
+
+    staleness_ms: Callable[[int], float] = _unknown_staleness
+    """Return how far a shard is behind its master here at most; infinite when that is unknown."""
+
+    past_floors: bool = False
+    """The callers keep nothing: when no copy has what is known here, they get what is committed."""
+
+
+class Misses:
+    """Answers the missed queries of all batches of a server."""
+
+    def __init__(
+        self,
+        single_flight: SingleFlight,
+        schema: Schema,
+        policy: ReadPolicy,
+        settings: BatchSettings,
+    ) -> None:
+        self.single_flight: Final = single_flight
+        self.schema = schema
+        self.admit: Final = policy.admit
+        self.staleness_ms: Final = policy.staleness_ms
+        self.settings: Final = settings
+        self.past_floors: Final = policy.past_floors
+        self.failures = [0] * len(OperationSizes._fields)
+        """Number of failed queries, by operation."""
+        self.too_stale = 0
+        """Number of queries that asked for fresher data than this server can prove to have."""
+        self.incomplete = 0
+        """Number of queries for more of a list than the cached part of it."""
+        self.read_past_floors = 0
+        """Number of queries answered with what is committed, because no copy had what was known here."""
+
+    def answer(self, request: pb.Request, sizes: OperationSizes, slots: list[int], reply: Reply, room: int) -> None:
+        """Answer these slots of the batch, now or later. ``room`` is how many bytes of values still fit the answer."""
+        batch = request.read
+        answers = _MissAnswers(reply, len(slots), batch.for_fill, self.settings, room)
+        try:
+            seconds = work_seconds(request.deadline_ms)
+        except DeadlineExceeded as refused:
+            answers.fail_rest(slots, refused)
+        else:
+            _MissedBatch(self, batch, sizes, slots, reply, answers).begin(seconds)
+
+
+class MissReceiver(Protocol):
+    """The object that a `Miss` reports its answer to."""
+
+    @property
+    def gone(self) -> bool:
+        """True when the answer is not needed any more."""
+
+    def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
+        """Take the answer. It is called at most once for each miss."""
+
+
+class _MissedBatch:
+    """The missed queries of one batch: a `MissReceiver`."""
+
+    __slots__ = (
+        "_answers",
+        "_critical",
+        "_for_fill",
+        "_is_beginning",
+        "_is_over",
+        "_max_staleness_ms",
+        "_misses",
+        "_queries",
+        "_reply",
+        "_sizes",
+        "_slots",
+        "_timer",
+        "_under_way",
+        "_waiting",
+    )
+
+    def __init__(
+        self,
+        misses: Misses,
+        batch: pb.ReadBatch,
+        sizes: OperationSizes,
+        slots: Sequence[int],
+        reply: Reply,
+        answers: _MissAnswers,
+    ) -> None:
+        self._misses: Final = misses
+        self._queries: Final = BatchQueries(batch, sizes)
+        self._sizes: Final = sizes
+        self._slots: Final = slots
+        self._reply: Final = reply
+        self._answers: Final = answers
+        self._critical: Final = batch.critical
+        self._max_staleness_ms: Final = batch.max_staleness_ms
+        self._for_fill: Final = batch.for_fill
+        self._waiting = iter(slots)
+        self._under_way = 0
+        self._is_beginning = False
+        self._is_over = False
+        self._timer: asyncio.TimerHandle
+
+    @property
+    def gone(self) -> bool:
+        return self._is_over or self._reply.closed
+
+    def begin(self, seconds: float) -> None:
+        """Begin, and fail what is not answered after so many seconds."""
+        self._timer = self._misses.single_flight.call_later(seconds, self._expire)
+        self._begin_some()
+
+    def _begin_some(self) -> None:
+        """Begin as many misses as may be under way. A miss that is answered at once only lowers the count for this
+        loop, so that thousands of them do not recurse."""
+        self._is_beginning = True
+        at_once = self._misses.settings.max_misses_at_once
+        try:
+            while self._under_way < at_once and not self.gone:
+                slot = next(self._waiting, None)
+                if slot is None:
+                    break
+                self._under_way += 1
+                try:
+                    self._begin_slot(slot)
+                except TaoError as refused:
+                    self._finish_slot(slot, refused)
+        except Exception as error:
+            self._end(InternalError(f"{type(error).__name__} while reading; see the server's log"))
+            raise
+        finally:
+            self._is_beginning = False
+        if not self._under_way:
+            self._timer.cancel()
+
+    def _begin_slot(self, slot: int) -> None:
+        misses = self._misses
+        if self._answers.is_full:
+            raise AnswerFull(TOO_MANY_BYTES)
+        query = self._queries.query(slot)
+        shard = shard_of(query)
+        refusal = misses.admit(shard)
+        if refusal is not None:
+            raise refusal
+        is_cut = False
+        if not isinstance(query, ObjectQuery):
+            if isinstance(query, EdgesQuery) and not query.id2s:
+                query = RangeQuery(query.id1, query.atype, 0, 0)
+            limit = misses.schema.atype(query.atype).limit
+            if isinstance(query, RangeQuery | TimeRangeQuery) and query.limit > limit:
+                query, is_cut = _cut(query, limit), True
+        critical, staleness_ms = self._critical, 0.0
+        if self._max_staleness_ms and not critical:
+            staleness_ms = misses.staleness_ms(shard)
+            if staleness_ms > self._max_staleness_ms:
+                misses.too_stale += 1
+                critical = True
+            else:
+                staleness_ms = 0.0
+        minimum = self._queries.minimums.get(slot, 0)
+        miss = Miss(misses, self, query, minimum, slot, is_cut=is_cut, staleness_ms=staleness_ms)
+        miss.begin(critical=critical)
+
+    def take(self, miss: Miss, answer: Fetched | TaoError) -> None:
+        """Put the answer of one miss into the batch's answer."""
+        if self._is_over:
+            return
+        if isinstance(answer, TaoError):
+            if miss.staleness_ms and isinstance(answer, Unavailable | DeadlineExceeded):
+                answer = self._too_stale(miss, answer)
+        # A cache that asks checks what its own readers asked for: its minimum is not a reader's write token.
+        elif miss.minimum and not self._for_fill and version_of(answer.value) < miss.minimum:
+            answer = WriteLost(_WRITE_LOST)
+        else:
+            if miss.is_cut:
+                answer = Fetched(mark_cut(answer.value), answer.version_epoch, answer.origin)
+            try:
+                self._answers.add(miss.slot, miss.query, answer)
+            except AnswerFull as full:
+                answer = full
+        self._finish_slot(miss.slot, answer)
+
+    def _finish_slot(self, slot: int, answer: Fetched | TaoError) -> None:
+        if isinstance(answer, TaoError):
+            self._misses.failures[operation_at(self._sizes, slot)] += 1
+            self._answers.fail(slot, answer)
+        self._under_way -= 1
+        if not self._is_beginning:
+            self._begin_some()
+
+    def _expire(self) -> None:
+        self._end(DeadlineExceeded("not answered within the time that the request had left"))
+
+    def _end(self, error: TaoError) -> None:
+        self._is_over = True
+        self._timer.cancel()
+        self._answers.fail_rest(self._slots, error)
+
+    def _too_stale(self, miss: Miss, error: TaoError) -> StaleRead:
+        behind = "an unknown time" if miss.staleness_ms == inf else f"up to {miss.staleness_ms / 1000:.1f} s"
+        return StaleRead(
+            f"shard {shard_of(miss.query)} is behind its master by {behind} here, max_staleness_ms is "
+            f"{self._max_staleness_ms}, and the master could not be read: {error.message}"
+        )
+
+
+def _cut(query: RangeQuery | TimeRangeQuery, limit: int) -> Query:
+    if isinstance(query, RangeQuery):
+        return RangeQuery(query.id1, query.atype, query.pos, limit)
+    return TimeRangeQuery(query.id1, query.atype, query.high, query.low, limit, query.below_id2)
+
+
+class Miss(FetchWaiter):
+    """One missed query on its way to its answer.
+
+    The answer is at ``minimum`` version or later; it is older only when it was read under a later version epoch, so
+    that nothing newer is left. The receiver bounds the time.
+    """
+
+    __slots__ = (
+        "_attempts",
+        "_held_block",
+        "_is_reading",
+        "_misses",
+        "_receiver",
+        "_stale",
+        "_then",
+        "_wanted_edges",
+        "is_cut",
+        "query",
+        "slot",
+        "staleness_ms",
+    )
+
+    def __init__(
+        self,
+        misses: Misses,
+        receiver: MissReceiver,
+        query: Query,
+        minimum: int,
+        slot: int,
+        *,
+        is_cut: bool = False,
+        staleness_ms: float = 0.0,
+    ) -> None:
+        """``slot`` is the query's place in its batch. ``is_cut``: the query's limit was above that of the type.
+        ``staleness_ms``: how far the shard is behind its master, if that is more than the batch accepts; else 0."""
+        super().__init__(misses.single_flight, minimum)
+        self._misses = misses
+        self._receiver: MissReceiver | None = receiver
+        self.query: Final = query
+        self.slot: Final = slot
+        self.is_cut: Final = is_cut
+        self.staleness_ms: Final = staleness_ms
+        self._then: Callable[[Miss, Fetched], None] = Miss._answer  # takes what the next fetch brings
+        self._attempts = 0
+        self._is_reading = False  # critically
+        self._stale: StaleRead | None = None  # why no copy had what is known here
+        self._wanted_edges: int
+        self._held_block: bytes
+
+    def begin(self, *, critical: bool) -> None:
+        """Begin to fetch. ``critical``: read the master database, by a read that begins after this call."""
+        query = self.query
+        if critical:
+            self._read_critically()
+        elif isinstance(query, RangeQuery):
+            self._begin_range(query)
+        elif isinstance(query, TimeRangeQuery):
+            self._begin_time_range(query)
+        elif isinstance(query, EdgesQuery):
+            self._begin_edges(query)
+        else:
+            self._fetch_then(query, Miss._answer)
+
+    @property
+    def gone(self) -> bool:
+        receiver = self._receiver
+        return receiver is None or receiver.gone
+
+    def take(self, answer: Fetched | TaoError) -> None:
+        """Take what a fetch has brought."""
+        if not isinstance(answer, TaoError):
+            self._then(self, answer)
+        elif isinstance(answer, StaleRead) and self._misses.past_floors:
+            if self.gone:
+                return
+            # No copy has what is known here or further up. That may be a commit which is in the binlog and waits for a
+            # replica that is away. A reader that did not ask for that version gets what is committed, and nothing of
+            # that is kept.
+            self._stale = answer
+            self._attempts = 0
+            self._read_critically()
+        else:
+            self._answer(answer)
+
+    def _answer(self, answer: Fetched | TaoError) -> None:
+        receiver, self._receiver = self._receiver, None
+        if receiver is not None:
+            receiver.take(self, answer)
+
+    def _fetch_then(self, query: Query, then: Callable[[Miss, Fetched], None], *, alone: bool = False) -> None:
+        self._then = then
+        self.fetch(query, alone=alone)
+
+    def _take_prefix(self, found: Fetched) -> None:
+        query = self.query
+        assert isinstance(query, RangeQuery | TimeRangeQuery | EdgesQuery), "other queries need no prefix"
+        answer = _answer_from_block(found.value, query)
+        if answer is not None:
+            self._answer(Fetched(answer, found.version_epoch, found.origin))
+        elif self.gone:
+            return
+        elif isinstance(query, RangeQuery):
+            self._fetch_range(query)  # the joined fetch was for a shorter prefix
+        elif isinstance(query, TimeRangeQuery):
+            self._fetch_then(query, Miss._answer)
+        else:
+            self._fetch_missing_edges(query, found.value, found.origin)
+
+    # ---- ranges: fetch a prefix that is long enough ----------------------------------------------------------------
+
+    def _begin_range(self, query: RangeQuery) -> None:
+        wanted_edges = max(query.pos + query.limit, self.single_flight.settings.min_prefix_edges) + 1
+        cached = self._cached_block(query)
+        if cached is not None:
+            self._misses.incomplete += 1
+            wanted_edges = max(wanted_edges, 2 * int.from_bytes(cached[16:20], "little"))
+        self._wanted_edges = wanted_edges
+        self._fetch_range(query)
+
+    def _fetch_range(self, query: RangeQuery) -> None:
+        limit = self.single_flight.list_limit(query.atype)
+        if query.pos + query.limit > limit or self._attempts == self.single_flight.settings.max_refetches:
+            self._fetch_then(query, Miss._answer, alone=True)
+        else:
+            self._attempts += 1
+            self._fetch_then(_prefix(query, min(self._wanted_edges, limit)), Miss._take_prefix)
+
+    # ---- time windows: fetch a first prefix when nothing is cached, else exactly the window ------------------------
+
+    def _begin_time_range(self, query: TimeRangeQuery) -> None:
+        if self._cached_block(query) is None:
+            wanted_edges = max(query.limit, self.single_flight.settings.min_prefix_edges) + 1
+            prefix = _prefix(query, min(wanted_edges, self.single_flight.list_limit(query.atype)))
+            self._fetch_then(prefix, Miss._take_prefix)
+        else:
+            self._misses.incomplete += 1
+            self._fetch_then(query, Miss._answer)
+
+    # ---- edges: fetch those that a prefix does not decide ----------------------------------------------------------
+
+    def _begin_edges(self, query: EdgesQuery) -> None:
+        cached = self._cached_block(query)
+        if cached is None:
+            single_flight = self.single_flight
+            wanted_edges = min(single_flight.settings.min_prefix_edges + 1, single_flight.list_limit(query.atype))
+            self._fetch_then(_prefix(query, wanted_edges), Miss._take_prefix)
+        else:
+            self._misses.incomplete += 1
+            self._fetch_missing_edges(query, cached, "memory")
+
+    def _fetch_missing_edges(self, query: EdgesQuery, held: bytes, origin: str) -> None:
+        cache = self.single_flight.cache
+        missing = _missing_id2s(held, query)
+        known = cache.edges(query.id1, query.atype, query.id2s, query.high, query.low, self.minimum)
+        if known is not None and version_of(known.block) == version_of(held):
+            missing = known.missing  # a membership filter may exclude some
+            if not missing:
+                self._answer(Fetched(known.block, cache.version_epoch(shard_of(query)), origin))
+                return
+        if len(missing) < len(query.id2s):
+            self._held_block = held
+            rest = EdgesQuery(query.id1, query.atype, missing, query.high, query.low)
+            self._fetch_then(rest, Miss._take_missing_edges)
+        else:
+            self._fetch_then(query, Miss._answer)
+
+    def _take_missing_edges(self, found: Fetched) -> None:
+        query = self.query
+        assert isinstance(query, EdgesQuery)
+        # No answer mixes two versions: the held block may have been behind, or the list may have changed in between.
+        if version_of(found.value) == version_of(self._held_block):
+            merged = _merge_edges(self._held_block, found.value, query)
+            self._answer(Fetched(merged, found.version_epoch, found.origin))
+        elif not self.gone:
+            self._fetch_then(query, Miss._answer)
+
+    def _cached_block(self, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes | None:
+        block = self.single_flight.cache.peek_list(query.id1, query.atype)
+        return block if block is not None and version_of(block) >= self.minimum else None
+
+    # ---- critical reads --------------------------------------------------------------------------------------------
+
+    def _read_critically(self) -> None:
+        """Read without joining a fetch: the read must begin after this request arrived."""
+        single_flight = self.single_flight
+        try:
+            single_flight.check_waiting()
+        except Overloaded as refused:
+            self._answer(refused)
+            return
+        single_flight.waiting += 1
+        self._is_reading = True
+        seconds = single_flight.settings.timeout_seconds
+        try:
+            single_flight.source.fetch(
+                self.query, self.minimum, self._take_critically, critical=True, timeout_seconds=seconds
+            )
+        except Exception as error:
+            # A bug must not leave a read that is counted for ever.
+            _logger.exception("a critical read could not be started")
+            self._take_critically(InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+
+    def _take_critically(self, answer: Fetched | TaoError) -> None:
+        single_flight = self.single_flight
+        # Counted down once, also when something below raises and this method is called again with that error.
+        single_flight.waiting -= self._is_reading
+        self._is_reading = False
+        if isinstance(answer, TaoError):
+            away = self._stale is not None and isinstance(answer, Unavailable | DeadlineExceeded)
+            self._answer(self._stale if away and self._stale is not None else answer)
+        elif answer.version_epoch >= single_flight.cache.version_epoch(shard_of(self.query)):
+            single_flight.raise_floor(self.query, version_of(answer.value))
+            self._misses.read_past_floors += self._stale is not None
+            self._answer(answer)
+        else:
+            single_flight.refetched += 1
+            self._attempts += 1
+            if self._attempts > single_flight.settings.max_refetches:
+                self._answer(StaleRead("the shard's master was replaced during the read; try again"))
+            elif not self.gone:
+                pause_seconds = single_flight.settings.refetch_pause_seconds * 2 ** (self._attempts - 1)
+                single_flight.call_later(pause_seconds, self._read_critically)
+
+
+# ---- what a fetched block answers, by the rules that `tao.cache.answers` applies to cached ones ---------------------
+
+
+def _prefix(query: RangeQuery | TimeRangeQuery | EdgesQuery, limit: int) -> RangeQuery:
+    return RangeQuery(query.id1, query.atype, 0, limit)
+
+
+def _answer_from_block(block: bytes, query: RangeQuery | TimeRangeQuery | EdgesQuery) -> bytes | None:
+    """Return the answer to the query, or None when this prefix of the list does not decide all of it."""
+    match query:
+        case RangeQuery():
+            return range_answer(block, query.pos, query.limit)
+        case TimeRangeQuery():
+            return time_range_answer(block, query.high, query.low, query.limit, query.below_id2)
+        case EdgesQuery():
+            found = edges_answer(block, query.id2s, query.high, query.low)
+            return None if found is None or found.missing else found.block
+
+
+def _missing_id2s(block: bytes, query: EdgesQuery) -> tuple[int, ...]:
+    """Return the ids of the query that this prefix of the list cannot decide."""
+    found = edges_answer(block, query.id2s, query.high, query.low)
+    return query.id2s if found is None else found.missing
+
+
+def _merge_edges(held: bytes, found: bytes, query: EdgesQuery) -> bytes:
+    """Return the answer that a prefix gives together with the edges fetched for the ids that it could not decide. Both
+    must be of one version."""
+    known = edges_answer(held, query.id2s, query.high, query.low)
+    version, count, _, _ = header(found)
+    edges = decode_block(known.block) if known is not None else []
+    return encode_block(version, count, sort_edges([*edges, *decode_block(found)]), 0)
+
+
+class _MissAnswers:
+    """Collects the answers that are ready within one tick of the loop into one message for each origin. The last
+    message of the batch says that it is the last."""
+
+    def __init__(self, reply: Reply, expected: int, for_fill: bool, settings: BatchSettings, room: int) -> None:
+        """``room`` is how many bytes of values still fit the answer."""
+        self._reply = reply
+        self._open = expected
+        self._for_fill = for_fill
+        self._max_part_bytes = settings.max_part_bytes
+        # A single value always has room: sending it shows whether it fits a message at all.
+        self._is_empty = room == settings.max_answer_bytes
+        self._room = room
+        self._answered: set[int] = set()
+        self._by_origin: dict[str, _Collected] = {}
+        self._collected_bytes = 0
+        self._is_scheduled = False
+
+    @property
+    def is_full(self) -> bool:
+        """True when nothing more fits the answer."""
+        return self._room <= 0
+
+    def add(self, slot: int, query: Query, fetched: Fetched) -> None:
+        """Answer a slot with a value. Raises `AnswerFull` when there is no room for it."""
+        if slot in self._answered:
+            return
+        size = len(fetched.value)
+        if size > self._room and not self._is_empty:
+            self._room = 0  # nothing more is fetched
+            raise AnswerFull(TOO_MANY_BYTES)
+        self._is_empty = False
+        self._room -= size
+        self._collected_bytes += size
+        collected = self._collected(fetched.origin)
+        read = collected.answer.read
+        read.slots.append(slot)
+        read.values.append(fetched.value)
+        read.missed_slots.append(slot)
+        read.served_by = fetched.origin
+        if self._for_fill:
+            shard = (query.id if isinstance(query, ObjectQuery) else query.id1) >> SHARD_SHIFT
+            # The lowest epoch: it must have been in force no later than any of the answers was read.
+            collected.epochs[shard] = min(fetched.version_epoch, collected.epochs.get(shard, fetched.version_epoch))
+        self._close(slot)
+        if self._collected_bytes > self._max_part_bytes:
+            self._flush()
+
+    def fail(self, slot: int, error: TaoError) -> None:
+        """Answer a slot with an error."""
+        if slot in self._answered:
+            return
+        answer = self._collected("").answer.read
+        answer.failed_slots.append(slot)
+        answer.errors.append(error_to_pb(error))
+        self._close(slot)
+
+    def fail_rest(self, slots: Sequence[int], error: TaoError) -> None:
+        """Answer every slot that has no answer yet with the same error."""
+        for slot in slots:
+            self.fail(slot, error)
+
+    def _collected(self, origin: str) -> _Collected:
+        collected = self._by_origin.get(origin)
+        if collected is None:
+            collected = self._by_origin[origin] = _Collected(pb.Answer(), {})
+        return collected
+
+    def _close(self, slot: int) -> None:
+        self._answered.add(slot)
+        self._open -= 1
+        if not self._open:
+            self._flush()  # nothing more comes
+        elif not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._flush_scheduled)
+
+    def _flush_scheduled(self) -> None:
+        self._is_scheduled = False
+        self._flush()
+
+    def _flush(self) -> None:
+        ready, self._by_origin = list(self._by_origin.values()), {}
+        self._collected_bytes = 0
+        for index, (answer, epochs) in enumerate(ready, 1):
+            answer.more = self._open > 0 or index < len(ready)
+            if epochs:
+                answer.read.epoch_shards.extend(epochs)
+                answer.read.version_epochs.extend(epochs.values())
+            self._reply.send(answer)
+
+
+class _Collected(NamedTuple):
+    """A message that is being filled, and the version epochs of its shards."""
+
+    answer: pb.Answer
+    epochs: dict[int, int]

@@ -1,0 +1,61 @@
+"""Apply changes of a shard to a cache: the changes of a write that is answered through this server, and messages from
+the leader."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tao.cache import GraphCache
+from tao.model.changes import ShardInvalidation, ShardMessages
+from tao.model.ports import Clock
+
+_OWN_WRITE: Final = "a write on its way back"
+
+
+def apply_messages(cache: GraphCache, clock: Clock, messages: ShardMessages, *, insert: bool) -> None:
+    """Apply messages to the cache. ``insert``: also cache an entry that was not cached, because its writer will read it
+    here. See `GraphCache.apply`."""
+    now = clock.monotonic()
+    for message in messages.messages:
+        cache.apply_message(message, messages.version_epoch, now, insert=insert)
+
+
+class WriteThrough:
+    """Applies changes to the cache of a server that does not own the shards: messages, and writes of this tier.
+
+    A message changes only what is cached. A write also inserts what was not cached, because its writer will read it
+    here; but its answer may be late. The changes that followed the write may then have been sent before this cache
+    dropped the shard, or to another server, and nothing would correct the inserted entry. So for a time after the shard
+    was dropped, writes insert nothing: they change what is cached and raise version floors, and the entry is fetched
+    when it is read.
+    """
+
+    def __init__(self, cache: GraphCache, clock: Clock, write_answer_seconds: float) -> None:
+        """``write_answer_seconds`` must exceed the time that the answer to a write can take."""
+        self._cache: Final = cache
+        self._clock: Final = clock
+        self._write_answer_seconds: Final = write_answer_seconds
+        self._dropped_at: Final[dict[int, float]] = {}
+
+    def note_dropped(self, shard: int) -> None:
+        """Note that this cache does not know, or no longer knows, what has been sent about the shard so far."""
+        self._dropped_at[shard] = self._clock.monotonic()
+
+    def note_opened(self, shard: int) -> None:
+        """Note that the shard is subscribed from here on. A shard that was never dropped had no write under way
+        before."""
+        if shard in self._dropped_at:
+            self.note_dropped(shard)
+
+    def apply(self, messages: ShardMessages) -> None:
+        """Apply messages. A message that invalidates the shard may stand for others that are kept nowhere any more."""
+        apply_messages(self._cache, self._clock, messages, insert=False)
+        if any(isinstance(message, ShardInvalidation) for message in messages.messages):
+            self.note_dropped(messages.shard)
+
+    def apply_write(self, messages: ShardMessages) -> None:
+        """Apply the changes of a write that is answered through this server."""
+        dropped_at = self._dropped_at.get(messages.shard)
+        insert = dropped_at is None or self._clock.monotonic() - dropped_at > self._write_answer_seconds
+        with self._cache.recorder.caused_by(_OWN_WRITE):
+            apply_messages(self._cache, self._clock, messages, insert=insert)

@@ -1,0 +1,204 @@
+"""The parts that one leader has not acknowledged: its queues, and their reduction when it does not take them.
+
+An outbox does no I/O. A shard that the leader does not accept is *held*: its parts wait in a queue of their own and are
+sent alone, so that they delay no other shard. Parts that do not fit in memory are replaced by one bulk invalidation per
+shard, whose number the topology bounds. A proof of a time holds for every shard of the leader, so no proof is sent
+while a shard is held, and of the waiting proofs only the newest is worth sending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Final, Protocol
+
+import msgspec
+
+from tao.model.delivery import Span
+from tao.model.relay import Relay
+from tao.model.topology import CacheServer
+from tao.tailer.relay_parts import Part, is_proof
+from tao.tailer.settings import OutboxSettings
+from tao.wire.convert import relay_to_pb, span_from_pb
+from tao.wire.links import Links
+from tao.wire.v1 import session_pb2 as pb
+
+
+class LeaderPort(Protocol):
+    """Sends relays to leaders."""
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+        """Send a relay; return once the leader has applied and published all of it.
+
+        Returns the shards about which the leader asks where they continue. Raises `NotMine` when a shard is not that
+        leader's. After any `TaoError` the relay has to be sent again."""
+
+
+class LinkedLeaders:
+    """`LeaderPort` over links."""
+
+    def __init__(self, links: Links, topology_version: Callable[[], int]) -> None:
+        self._links: Final = links
+        self._topology_version: Final = topology_version
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+        """See `LeaderPort`."""
+        request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
+        answer = await self._links.to(leader).ask(request, timeout_seconds)
+        return map(span_from_pb, answer.relayed.wanted)
+
+
+class LeaderOutbox:
+    """The queues of one leader. All parts of a shard are in one queue and keep their order."""
+
+    __slots__ = (
+        *("failures", "held", "held_attempts", "leader", "parts", "proof", "rejected", "retry_at", "running"),
+        *("sending", "sending_count", "timer", "topology_version", "urgent_parts", "woken"),
+    )
+
+    def __init__(self, leader: str) -> None:
+        self.leader: Final = leader
+        self.parts: deque[Part] = deque()
+        """The parts of shards that are not held."""
+        self.held: Final[dict[int, deque[Part]]] = {}
+        self.rejected: Final[set[int]] = set()
+        """The held shards that were not accepted alone either."""
+        self.proof: Part | None = None
+        """The newest proof, which waits until no shard is held."""
+        self.failures = 0
+        """Consecutive failures of the leader as a whole. Above zero the leader counts as away."""
+        self.held_attempts = 0
+        """Consecutive attempts after which a shard was still held."""
+        self.retry_at = 0.0
+        """Loop time of the next attempt for held shards."""
+        self.topology_version = 0
+        """The version of the topology under which the shards here were routed to this leader."""
+        self.running = False
+        """True while a task is sending."""
+        self.urgent_parts = 0
+        """The number of parts at the head of `parts` that must be sent without waiting for more."""
+        self.timer: asyncio.TimerHandle | None = None
+        """Starts sending the deferred parts; set while there are some and no task is sending."""
+        self.sending: deque[Part] | None = None
+        """The queue whose first ``sending_count`` parts are being sent."""
+        self.sending_count = 0
+        self.woken: Final = asyncio.Event()
+        """Set when a part was added."""
+
+    @property
+    def empty(self) -> bool:
+        """True when no parts are left to send."""
+        return not self.parts and not self.held
+
+    def may_pause(self, settings: OutboxSettings) -> bool:
+        """Return whether no parts are left, or only parts that may wait for more."""
+        if not self.parts:
+            self.urgent_parts = 0
+        deferrable = not (self.failures or self.held) and self.urgent_parts <= 0
+        return (deferrable and len(self.parts) < settings.gather_parts) or self.empty
+
+    def add(self, part: Part, *, deferrable: bool = False) -> Part | None:
+        """Queue a part, which may wait for more parts if it is ``deferrable``.
+
+        Returns the proof that the part replaces, if any."""
+        replaced = None
+        if self.held and is_proof(part):
+            replaced, self.proof = self.proof, part
+        else:
+            self.held.get(part.shard, self.parts).append(part)
+        if not deferrable:
+            self.urgent_parts = len(self.parts)
+        self.woken.set()
+        return replaced
+
+    def invalidate_proofs(self) -> None:
+        """Make the waiting proofs prove nothing; a later proof may hold again."""
+        under_way = self.sending_count if self.parts is self.sending else 0
+        for part in (*islice(self.parts, under_way, None), *filter(None, (self.proof,))):
+            part.proven_unix_ms = 0
+
+    def hold(self, shards: Iterable[int]) -> list[Part]:
+        """Move the parts of each of these shards into a queue of its own. Returns the proofs that were replaced."""
+        for shard in shards:
+            self.held.setdefault(shard, deque())
+        replaced = []
+        parts, self.parts = self.parts, deque()
+        for part in parts:
+            proof = self.add(part)
+            if proof is not None:
+                replaced.append(proof)
+        return replaced
+
+    def release(self, shard: int) -> None:
+        """Append the remaining parts of a held shard, which is accepted again or gone, to the common queue."""
+        self.parts.extend(self.held.pop(shard))
+        self.rejected.discard(shard)
+        if not self.held:
+            self.held_attempts = 0
+            if self.proof is not None:
+                self.parts.append(self.proof)
+                self.proof = None
+        self.urgent_parts = len(self.parts)  # these parts have waited long enough
+
+    def take_all(self) -> list[Part]:
+        """Remove and return all parts, those of each shard in their order, then the proof."""
+        parts = list(self.parts)
+        for queue in self.held.values():
+            parts.extend(queue)
+        if self.proof is not None:
+            parts.append(self.proof)
+        self.parts.clear()
+        self.held.clear()
+        self.rejected.clear()
+        self.proof = None
+        return parts
+
+    def collapse(self) -> tuple[list[Part], int]:
+        """Replace the parts of the rejected shards, or of all shards when the leader is away, by bulk invalidations.
+
+        Returns the parts that are dropped, and the bytes freed by the parts that stay in their place. The first part of
+        each shard stays, since it belongs to the earliest receipt."""
+        dropped: list[Part] = []
+        freed_bytes = 0
+        if self.failures:
+            freed_bytes += self._collapse(self.parts, dropped)
+        for shard, queue in self.held.items():
+            if self.failures or shard in self.rejected:
+                freed_bytes += self._collapse(queue, dropped)
+        return dropped, freed_bytes
+
+    def _collapse(self, queue: deque[Part], dropped: list[Part]) -> int:
+        under_way = self.sending_count if queue is self.sending else 0
+        waiting = [queue.pop() for _ in range(len(queue) - under_way)]
+        waiting.reverse()
+        newest_proof = next((part for part in reversed(waiting) if is_proof(part)), None)
+        invalidated: set[int] = set()
+        freed_bytes = 0
+        for part in waiting:
+            if part.shard in invalidated or (is_proof(part) and part is not newest_proof):
+                dropped.append(part)
+                continue
+            if not is_proof(part):
+                invalidated.add(part.shard)
+                part.content = part.shard
+                # No more is to come: the parts that would follow are dropped, and the invalidation covers them.
+                part.span = msgspec.structs.replace(part.span, more=False)
+            # There is at most one such part per shard. They count as zero bytes, or they could fill the room they make.
+            freed_bytes += part.size_bytes
+            part.size_bytes = 0
+            queue.append(part)
+        return freed_bytes
+
+
+def head_of(queue: deque[Part], settings: OutboxSettings) -> list[Part]:
+    """Return the first parts of a queue, as many as one relay holds."""
+    taken: list[Part] = []
+    size = 0
+    for part in islice(queue, settings.relay_parts):
+        size += part.size_bytes
+        if taken and size > settings.relay_bytes:
+            break
+        taken.append(part)
+    return taken

@@ -1,0 +1,176 @@
+"""Tables and progress for people, JSON for scripts: how commands write to a terminal or a pipe.
+
+rich leaves colours and borders out when the output is not a terminal or NO_COLOR is set. Progress goes to standard
+error.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bars
+    from rich.progress import TaskID
+    from rich.status import Status
+
+    from tao.admin.load.key_map import Progress
+
+_PIPE_WIDTH = 1000
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document; bytes become base64 text, as in schema files."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
+    """Print a table. The columns named in ``right`` hold numbers."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        number = column in right
+        table.add_column(column, justify="right" if number else "left", overflow="fold", no_wrap=number)
+    for row in rows:
+        # Text, not markup: the data of users may look like markup.
+        table.add_row(*(Text(text_of(cell)) for cell in row))
+    # A pipe has no width, and folded cells would be no use to grep.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(table)
+
+
+def print_pairs(pairs: Mapping[str, object]) -> None:
+    """Print each name with its value on a line."""
+    width = max(map(len, pairs), default=0)
+    for name, value in pairs.items():
+        sys.stdout.write(f"{name:<{width}}  {text_of(value)}\n")
+
+
+def text_of(value: object) -> str:
+    """Return a value as text for people. Control characters are escaped, so that data cannot control the terminal."""
+    if value is None:
+        return "-"
+    text = f"{value:,.1f}" if isinstance(value, float) else str(value)
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with its noun: "1 line", "2 lines". ``many``: the plural, when it is not formed with s."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+LINE_SECONDS: Final = 5.0
+"""The time between two lines of progress in a log file."""
+
+
+class WaitDisplay:
+    """Shows what a command waits for: a spinner on a terminal, a line for each step elsewhere. A context manager."""
+
+    def __init__(self) -> None:
+        self._status: Status | None = None
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.status import Status
+
+            self._status = Status("", console=Console(stderr=True))
+            self._status.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def show(self, text: str) -> None:
+        """Show what the command waits for from now on."""
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            sys.stderr.write(f"[{time.monotonic() - self._began:5.1f} s] {text}\n")
+            sys.stderr.flush()
+
+
+class Counting:
+    """Shows the progress of a long pass; outside a terminal a line every few seconds. A context manager."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._display = WaitDisplay()
+        self._next_line_at = time.monotonic() + LINE_SECONDS
+
+    def __enter__(self) -> Self:
+        self._display.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._display.__exit__(kind, error, at)
+
+    def show(self, where: str, count: int) -> None:
+        """Show that ``count`` items have been handled so far, and where the pass is now."""
+        if sys.stderr.isatty() or time.monotonic() >= self._next_line_at:
+            self._next_line_at = time.monotonic() + LINE_SECONDS
+            self._display.show(f"{count:,} {self._what} ({where})")
+
+
+class LoadDisplay:
+    """The progress bar of a load on a terminal; shows nothing elsewhere. A context manager."""
+
+    def __init__(self) -> None:
+        self._bars: Bars | None = None
+        self._task: TaskID | None = None
+        self._first_lines = 0
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bars
+
+            self._bars = Bars(
+                TextColumn("{task.fields[lines]}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[rate]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def show(self, progress: Progress, size: int) -> None:
+        """Show the progress of the load. ``size``: the size of its input in bytes, 0 when unknown."""
+        if self._bars is None:
+            return
+        if self._task is None:
+            self._task = self._bars.add_task("load", total=size or None, lines="", rate="")
+            self._first_lines = progress.lines
+        task = next(task for task in self._bars.tasks if task.id == self._task)
+        rate = (progress.lines - self._first_lines) / task.elapsed if task.elapsed else 0.0
+        rejected = f", {progress.rejected:,} rejected" if progress.rejected else ""
+        self._bars.update(
+            self._task,
+            completed=progress.offset,
+            lines=f"{counted(progress.lines, 'line')}{rejected}",
+            rate=f"{rate:,.0f}/s" if rate else "",
+        )

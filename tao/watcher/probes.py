@@ -1,0 +1,228 @@
+"""Probes of database servers, cache servers and the watchers of other regions.
+
+A database server is asked whether it answers, is open, which master it follows and how far it is behind. A cache server
+gets an empty read over the wire that all clients use; the links' failure detectors judge failures, slowness and
+recovery. Other watchers report what they see on their admin pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from tao.model.errors import TaoError
+from tao.model.ports import Clock
+from tao.model.topology import CacheServer, Database, Topology
+from tao.observability.logs import Logger
+from tao.replication.promotion_plan import SetMember
+from tao.replication.replication_set import ReplicationSet, SetAccounts
+from tao.runtime.admin_client import admin_get
+from tao.runtime.tasks import BackgroundTasks
+from tao.watcher.marks import ServerVerdict, WatcherReport, lag_verdict, steady_verdict
+from tao.watcher.settings import ProbeSettings
+from tao.wire.links import Link, Links
+from tao.wire.v1 import session_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class WatcherContext:
+    """What the parts of one watcher process share: its background tasks, clock and log."""
+
+    tasks: BackgroundTasks
+    clock: Clock
+    log: Logger
+
+
+class DatabaseProbes:
+    """Keeps the verdicts on database servers from the last probes, and since when silent ones have been silent."""
+
+    def __init__(
+        self,
+        topology: Callable[[], Topology],
+        accounts: SetAccounts,
+        region: str,
+        settings: ProbeSettings,
+        context: WatcherContext,
+        observe: Callable[[ReplicationSet, list[SetMember], float], None],
+    ) -> None:
+        """``observe`` is called in the loop after each probe of a database, with the time the probe began. It must be
+        quick."""
+        self._topology: Final = topology
+        self._accounts: Final = accounts
+        self._region: Final = region
+        self._clock: Final = context.clock
+        self._settings: Final = settings
+        self._tasks: Final = context.tasks
+        self._observe: Final = observe
+        self._looking: Final = set[str]()
+        self._answered_at: Final[dict[str, float]] = {}
+        self._following_at: Final[dict[str, float]] = {}
+        self._good_probes: Final[dict[str, int]] = {}
+        self.verdicts: dict[str, ServerVerdict] = {}
+        self.lags: dict[str, float | None] = {}
+        self.waits_for_replica: dict[str, bool] = {}
+        """Per semi-synchronous database whose master is open: whether its commits wait for a replica."""
+
+    async def run(self) -> None:
+        """Probe until cancelled. A database whose servers hang does not delay the others."""
+        while True:
+            for database in self._topology().databases:
+                if database.name not in self._looking:
+                    self._looking.add(database.name)
+                    self._tasks.start(self._look(database), f"look at {database.name}")
+            await asyncio.sleep(self._settings.interval_seconds)
+
+    def silent_seconds(self, server: str) -> float:
+        """Return how long ago the server last answered, counted from the first probe when it never has."""
+        now = self._clock.monotonic()
+        return now - self._answered_at.setdefault(server, now)
+
+    async def _look(self, database: Database) -> None:
+        try:
+            await self._ask(database)
+        finally:
+            self._looking.discard(database.name)
+
+    async def _ask(self, database: Database) -> None:
+        replicas = ReplicationSet(
+            database, self._accounts, seen_from=self._region, statement_seconds=self._settings.timeout_seconds
+        )
+        began = self._clock.monotonic()
+        members = await replicas.members()
+        for member in members:
+            if member.state is not None:
+                self._answered_at[member.name] = began
+            else:
+                self._answered_at.setdefault(member.name, began)
+            verdict = self._verdict(replicas, member, began)
+            self._good_probes[member.name] = (
+                self._good_probes.get(member.name, 0) + 1 if verdict is ServerVerdict.UP else 0
+            )
+            self.verdicts[member.name] = steady_verdict(
+                verdict,
+                database.servers[member.region].down,
+                self._good_probes[member.name],
+                probes_until_up=self._settings.answers_until_up,
+            )
+            if member.is_master:
+                self._note_waiting(database, member)
+        self._observe(replicas, members, began)
+
+    def _note_waiting(self, database: Database, master: SetMember) -> None:
+        if database.semi_sync and master.state is not None and not master.state.read_only:
+            self.waits_for_replica[database.name] = master.state.waits_for_replica
+        else:
+            self.waits_for_replica.pop(database.name, None)
+
+    def _verdict(self, replicas: ReplicationSet, member: SetMember, now: float) -> ServerVerdict:
+        settings = self._settings
+        is_marked = replicas.database.servers[member.region].down
+        if member.state is None:
+            gone = self.silent_seconds(member.name) >= settings.interval_seconds * settings.cache_failures
+            return ServerVerdict.DOWN if gone else ServerVerdict.UNSURE
+        if member.is_master:
+            return ServerVerdict.UP
+        following = member.state.following
+        self.lags[member.name] = following.lag_seconds if following is not None else None
+        if following is None or not replicas.follows(member, replicas.database.master_region):
+            # It is an old master that is back, or somebody is working on it. Its data may belong to another history.
+            return ServerVerdict.DOWN
+        if following.receiving and following.applying:
+            self._following_at[member.name] = now
+            return lag_verdict(
+                following.lag_seconds,
+                is_marked,
+                down_seconds=settings.lag_down_seconds,
+                up_seconds=settings.lag_up_seconds,
+            )
+        # Cut off from its master, it is as old as its last message from there, and still useful until that is too old.
+        behind = now - self._following_at.setdefault(member.name, now)
+        return lag_verdict(behind, is_marked, down_seconds=settings.lag_down_seconds, up_seconds=0.0)
+
+
+class CacheProbes:
+    """Keeps the verdicts on cache servers from the last round."""
+
+    def __init__(self, links: Links, topology: Callable[[], Topology], settings: ProbeSettings) -> None:
+        self._links: Final = links
+        self._topology: Final = topology
+        self._settings: Final = settings
+        self.verdicts: dict[str, ServerVerdict] = {}
+
+    async def run(self) -> None:
+        """Probe all cache servers concurrently until cancelled. The slowest answer decides the length of a round."""
+        while True:
+            servers = [
+                server
+                for region in self._topology().regions
+                for tier in (region.leaders, *region.followers)
+                for server in tier.servers
+            ]
+            verdicts = await asyncio.gather(*map(self._ask, servers))
+            self.verdicts = {server.name: verdict for server, verdict in zip(servers, verdicts, strict=True)}
+            await asyncio.sleep(self._settings.interval_seconds)
+
+    async def _ask(self, server: CacheServer) -> ServerVerdict:
+        link = self._links.to(server)
+        if link.is_down:
+            return ServerVerdict.DOWN  # the link probes by itself meanwhile
+        try:
+            await link.ask(pb.Request(read=pb.ReadBatch()), self._settings.timeout_seconds)
+        except TaoError:
+            # A refusal is an answer. The link's failure detector decides whether and how much a silence counts.
+            return self._judged(link)
+        return ServerVerdict.UP
+
+    def _judged(self, link: Link) -> ServerVerdict:
+        if link.is_down:
+            return ServerVerdict.DOWN
+        return ServerVerdict.UP if link.is_up else ServerVerdict.UNSURE
+
+
+class _Page(msgspec.Struct):
+    region: str
+    verdicts: dict[str, ServerVerdict]
+    renewed_seconds_ago: dict[str, float]
+
+
+class PeerReports:
+    """Keeps the reports of the other regions' watchers: None while a watcher does not answer."""
+
+    def __init__(self, addresses: Mapping[str, str], settings: ProbeSettings) -> None:
+        """``addresses``: region → ``host:port`` of its watcher's admin page."""
+        self._addresses: Final = addresses
+        self._settings: Final = settings
+        self.reports: dict[str, WatcherReport | None] = dict.fromkeys(addresses)
+
+    async def run(self) -> None:
+        """Fetch the reports until cancelled."""
+        while True:
+            found = await asyncio.gather(*map(self._report, self._addresses.values()))
+            self.reports = dict(zip(self._addresses, found, strict=True))
+            await asyncio.sleep(self._settings.interval_seconds)
+
+    def says_up(self, region: str, server: str) -> bool:
+        """Return whether the watcher of the region judges the server to be up."""
+        report = self.reports.get(region)
+        return report is not None and report.verdicts.get(server) is ServerVerdict.UP
+
+    async def renewed_seconds_ago(self, region: str, database: str) -> float:
+        """Ask the watcher of a region how long ago it renewed a master's lease. Returns 0, a moment ago, when it does
+        not say."""
+        page = await self._ask(self._addresses[region])
+        return 0.0 if page is None else page.renewed_seconds_ago.get(database, 0.0)
+
+    async def _report(self, address: str) -> WatcherReport | None:
+        page = await self._ask(address)
+        return None if page is None else WatcherReport(page.region, page.verdicts)
+
+    async def _ask(self, address: str) -> _Page | None:
+        try:
+            _, body = await admin_get(address, "/stats", self._settings.timeout_seconds)
+            return msgspec.json.decode(body, type=_Page)
+        except (TaoError, msgspec.MsgspecError):
+            return None  # whatever the reason, the state of that region is unknown

@@ -1,0 +1,83 @@
+"""Promotions that are abandoned, on two real database servers: the old master continues and keeps all its data."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tao.model.errors import DeadlineExceeded
+from tao.model.topology import Topology
+from tao.replication.accounts import ServiceAccounts
+from tao.replication.promotion import PromotionStep
+from tao.replication.promotion_plan import MasterAnswers, PromotionRequest
+from tao.replication.server_statements import stop_receiving
+from tao.topology import edits
+from tao.topology.file_store import TopologyFile
+from tests.rigs.replication_rig import EAST, WEST, ReplicationRig, assert_is_master, replication_rig, statement_deadline
+
+pytestmark = [pytest.mark.database, pytest.mark.e2e]
+
+
+@pytest.fixture
+async def rig(tmp_path: Path, database_accounts: ServiceAccounts) -> AsyncIterator[ReplicationRig]:
+    async with replication_rig(tmp_path, database_accounts) as rig:
+        yield rig
+
+
+async def test_a_master_that_answers_again_keeps_its_place_and_nothing_is_lost(rig: ReplicationRig) -> None:
+    pid = rig.servers[EAST].process.pid
+    for number, at in ((100, None), (200, PromotionStep.COMPARE), (300, PromotionStep.DETACH)):
+        async with rig.session(WEST) as session:
+            await stop_receiving(session, deadline=statement_deadline())
+        await rig.write(EAST, number)  # asynchronous: no other server has it
+        if at is not None:
+            os.kill(pid, signal.SIGSTOP)
+
+        async def wake(step: PromotionStep, at: PromotionStep | None = at) -> None:
+            if step is at:
+                os.kill(pid, signal.SIGCONT)
+
+        try:
+            with pytest.raises(MasterAnswers):
+                await rig.promoter(wake).promote("db", PromotionRequest(WEST, master_lost=True))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        if at is None:
+            assert await rig.open_servers() == {EAST}, "nothing was done"
+            await rig.promoter().restore("db")
+        await assert_is_master(rig, EAST, WEST)
+        assert number in await rig.written(WEST)
+
+
+async def test_a_promotion_that_fails_late_lets_the_old_master_go_on(rig: ReplicationRig) -> None:
+    for at in (PromotionStep.APPLY, PromotionStep.DETACH):
+
+        async def fail(step: PromotionStep, at: PromotionStep = at) -> None:
+            if step is at:
+                raise DeadlineExceeded("it hangs")
+
+        with pytest.raises(DeadlineExceeded):
+            await rig.promoter(fail).promote("db", PromotionRequest(WEST))
+        await assert_is_master(rig, EAST, WEST)
+
+
+async def test_a_mark_set_during_a_promotion_does_not_restart_it(rig: ReplicationRig) -> None:
+    class Busy(TopologyFile):
+        """A topology file that another process changes first, once."""
+
+        others = 1
+
+        async def change(self, expected_version: int, changed: Topology) -> Topology:
+            if self.others:
+                self.others = 0
+                before = await self.load()
+                await super().change(before.version, edits.mark_server(before, "west-f", down=True))
+            return await super().change(expected_version, changed)
+
+    await rig.promoter(file=Busy).promote("db", PromotionRequest(WEST))
+    assert rig.topology.regions[1].followers[0].servers[0].down
+    await assert_is_master(rig, WEST, EAST)

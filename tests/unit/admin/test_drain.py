@@ -1,0 +1,135 @@
+"""A drained server may be stopped when nobody uses it, and is refused when no other server could replace it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tao.admin.documents import mark_in_file
+from tao.admin.drain import Quiet, drain_cache_server, drain_replica, undrain_cache_server, work_of
+from tao.model.errors import OperatorError, TopologyError
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.replication.accounts import Account
+from tao.replication.replication_set import SetAccounts
+from tao.topology.document import dump_topology, parse_topology
+
+GONE = "127.0.0.1:1"
+"""An admin port that refuses."""
+
+
+def tier(name: str, *servers: str) -> Tier:
+    """Of servers that are gone already."""
+    return Tier(name=name, servers=tuple(CacheServer(name=each, grpc=GONE, admin=GONE) for each in servers))
+
+
+def set_admin(file: Path, name: str, admin: str) -> None:
+    """Another admin address for a server."""
+    found = json.loads(file.read_text())
+    for region in found["regions"]:
+        for each in (region["leaders"], *region["followers"]):
+            for server in each["servers"]:
+                if server["name"] == name:
+                    server["admin"] = admin
+    file.write_text(json.dumps(found))
+
+
+@pytest.fixture
+async def silent() -> AsyncIterator[str]:
+    """The admin port of a paused process: it connects, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    region = Region(
+        name="east", leaders=tier("leaders", "l-1", "l-2"), followers=(tier("web", "f-1"), tier("api", "f-2"))
+    )
+    server = DatabaseServer(name="db-1", port=1)
+    database = Database(name="db", master_region="east", servers={"east": server}, shards=((0, 3),))
+    path = tmp_path / "topology.json"
+    path.write_text(dump_topology(Topology(version=1, shards=4, regions=(region,), databases=(database,))))
+    return path
+
+
+def down(file: Path) -> set[str]:
+    (region,) = parse_topology(file.read_bytes(), "topology").regions
+    return {s.name for each in (region.leaders, *region.followers) for s in each.servers if s.down}
+
+
+def say_nothing(_: str) -> None:
+    pass
+
+
+async def test_a_server_that_has_stopped_already_is_safe_once_it_is_marked(file: Path) -> None:
+    found = await drain_cache_server(file, "l-1", 5, say_nothing)
+    assert (found.safe_to_stop, found.marked, found.role, found.topology_version) == (True, True, "leader", 2)
+    assert down(file) == {"l-1"}
+    assert (await drain_cache_server(file, "l-1", 5, say_nothing)).topology_version == 2, "nothing to change"
+
+
+@pytest.mark.parametrize("silent_one", ["l-1", "l-2", "f-2"])
+async def test_a_server_that_is_silent_may_be_in_use_and_is_waited_for(
+    file: Path, silent: str, silent_one: str
+) -> None:
+    """It may own shards, or send requests by an older document; only a refused connection says that nobody is there."""
+    set_admin(file, silent_one, silent)
+    found = await drain_cache_server(file, "l-1", 0.01, say_nothing)
+    assert (found.safe_to_stop, found.marked) == (False, True)
+    assert found.waiting_for == [f"{silent_one} to answer"]
+
+
+async def test_a_silent_server_that_is_marked_down_does_not_delay_the_drain_of_another(file: Path, silent: str) -> None:
+    """Its machine is lost, and would not refuse for ever."""
+    set_admin(file, "f-2", silent)
+    await mark_in_file(file, "f-2", down=True)
+    assert (await drain_cache_server(file, "l-1", 5, say_nothing)).safe_to_stop
+
+
+@pytest.mark.parametrize("unseen", ["l-1", "f-2"])
+async def test_where_a_server_has_no_admin_address_nothing_is_marked(file: Path, unseen: str) -> None:
+    set_admin(file, unseen, "")
+    with pytest.raises(OperatorError, match=f"{unseen} has no admin address"):
+        await drain_cache_server(file, "l-1", 5, say_nothing)
+    assert down(file) == set()
+
+
+async def test_the_last_server_of_a_tier_is_refused(file: Path) -> None:
+    await mark_in_file(file, "l-1", down=True)
+    with pytest.raises(TopologyError, match="l-2 is the last server of leaders"):
+        await drain_cache_server(file, "l-2", 5, say_nothing)
+    assert (await drain_cache_server(file, "f-1", 5, say_nothing)).safe_to_stop, "the tier behind stands in"
+    with pytest.raises(TopologyError, match="f-2 is the last server of api"):
+        await drain_cache_server(file, "f-2", 5, say_nothing)
+    assert down(file) == {"l-1", "f-1"}
+
+
+async def test_a_master_is_refused_and_the_command_that_helps_is_named(file: Path) -> None:
+    nobody = Account("nobody", "x")
+    with pytest.raises(TopologyError, match="tao promote db"):
+        await drain_replica(file, SetAccounts(nobody, nobody), "db-1", 5, say_nothing)
+
+
+async def test_a_server_without_an_admin_port_cannot_be_put_back_by_this_command(file: Path) -> None:
+    set_admin(file, "f-1", "")
+    with pytest.raises(OperatorError, match="no admin address"):
+        await undrain_cache_server(file, "f-1", 5, say_nothing)
+
+
+def test_a_server_is_quiet_when_its_counters_have_stood_still_long_enough() -> None:
+    quiet = Quiet()
+    assert not quiet.lasts((1, 2), 10.0)
+    assert not quiet.lasts((1, 2), 10.9)
+    assert quiet.lasts((1, 2), 11.0)
+    assert not quiet.lasts((1, 3), 11.1)
+    assert quiet.lasts((1, 3), 12.1)
+
+
+def test_writes_count_as_work_of_followers_and_leaders_alike() -> None:
+    reads = {"hits": 5, "misses": 2, "failures": 0}
+    assert work_of({**reads, "writes": {"forwarded": 7, "failed": 1}}) == (5, 2, 0, 7, 1)
+    assert work_of({**reads, "writes": {"committed": 7, "failed": 1}}) == (5, 2, 0, 7, 1)

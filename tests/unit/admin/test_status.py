@@ -1,0 +1,198 @@
+"""`tao status` describes every problem of the cluster, and has a row for every server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tao.admin.status import Answer, view_of
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, TailerProcess, Tier, Topology
+
+SECONDS = 5.0
+
+
+def region(name: str, *, tailers: bool = True, down: str = "") -> Region:
+    def server(kind: str) -> CacheServer:
+        return CacheServer(name=f"{name}-{kind}", grpc="host:1", admin="host:2", down=down == f"{name}-{kind}")
+
+    return Region(
+        name=name,
+        leaders=Tier(name="leaders", servers=(server("leader"),)),
+        followers=(Tier(name="web", servers=(server("web"),)),),
+        tailers=(TailerProcess(name=f"{name}-tailer", database="db-1", admin="host:3"),) if tailers else (),
+    )
+
+
+def topology_of(*regions: Region, database_down: str = "", semi_sync: bool = False) -> Topology:
+    servers = {
+        each.name: DatabaseServer(name=f"{each.name}-db-1", down=database_down == f"{each.name}-db-1")
+        for each in regions
+    }
+    database = Database(name="db-1", master_region="east", servers=servers, shards=((0, 3),), semi_sync=semi_sync)
+    return Topology(version=7, shards=4, regions=regions, databases=(database,))
+
+
+TWO = topology_of(region("east"), region("west"))
+
+
+def healthy(topology: Topology, **changes: Answer) -> dict[str, Answer]:
+    """Answers of all servers, with ``changes`` by name, hyphens as underscores."""
+    answers: dict[str, Answer] = {}
+    for each in topology.regions:
+        beats = {"db-1": {"age_seconds": 0.4, "trouble": ""}} if each.name == "east" else {}
+        age = {"staleness_seconds": {"db-1": 1.2}, "topology_version": topology.version}
+        answers[f"{each.name}-leader"] = leader(beats, **age)
+        answers[f"{each.name}-web"] = Answer({**age, "hit_rate": 0.5, "unsubscribed_shards": 0})
+        for process in each.tailers:
+            answers[process.name] = Answer({"connected": True, "lag_seconds": 0.3, "position": "0-1-9"})
+    return answers | {name.replace("_", "-"): answer for name, answer in changes.items()}
+
+
+def leader(beats: dict[str, Any], **stats: Any) -> Answer:
+    shards = {"owned_shards": 4, "hosted_shards": 0, "delivery": {"subscribers": 1}}
+    return Answer({"topology_version": 7, "heartbeats": beats, **shards, **stats})
+
+
+def problems(topology: Topology = TWO, **changes: Answer) -> list[str]:
+    return view_of(topology, healthy(topology, **changes), SECONDS).problems
+
+
+def test_a_healthy_cluster_has_no_problems_and_a_row_for_each_server() -> None:
+    view = view_of(TWO, healthy(TWO), SECONDS)
+    assert view.problems == []
+    assert view.topology_version == 7
+    assert [(row.name, row.state, row.owned_shards, row.subscribers) for row in view.leaders] == [
+        ("east-leader", "ready", 4, 1),
+        ("west-leader", "ready", 4, 1),
+    ]
+    assert [(row.name, row.tier, row.hit_rate, row.staleness_seconds) for row in view.followers] == [
+        ("east-web", "web", 0.5, 1.2),
+        ("west-web", "web", 0.5, 1.2),
+    ]
+    assert [(row.name, row.database, row.lag_seconds, row.position) for row in view.tailers] == [
+        ("east-tailer", "db-1", 0.3, "0-1-9"),
+        ("west-tailer", "db-1", 0.3, "0-1-9"),
+    ]
+    assert view.databases[0].servers == {"east-db-1": "up", "west-db-1": "up"}
+
+
+def test_an_inconsistency_is_a_problem_for_an_hour_and_stays_in_the_figures() -> None:
+    def found(seconds: float | None) -> Answer:
+        figures = {"looks": 500, "inconsistencies": 2, "seconds_since_inconsistency": seconds}
+        return leader({}, staleness_seconds={"db-1": 1.0}, consistency=figures)
+
+    (problem,) = problems(west_leader=found(60.0))
+    assert "west-leader found 2 inconsistencies in followers' caches" in problem
+    assert problems(west_leader=found(4_000.0)) == problems(west_leader=found(None)) == []
+    view = view_of(TWO, healthy(TWO, west_leader=found(4_000.0)), SECONDS)
+    assert [(row.consistency_looks, row.inconsistencies) for row in view.leaders] == [(None, None), (500, 2)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"west_web": Answer({}, "host:2/stats does not answer: refused")},
+            "west: follower west-web does not answer: host:2/stats does not answer: refused",
+        ),
+        (
+            {"west_leader": Answer({"topology_version": 7, "staleness_seconds": {"db-1": 1.0}}, "not every shard")},
+            "west: leader west-leader is not ready: not every shard",
+        ),
+        (
+            {"west_web": Answer({"topology_version": 6, "staleness_seconds": {"db-1": 1.0}})},
+            "west: follower west-web uses topology 6, not 7",
+        ),
+        (
+            {"west_tailer": Answer({}, "refused")},
+            "west: tailer west-tailer of db-1 does not answer: refused",
+        ),
+        (
+            {"west_tailer": Answer({"connected": False}, "the binlog is not connected")},
+            "west: tailer west-tailer of db-1 does not follow the binlog: the binlog is not connected",
+        ),
+        (
+            {"west_web": Answer({"topology_version": 7, "staleness_seconds": {"db-1": 12.34}})},
+            "west: the data served of db-1 may be up to 12.3 s behind its master (west-web)",
+        ),
+        (
+            {"west_web": Answer({"topology_version": 7, "staleness_seconds": {"db-1": None}})},
+            "west: the data served of db-1 may be behind its master, by an unknown time (west-web)",
+        ),
+        (
+            {"east_leader": leader({"db-1": {"age_seconds": 9.0, "trouble": "the server is read-only"}})},
+            "east: the master of db-1 takes no writes: the server is read-only",
+        ),
+        (
+            {"east_leader": leader({"db-1": {"age_seconds": 9.0, "trouble": ""}})},
+            "east: the master of db-1 takes no writes: no heartbeat has been written recently",
+        ),
+        (
+            {"east_leader": leader({})},
+            "east: the master of db-1 takes no writes: no leader has written a heartbeat",
+        ),
+    ],
+)
+def test_each_fault_is_described(changes: dict[str, Answer], problem: str) -> None:
+    assert problems(TWO, **changes) == [problem]
+
+
+def test_problems_that_stop_writes_come_first() -> None:
+    found = problems(east_web=Answer({}, "refused"), east_leader=leader({}), west_tailer=Answer({}, "refused"))
+    assert [problem.split(":")[1].split()[0] for problem in found] == ["the", "follower", "tailer"]
+
+
+def test_commits_that_wait_for_no_replica_are_a_problem_with_semi_sync() -> None:
+    def saying(waits: bool | None, *, age: float = 0.4) -> Answer:
+        ages = {"staleness_seconds": {"db-1": 1.2}}
+        return leader({"db-1": {"age_seconds": age, "trouble": "", "waits_for_replica": waits}}, **ages)
+
+    semi_sync = topology_of(region("east"), region("west"), semi_sync=True)
+    (problem,) = problems(semi_sync, east_leader=saying(False))
+    assert problem.startswith("east: commits of db-1 wait for no replica, though the topology says semi_sync")
+    assert "lost with east-db-1" in problem
+    assert "tao undrain" in problem
+    assert problems(semi_sync, east_leader=saying(True)) == problems(TWO, east_leader=saying(False)) == []
+    assert problems(semi_sync) == [], "a leader of an older release says nothing of it"
+    (stopped,) = problems(semi_sync, east_leader=saying(False, age=60.0))
+    assert "takes no writes" in stopped
+    (row,) = view_of(semi_sync, healthy(semi_sync, east_leader=saying(False)), SECONDS).databases
+    assert (row.semi_sync, row.waits_for_replica) == (True, False)
+
+
+def test_a_mark_down_is_reported_whether_the_server_answers_or_not() -> None:
+    topology = topology_of(region("east"), region("west", down="west-web"), database_down="west-db-1")
+    assert problems(topology) == [
+        "west: follower west-web is ready, but marked down in the topology",
+        "west: the database server west-db-1 is marked down in the topology",
+    ]
+    (gone, _) = problems(topology, west_web=Answer({}, "refused"))
+    assert gone == "west: follower west-web does not answer, and is marked down in the topology: refused"
+    view = view_of(topology, healthy(topology), SECONDS)
+    assert view.databases[0].servers["west-db-1"] == "marked down"
+    assert view.followers[1].state == "ready, marked down"
+
+
+def test_one_region_without_tailers_measures_nothing_and_that_is_no_fault() -> None:
+    topology = topology_of(region("east", tailers=False))
+    unknown = {"staleness_seconds": {"db-1": None}, "topology_version": 7}
+    assert problems(topology, east_web=Answer({**unknown, "hit_rate": None})) == []
+
+
+def test_with_several_regions_each_needs_a_tailer_for_each_database() -> None:
+    topology = topology_of(region("east"), region("west", tailers=False))
+    assert problems(topology) == ["west: the topology names no tailer that reads db-1: its staleness is unknown"]
+    view = view_of(topology, healthy(topology), SECONDS)
+    assert view.databases[0].servers == {"east-db-1": "up", "west-db-1": "not known"}
+
+
+def test_a_cluster_that_does_not_answer_at_all_is_a_list_of_problems_and_rows() -> None:
+    view = view_of(TWO, {name: Answer({}, "refused") for name in healthy(TWO)}, SECONDS)
+    assert len(view.problems) == 7
+    states = [[row.state for row in view.leaders], [row.state for row in view.followers]]
+    assert [*states, [row.state for row in view.tailers]] == [["does not answer"] * 2] * 3
+    assert view.databases[0].servers == {
+        "east-db-1": "no leader of its region answers",
+        "west-db-1": "not known",
+    }

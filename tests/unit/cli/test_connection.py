@@ -1,0 +1,57 @@
+"""A command asks the followers of the named region, else the address's own region, else the topology's first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from tao.admin.connection import ClusterTarget, region_of
+from tao.cli.connection import target_of
+from tao.cli.options import region_option
+from tao.model.errors import TopologyError
+from tao.topology.document import dump_topology
+from tests.unit.leader.test_forwarded_writes import topology
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> str:
+    file = tmp_path / "topology.json"
+    file.write_text(dump_topology(topology(shard_1_in="west")))
+    return str(file)
+
+
+def region_with(target: str, *arguments: str, environment: str | None = None) -> str:
+    @click.command()
+    @region_option
+    def command() -> None:
+        click.echo(region_of(target_of(target)) or "its own")
+
+    result = CliRunner().invoke(command, list(arguments), env={"TAO_REGION": environment}, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.stdout.strip()
+
+
+def test_for_a_topology_file_it_is_the_first_region(document: str) -> None:
+    assert region_with(document) == region_with(f"file:{document}") == "east"
+
+
+def test_for_an_address_it_is_the_region_of_its_follower() -> None:
+    assert region_with("127.0.0.1:7000") == "its own"
+
+
+def test_a_named_region_wins_and_the_option_over_the_environment(document: str) -> None:
+    assert region_with(document, environment="west") == "west"
+    assert region_with(document, "--region", "north", environment="west") == "north"
+    assert region_with("127.0.0.1:7000", "--region", "west") == "west"
+
+
+def test_outside_of_a_command_it_is_the_first_region(document: str) -> None:
+    assert region_of(ClusterTarget(document)) == "east"
+
+
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(TopologyError, match="cannot be read"):
+        region_of(ClusterTarget(str(tmp_path / "none.json")))

@@ -1,0 +1,104 @@
+"""`tao list` reports lists that are cut off; `tao stats` reports servers that cannot be asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.admin.documents import example_schema_file, read_schema
+from tao.cli.commands import tao
+from tao.model.topology import CacheServer, Region, Tier, Topology
+from tao.schema.registry import Schema
+
+SCHEMA = read_schema(example_schema_file())[0]
+LIMIT = SCHEMA.atype("friend").limit
+
+
+@dataclass
+class Edge:
+    id2: int
+    time: int = 1
+    fields: tuple[tuple[str, int], ...] = ()
+
+
+class Edges(list[Edge]):
+    limit_cut = True
+    list_count = 0
+
+
+@dataclass
+class FakeGraph:
+    """One list, of which it answers no more than the type allows; asked for too many always."""
+
+    topology: Topology
+    length: int = 0
+    schema: Schema = SCHEMA
+
+    async def assoc_range(self, _id1: int, _atype: str, pos: int, limit: int) -> Edges:
+        found = Edges(Edge(number) for number in range(self.length)[pos : pos + min(limit, LIMIT)])
+        found.list_count = self.length
+        return found
+
+    async def assoc_time_range(self, id1: int, atype: str, _high: int, _low: int, limit: int) -> Edges:
+        return await self.assoc_range(id1, atype, 0, limit)
+
+
+@pytest.fixture
+def graph(monkeypatch: pytest.MonkeyPatch) -> FakeGraph:
+    servers = tuple(CacheServer(name=name, grpc="127.0.0.1:1") for name in ("follower-1a", "follower-1b"))
+    region = Region(name="east", leaders=Tier(name="leaders", servers=()), followers=(Tier(name="t", servers=servers),))
+    fake = FakeGraph(Topology(version=1, shards=1, regions=(region,), databases=()))
+
+    @asynccontextmanager
+    async def graph_of(_: str | None) -> AsyncIterator[FakeGraph]:
+        yield fake
+
+    async def current_topology(_: object) -> Topology:
+        return fake.topology
+
+    monkeypatch.setattr("tao.cli.graph.graph_of", graph_of)
+    monkeypatch.setattr("tao.cli.stats.target_of", lambda _: None)
+    monkeypatch.setattr("tao.admin.connection.current_topology", current_topology)
+    return fake
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(tao, list(arguments), catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("length", "options", "cut_off"),
+    [
+        (1, (), False),
+        (LIMIT, (), False),
+        (LIMIT + 1, (), True),
+        (LIMIT + 1, ("--pos", "1"), False),
+        (LIMIT - 1, ("--low", "0"), False),
+    ],
+    ids=str,
+)
+def test_only_a_list_with_more_edges_is_reported_as_cut_off(
+    graph: FakeGraph, length: int, options: tuple[str, ...], cut_off: bool
+) -> None:
+    graph.length = length
+    command = ("list", "1", "friend", "--limit", "99999", *options)
+    assert ("as many as the type allows" in call(*command).stdout) == cut_off
+    assert json.loads(call(*command, "--json").stdout)["limit_cut"] == cut_off
+
+
+def test_one_edge_is_counted_in_the_singular(graph: FakeGraph) -> None:
+    graph.length = 1
+    assert call("list", "1", "friend").stdout.endswith("1 of 1 edge\n")
+
+
+def test_a_server_without_an_admin_address_is_reported_below_the_table(graph: FakeGraph) -> None:
+    result = call("stats")
+    assert result.exit_code == 1
+    assert result.stdout.splitlines()[-1] == "follower-1b: has no admin address in the topology"
+    (row,) = (line for line in result.stdout.splitlines() if line.startswith("follower-1a "))
+    assert row.split() == ["follower-1a", "east/t", *"-------"]

@@ -1,0 +1,63 @@
+"""The settings files that the cluster writes are accepted by its servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tao.devcluster.configuration import crossings, instance_settings, settings_text
+from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Role, Shape
+from tao.devcluster.line_control import LineSettings
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords
+from tao.follower.settings import FollowerSettings
+from tao.leader.settings import LeaderSettings
+from tao.runtime.settings import load_settings
+from tao.tailer.settings import TailerSettings
+
+_Settings = LeaderSettings | TailerSettings | FollowerSettings
+SHAPE = Shape(regions=2, databases=2)
+RECORD = ClusterRecord(
+    shape=SHAPE,
+    ports={
+        **{member.name: dict.fromkeys(PORT_KINDS.get(member.role, ()), 5) for member in SHAPE.members},
+        LINE: {crossing.key: 6 for crossing in crossings(SHAPE)},
+    },
+    passwords=new_passwords(),
+    rtt_ms=7.0,
+)
+
+
+@pytest.mark.parametrize(
+    ("role", "model"), [(Role.LEADER, LeaderSettings), (Role.TAILER, TailerSettings), (Role.FOLLOWER, FollowerSettings)]
+)
+def test_the_file_of_each_server_loads_and_names_it(tmp_path: Path, role: Role, model: type[_Settings]) -> None:
+    for member in SHAPE.members:
+        if member.role is role:
+            text = settings_text(member, RECORD, StateFolder(tmp_path), ClusterSettings(), {"default", "hot"})
+            (tmp_path / "file.yaml").write_bytes(text)
+            settings: _Settings = load_settings(tmp_path / "file.yaml", model)
+            assert settings.name == member.name
+            if isinstance(settings, TailerSettings):
+                assert settings.database_server == SHAPE.database_server(member.region, member.database)
+                assert settings.admin == "127.0.0.1:5"
+
+
+def test_the_line_has_a_route_for_every_connection_between_regions(tmp_path: Path) -> None:
+    (line,) = (member for member in SHAPE.members if member.role is Role.LINE)
+    text = settings_text(line, RECORD, StateFolder(tmp_path), ClusterSettings(), set())
+    settings = msgspec.json.decode(text, type=LineSettings)
+    assert settings.rtt_ms == 7.0
+    assert [(route.source, route.target) for route in settings.routes].count(("east", "west")) == 6
+
+
+def test_servers_of_a_set_share_their_gtid_domain_and_no_two_servers_an_id(tmp_path: Path) -> None:
+    options = {}
+    for member in SHAPE.members:
+        if member.role is Role.DATABASE:
+            settings = instance_settings(member, RECORD, StateFolder(tmp_path), ClusterSettings(), port=0)
+            options[member.name] = settings.options
+            assert settings.options.read_only, "a server that restarts must not take writes by itself"
+    assert len({each.server_id for each in options.values()}) == 4
+    assert options["east-db-2"].gtid_domain == options["west-db-2"].gtid_domain != options["east-db-1"].gtid_domain

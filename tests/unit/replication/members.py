@@ -1,0 +1,54 @@
+"""Servers of a replication set as tests state them."""
+
+from __future__ import annotations
+
+from tao.replication.gtid import GtidSet
+from tao.replication.promotion_plan import SetMember
+from tao.replication.server_statements import MemberState, ReplicationStatus
+from tao.storage.dialect import Dialect
+
+
+def gtids(text: str) -> GtidSet:
+    return GtidSet(Dialect.MARIADB, text)
+
+
+def following(*, receiving: bool = False, lag: int | None = 0) -> ReplicationStatus:
+    return ReplicationStatus(
+        source="127.0.0.1:1",
+        receiving=receiving,
+        applying=True,
+        stopped=not receiving,
+        lag_seconds=lag,
+        received="",
+        executed="",
+        error="",
+    )
+
+
+def master(has: str | None, *, closed: bool = False, region: str = "east", waits: bool = False) -> SetMember:
+    """``has``: GTIDs; None when it does not answer. ``waits``: its commits do, for a replica."""
+    state = None if has is None else MemberState(closed, None, gtids(has), gtids(has), waits_for_replica=waits)
+    return SetMember(f"{region}-db", region, state, "" if state else "refused", is_master=True)
+
+
+def replica(
+    region: str,
+    has: str | None,
+    *,
+    received: str = "",
+    receiving: bool = False,
+    alone: bool = False,
+    seeding: bool = False,
+    acknowledges: bool = False,
+) -> SetMember:
+    """``has``: what it has executed; ``received``: what waits in its relay log besides; ``alone``: follows nobody;
+    ``seeding``: it has a part of the data."""
+    if has is None:
+        return SetMember(f"{region}-db", region, None, "refused")
+    status = None if alone else following(receiving=receiving)
+    received_too = GtidSet(Dialect.MARIADB, has, received)
+    return SetMember(
+        f"{region}-db",
+        region,
+        MemberState(True, status, gtids(has), received_too, seeding, acknowledges=acknowledges),
+    )

@@ -1,0 +1,149 @@
+"""Who may become master: ties, servers behind, diverged and missing, and what nobody has everything of."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tao.replication.promotion_plan import (
+    MasterAnswers,
+    PromotionRefused,
+    PromotionRequest,
+    ServerDiverged,
+    ServerSeeding,
+    SetMember,
+    check_before,
+    check_rejoin,
+    choose,
+    unfinished,
+)
+from tests.unit.replication.members import master, replica
+
+LOST = PromotionRequest(master_lost=True)
+
+
+def test_a_lost_master_is_replaced_by_the_replica_that_has_received_most() -> None:
+    members = [master(None), replica("north", "1-1-7"), replica("west", "1-1-5", received="1-1-9")]
+    check_before(members, LOST)
+    assert choose(members, LOST).region == "west"
+
+
+def test_among_equals_the_wish_decides_and_else_the_name() -> None:
+    members = [master(None), replica("west", "1-1-9"), replica("north", "1-1-3", received="1-1-9")]
+    assert choose(members, LOST).region == "north"
+    assert choose(members, PromotionRequest("west", master_lost=True)).region == "west"
+
+
+def test_a_server_that_lacks_something_is_not_promoted_on_wish() -> None:
+    members = [master(None), replica("west", "1-1-8"), replica("north", "1-1-9")]
+    with pytest.raises(PromotionRefused, match=r"west-db lacks 1-1-9 of north-db"):
+        choose(members, PromotionRequest("west", master_lost=True))
+
+
+def test_no_replica_is_promoted_when_each_lacks_transactions_of_another() -> None:
+    members = [master(None), replica("west", "1-1-8,1-2-9"), replica("north", "1-1-9")]
+    with pytest.raises(PromotionRefused, match="no server has everything"):
+        choose(members, LOST)
+
+
+def test_a_planned_switch_waits_for_everything_of_the_old_master() -> None:
+    with pytest.raises(PromotionRefused, match=r"west-db lacks 1-1-10 of the master east-db"):
+        choose([master("1-1-10", closed=True), replica("west", "1-1-9")], PromotionRequest("west"))
+    caught_up = [master("1-1-10", closed=True), replica("west", "1-1-9", received="1-1-10")]
+    assert choose(caught_up, PromotionRequest("west")).region == "west"
+
+
+def test_a_server_that_does_not_answer_may_have_more_unless_the_request_says_otherwise() -> None:
+    members = [master(None), replica("west", "1-1-9"), replica("north", None)]
+    with pytest.raises(PromotionRefused, match="--without north-db"):
+        check_before(members, LOST)
+    check_before(members, PromotionRequest(master_lost=True, without=frozenset({"north-db"})))
+    with pytest.raises(PromotionRefused, match="does not answer"):
+        check_before(members, PromotionRequest("north", master_lost=True, without=frozenset({"north-db"})))
+
+
+def test_a_master_that_does_not_answer_is_lost_only_when_said_so_and_no_replica_receives_from_it() -> None:
+    with pytest.raises(PromotionRefused, match="--master-lost"):
+        check_before([master(None), replica("west", "1-1-9")], PromotionRequest("west"))
+    with pytest.raises(PromotionRefused, match="still receives"):
+        check_before([master(None), replica("west", "1-1-9", receiving=True)], LOST)
+
+
+def test_a_master_that_answers_is_not_lost_whatever_was_said_of_it() -> None:
+    for closed in (True, False):
+        members = [master("1-1-10", closed=closed), replica("west", "1-1-9")]
+        with pytest.raises(MasterAnswers, match="stop it first"):
+            check_before(members, LOST)
+        with pytest.raises(MasterAnswers, match="without --master-lost"):
+            choose(members, LOST)  # it has come back meanwhile
+
+
+def test_no_replica_is_promoted_when_none_answers() -> None:
+    for members in ([master(None)], [master(None), replica("west", None)]):
+        with pytest.raises(PromotionRefused, match="nobody to promote"):
+            check_before(members, LOST)
+    with pytest.raises(PromotionRefused, match="'moon'"):
+        check_before([master("1-1-1"), replica("west", "1-1-1")], PromotionRequest("moon"))
+
+
+def test_a_former_master_follows_unless_it_has_something_of_its_own() -> None:
+    new = master("1-1-9,1-2-20", region="west")
+    check_rejoin(replica("east", "1-1-9", alone=True), new)
+    with pytest.raises(ServerDiverged, match=r"1-1-\(10…12\)"):
+        check_rejoin(replica("east", "1-1-12", alone=True), new)
+    with pytest.raises(PromotionRefused, match="does not answer"):
+        check_rejoin(replica("east", None), new)
+
+
+def test_a_server_with_a_part_of_the_data_is_neither_promoted_nor_attached() -> None:
+    whole, part = replica("north", "1-1-5"), replica("west", "1-1-9", alone=True, seeding=True)
+    assert choose([master(None), whole, part], LOST).region == "north"
+    with pytest.raises(PromotionRefused, match="tao reseed west-db"):
+        check_before([master("1-1-9"), whole, part], PromotionRequest("west"))
+    with pytest.raises(PromotionRefused, match=r"nobody to promote .*tao reseed west-db"):
+        check_before([master(None), part], LOST)
+    with pytest.raises(ServerSeeding, match="tao reseed west-db"):
+        check_rejoin(part, master("1-1-9"))
+
+
+def test_a_promotion_that_has_raised_the_epoch_can_only_be_finished() -> None:
+    members = [master("1-1-9", closed=True), replica("west", "1-1-9,1-2-10", alone=True)]
+    assert unfinished(members, {"east-db": 3, "west-db": 4}, 3) == "west"
+    assert unfinished(members, {"east-db": 3, "west-db": 3}, 3) is None
+
+
+def test_a_former_master_that_is_back_is_no_unfinished_promotion() -> None:
+    members = [master("1-1-9,1-2-20", region="west"), replica("east", "1-1-9", alone=True)]
+    assert unfinished(members, {"west-db": 4, "east-db": 3}, 4) is None
+
+
+def test_a_document_that_has_forgotten_its_epoch_makes_no_promotion_of_a_healthy_set() -> None:
+    members = [master("1-1-9"), replica("west", "1-1-9", alone=True)]
+    assert unfinished(members, {"east-db": 5, "west-db": 5}, 1) is None
+
+
+histories = st.lists(
+    st.tuples(st.sampled_from(["north", "south", "west"]), st.integers(1, 30), st.integers(0, 30), st.booleans()),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda each: each[0],
+)
+
+
+@given(histories, st.sampled_from([None, "north", "south", "west"]))
+def test_the_chosen_replica_lacks_nothing_that_another_has_received(
+    servers: list[tuple[str, int, int, bool]], requested: str | None
+) -> None:
+    members: list[SetMember] = [master(None)]
+    for region, executed, more, astray in servers:
+        own = f",1-{len(region)}-{executed}" if astray else ""
+        members.append(replica(region, f"1-1-{executed}{own}", received=f"1-1-{executed + more}"))
+    if requested is not None and requested not in {each.region for each in members}:
+        requested = None
+    try:
+        chosen = choose(members, PromotionRequest(requested, master_lost=True))
+    except PromotionRefused:
+        return
+    assert chosen.state is not None
+    assert all(chosen.state.received >= each.state.received for each in members if each.state is not None)

@@ -1,0 +1,68 @@
+"""Servers that are compared while their master goes on committing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tao.model.topology import Database, DatabaseServer
+from tao.replication import replication_set
+from tao.replication.accounts import Account
+from tao.replication.promotion_plan import SetMember, check_rejoin
+from tao.replication.replication_set import ReplicationSet, SetAccounts
+from tao.replication.server_statements import MemberState
+from tests.unit.replication.members import following, gtids, master, replica
+
+
+async def test_a_replica_that_follows_all_along_is_not_taken_for_one_that_has_diverged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Asked after its master, it has what that has committed in between."""
+    committed = 7
+
+    @asynccontextmanager
+    async def session(_: ReplicationSet, region: str, *, deadline: float) -> AsyncIterator[str]:
+        yield region
+
+    async def member_state(region: str, *, deadline: float) -> MemberState:
+        nonlocal committed
+        if region == "west":
+            await asyncio.sleep(0)  # the master answers first
+            committed += 1
+        has = gtids(f"1-1-{committed}")
+        return MemberState(region == "west", following(receiving=True) if region == "west" else None, has, has)
+
+    monkeypatch.setattr(ReplicationSet, "session", session)
+    monkeypatch.setattr(replication_set, "member_state", member_state)
+    check_rejoin(*await replication_set_of("east", "west").beside_master("west"))
+
+
+def replication_set_of(*regions: str, marked: str = "") -> ReplicationSet:
+    """The first region has the master, at the port that `following` says."""
+    servers = {
+        region: DatabaseServer(name=f"{region}-db", host="127.0.0.1", port=port, down=region == marked)
+        for port, region in enumerate(regions, start=1)
+    }
+    database = Database(name="db", master_region=regions[0], servers=servers, shards=((0, 1),))
+    account = Account("tao_admin", "secret")
+    return ReplicationSet(database, SetAccounts(account, account), seen_from="", statement_seconds=1.0)
+
+
+def acknowledging(*replicas: SetMember, marked: str = "") -> list[str]:
+    of_set = replication_set_of("east", *(each.region for each in replicas), marked=marked)
+    return of_set.acknowledging([master("1-1-1"), *replicas])
+
+
+def test_commits_may_wait_for_a_replica_that_acknowledges_is_whole_and_in_use() -> None:
+    well = replica("west", "1-1-1", receiving=True, acknowledges=True)
+    assert acknowledging(well, replica("north", None)) == ["west-db"]
+    assert acknowledging(well, marked="west") == [], "it may be about to be stopped"
+    assert acknowledging(replica("west", "1-1-1", receiving=True)) == []
+    assert acknowledging(replica("west", "1-1-1", acknowledges=True)) == [], "a server says so after its master is gone"
+    assert acknowledging(replica("west", "1-1-1", receiving=True, acknowledges=True, seeding=True)) == []
+    moved = replication_set_of("east", "west")
+    moved.database.servers["east"] = DatabaseServer(name="east-db", host="127.0.0.1", port=7)
+    assert moved.acknowledging([master("1-1-1"), well]) == [], "it follows another one"

@@ -1,0 +1,188 @@
+"""The misses of one batch: every one is answered once, whatever happens to its fetch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from tao.cache import CacheSettings, GraphCache
+from tao.model.errors import InvalidArgument, TaoError, Unavailable
+from tao.model.queries import Fetched, ObjectQuery, Query
+from tao.serving.cache_configuration import SchemaArenas
+from tao.serving.fetch_source import Take
+from tao.serving.misses import BatchSettings, Misses, ReadPolicy
+from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.wire.identity import PeerIdentity
+from tao.wire.read_batch import OPERATIONS, OperationSizes
+from tao.wire.session import Reply
+from tao.wire.v1 import session_pb2 as pb
+from tests.rigs.leader_rig import ARENAS, SCHEMA
+from tests.rigs.pacing import ManualClock, until
+
+VALUE = Fetched(b"\0" * 8 + b"value", 1, "database")
+
+
+class Heard:
+    """A `Reply` that keeps what is sent."""
+
+    peer = PeerIdentity("", "")
+
+    def __init__(self) -> None:
+        self.answers: list[pb.Answer] = []
+        self.closed = False
+
+    def send(self, answer: pb.Answer) -> None:
+        assert not self.is_whole, "an answer after the last one"
+        self.answers.append(answer)
+
+    def on_close(self, callback: object) -> None:
+        """Nobody asks."""
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.answers) and not self.answers[-1].more
+
+    @property
+    def values(self) -> list[int]:
+        return [slot for answer in self.answers for slot in answer.read.slots]
+
+    @property
+    def reasons(self) -> dict[int, str]:
+        return {
+            slot: error.reason
+            for answer in self.answers
+            for slot, error in zip(answer.read.failed_slots, answer.read.errors, strict=True)
+        }
+
+
+class Asked:
+    """A batch of so many objects, none of which is cached. ``now``: what is answered at once, others wait."""
+
+    def __init__(
+        self,
+        slots: int,
+        *,
+        now: Callable[[int], Fetched | TaoError | None] = lambda slot: None,
+        at_once: int = 512,
+        deadline_ms: int = 60_000,
+        admits: int = 10_000,
+    ) -> None:
+        self.reply = Heard()
+        self.waiting: dict[int, Take] = {}
+        self.begun: list[int] = []
+        self.failures = [0] * len(OPERATIONS)
+        self._slots = slots
+        self._now = now
+        self._admits, self._admitted = admits, 0
+        self._settings = BatchSettings(max_misses_at_once=at_once)
+        self._request = pb.Request(deadline_ms=deadline_ms, read=pb.ReadBatch(obj_ids=range(1, slots + 1)))
+
+    def begin(self) -> Asked:
+        settings = self._settings
+        cache = GraphCache(CacheSettings(arena_bytes=ARENAS, credit_slots=1009), SchemaArenas(SCHEMA, ARENAS))
+        single_flight = SingleFlight(cache, self, ManualClock(), lambda _: 100, FillSettings())
+        misses = Misses(single_flight, SCHEMA, ReadPolicy(self._admit), settings)
+        misses.failures = self.failures
+        self.single_flight = single_flight
+        slots, sizes = list(range(self._slots)), OperationSizes(self._slots, 0, 0, 0, 0)
+        misses.answer(self._request, sizes, slots, cast(Reply, self.reply), settings.max_answer_bytes)
+        return self
+
+    def _admit(self, _: int) -> None:
+        self._admitted += 1
+        if self._admitted > self._admits:
+            raise RuntimeError("nobody expects this")
+
+    def has_given_up(self, slot: int) -> bool:
+        """The miss in the slot waits for a fetch that it does not need any more."""
+        (waiter,) = self.single_flight._by_key[ObjectQuery(slot + 1)].waiters
+        return waiter.gone
+
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """See `FetchSource`."""
+        slot = cast(Any, query).id - 1
+        self.begun.append(slot)
+        now = self._now(slot)
+        if now is None:
+            self.waiting[slot] = take
+        else:
+            take(now)
+
+
+async def test_a_miss_that_is_not_answered_in_time_fails_and_is_given_up() -> None:
+    asked = Asked(3, now=lambda slot: None if slot == 1 else VALUE, deadline_ms=20).begin()
+    await until(lambda: asked.reply.is_whole)
+    assert asked.reply.values == [0, 2]
+    assert asked.reply.reasons == {1: "DEADLINE_EXCEEDED"}
+    assert asked.has_given_up(1)
+    asked.waiting[1](VALUE)
+    assert asked.reply.values == [0, 2]
+
+
+async def test_slots_that_were_not_started_fail_with_the_others() -> None:
+    asked = Asked(3, at_once=1, deadline_ms=20).begin()
+    await until(lambda: asked.reply.is_whole)
+    assert asked.begun == [0]
+    assert asked.reply.reasons == dict.fromkeys(range(3), "DEADLINE_EXCEEDED")
+
+
+async def test_waiting_misses_are_started_after_the_answer_or_failure_of_another() -> None:
+    asked = Asked(4, at_once=2).begin()
+    assert asked.begun == [0, 1]
+    asked.waiting[1](Unavailable("away"))
+    assert asked.begun == [0, 1, 2]
+    asked.waiting[2](VALUE)
+    asked.waiting[0](VALUE)
+    asked.waiting[3](VALUE)
+    await until(lambda: asked.reply.is_whole)
+    assert sorted(asked.reply.values) == [0, 2, 3]
+    assert asked.reply.reasons == {1: "UNAVAILABLE"}
+    assert asked.failures[0] == 1
+
+
+@pytest.mark.parametrize("outcome", [VALUE, Unavailable("away")])
+async def test_thousands_of_misses_that_are_answered_at_once_do_not_recurse(
+    outcome: Fetched | TaoError,
+) -> None:
+    asked = Asked(5_000, now=lambda _: outcome, at_once=1).begin()
+    await until(lambda: asked.reply.is_whole)
+    assert len(asked.reply.values) + len(asked.reply.reasons) == 5_000
+
+
+async def test_a_slot_is_answered_once_though_its_source_answers_twice() -> None:
+    asked = Asked(3, at_once=1).begin()
+    first = asked.waiting[0]
+    first(VALUE)
+    first(Unavailable("again"))
+    assert asked.begun == [0, 1], "nor is another one begun in its place"
+    asked.waiting[1](VALUE)
+    asked.waiting[2](VALUE)
+    await until(lambda: asked.reply.is_whole)
+    assert asked.reply.values == [0, 1, 2]
+    assert asked.reply.reasons == {}
+
+
+async def test_no_further_miss_is_started_for_a_peer_that_is_gone() -> None:
+    asked = Asked(3, at_once=1).begin()
+    asked.reply.closed = True
+    assert asked.has_given_up(0)
+    asked.waiting[0](VALUE)
+    assert asked.begun == [0]
+
+
+async def test_an_unexpected_error_fails_the_whole_batch_and_is_raised() -> None:
+    asked = Asked(4, admits=2)
+    with pytest.raises(RuntimeError, match="nobody expects this"):
+        asked.begin()
+    assert asked.reply.is_whole
+    assert asked.reply.reasons == dict.fromkeys(range(4), "INTERNAL")
+    assert asked.has_given_up(0)
+
+
+async def test_an_invalid_query_fails_alone() -> None:
+    asked = Asked(2, now=lambda slot: VALUE if slot else InvalidArgument("no")).begin()
+    await until(lambda: asked.reply.is_whole)
+    assert asked.reply.values == [1]
+    assert asked.reply.reasons == {0: "INVALID_ARGUMENT"}

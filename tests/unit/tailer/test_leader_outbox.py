@@ -1,0 +1,85 @@
+"""Messages that the region's leader published itself wait for more of their kind; no others do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+
+from tao.model.errors import NotMine, Unavailable
+from tao.model.relay import Touch
+from tao.planning.row_events import Translated
+from tao.routing.routes import Routes
+from tao.tailer.settings import OutboxSettings
+from tests.rigs.leader_rig import make_id, make_topology
+from tests.rigs.pacing import until
+from tests.unit.tailer.test_delivery_path import BOTH, Rig, about, change, turns
+
+NEVER = OutboxSettings(gather_seconds=3_600, gather_parts=4, backoff_first_seconds=0.001, backoff_max_seconds=0.002)
+
+
+async def test_messages_that_the_leader_published_itself_wait_for_more_and_share_a_relay() -> None:
+    rig = Rig(replace(NEVER, gather_seconds=0.05))
+    for version in range(1, 4):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+        await turns()
+    assert not rig.leaders.relayed
+    await rig.path.drained()
+    assert [len(relay.changes[0].messages) for _, relay in rig.leaders.relayed] == [3]
+    assert rig.acknowledged == ["t1", "t2", "t3"]
+
+
+async def test_enough_parts_are_sent_without_waiting() -> None:
+    rig = Rig(NEVER)
+    for version in range(1, 7):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+        await turns()
+    assert [len(relay.changes[0].messages) for _, relay in rig.leaders.relayed] == [4]
+    for version in range(7, 9):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == list(range(1, 9))
+
+
+async def test_an_urgent_part_takes_the_deferred_parts_of_its_leader_along() -> None:
+    for urgent, proven in ((Translated(touches=(Touch(make_id(1, 0), 4, 9),)), 0), (about(), 5_000)):
+        rig = Rig(NEVER)
+        await rig.path.submit("t1", about(change(0, 1)))
+        await turns()
+        assert not rig.leaders.relayed
+        await rig.path.submit("t2", urgent, proven)
+        await rig.path.drained()
+        assert [relay.changes[0].shard for leader, relay in rig.leaders.relayed if leader == "leader-1"] == [0]
+
+
+async def test_parts_without_a_position_or_committed_in_another_region_are_sent_at_once() -> None:
+    for gtid, master in (("", "east"), ("t1", "west")):
+        rig = Rig(NEVER)
+        topology = make_topology(leaders=BOTH)
+        databases = tuple(msgspec.structs.replace(each, master_region=master) for each in topology.databases)
+        rig.routes = Routes(msgspec.structs.replace(topology, databases=databases))
+        await rig.path.submit(gtid, about(change(0, 1)))
+        await rig.path.drained()
+        assert rig.leaders.versions(0) == [1]
+
+
+async def test_a_leader_that_comes_back_receives_deferred_parts_at_once() -> None:
+    rig = Rig(NEVER)
+    rig.leaders.failures["leader-1"] = lambda _: Unavailable("away") if len(rig.leaders.attempts) < 3 else None
+    for version in range(1, 6):
+        await rig.path.submit(f"t{version}", about(change(0, version)))
+    await rig.path.submit("t6", about(change(0, 6)), 5_000)
+    await rig.path.drained()
+    assert rig.leaders.versions(0) == [1, 2, 3, 4, 5, 6]
+
+
+async def test_parts_that_waited_behind_a_held_shard_are_not_deferred_again_once_it_is_accepted() -> None:
+    rig = Rig(NEVER)
+    rig.leaders.failures["leader-1"] = lambda _: NotMine("no", 1)
+    await rig.path.submit("t1", Translated(bulk_shards=(0,)))
+    await until(lambda: bool(rig.path._outboxes["leader-1"].rejected))
+    await rig.path.submit("t2", about(), 5_000)
+    rig.leaders.failures.clear()
+    await until(lambda: any(relay.source_unix_ms for leader, relay in rig.leaders.relayed if leader == "leader-1"))
+    await rig.path.drained()
+    assert rig.acknowledged == ["t1", "t2"]
