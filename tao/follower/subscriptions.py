@@ -35,9 +35,10 @@ class SubscriptionSettings:
     is missed; long enough for a leader that is taking its shards."""
 
     write_answer_seconds: float = 60.0
-    """For this long after a shard was dropped, writes insert nothing into its cache: the answer to a write may have
-    been under way since before, and the changes that followed the write may have been sent before. Longer than any
-    write may take; no longer than the cache keeps version floors, which prevent the same otherwise."""
+    """For this long after the follower began to receive a shard's changes, or began anew, writes insert nothing into
+    its cache: the answer to a write may have been under way since before, and the changes that followed the write may
+    have been sent before. Longer than any write may take; no longer than the cache keeps version floors, which prevent
+    the same otherwise."""
 
     acknowledge_seconds: float = 0.05
     """Longest time between applying a delivery and acknowledging it. One acknowledgement for each delivery would cost a
@@ -110,10 +111,6 @@ class Subscriptions:
             self._cache.close_shard(shard)
             self._inbox.forget(shard)
             self._behind.discard(shard)
-            self._changes.note_dropped(shard)
-        if self._hosted:  # not while the server starts
-            for shard in hosted - self._hosted:
-                self._changes.note_dropped(shard)
         # Every stream ends with the topology under which it began, and the current leader of a shard confirms it again.
         self._behind |= hosted
         self._hosted = hosted
@@ -217,7 +214,7 @@ class Subscriptions:
     def _drop_entries(self, shard: int) -> None:
         if self._cache.is_open(shard):
             self._cache.bump_shard(shard)
-            self._changes.note_dropped(shard)
+            self._changes.note_begun(shard)
 
     def _receive(self, delivery: Delivery, leader: str) -> set[int]:
         """Apply a delivery. Returns the shards that have to be subscribed again."""
@@ -246,7 +243,7 @@ class Subscriptions:
         for shard in received.confirmed:
             if shard in self._hosted and not self._cache.is_open(shard):
                 self._cache.open_shard(shard)
-                self._changes.note_opened(shard)
+                self._changes.note_begun(shard)
         self._behind.difference_update(received.confirmed)
         for messages in received.messages:
             # A delivery without messages carries the version epoch, too.

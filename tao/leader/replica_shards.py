@@ -74,9 +74,6 @@ class ReplicaShards:
         hosted = frozenset(shards)
         if topology_version > self._topology_version + 1:
             self._change(frozenset())
-        if self._topology_version:  # not at a start
-            for shard in hosted - self._hosted:
-                self._changes.note_dropped(shard)
         self._topology_version = topology_version
         self._change(hosted)
 
@@ -93,7 +90,6 @@ class ReplicaShards:
             self._opened.discard(shard)
             self._cache.close_shard(shard)
             self._publisher.close_shard(shard)
-            self._changes.note_dropped(shard)
         self._due = {shard: order for shard, order in self._due.items() if shard in hosted}
         added = hosted - self._hosted
         self._hosted = hosted
@@ -110,7 +106,7 @@ class ReplicaShards:
             self._opened.add(shard)
             del self._due[shard]
             self._cache.open_shard(shard)
-            self._changes.note_opened(shard)
+            self._changes.note_begun(shard)
             # Negative, so that a subscriber never confuses this stream with one from when this leader owned the shard.
             self._publisher.open_shard(shard, -self._openings, 0)
         if opening:

@@ -25,9 +25,9 @@ class WriteThrough:
 
     A message changes only what is cached. A write also inserts what was not cached, because its writer will read it
     here; but its answer may be late. The changes that followed the write may then have been sent before this cache
-    dropped the shard, or to another server, and nothing would correct the inserted entry. So for a time after the shard
-    was dropped, writes insert nothing: they change what is cached and raise version floors, and the entry is fetched
-    when it is read.
+    began to receive the shard's messages, or to another server, and nothing would correct the inserted entry. So for a
+    time after the shard begins or begins anew, also at the start of the server, writes insert nothing: they change what
+    is cached and raise version floors, and the entry is fetched when it is read.
     """
 
     def __init__(self, cache: GraphCache, clock: Clock, write_answer_seconds: float) -> None:
@@ -35,27 +35,21 @@ class WriteThrough:
         self._cache: Final = cache
         self._clock: Final = clock
         self._write_answer_seconds: Final = write_answer_seconds
-        self._dropped_at: Final[dict[int, float]] = {}
+        self._begun_at: Final[dict[int, float]] = {}
 
-    def note_dropped(self, shard: int) -> None:
-        """Note that this cache does not know, or no longer knows, what has been sent about the shard so far."""
-        self._dropped_at[shard] = self._clock.monotonic()
-
-    def note_opened(self, shard: int) -> None:
-        """Note that the shard is subscribed from here on. A shard that was never dropped had no write under way
-        before."""
-        if shard in self._dropped_at:
-            self.note_dropped(shard)
+    def note_begun(self, shard: int) -> None:
+        """Note that this cache knows nothing of what has been sent about the shard before now."""
+        self._begun_at[shard] = self._clock.monotonic()
 
     def apply(self, messages: ShardMessages) -> None:
         """Apply messages. A message that invalidates the shard may stand for others that are kept nowhere any more."""
         apply_messages(self._cache, self._clock, messages, insert=False)
         if any(isinstance(message, ShardInvalidation) for message in messages.messages):
-            self.note_dropped(messages.shard)
+            self.note_begun(messages.shard)
 
     def apply_write(self, messages: ShardMessages) -> None:
         """Apply the changes of a write that is answered through this server."""
-        dropped_at = self._dropped_at.get(messages.shard)
-        insert = dropped_at is None or self._clock.monotonic() - dropped_at > self._write_answer_seconds
+        begun_at = self._begun_at.get(messages.shard)
+        insert = begun_at is not None and self._clock.monotonic() - begun_at > self._write_answer_seconds
         with self._cache.recorder.caused_by(_OWN_WRITE):
             apply_messages(self._cache, self._clock, messages, insert=insert)

@@ -7,8 +7,8 @@ resets it: empty
                             ←     the answer of write 1
 must not cache version 1: nobody will send 2 again
 
-The same holds for a follower that is given a shard and handed a change by the follower that had it. The race of a
-follower's own write is in `tests/races/test_leader_restart.py`.
+The same holds for a server that has just started, and for a follower that is given a shard and handed a change by the
+follower that had it. The race of a follower's own write is in `tests/races/test_leader_restart.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tao.serving.write_through import WriteThrough
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryLinks
 from tests.rigs.pacing import ManualClock, Tasks, until
-from tests.rigs.region_rig import RegionRig
+from tests.rigs.region_rig import FollowerRig, RegionRig, subscribed
 from tests.rigs.server_context import make_context
 from tests.rigs.versions import make_version
 
@@ -65,6 +65,10 @@ class SlaveLeader:
         self.forwarded.apply_and_publish(ShardMessages(0, 1, (ObjectChange(A, 0, V1, USER, b"1"),)))
 
 
+async def _started(_: SlaveLeader) -> None:
+    """The start is the beginning."""
+
+
 async def _paused(leader: SlaveLeader) -> None:
     leader.replica_shards.reset()
     await until(lambda: leader.replica_shards.open_count)
@@ -79,8 +83,8 @@ async def _documents_missed(leader: SlaveLeader) -> None:
     await leader.host(3)
 
 
-@pytest.mark.parametrize("begins_anew", [_paused, _moved_away_and_back, _documents_missed])
-async def test_a_slave_leader_that_has_reset_the_shard_adds_nothing(
+@pytest.mark.parametrize("begins_anew", [_started, _paused, _moved_away_and_back, _documents_missed])
+async def test_a_slave_leader_that_begins_with_the_shard_adds_nothing(
     begins_anew: Callable[[SlaveLeader], Awaitable[None]],
 ) -> None:
     leader = SlaveLeader()
@@ -102,11 +106,26 @@ async def test_a_slave_leader_that_is_given_the_shard_while_it_runs_adds_nothing
     assert leader.cache.object(A) is None
 
 
-async def test_a_slave_leader_adds_what_its_region_writes_from_its_start_on() -> None:
-    leader = SlaveLeader()
-    await leader.host(1)
-    leader.answered()
-    assert leader.cache.object(A) == encode_object(V1, USER, b"1")
+async def test_a_follower_that_has_just_started_adds_nothing_of_a_write_from_before(region: RegionRig) -> None:
+    near = FollowerRig("near-1", region.topology)
+    link = near.links["leader-1"]
+    link.handler = region.leader.service
+    link.hold_requests.add("subscribe")
+    link.hold_answers.add("write")
+    near.subscriptions.follow_routes(near.configuration.routes)
+    await until(lambda: link.held)
+    subscribing = list(link.held)
+    link.held.clear()
+    writing = asyncio.ensure_future(near.write(AssocAdd(A, COMMENT, B, 1, b"")))
+    await until(lambda: link.held)
+    await region.leader.write(AssocAdd(A, COMMENT, B + 1, 2, b""))
+    for send in subscribing:
+        send()
+    await subscribed(near)
+    link.let_go()
+    await writing
+    assert await near.times(A, COMMENT) == [2, 1]
+    await near.tasks.close()
 
 
 async def test_a_follower_that_is_given_a_shard_adds_nothing_of_a_write_from_before(region: RegionRig) -> None:

@@ -112,6 +112,7 @@ def _report(seed: int, outcome: Outcome, folder: Path) -> None:
     small = shrink(outcome, run)
     _say(f"made small: {len(small.plan.faults)} faults, {len(small.plan.ops)} operations")
     _show(small)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"plan-{seed}.json"
     path.write_bytes(msgspec.json.format(msgspec.json.encode(small.plan)))
     _say(f"play it again: python -m tests.sim --plan {path}\n")
