@@ -174,18 +174,25 @@ class LeaderOutbox:
         waiting = [queue.pop() for _ in range(len(queue) - under_way)]
         waiting.reverse()
         newest_proof = next((part for part in reversed(waiting) if is_proof(part)), None)
-        invalidated: set[int] = set()
+        # By shard and source, because a span has one source. A promotion changes the source of a database.
+        invalidations: dict[tuple[int, str], Part] = {}
         freed_bytes = 0
         for part in waiting:
-            if part.shard in invalidated or (is_proof(part) and part is not newest_proof):
+            span = part.span
+            kept = invalidations.get((part.shard, span.source))
+            if kept is not None and not is_proof(part):
+                # The invalidation covers what is dropped. Under its first position alone, a subscriber that has reached
+                # that position would go on without it.
+                kept.span = msgspec.structs.replace(kept.span, number=max(kept.span.number, span.number))
+            if kept is not None or (is_proof(part) and part is not newest_proof):
                 dropped.append(part)
                 continue
             if not is_proof(part):
-                invalidated.add(part.shard)
+                invalidations[part.shard, span.source] = part
                 part.content = part.shard
-                # No more is to come: the parts that would follow are dropped, and the invalidation covers them.
-                part.span = msgspec.structs.replace(part.span, more=False)
-            # There is at most one such part per shard. They count as zero bytes, or they could fill the room they make.
+                # No more is to come: the parts that would follow are dropped.
+                part.span = msgspec.structs.replace(span, more=False)
+            # Few parts stay for each shard. They count as zero bytes, or they could fill the room they make.
             freed_bytes += part.size_bytes
             part.size_bytes = 0
             queue.append(part)

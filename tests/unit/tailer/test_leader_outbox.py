@@ -6,10 +6,16 @@ from dataclasses import replace
 
 import msgspec
 
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
+from tao.model.changes import ShardInvalidation, ShardMessages
+from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import NotMine, Unavailable
 from tao.model.relay import Touch
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
+from tao.tailer.leader_outbox import LeaderOutbox
+from tao.tailer.relay_parts import Part, Receipt, relay_of
 from tao.tailer.settings import OutboxSettings
 from tests.rigs.leader_rig import make_id, make_topology
 from tests.rigs.pacing import until
@@ -83,3 +89,43 @@ async def test_parts_that_waited_behind_a_held_shard_are_not_deferred_again_once
     await until(lambda: any(relay.source_unix_ms for leader, relay in rig.leaders.relayed if leader == "leader-1"))
     await rig.path.drained()
     assert rig.acknowledged == ["t1", "t2"]
+
+
+def parts_of_shard(*spans: Span) -> LeaderOutbox:
+    """Return the outbox of a leader that is away, with one change of shard 1 for each span."""
+    outbox = LeaderOutbox("leader-1")
+    outbox.failures = 1
+    for span in spans:
+        outbox.add(Part(Receipt([]), 1, ShardMessages(1, 1, (change(1, span.number),)), 100, span))
+    return outbox
+
+
+def test_an_invalidation_stands_for_all_parts_that_it_replaces() -> None:
+    outbox = parts_of_shard(Span(1, "db@1", 8, 20), Span(1, "db@1", 20, 22), Span(1, "db@1", 22, 24, more=True))
+    dropped, _ = outbox.collapse()
+    assert [(part.content, part.span) for part in outbox.parts] == [(1, Span(1, "db@1", 8, 24))]
+    assert len(dropped) == 2
+
+
+def test_parts_of_several_histories_are_replaced_by_an_invalidation_of_each() -> None:
+    outbox = parts_of_shard(Span(1, "db@1", 8, 20), Span(1, "db@1", 20, 22), Span(1, "db@2", 0, 3), Span(1, "", 0, 0))
+    outbox.collapse()
+    assert [(part.content, part.span) for part in outbox.parts] == [
+        (1, Span(1, "db@1", 8, 22)),
+        (1, Span(1, "db@2", 0, 3)),
+        (1, Span(1, "", 0, 0)),
+    ]
+
+
+def test_a_subscriber_that_had_some_of_the_replaced_parts_receives_the_invalidation() -> None:
+    """It had them of the leader that is away, and subscribes at the next one when that has taken the relay."""
+    outbox = parts_of_shard(Span(1, "db@1", 8, 20), Span(1, "db@1", 20, 22))
+    outbox.collapse()
+    relay = relay_of(outbox.parts, "db")
+    leader = Publisher(DeliverySettings(), "run-2", lambda _: "db")
+    leader.open_shard(1, 1, 1)
+    leader.publish_relay([ShardMessages(1, 1, (ShardInvalidation(1),))], relay.spans)
+    deliveries: list[Delivery] = []
+    leader.subscribe("follower", [Position(1, "run-1/1", 24, "db@1", 20)], deliveries.append)
+    (part,) = deliveries[0].shards
+    assert part.reset or (part.messages is not None and part.messages.messages == (ShardInvalidation(1),))
