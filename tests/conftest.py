@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 
 import hypothesis
@@ -14,6 +15,9 @@ from tao.devcluster.database_program import Durability, ServerOptions, find_serv
 from tao.model.errors import OperatorError
 from tao.replication.accounts import Account, ServiceAccounts
 from tests.rigs.effort import examples
+
+# What a shell starts in the background ignores SIGINT, and so does everything that it starts; tests send SIGINT.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The time of an example depends on the machine. No test asserts a time, so Hypothesis must not do it either.
 hypothesis.settings.register_profile(
