@@ -71,11 +71,11 @@ class KeyHistoryRecorder:
     def history_of(self, key: int, atype: int) -> KeyHistory:
         """See `KeyRecorder.history_of`."""
         shard = key >> SHARD_SHIFT
-        told = [(event, False) for event in self._keys if event[2] == key and event[3] == atype]
-        told += [(event, True) for event in self._shards if event[2] == shard]
-        told.sort(key=lambda each: each[0][0])
+        events = [(event, False) for event in self._keys if event[2] == key and event[3] == atype]
+        events += [(event, True) for event in self._shards if event[2] == shard]
+        events.sort(key=lambda each: each[0][0])
         return KeyHistory(
-            tuple(KeyEvent(event[1], str(event[4]), event[5], event[6], of_shard) for event, of_shard in told),
+            tuple(KeyEvent(event[1], str(event[4]), event[5], event[6], of_shard) for event, of_shard in events),
             self._since(),
         )
 
