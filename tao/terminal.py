@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
     from rich.status import Status
 
-    from tao.admin.load.key_map import Progress
+    from tao.admin.load.key_map import LoadProgress
 
 _PIPE_WIDTH = 1000
 
@@ -158,7 +158,7 @@ class LoadDisplay:
         if self._bars is not None:
             self._bars.stop()
 
-    def show(self, progress: Progress, size: int) -> None:
+    def show(self, progress: LoadProgress, size: int) -> None:
         """Show the progress of the load. ``size``: the size of its input in bytes, 0 when unknown."""
         if self._bars is None:
             return

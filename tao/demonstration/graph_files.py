@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from tao.admin.connection import ClusterTarget
-from tao.admin.load.key_map import KeyMap, Progress
+from tao.admin.load.key_map import KeyMap, LoadProgress
 from tao.admin.load.pipeline import PipelineSettings
 from tao.admin.load.session import EdgeInput, LoadInput, ObjectInput, Summary, load_edges, load_objects
 from tao.demonstration.figures import DemonstrationFailed
@@ -198,7 +198,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[dict[str, str]]:
 
 
 @contextmanager
-def _shown_progress(what: str) -> Iterator[Callable[[Progress, int], None]]:
+def _shown_progress(what: str) -> Iterator[Callable[[LoadProgress, int], None]]:
     """Show a progress bar on a terminal, and a line every few seconds elsewhere."""
     if sys.stderr.isatty():
         from tao.terminal import LoadDisplay

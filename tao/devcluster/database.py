@@ -1,6 +1,6 @@
 """Runs private database servers for the development cluster and for tests.
 
-`DatabaseServer` is one server process on data that exist. `DatabaseInstance` adds what a cluster needs: data, a free
+`LocalDatabase` is one server process on data that exist. `DatabaseInstance` adds what a cluster needs: data, a free
 port and the service accounts. It listens on 127.0.0.1, and on a Unix socket in its folder, the only way in for root. A
 folder that a crash left behind is started again: the server recovers its data, and files of the old process are removed
 once it is certain that this process has ended.
@@ -67,7 +67,7 @@ class PortLost(DatabaseStartFailed):
     reason = "PORT_LOST"
 
 
-class DatabaseServer:
+class LocalDatabase:
     """A server process on a folder that has data."""
 
     def __init__(self, binary: ServerBinary, folder: ServerFolder, options: ServerOptions, lifetime: Lifetime) -> None:
@@ -89,7 +89,7 @@ class DatabaseServer:
         """True while the process runs."""
         return self._process is not None and self._process.is_running
 
-    async def start(self, reservation: PortReservation, start_seconds: float) -> None:
+    async def serve(self, reservation: PortReservation, start_seconds: float) -> None:
         """Start on the reserved port and wait until root can connect, at most ``start_seconds`` with crash recovery.
 
         The reservation is released once the server listens or has failed. Raises `PortLost` or `DatabaseStartFailed`,
@@ -125,6 +125,10 @@ class DatabaseServer:
     async def stop(self) -> bool:
         """Stop the server; kill it after half a minute. Returns True when it was not killed. Idempotent."""
         return True if self._process is None else await self._process.stop()
+
+    async def kill(self) -> None:
+        """Kill it with SIGKILL, for tests of recovery. Raises `OperatorError` when it was never started."""
+        await self.process.kill()
 
     @asynccontextmanager
     async def connect_as_root(self) -> AsyncIterator[Any]:
@@ -190,14 +194,12 @@ class InstanceSettings:
     """A fresh instance takes 40 MB and a binlog; a full disk stops a server in the middle of its writes."""
 
 
-class DatabaseInstance:
+class DatabaseInstance(LocalDatabase):
     """A private database server that can be started, stopped, killed and started again on its data."""
 
     def __init__(self, binary: ServerBinary, settings: InstanceSettings) -> None:
-        self._binary = binary
+        super().__init__(binary, ServerFolder(settings.folder.absolute()), settings.options, settings.lifetime)
         self._settings = settings
-        self._folder = ServerFolder(settings.folder.absolute())
-        self._server = DatabaseServer(binary, self._folder, settings.options, settings.lifetime)
         self._port = settings.port
 
     @property
@@ -227,16 +229,6 @@ class DatabaseInstance:
         """The server program."""
         return self._binary
 
-    @property
-    def process(self) -> ManagedProcess:
-        """The process of the latest start. Raises `OperatorError` before the first."""
-        return self._server.process
-
-    @property
-    def is_running(self) -> bool:
-        """True while the server's process runs."""
-        return self._server.is_running
-
     async def start(self) -> None:
         """Start the server and wait until its accounts can connect.
 
@@ -251,22 +243,14 @@ class DatabaseInstance:
         await self._ensure_data()
         await self._start_server()
         try:
-            async with self._server.connect_as_root() as connection:
+            async with self.connect_as_root() as connection:
                 await create_accounts(connection, self._settings.accounts)
         except pymysql.err.MySQLError as error:
-            await self._server.stop()
+            await self.stop()
             raise OperatorError(f"cannot make the accounts of the database in {self._folder.path}: {error}") from error
         except BaseException:
-            await self._server.stop()
+            await self.stop()
             raise
-
-    async def stop(self) -> bool:
-        """Stop the server; kill it after half a minute. Returns True when it was not killed. Idempotent."""
-        return await self._server.stop()
-
-    async def kill(self) -> None:
-        """Kill it with SIGKILL, for tests of recovery."""
-        await self._server.process.kill()
 
     async def _ensure_data(self) -> None:
         path = self._folder.path
@@ -288,7 +272,7 @@ class DatabaseInstance:
         for attempts_left in reversed(range(_PORT_ATTEMPTS)):
             reservation = reserve_port(self._port)
             try:
-                await self._server.start(reservation, self._settings.start_seconds)
+                await self.serve(reservation, self._settings.start_seconds)
             except PortLost:
                 if self._port or not attempts_left:
                     raise
@@ -364,8 +348,8 @@ async def _build(binary: ServerBinary, template: Path, redo_log_mb: int) -> None
     await _run(initialize_argv(binary, draft.data, redo_log_mb, as_root=as_root), f"initialising {binary.flavour} data")
     # It is started once, so that it has its small redo log and no copy has to make one.
     options = ServerOptions(redo_log_mb=redo_log_mb, durability=Durability.RELAXED)
-    server = DatabaseServer(binary, draft, options, Lifetime.WITH_PARENT)
-    await server.start(reserve_port(), _BUILD_SECONDS)
+    server = LocalDatabase(binary, draft, options, Lifetime.WITH_PARENT)
+    await server.serve(reserve_port(), _BUILD_SECONDS)
     try:
         async with server.connect_as_root() as connection:
             await confine_root(connection)

@@ -26,7 +26,7 @@ from tao.model.versions import epoch_of
 from tao.schema.registry import Schema
 from tao.wire.read_batch import COUNT, OBJECT, EdgesRow, QueryRow, RangeRow, TimeRangeRow
 from tao.wire.v1 import session_pb2 as pb
-from tests.sim.database import DatabaseServer
+from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT
 from tests.sim.rows import Past, part_of
 
@@ -89,7 +89,7 @@ class Checks:
 
     def __init__(
         self,
-        master_of: Callable[[int], DatabaseServer],
+        master_of: Callable[[int], SimDatabase],
         schema: Schema,
         now: Callable[[], float],
         found: Callable[[Violation], None],
@@ -282,7 +282,7 @@ class Checks:
 
     # commits
 
-    def committed(self, _: DatabaseServer, changes: RowChanges) -> None:
+    def committed(self, _: SimDatabase, changes: RowChanges) -> None:
         """Check that every changed edge has its inverse, or an intent that says what is still to be written."""
         self.looked_at["commits"] += 1
         pairs = {IntentKey(row.low_id, row.high_id) for row in changes.put_intents} | set(changes.delete_intents)
@@ -317,7 +317,7 @@ class Checks:
         if self.calm.since != inf:
             self.calm.since = self._now()
 
-    def converged(self, masters: list[DatabaseServer], caches: dict[str, GraphCache]) -> None:
+    def converged(self, masters: list[SimDatabase], caches: dict[str, GraphCache]) -> None:
         """Check that caches, databases and both sides of all pairs are equal. Raises `Violation`."""
         for master in masters:
             if len(master.replicas) != 1:

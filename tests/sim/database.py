@@ -68,7 +68,7 @@ class ShardLocks:
                 each.set_result(None)
 
 
-class DatabaseServer:
+class SimDatabase:
     """A database server, master or replica of its set. ``process`` represents it on the network."""
 
     def __init__(self, name: str, region: str, loop: SimLoop, rng: random.Random, server_id: int) -> None:
@@ -81,7 +81,7 @@ class DatabaseServer:
         """The committed rows of a master."""
         self.binlog: Final[list[Logged]] = []
         self.locks: Final = ShardLocks()
-        self.replicas: Final[list[DatabaseServer]] = []
+        self.replicas: Final[list[SimDatabase]] = []
         self.past: Past = Past()
         self.transactions: Final[dict[object, Process]] = {}
         """Open transactions and the processes that they belong to."""
@@ -102,7 +102,7 @@ class DatabaseServer:
         """Number of transactions purged from the binlog."""
         self.listeners: Final[dict[object, Callable[[], None]]] = {}
         """Readers of the binlog, woken when there is more."""
-        self.on_commit: Callable[[DatabaseServer, RowChanges], None] = lambda _, __: None
+        self.on_commit: Callable[[SimDatabase, RowChanges], None] = lambda _, __: None
         self._loop: Final = loop
         self._random: Final = rng
         self._server_id: Final = server_id
@@ -155,7 +155,7 @@ class DatabaseServer:
         """Become a master: what has been applied is the committed state from now on."""
         self.truth.take_over(self.rows)
 
-    def follow(self, master: DatabaseServer, *, anew: bool) -> None:
+    def follow(self, master: SimDatabase, *, anew: bool) -> None:
         """Become a replica of ``master``, all of whose transactions are here; with ``anew``, start from a copy of
         it."""
         if anew:

@@ -11,7 +11,7 @@ import msgspec
 from tao.model.graph import EdgeKey, ListKey
 from tao.model.ids import SHARD_SHIFT
 from tao.model.rows import RowChanges
-from tests.sim.database import DatabaseServer
+from tests.sim.database import SimDatabase
 from tests.sim.plans import Fault
 from tests.sim.world import World
 
@@ -45,7 +45,7 @@ def write_past_the_product(world: World, fault: Fault) -> None:
         world.spawn(_write(world, master, changes))
 
 
-async def _write(world: World, master: DatabaseServer, changes: RowChanges) -> None:
+async def _write(world: World, master: SimDatabase, changes: RowChanges) -> None:
     objects = [row.id for row in changes.put_objects]
     changed = (*changes.put_edges, *changes.delete_edges)
     shard = (objects + [key.id1 for key in changed])[0] >> SHARD_SHIFT

@@ -15,7 +15,7 @@ import msgspec
 
 from tao.model.rows import RowChanges
 from tao.model.topology import Database
-from tests.sim.database import DatabaseServer
+from tests.sim.database import SimDatabase
 from tests.sim.stores import roll_back_all_of
 from tests.sim.world import World
 
@@ -74,7 +74,7 @@ class Promotions:
             self._under_way.discard(name)
         world.checks.calmer()
 
-    async def _lose(self, old: DatabaseServer, new: DatabaseServer, after: float) -> None:
+    async def _lose(self, old: SimDatabase, new: SimDatabase, after: float) -> None:
         world = self._world
         received = new.waiting()
         new.stopped_until = max(new.stopped_until, world.loop.now + after + _POLL_SECONDS)
@@ -89,13 +89,13 @@ class Promotions:
         await self._applied(new)
         old.past.lose(new.rows, gone)
 
-    async def _applied(self, new: DatabaseServer) -> None:
+    async def _applied(self, new: SimDatabase) -> None:
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             if new.has_applied_all:
                 return
 
-    async def _enthrone(self, database: Database, old: DatabaseServer, new: DatabaseServer) -> None:
+    async def _enthrone(self, database: Database, old: SimDatabase, new: SimDatabase) -> None:
         world = self._world
         await self._applied(new)
         old.replicas.clear()

@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer, Topology
 from tao.routing.routes import Routes
-from tests.sim.database import DatabaseServer
+from tests.sim.database import SimDatabase
 from tests.sim.loop import Process
 from tests.sim.network import Network
 from tests.sim.plans import Shape
@@ -41,7 +41,7 @@ class Situation(Protocol):
     def network(self) -> Network: ...
 
     @property
-    def databases(self) -> dict[str, DatabaseServer]: ...
+    def databases(self) -> dict[str, SimDatabase]: ...
 
 
 class Reachability:
@@ -86,7 +86,7 @@ class Reachability:
             self._routes = Routes(self._situation.topology, self._routes)
         return self._routes
 
-    def _ways(self, follower: Process, routes: Routes, shard: int) -> Iterator[DatabaseServer]:
+    def _ways(self, follower: Process, routes: Routes, shard: int) -> Iterator[SimDatabase]:
         """Yield the databases that a miss of the follower can reach."""
         region = follower.region
         own = self._situation.databases[routes.database_server(shard, region).name]
@@ -107,7 +107,7 @@ class Reachability:
 
     def _by_leader_of(
         self, region: str, asker: Process, routes: Routes, shard: int, seconds: float
-    ) -> Iterator[DatabaseServer]:
+    ) -> Iterator[SimDatabase]:
         leader = self._server(asker, routes.leaders(region).home(shard), seconds)
         database = self._situation.databases[routes.database_server(shard, region).name]
         if leader is not None and self._reads(leader, database, seconds - self._seconds(asker, leader)):
@@ -120,7 +120,7 @@ class Reachability:
             return None
         return there if self._seconds(here, there) <= seconds else None
 
-    def _reads(self, here: Process, database: DatabaseServer, seconds: float) -> bool:
+    def _reads(self, here: Process, database: SimDatabase, seconds: float) -> bool:
         if database.down or self._situation.network.is_cut(here, database.process):
             return False
         return self._seconds(here, database.process) + database.answers_after[1] <= seconds

@@ -21,7 +21,7 @@ from tao.model.ports import OnRead, ReadStore
 from tao.model.queries import FillRead, ObjectQuery, Query
 from tao.model.rows import ExistingRows, IntentRow, ListRow, RowChanges, ShardRow, WriteKeys
 from tao.schema.registry import Schema
-from tests.sim.database import DatabaseServer
+from tests.sim.database import SimDatabase
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
 
@@ -46,14 +46,14 @@ class Databases(Protocol):
     def random(self) -> random.Random: ...
 
     @property
-    def databases(self) -> dict[str, DatabaseServer]: ...
+    def databases(self) -> dict[str, SimDatabase]: ...
 
     def committing(self, writer: Process, changes: RowChanges) -> None:
         """Note a commit of a leader."""
 
 
 async def _at(
-    world: Databases, server: DatabaseServer, work: Callable[[], Awaitable[Result]], timeout_seconds: float
+    world: Databases, server: SimDatabase, work: Callable[[], Awaitable[Result]], timeout_seconds: float
 ) -> Result:
     """Run something on the server. Raises what it raises, `Unavailable`, or `DeadlineExceeded`."""
     here = CURRENT.get()
@@ -181,7 +181,7 @@ class SimWriteStore:
         for name in dict.fromkeys(map(self._master_of, shards)):
             server = self._world.databases[name]
 
-            async def look(server: DatabaseServer = server, name: str = name) -> dict[int, ShardRow]:
+            async def look(server: SimDatabase = server, name: str = name) -> dict[int, ShardRow]:
                 return {shard: server.rows.shards[shard] for shard in shards if self._master_of(shard) == name}
 
             found |= await _at(self._world, server, look, timeout_seconds)
@@ -206,7 +206,7 @@ class SimWriteStore:
         for name in dict.fromkeys(map(self._master_of, shards)):
             server = self._world.databases[name]
 
-            async def look(server: DatabaseServer = server) -> list[IntentRow]:
+            async def look(server: SimDatabase = server) -> list[IntentRow]:
                 rows = [row for row in server.rows.intents.values() if row.low_id >> SHARD_SHIFT in shards]
                 return [row for row in rows if row.created_unix_ms < before_unix_ms]
 
@@ -217,7 +217,7 @@ class SimWriteStore:
 class SimTransaction:
     """A simulated `tao.model.ports.Transaction`."""
 
-    def __init__(self, world: Databases, server: DatabaseServer, timeout_seconds: float) -> None:
+    def __init__(self, world: Databases, server: SimDatabase, timeout_seconds: float) -> None:
         self._world: Final = world
         self._server: Final = server
         self._deadline: Final = world.loop.now + timeout_seconds
@@ -329,14 +329,14 @@ class SimTransaction:
         return await _at(self._world, self._server, work, max(0.0, self._deadline - self._world.loop.now))
 
 
-def _check_writable(server: DatabaseServer) -> None:
+def _check_writable(server: SimDatabase) -> None:
     if server.down:
         raise Unavailable(f"{server.name} closed the connection")
     if server.read_only:
         raise MasterReadOnly(f"{server.name} is read-only")
 
 
-def roll_back_all_of(server: DatabaseServer, process: Process | None) -> None:
+def roll_back_all_of(server: SimDatabase, process: Process | None) -> None:
     """Roll back the open transactions of a process that is gone (None: of all, because the server was restarted)."""
     for transaction, owner in list(server.transactions.items()):
         if process is None or owner is process:

@@ -7,8 +7,7 @@ from typing import Final
 
 import msgspec
 
-from tao.model.topology import CacheServer, Database, Region, TailerProcess, Tier, Topology
-from tao.model.topology import DatabaseServer as NamedDatabase
+from tao.model.topology import CacheServer, Database, DatabaseServer, Region, TailerProcess, Tier, Topology
 from tao.routing.routes import Routes
 from tests.sim.plans import Shape
 
@@ -87,7 +86,7 @@ def make_topology(shape: Shape) -> Topology:
         Database(
             name=name,
             master_region=master,
-            servers={each: NamedDatabase(name=f"{name}-{each}", host=f"{name}-{each}") for each in REGIONS},
+            servers={each: DatabaseServer(name=f"{name}-{each}", host=f"{name}-{each}") for each in REGIONS},
             shards=(shards,),
         )
         for name, master, shards in zip(DATABASES, REGIONS, ((0, half - 1), (half, shape.shards - 1)), strict=True)

@@ -29,7 +29,7 @@ from tao.schema.registry import Schema, load_schema
 from tests.sim.bounds import Bounds
 from tests.sim.checks import Checks, Violation
 from tests.sim.clients import Client
-from tests.sim.database import DatabaseServer
+from tests.sim.database import SimDatabase
 from tests.sim.disks import SpoolFile
 from tests.sim.loop import CURRENT, Process, SimLoop
 from tests.sim.network import Network
@@ -112,7 +112,7 @@ class World:
         self.topology_watchers: Final[dict[object, tuple[Process, Callable[[Topology], None]]]] = {}
         self.clock_skew_ms: Final[dict[str, int]] = {}
         self.topology = make_topology(shape)
-        self.databases: Final[dict[str, DatabaseServer]] = {}
+        self.databases: Final[dict[str, SimDatabase]] = {}
         self.processes: Final[dict[str, Process]] = {}
         """Cache servers and tailers by name: the incarnation that runs, or ran last."""
         self.dead: Final[list[Process]] = []
@@ -131,7 +131,7 @@ class World:
         self._make_databases()
         self._place_servers()
 
-    def master_of(self, shard: int) -> DatabaseServer:
+    def master_of(self, shard: int) -> SimDatabase:
         """Return the database server that holds the shard's committed rows."""
         for database in self.topology.databases:
             if any(first <= shard <= last for first, last in database.shards):
@@ -139,7 +139,7 @@ class World:
         raise KeyError(shard)
 
     @property
-    def masters(self) -> list[DatabaseServer]:
+    def masters(self) -> list[SimDatabase]:
         return [self.databases[each.servers[each.master_region].name] for each in self.topology.databases]
 
     def names(self, role: str) -> list[str]:
@@ -243,7 +243,7 @@ class World:
         if changes.put_intents and writer.name in self.at_pair_commit:
             self.at_pair_commit[writer.name](writer)
 
-    def stop_database(self, database: DatabaseServer) -> None:
+    def stop_database(self, database: SimDatabase) -> None:
         """Stop a database: connections are refused, open transactions are rolled back, and the disk keeps what was
         committed."""
         database.stopped = True
@@ -297,7 +297,7 @@ class World:
             servers = {}
             for region, named in database.servers.items():
                 server_id = 1 + len(self.databases)
-                server = DatabaseServer(named.name, region, self.loop, self.random, server_id)
+                server = SimDatabase(named.name, region, self.loop, self.random, server_id)
                 server.past = past[database.name]
                 server.on_commit = self.checks.committed
                 for first, last in database.shards:

@@ -31,7 +31,7 @@ _TABLES: Final = """
 """
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class LoadProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of a load: all records before ``offset`` are acknowledged or rejected.
 
     ``fingerprint``: a hash of the content and the options. ``started_unix``: when the first run began, in Unix seconds;
@@ -123,16 +123,16 @@ class KeyMap:
             )
             self._database.execute("COMMIT")
 
-    def progress(self, source: str) -> Progress | None:
+    def progress(self, source: str) -> LoadProgress | None:
         """Return the progress of the load of ``source``, or None when there was no load."""
         with self._errors_reported():
             row = self._database.execute("SELECT progress FROM loads WHERE source = ?", (source,)).fetchone()
         try:
-            return None if row is None else msgspec.json.decode(row[0], type=Progress)
+            return None if row is None else msgspec.json.decode(row[0], type=LoadProgress)
         except msgspec.MsgspecError as error:
             raise OperatorError(f"the key map {self._path} is damaged: {error}") from error
 
-    def note_progress(self, source: str, progress: Progress) -> None:
+    def note_progress(self, source: str, progress: LoadProgress) -> None:
         """Store the progress durably."""
         with self._errors_reported():
             self._database.execute(

@@ -17,7 +17,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from tao.admin.load.csv_files import CsvSource, Place, Record, RejectFile
-from tao.admin.load.key_map import KeyMap, Progress
+from tao.admin.load.key_map import KeyMap, LoadProgress
 from tao.client import SomeFailed
 from tao.model.errors import OutcomeUnknown, RequestError, RetryableError, TaoError
 
@@ -83,7 +83,7 @@ class Pipeline(Generic[Item]):
         load: Load[Item],
         files: LoadFiles,
         settings: PipelineSettings,
-        on_progress: Callable[[Progress], None],
+        on_progress: Callable[[LoadProgress], None],
     ) -> None:
         self._load = load
         self._source = files.source
@@ -95,7 +95,7 @@ class Pipeline(Generic[Item]):
         self._under_way: deque[tuple[list[Record], asyncio.Task[list[Item | Rejected]]]] = deque()
         self._noted_at = 0.0
 
-    async def run(self, progress: Progress) -> Progress:
+    async def run(self, progress: LoadProgress) -> LoadProgress:
         """Load everything after ``progress`` and return the final progress.
 
         Raises a `TaoError` when writes keep failing; the progress made until then is noted all the same."""
@@ -116,13 +116,13 @@ class Pipeline(Generic[Item]):
             await asyncio.gather(*tasks, return_exceptions=True)
             self._key_map.note_progress(self._name, progress)
 
-    def _batches(self, progress: Progress) -> Iterator[list[Record]]:
+    def _batches(self, progress: LoadProgress) -> Iterator[list[Record]]:
         place = Place(progress.offset, progress.lines) if progress.offset else self._source.start
         records = self._source.records(place)
         while batch := list(islice(records, self._settings.batch_records)):
             yield batch
 
-    async def _settle_oldest(self, progress: Progress) -> Progress:
+    async def _settle_oldest(self, progress: LoadProgress) -> LoadProgress:
         # It stays in the queue until it has ended, so that `run` finds it there when this is cancelled.
         records, task = self._under_way[0]
         outcomes = iter(await task)

@@ -15,7 +15,7 @@ import msgspec
 
 from tao.admin.connection import ClusterTarget, open_graph
 from tao.admin.load.csv_files import REJECTS_SUFFIX, CsvSource, RejectFile
-from tao.admin.load.key_map import KEY_MAP_SUFFIX, KeyMap, Progress
+from tao.admin.load.key_map import KEY_MAP_SUFFIX, KeyMap, LoadProgress
 from tao.admin.load.pipeline import Load, LoadFiles, Pipeline, PipelineSettings
 from tao.admin.load.records import EdgeLoad, EndColumn, ObjectLoad, end_otype
 from tao.client import ClientSettings
@@ -86,7 +86,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Edges whose inverse was not written at once: the leaders write it within seconds."""
 
 
-OnProgress = Callable[[Progress, int], None]
+OnProgress = Callable[[LoadProgress, int], None]
 """Receives the progress and the size of the input in bytes (0: unknown)."""
 
 
@@ -199,13 +199,13 @@ class _Run:
             rejects=str(given.rejects) if progress.rejected else None,
         )
 
-    async def _resumed(self, load: Load[Any]) -> Progress:
+    async def _resumed(self, load: Load[Any]) -> LoadProgress:
         """Return the progress from which the load goes on: that of an earlier run, or none."""
         # A stream cannot be recognised, nor entered in its middle: it is loaded from its beginning, and what is there
         # already stays as it is.
         is_stream = self._given.file == STANDARD_INPUT
         fingerprint = "" if is_stream else self._source.fingerprint(self._given.file.stat().st_mtime_ns, self._options)
-        fresh = Progress(fingerprint=fingerprint, started_unix=self._began)
+        fresh = LoadProgress(fingerprint=fingerprint, started_unix=self._began)
         before = self._before
         if before is not None and not before.finished and fingerprint and before.fingerprint == fingerprint:
             # In a cluster that was created anew since, what the progress covers does not exist.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tao.admin.load.key_map import KeyMap, Progress
+from tao.admin.load.key_map import KeyMap, LoadProgress
 from tao.model.errors import OperatorError
 
 
@@ -16,7 +16,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_ids_and_progress_survive_the_process(path: Path) -> None:
-    progress = Progress(fingerprint="f", started_unix=5, offset=10, lines=3, loaded=2, witness="1")
+    progress = LoadProgress(fingerprint="f", started_unix=5, offset=10, lines=3, loaded=2, witness="1")
     with KeyMap(path) as keys:
         keys.note_ids("page", {"a": 1, "b": (1 << 63) - 1})
         keys.note_progress("objects pages.csv", progress)

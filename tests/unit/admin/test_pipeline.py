@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tao.admin.load.csv_files import CsvSource, Record, RejectFile
-from tao.admin.load.key_map import KeyMap, Progress
+from tao.admin.load.key_map import KeyMap, LoadProgress
 from tao.admin.load.pipeline import LoadFiles, Pipeline, PipelineSettings, Rejected
 from tao.model.errors import InvalidArgument, OutcomeUnknown, Overloaded, TaoError
 
-FRESH = Progress(fingerprint="f", started_unix=1)
+FRESH = LoadProgress(fingerprint="f", started_unix=1)
 SETTINGS = PipelineSettings(batch_records=10, batches_in_flight=3, attempts=3, first_pause_seconds=0.001)
 CONTENT = b"id,name\n" + b"".join(b"%d,n%d\n" % (number, number) for number in range(100))
 
@@ -59,24 +59,24 @@ class Run:
     def __init__(self, folder: Path, load: FakeLoad, settings: PipelineSettings = SETTINGS) -> None:
         self.load = load
         self.keys = KeyMap(folder / "keys.sqlite")
-        self.reached: list[Progress] = []
+        self.reached: list[LoadProgress] = []
         self.third_batch = asyncio.Event()
         self.rejects_path = folder / "rejected.csv"
         self._settings = settings
 
-    async def run(self, progress: Progress = FRESH) -> Progress:
+    async def run(self, progress: LoadProgress = FRESH) -> LoadProgress:
         source = CsvSource(io.BytesIO(CONTENT), "x.csv")
         rejects = RejectFile(self.rejects_path, source.columns, size=progress.rejects_bytes)
         pipeline = Pipeline(self.load, LoadFiles(source, self.keys, rejects, "x"), self._settings, self._on_progress)
         return await pipeline.run(progress)
 
-    def _on_progress(self, progress: Progress) -> None:
+    def _on_progress(self, progress: LoadProgress) -> None:
         self.reached.append(progress)
         if len(self.reached) == 3:
             self.third_batch.set()
 
     @property
-    def noted(self) -> Progress:
+    def noted(self) -> LoadProgress:
         found = self.keys.progress("x")
         assert found is not None
         return found
