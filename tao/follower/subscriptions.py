@@ -35,10 +35,10 @@ class SubscriptionSettings:
     is missed; long enough for a leader that is taking its shards."""
 
     write_answer_seconds: float = 60.0
-    """For this long after the follower began to receive a shard's changes, or began anew, writes insert nothing into
-    its cache: the answer to a write may have been under way since before, and the changes that followed the write may
-    have been sent before. Longer than any write may take; no longer than the cache keeps version floors, which prevent
-    the same otherwise."""
+    """For this long after the follower began to receive a shard's changes, or began anew, writes through other
+    followers insert nothing into its cache: the answer to a write may have been under way since before, and the changes
+    that followed the write may have been sent before. Longer than any write may take; no longer than the cache keeps
+    version floors, which prevent the same otherwise."""
 
     acknowledge_seconds: float = 0.05
     """Longest time between applying a delivery and acknowledging it. One acknowledgement for each delivery would cost a

@@ -7,6 +7,7 @@ reads its own writes in this region without waiting for replication."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from typing import Final
 
 from tao.delivery.publisher import Publisher
@@ -30,10 +31,10 @@ class ForwardedWrites:
         publisher: Publisher,
         *,
         hosts: Callable[[int], bool],
-        apply: Callable[[ShardMessages], None],
+        apply: Callable[[ShardMessages, float], None],
     ) -> None:
         """``hosts``: returns whether this leader serves the shard for its region without owning it. ``apply``:
-        applies messages to this leader's cache."""
+        applies messages to this leader's cache, as `WriteThrough.apply_write` does."""
         self._region: Final = context.region
         self._configuration: Final = context.configuration
         self._hosts: Final = hosts
@@ -77,10 +78,11 @@ class ForwardedWrites:
         except (RequestError, ProtocolError):
             return True  # this leader answers with the error
 
-    def apply_and_publish(self, messages: ShardMessages) -> None:
-        """Apply and publish the changes of a forwarded write, if this leader hosts the shard."""
+    def apply_and_publish(self, messages: ShardMessages, sent_at: float = -inf) -> None:
+        """Apply and publish the changes of a forwarded write, if this leader hosts the shard. ``sent_at``: see
+        `WriteThrough.apply_write`."""
         if self._hosts(messages.shard):
-            self._apply(messages)
+            self._apply(messages, sent_at)
             self._publisher.publish(messages)
 
     async def apply_remote_changes(self, changes: list[ShardMessages]) -> None:

@@ -27,10 +27,10 @@ class ReplicaShardSettings:
     filled."""
 
     write_answer_seconds: float = 60.0
-    """After a replica shard was reset, answers of writes add nothing to its cache for this long. An answer may have
-    been in progress since before the reset, and the changes that followed it may have been delivered before, or to
-    another leader. Longer than any write may take, and not longer than version floors are remembered, which protect
-    the cache from such answers otherwise."""
+    """After a replica shard was opened or reset, writes through other leaders add nothing to its cache for this long.
+    An answer may have been in progress since before the reset, and the changes that followed it may have been delivered
+    before, or to another leader. Longer than any write may take, and not longer than version floors are remembered,
+    which protect the cache from such answers otherwise."""
 
 
 class ReplicaShards:

@@ -13,6 +13,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 from tao.model.changes import ListChange, ObjectChange, ShardMessages
@@ -67,6 +68,8 @@ class _Forwarded:
     writes: pb.WriteBatch
     results: WriteResults
     deadline: float
+    sent_at: float
+    """The time at which it was sent first."""
 
 
 class ForwardPath:
@@ -79,12 +82,13 @@ class ForwardPath:
         *,
         next_hop: Callable[[int], CacheServer],
         hosts: Callable[[int], Sequence[CacheServer]],
-        apply: Callable[[ShardMessages], None],
+        apply: Callable[[ShardMessages, float], None],
         admit: Callable[[int], TaoError | None],
         sibling_invalidation: SiblingInvalidation | None = None,
     ) -> None:
         """``next_hop`` maps the shard that coordinates a write to the server that the write is sent to. ``hosts`` maps
-        a shard to the servers of this tier that host it. ``apply`` applies changes to this server's cache. ``admit``
+        a shard to the servers of this tier that host it. ``apply`` applies changes to this server's cache, given the
+        monotonic time at which this server sent their write; minus infinity when it did not. ``admit``
         returns why this server does not serve a shard, or None. ``sibling_invalidation`` makes a server of this tier
         drop what it could not be sent in time; without it, only the leader's later message corrects that server."""
         self._name: Final = context.name
@@ -119,7 +123,7 @@ class ForwardPath:
 
     def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
         """Forward these slots of a batch; their results go to ``results``."""
-        self._send(_Forwarded(writes, results, deadline), slots, 1)
+        self._send(_Forwarded(writes, results, deadline, self._clock.monotonic()), slots, 1)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
@@ -166,7 +170,7 @@ class ForwardPath:
             return
         self._budget.earn()
         changes = [shard_messages_from_pb(messages) for messages in answer.write.changes]
-        for_siblings = self._apply_hosted(changes)
+        for_siblings = self._apply_hosted(changes, forwarded.sent_at)
         done: list[tuple[int, pb.WriteResult]] = []
         for leader_slot, result in zip(answer.write.slots, answer.write.results, strict=False):
             if leader_slot not in unanswered:
@@ -234,14 +238,14 @@ class ForwardPath:
             # who looks at the database finds out which session holds it.
             self._fail(forwarded, slot, last if isinstance(last, ShardBlocked) else error)
 
-    def _apply_hosted(self, changes: list[ShardMessages]) -> list[tuple[CacheServer, ShardMessages]]:
+    def _apply_hosted(self, changes: list[ShardMessages], sent_at: float) -> list[tuple[CacheServer, ShardMessages]]:
         """Apply the changes that concern this server. Returns the changes that other servers of the tier need, with the
         server."""
         for_siblings: list[tuple[CacheServer, ShardMessages]] = []
         for messages in changes:
             for host in self._hosts(messages.shard):
                 if host.name == self._name:
-                    self._apply(messages)
+                    self._apply(messages, sent_at)
                 # No client reads from a server that is down, and its leader sends it the change when it is back.
                 elif not host.down:
                     for_siblings.append((host, messages))
@@ -261,7 +265,8 @@ class ForwardPath:
     async def apply_changes(self, changes: list[ShardMessages]) -> None:
         """Apply changes of a write that was not forwarded here, and return when the other servers of this tier that
         they concern have confirmed them or do not answer."""
-        confirmations = [self._send_to_sibling(sibling, messages) for sibling, messages in self._apply_hosted(changes)]
+        for_siblings = self._apply_hosted(changes, -inf)
+        confirmations = [self._send_to_sibling(sibling, messages) for sibling, messages in for_siblings]
         outcomes = await asyncio.gather(*confirmations)
         self.siblings_missed += outcomes.count(False)
 

@@ -3,6 +3,7 @@ the leader."""
 
 from __future__ import annotations
 
+from math import inf
 from typing import Final
 
 from tao.cache import GraphCache
@@ -25,9 +26,10 @@ class WriteThrough:
 
     A message changes only what is cached. A write also inserts what was not cached, because its writer will read it
     here; but its answer may be late. The changes that followed the write may then have been sent before this cache
-    began to receive the shard's messages, or to another server, and nothing would correct the inserted entry. So for a
-    time after the shard begins or begins anew, also at the start of the server, writes insert nothing: they change what
-    is cached and raise version floors, and the entry is fetched when it is read.
+    began to receive the shard's messages, or to another server, and nothing would correct the inserted entry. So a
+    write inserts only if it was sent after the shard began or began anew here, also at the start of the server; where
+    that is not known, only a time after the beginning. Any other write changes what is cached and raises version
+    floors, and the entry is fetched when it is read.
     """
 
     def __init__(self, cache: GraphCache, clock: Clock, write_answer_seconds: float) -> None:
@@ -47,9 +49,11 @@ class WriteThrough:
         if any(isinstance(message, ShardInvalidation) for message in messages.messages):
             self.note_begun(messages.shard)
 
-    def apply_write(self, messages: ShardMessages) -> None:
-        """Apply the changes of a write that is answered through this server."""
-        begun_at = self._begun_at.get(messages.shard)
-        insert = begun_at is not None and self._clock.monotonic() - begun_at > self._write_answer_seconds
+    def apply_write(self, messages: ShardMessages, sent_at: float = -inf) -> None:
+        """Apply the changes of a write that is answered through this server, or through a server of its tier.
+
+        ``sent_at``: the monotonic time at which this server sent the write, if it did."""
+        begun_at = self._begun_at.get(messages.shard, inf)
+        insert = sent_at > begun_at or self._clock.monotonic() - begun_at > self._write_answer_seconds
         with self._cache.recorder.caused_by(_OWN_WRITE):
             apply_messages(self._cache, self._clock, messages, insert=insert)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from math import inf
 
 import pytest
 
@@ -61,8 +62,8 @@ class SlaveLeader:
         self.replica_shards.serve([0], version)
         await until(lambda: self.replica_shards.open_count)
 
-    def answered(self) -> None:
-        self.forwarded.apply_and_publish(ShardMessages(0, 1, (ObjectChange(A, 0, V1, USER, b"1"),)))
+    def answered(self, sent_at: float = -inf) -> None:
+        self.forwarded.apply_and_publish(ShardMessages(0, 1, (ObjectChange(A, 0, V1, USER, b"1"),)), sent_at)
 
 
 async def _started(_: SlaveLeader) -> None:
@@ -91,6 +92,7 @@ async def test_a_slave_leader_that_begins_with_the_shard_adds_nothing(
     await leader.host(1)
     await begins_anew(leader)
     leader.answered()
+    leader.answered(sent_at=leader.clock.now - 1)
     assert leader.cache.object(A) is None
     leader.clock.now += SETTINGS.write_answer_seconds + 1
     leader.answered()
@@ -104,6 +106,13 @@ async def test_a_slave_leader_that_is_given_the_shard_while_it_runs_adds_nothing
     await until(lambda: leader.replica_shards.open_count == 2)
     leader.answered()
     assert leader.cache.object(A) is None
+
+
+async def test_a_slave_leader_adds_what_it_has_sent_since_it_began_with_the_shard() -> None:
+    leader = SlaveLeader()
+    await leader.host(1)
+    leader.answered(sent_at=leader.clock.now + 1)
+    assert leader.cache.object(A) == encode_object(V1, USER, b"1")
 
 
 async def test_a_follower_that_has_just_started_adds_nothing_of_a_write_from_before(region: RegionRig) -> None:

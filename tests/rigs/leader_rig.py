@@ -186,7 +186,9 @@ class LeaderRig:
         )
 
     def _make_relay_path(self) -> None:
-        apply = lambda messages: apply_messages(self.cache, self.clock, messages, insert=True)  # noqa: E731
+        def apply(messages: ShardMessages, _sent_at: float = 0.0) -> None:
+            apply_messages(self.cache, self.clock, messages, insert=True)
+
         self.forwarded = ForwardedWrites(self.context, self.publisher, hosts=lambda _: False, apply=apply)
         self.touches = TouchPath(
             lambda write, deadline: self.writes.commit(write, deadline, both_sides=True),

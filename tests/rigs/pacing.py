@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from tao.model.errors import Overloaded
-from tao.runtime.clock import LoopClock
 
 
 class ManualClock:
@@ -21,19 +20,6 @@ class ManualClock:
 
     def unix_ms(self) -> int:
         return 1_700_000_000_000 + int(self.now * 1000)
-
-
-class SkippingClock:
-    """The clock of the running event loop, ``ahead_seconds`` ahead. The time of day is the real one."""
-
-    def __init__(self) -> None:
-        self.ahead_seconds = 0.0
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time() + self.ahead_seconds
-
-    def unix_ms(self) -> int:
-        return LoopClock.unix_ms()
 
 
 class Gate:

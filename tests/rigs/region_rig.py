@@ -17,6 +17,7 @@ from tao.model.topology import CacheServer, Topology
 from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
+from tao.runtime.clock import LoopClock
 from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
 from tao.serving.forward_path import ForwardPath, ForwardSettings, SiblingInvalidation, SiblingInvalidationSettings
@@ -34,7 +35,7 @@ from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, SCHEMA, LeaderRig, OtherRigs, make_topology
 from tests.rigs.links_rig import MemoryLinks, MemoryReply
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import SkippingClock, Tasks, until
+from tests.rigs.pacing import Tasks, until
 from tests.rigs.server_context import make_context
 
 
@@ -45,7 +46,7 @@ class FollowerRig:
         self.name = name
         self.links = MemoryLinks(name)
         self.tasks = Tasks()
-        self.clock = clock = SkippingClock()
+        clock = LoopClock()
         links = self.links.as_links()
         self.configuration = Configuration(topology, SCHEMA, logger("test"))
         arenas = SchemaArenas(SCHEMA, ARENAS)
@@ -165,8 +166,6 @@ class RegionRig:
         for follower in (self.near, self.far):
             follower.subscriptions.follow_routes(routes)
             await subscribed(follower)
-            # Like most servers, they began long ago: writes insert what was not cached.
-            follower.clock.ahead_seconds += SubscriptionSettings().write_answer_seconds + 1
 
     async def close(self) -> Sequence[BaseException]:
         """Stop everything, and return the exceptions of tasks."""
