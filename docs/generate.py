@@ -237,9 +237,11 @@ def yaml_text(value: object) -> str:
 
 
 def documented_fields(model: type) -> dict[str, Documented]:
-    """Return the annotation and the text of each field of a dataclass, as its source has them."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
+    """Return the annotation and the text of each field of a dataclass, inherited ones first, as the source has them."""
     found: dict[str, Documented] = {}
+    for base in filter(dataclasses.is_dataclass, model.__bases__):
+        found |= documented_fields(base)
+    tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
     name = ""
     for node in tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -385,8 +387,11 @@ def users_of(name: str) -> frozenset[str]:
 
 @functools.cache
 def source_of(role: str) -> str:
-    """Return the whole code of a role."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "tao" / role).rglob("*.py")))
+    """Return the whole code of a role, with the server that followers and leaders have in common."""
+    paths = sorted((ROOT / "tao" / role).rglob("*.py"))
+    if role in ("follower", "leader"):
+        paths.append(ROOT / "tao/serving/server.py")
+    return "\n".join(path.read_text(encoding="utf-8") for path in paths)
 
 
 def metric_calls(node: ast.AST, names: dict[str, str]) -> Iterator[tuple[str, str, str]]:

@@ -24,22 +24,22 @@ _settings_option = click.option(
 @_settings_option
 def follower(settings_file: Path) -> int:
     """Run a follower: the cache server that clients talk to."""
-    from tao.follower.server import run_follower
+    from tao.follower.server import FollowerServer
     from tao.follower.settings import FollowerSettings
     from tao.runtime.settings import load_settings
 
-    return run_follower(load_settings(settings_file, FollowerSettings))
+    return FollowerServer.run(load_settings(settings_file, FollowerSettings))
 
 
 @click.command()
 @_settings_option
 def leader(settings_file: Path) -> int:
     """Run a leader: the cache server that talks to the databases and orders the writes."""
-    from tao.leader.server import run_leader
+    from tao.leader.server import LeaderServer
     from tao.leader.settings import LeaderSettings
     from tao.runtime.settings import load_settings
 
-    return run_leader(load_settings(settings_file, LeaderSettings))
+    return LeaderServer.run(load_settings(settings_file, LeaderSettings))
 
 
 @click.command()

@@ -2,75 +2,47 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
-import sys
-from collections.abc import Coroutine
-from contextlib import suppress
-from functools import partial
 from math import inf
-from typing import Any, Final
 
-from tao.cache import CacheSettings, GraphCache
 from tao.follower.miss_path import FollowerSources, MissPath
 from tao.follower.service import FollowerService
 from tao.follower.settings import FollowerSettings
 from tao.follower.subscriptions import Subscriptions
 from tao.follower.unary_path import UnaryPath
-from tao.model.errors import InvalidArgument, NotMine, TaoError, TopologyError
+from tao.model.errors import InvalidArgument, NotMine, TaoError
 from tao.model.topology import CacheServer
-from tao.observability.key_history import KeyHistoryRecorder
-from tao.observability.logs import Logger, configure_logs, logger
+from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.routing.budgets import RetryBudget
-from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
-from tao.runtime.clock import LoopClock
-from tao.runtime.process import run_server
-from tao.runtime.tasks import BackgroundTasks
-from tao.schema.registry import Schema
-from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs, arena_budgets, maintain_cache
-from tao.serving.configuration import Configuration, SchemaFile
 from tao.serving.context import ServerContext
 from tao.serving.database_source import Databases, DatabaseSource
 from tao.serving.fetch_source import FetchSource
 from tao.serving.forward_path import ForwardPath, SiblingInvalidation
 from tao.serving.listeners import Listeners
-from tao.serving.metrics import ReadMetrics, register_databases, register_links, register_retries
+from tao.serving.metrics import ReadMetrics, register_databases
 from tao.serving.misses import ReadPolicy
 from tao.serving.pause_detection import PauseDetector
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
+from tao.serving.server import CachingServer
 from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
 from tao.serving.write_through import WriteThrough
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore
-from tao.topology.file_store import TopologyFile
-from tao.wire.identity import AcceptedTokens, Credentials
-from tao.wire.links import Links, LinkSettings
+from tao.wire.identity import AcceptedTokens
 from tao.wire.settings import ServingSettings
 
-MAX_TASKS: Final = 100_000
-"""Most tasks of one server at a time: writes, reads of a database and fetches past a leader, each of which has bounds
-of its own."""
 
-DRAIN_SECONDS: Final = 6.0
-"""Longest wait for requests under way when the server is stopped: above a request's deadline of 5 s."""
+class FollowerServer(CachingServer[FollowerSettings]):
+    """The parts of one follower process."""
 
-
-class FollowerServer:
-    """The parts of one follower process. After `start` it is a `tao.runtime.process.RunningServer`."""
+    role = "follower"
 
     def __init__(self, settings: FollowerSettings, log: Logger) -> None:
-        self._settings: Final = settings
-        self._log: Final = log
-        self._tasks: Final = BackgroundTasks(settings.name, log, limit=MAX_TASKS)
-        self._topology_file: Final = TopologyFile(
-            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
-        )
-        self._schema_file: Final = SchemaFile(settings.schema_file)
+        super().__init__(settings, log)
         self._read_pools: Pools | None = None
 
     async def start(self) -> FollowerServer:
@@ -81,43 +53,15 @@ class FollowerServer:
         self._make_write_path(context)
         self._make_request_handlers(context)
         self._follow_configuration(context)
-        self._make_admin_server(context)
-        await self._listeners.start()
-        await self._admin.start()
+        await self._open_admin_port(context)
         self._subscriptions.follow_routes(context.configuration.routes)
-        self._start_background_tasks(context)
+        self._start_common_tasks(context)
+        self._tasks.keep(self._subscriptions.keep_following, "following leaders")
         server = context.configuration.routes.server(context.name)
         self._log.info("serving", grpc=server.grpc, frames=server.frames, shards=len(self._subscriptions.hosted))
         return self
 
     # ---- the steps of `start` --------------------------------------------------------------------------------------
-
-    async def _make_context(self) -> ServerContext:
-        settings, name = self._settings, self._settings.name
-        schema = await self._schema_file.load()
-        configuration = Configuration(await self._topology_file.load(), schema, self._log, self._topology_file.load)
-        place = configuration.routes.locate(name)
-        if place.role != "follower":
-            raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        clock, credentials = LoopClock(), Credentials(name, "follower", settings.token)
-        return ServerContext(
-            name=name,
-            region=place.region,
-            tier=place.tier,
-            configuration=configuration,
-            links=Links(LinkSettings(), credentials, settings.tls.if_set, region=place.region),
-            clock=clock,
-            spawn_as=lambda task_name: partial(self._start_task, task_name),
-            budget=RetryBudget(settings.retries, clock.monotonic()),
-            log=self._log,
-        )
-
-    def _make_cache(self, context: ServerContext) -> None:
-        settings = self._settings
-        self._arenas = arena_budgets(settings.cache_mb, settings.arena_mb)
-        self._types = SchemaArenas(context.configuration.schema, self._arenas)
-        recorder = KeyHistoryRecorder(settings.key_history, context.clock.unix_ms)
-        self._cache = GraphCache(CacheSettings(arena_bytes=self._arenas), self._types, recorder)
 
     def _make_read_path(self, context: ServerContext) -> None:
         settings, cache = self._settings, self._cache
@@ -202,77 +146,32 @@ class FollowerServer:
             settings.tls.if_set,
         )
 
-    def _follow_configuration(self, context: ServerContext) -> None:
-        configuration, cache = context.configuration, self._cache
-
-        def use_schema(changed: Schema) -> None:
-            self._types = SchemaArenas(changed, self._arenas)
-            cache.set_types(self._types)
-            self._reads.use_schema(changed)
-
-        configuration.on_schema(use_schema)
-        configuration.on_routes(TopologyEpochs(cache).follow_routes)
-        configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
-
-    def _make_admin_server(self, context: ServerContext) -> None:
-        metrics = Metrics(role="follower", server=context.name)
+    async def _open_admin_port(self, context: ServerContext) -> None:
+        metrics = Metrics(role=self.role, server=context.name)
         read_metrics = ReadMetrics(metrics, self._cache, self._reads, self._refills, context.clock)
         self._register_metrics(metrics, context)
         subscriptions = self._subscriptions
-        pages = AdminPages(
-            metrics=metrics.render,
+        await self._open_ports(
+            context,
+            metrics,
             stats=lambda: self._stats(context, read_metrics),
             not_ready=lambda: (
                 f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
             ),
         )
-        host, _, port = context.configuration.routes.server(context.name).admin.rpartition(":")
-        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
-
-    def _start_background_tasks(self, context: ServerContext) -> None:
-        configuration = context.configuration
-        self._stop_watching = self._topology_file.watch(configuration.use_topology)
-        self._tasks.keep(self._pause_detector.keep, "signs of life")
-        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
-        self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
-        self._tasks.keep(self._subscriptions.keep_following, "following leaders")
-
-    # ---- the protocol of a running server --------------------------------------------------------------------------
-
-    async def drain(self) -> None:
-        """See `tao.runtime.process.RunningServer`."""
-        await self._listeners.drain(DRAIN_SECONDS)
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
-        self._stop_watching()
-        await self._listeners.close()
-        await self._admin.close()
-        await self._tasks.close()
-        await self._context.links.close()
+        await super().close()
         if self._read_pools is not None:
             await self._read_pools.close()
-
-    async def reload(self) -> None:
-        """Read the topology and schema files now. See `tao.runtime.process.RunningServer`."""
-        configuration = self._context.configuration
-        configuration.use_topology(await self._topology_file.load())
-        await self._schema_file.look(configuration.use_schema_text)
 
     # ---- what the parts ask of each other --------------------------------------------------------------------------
 
     async def _look_after_pause(self, seconds: float) -> None:
         """Learn what may have changed while this process did not run: the leaders of its shards, and the contents."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 2):
-                await self._context.configuration.refresh()
+        await self._refresh_configuration(seconds / 2)
         await self._subscriptions.renew(seconds / 2)
-
-    def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
-        return self._tasks.start(job, name)
-
-    def _list_limit(self, atype: int) -> int:
-        return self._types.list_limit(atype)
 
     def _admit(self, shard: int) -> TaoError | None:
         """Return why this follower does not serve the shard, or None."""
@@ -300,14 +199,9 @@ class FollowerServer:
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 
     def _stats(self, context: ServerContext, read_metrics: ReadMetrics) -> dict[str, object]:
-        configuration, writes, subscriptions = context.configuration, self._writes, self._subscriptions
+        writes, subscriptions = self._writes, self._subscriptions
         return {
-            "server": context.name,
-            "role": "follower",
-            "region": context.region,
-            "tier": context.tier,
-            "topology_version": configuration.routes.version,
-            "schema_hash": configuration.schema.version_hash,
+            **self._common_stats(context),
             **read_metrics.summary(),
             "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
             "messages": subscriptions.messages,
@@ -317,9 +211,7 @@ class FollowerServer:
                 database: None if seconds == inf else seconds for database, seconds in self._staleness().items()
             },
             "direct_reads": self._direct_reads(),
-            "links": context.links.figures(),
             "databases": {} if self._read_pools is None else self._read_pools.figures(),
-            "retries": context.budget.figures(),
         }
 
     def _register_metrics(self, metrics: Metrics, context: ServerContext) -> None:
@@ -356,25 +248,9 @@ class FollowerServer:
             "Shards that no leader confirms: served from what is cached.",
             lambda: subscriptions.unsubscribed,
         )
-        metrics.gauge_family(
-            "link_failures",
-            "Failed attempts to reach a server since its last answer.",
-            "peer",
-            context.links.failures,
-        )
         metrics.gauge(
             "direct_read_queries", "Queries sent past a leader that could not serve them.", self._direct_reads
         )
-        register_links(metrics, context.links.states)
         if self._read_pools is not None:
             register_databases(metrics, self._read_pools.states, pool="read")
-        register_retries(metrics, context.budget)
-        self._pause_detector.register(metrics)
-        metrics.gauge("running_tasks", "Tasks under way.", lambda: len(self._tasks))
-
-
-def run_follower(settings: FollowerSettings) -> int:
-    """Run a follower in this process until it is stopped. Returns the exit status."""
-    configure_logs("follower", settings.name, settings.log_level, settings.log_form, sys.stderr)
-    log = logger("follower")
-    return run_server(lambda: FollowerServer(settings, log).start(), log=log)
+        self._register_common_metrics(metrics, context)

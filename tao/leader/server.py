@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import sys
-from collections.abc import Coroutine
-from contextlib import suppress
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from tao.cache import CacheSettings, GraphCache
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.delivery_path import open_publisher
 from tao.leader.forwarded_writes import ForwardedWrites
@@ -26,30 +20,21 @@ from tao.leader.replica_shards import ReplicaShards
 from tao.leader.service import LeaderService, WriteRequests
 from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePath
-from tao.model.errors import InvalidArgument, TaoError, TopologyError
+from tao.model.errors import InvalidArgument, TaoError
 from tao.model.rows import ShardRow
-from tao.observability.key_history import KeyHistoryRecorder
-from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
-from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes
-from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
-from tao.runtime.clock import LoopClock
-from tao.runtime.process import run_server
-from tao.runtime.tasks import BackgroundTasks
-from tao.schema.registry import Schema
-from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs, arena_budgets, maintain_cache
-from tao.serving.configuration import Configuration, SchemaFile
 from tao.serving.context import ServerContext
 from tao.serving.database_source import Databases, DatabaseSource
 from tao.serving.forward_path import ForwardPath
 from tao.serving.listeners import Listeners
-from tao.serving.metrics import ReadMetrics, register_databases, register_links, register_retries
+from tao.serving.metrics import ReadMetrics, register_databases
 from tao.serving.misses import ReadPolicy
 from tao.serving.pause_detection import PauseDetector
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
 from tao.serving.remote_source import RemoteSource
+from tao.serving.server import CachingServer
 from tao.serving.single_flight import SingleFlight
 from tao.serving.traffic import Traffic
 from tao.serving.write_through import WriteThrough
@@ -58,16 +43,8 @@ from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.scans import MySqlMemberScans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-from tao.topology.file_store import TopologyFile
-from tao.wire.identity import AcceptedTokens, Credentials
-from tao.wire.links import Links, LinkSettings
+from tao.wire.identity import AcceptedTokens
 from tao.wire.settings import ServingSettings
-
-MAX_TASKS: Final = 100_000
-"""Tasks of one server at a time: writes and reads of a database, each of which has bounds of its own."""
-
-DRAIN_SECONDS: Final = 6.0
-"""Longest wait for requests in progress when the server stops. It exceeds a request's deadline of 5 s."""
 
 PAUSE_SENSITIVE: Final = frozenset({"read", "subscribe", "relay"})
 """Requests that a leader answers from what it believes about its shards, so that a pause of the process matters. Writes
@@ -77,17 +54,10 @@ REPLICA_REREADS: Final = 3
 """Rereads of a replica that lacks a known version. It may be seconds behind, and the master region has the version."""
 
 
-class LeaderServer:
-    """The parts of one leader process. After `start` it is a `tao.runtime.process.RunningServer`."""
+class LeaderServer(CachingServer[LeaderSettings]):
+    """The parts of one leader process."""
 
-    def __init__(self, settings: LeaderSettings, log: Logger) -> None:
-        self._settings: Final = settings
-        self._log: Final = log
-        self._tasks: Final = BackgroundTasks(settings.name, log, limit=MAX_TASKS)
-        self._topology_file: Final = TopologyFile(
-            settings.topology_file, on_error=lambda error: log.error("topology_unusable", reason=error.message)
-        )
-        self._schema_file: Final = SchemaFile(settings.schema_file)
+    role = "leader"
 
     async def start(self) -> LeaderServer:
         """Listen, serve and begin to take the shards. Raises `OperatorError` or `OSError` when that fails."""
@@ -103,9 +73,7 @@ class LeaderServer:
         self._make_background_checks(context)
         self._make_request_handlers(context)
         self._follow_configuration(context)
-        self._make_admin_server(context)
-        await self._listeners.start()
-        await self._admin.start()
+        await self._open_admin_port(context)
         self._follow_routes(context.configuration.routes)
         self._start_background_tasks(context)
         server = context.configuration.routes.server(context.name)
@@ -113,33 +81,6 @@ class LeaderServer:
         return self
 
     # ---- the steps of `start` --------------------------------------------------------------------------------------
-
-    async def _make_context(self) -> ServerContext:
-        settings, name = self._settings, self._settings.name
-        schema = await self._schema_file.load()
-        configuration = Configuration(await self._topology_file.load(), schema, self._log, self._topology_file.load)
-        place = configuration.routes.locate(name)
-        if place.role != "leader":
-            raise TopologyError(f"{name} is a {place.role} in {settings.topology_file}; run it with: tao {place.role}")
-        clock, credentials = LoopClock(), Credentials(name, "leader", settings.token)
-        return ServerContext(
-            name=name,
-            region=place.region,
-            tier=place.tier,
-            configuration=configuration,
-            links=Links(LinkSettings(), credentials, settings.tls.if_set, region=place.region),
-            clock=clock,
-            spawn_as=lambda task_name: partial(self._start_task, task_name),
-            budget=RetryBudget(settings.retries, clock.monotonic()),
-            log=self._log,
-        )
-
-    def _make_cache(self, context: ServerContext) -> None:
-        settings = self._settings
-        self._arenas = arena_budgets(settings.cache_mb, settings.arena_mb)
-        self._types = SchemaArenas(context.configuration.schema, self._arenas)
-        recorder = KeyHistoryRecorder(settings.key_history, context.clock.unix_ms)
-        self._cache = GraphCache(CacheSettings(arena_bytes=self._arenas), self._types, recorder)
 
     def _make_stores(self, context: ServerContext) -> None:
         settings, configuration = self._settings, context.configuration
@@ -293,22 +234,13 @@ class LeaderServer:
         )
 
     def _follow_configuration(self, context: ServerContext) -> None:
-        configuration, cache = context.configuration, self._cache
-
-        def use_schema(changed: Schema) -> None:
-            self._types = SchemaArenas(changed, self._arenas)
-            cache.set_types(self._types)
-            self._reads.use_schema(changed)
-
-        configuration.on_schema(use_schema)
         # Forget proofs of freshness before the shards change: they say nothing about shards that are added.
-        configuration.on_routes(lambda _: self._publisher.forget_proofs())
-        configuration.on_routes(self._follow_routes)
-        configuration.on_routes(TopologyEpochs(cache).follow_routes)
-        configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
+        context.configuration.on_routes(lambda _: self._publisher.forget_proofs())
+        context.configuration.on_routes(self._follow_routes)
+        super()._follow_configuration(context)
 
-    def _make_admin_server(self, context: ServerContext) -> None:
-        metrics = Metrics(role="leader", server=context.name)
+    async def _open_admin_port(self, context: ServerContext) -> None:
+        metrics = Metrics(role=self.role, server=context.name)
         read_metrics = ReadMetrics(metrics, self._cache, self._reads, self._refills, context.clock)
         freshness = FreshnessMetrics(
             metrics,
@@ -318,56 +250,33 @@ class LeaderServer:
             context.clock,
         )
         self._register_metrics(metrics, context)
-        pages = AdminPages(
-            metrics=metrics.render,
+        await self._open_ports(
+            context,
+            metrics,
             stats=lambda: self._stats(context, read_metrics, freshness),
             not_ready=lambda: "" if self._ownership.complete else "not every shard of this leader is taken yet",
         )
-        host, _, port = context.configuration.routes.server(context.name).admin.rpartition(":")
-        self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
 
     def _start_background_tasks(self, context: ServerContext) -> None:
-        configuration = context.configuration
-        self._tasks.keep(self._pause_detector.keep, "signs of life")
         self._tasks.keep(self._ownership.take, "taking shards")
         self._tasks.keep(self._ownership.check, "ownership check")
         self._tasks.keep(self._inverses.repair, "repair")
         self._tasks.keep(self._heartbeats.run, "heartbeats")
         self._tasks.keep(self._checker.run, "consistency checker")
-        self._tasks.keep(lambda: self._schema_file.watch(configuration.use_schema_text), "schema")
-        self._tasks.keep(lambda: maintain_cache(self._cache, context.clock), "cache maintenance")
-        self._stop_watching = self._topology_file.watch(configuration.use_topology)
-
-    # ---- the protocol of a running server --------------------------------------------------------------------------
-
-    async def drain(self) -> None:
-        """See `tao.runtime.process.RunningServer`."""
-        await self._listeners.drain(DRAIN_SECONDS)
+        self._start_common_tasks(context)
 
     async def close(self) -> None:
         """See `tao.runtime.process.RunningServer`."""
-        self._stop_watching()
-        await self._listeners.close()
-        await self._admin.close()
-        await self._tasks.close()
+        await super().close()
         await self._spooled_publisher.close()
-        await self._context.links.close()
         await self._read_pools.close()
         await self._write_pools.close()
-
-    async def reload(self) -> None:
-        """Read the topology and schema files now. See `tao.runtime.process.RunningServer`."""
-        configuration = self._context.configuration
-        configuration.use_topology(await self._topology_file.load())
-        await self._schema_file.look(configuration.use_schema_text)
 
     # ---- callbacks of the parts ------------------------------------------------------------------------------------
 
     async def _look_after_pause(self, seconds: float) -> None:
         """Learn what may have changed while this process was paused: topology, owners, messages of replica shards."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 2):
-                await self._context.configuration.refresh()
+        await self._refresh_configuration(seconds / 2)
         self._replica_shards.reset()
         await self._ownership.confirm(seconds / 2)
 
@@ -399,12 +308,6 @@ class LeaderServer:
             return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
         return self._ownership.not_owned(shard)
 
-    def _list_limit(self, atype: int) -> int:
-        return self._types.list_limit(atype)
-
-    def _start_task(self, name: str, job: Coroutine[Any, Any, None]) -> object:
-        return self._tasks.start(job, name)
-
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 
     def _register_metrics(self, metrics: Metrics, context: ServerContext) -> None:
@@ -416,30 +319,16 @@ class LeaderServer:
         self._spooled_publisher.register(metrics)
         self._checker.register(metrics)
         self._filters.register(metrics)
-        self._pause_detector.register(metrics)
-        register_links(metrics, context.links.states)
-        metrics.gauge_family(
-            "link_failures",
-            "Failed attempts to reach a server since its last answer, by server.",
-            "peer",
-            context.links.failures,
-        )
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.states, pool=pool)
-        register_retries(metrics, context.budget)
-        metrics.gauge("running_tasks", "Tasks in progress.", lambda: len(self._tasks))
+        self._register_common_metrics(metrics, context)
 
     def _stats(
         self, context: ServerContext, read_metrics: ReadMetrics, freshness: FreshnessMetrics
     ) -> dict[str, object]:
-        configuration, relays = context.configuration, self._relays
+        relays = self._relays
         return {
-            "server": context.name,
-            "role": "leader",
-            "region": context.region,
-            "tier": context.tier,
-            "topology_version": configuration.routes.version,
-            "schema_hash": configuration.schema.version_hash,
+            **self._common_stats(context),
             **read_metrics.summary(),
             "owned_shards": len(self._ownership.owned),
             "hosted_shards": len(self._replica_shards.shards),
@@ -453,14 +342,5 @@ class LeaderServer:
             "consistency": self._checker.summary(),
             "membership_filters": self._filters.summary(),
             "delivery": self._spooled_publisher.figures(),
-            "links": context.links.figures(),
             "databases": {"read": self._read_pools.figures(), "write": self._write_pools.figures()},
-            "retries": context.budget.figures(),
         }
-
-
-def run_leader(settings: LeaderSettings) -> int:
-    """Run a leader in this process until it is stopped; return the exit status."""
-    configure_logs("leader", settings.name, settings.log_level, settings.log_form, sys.stderr)
-    log = logger("leader")
-    return run_server(lambda: LeaderServer(settings, log).start(), log=log)

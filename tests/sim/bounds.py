@@ -36,13 +36,13 @@ from tao.delivery.publisher import Publisher
 from tao.follower.miss_path import MissPath
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.inverse_path import MAX_STUCK, InversePath, PairLocks
-from tao.leader.server import MAX_TASKS
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.lanes import LaneScheduler
 from tao.routing.budgets import RetryBudget
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.database_source import DatabaseSource
 from tao.serving.pause_detection import PauseDetector
+from tao.serving.server import MAX_TASKS
 from tao.serving.single_flight import SingleFlight
 from tao.tailer.delivery_path import DeliveryPath
 from tao.wire.links import Links

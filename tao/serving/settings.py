@@ -1,0 +1,59 @@
+"""The settings that followers and leaders have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from tao.model.settings import renamed
+from tao.observability.key_history import KeyHistorySettings
+from tao.routing.budgets import RetrySettings
+from tao.serving.forward_path import ForwardSettings
+from tao.serving.pause_detection import PauseSettings
+from tao.serving.prefix_refills import RefillSettings
+from tao.wire.tls import TlsFiles
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheServerSettings:
+    """Settings of every cache server."""
+
+    name: str
+    """The server's name in the topology."""
+
+    topology_file: Path
+    """The topology document. Changes are applied while serving."""
+
+    schema_file: Path
+    """The schema. A compatible change is in use within a second."""
+
+    cache_mb: float = 256
+    """Memory for the default arena, in MiB; fractions are allowed. Give it as much as the machine can spare."""
+
+    arena_mb: Mapping[str, int] = field(default_factory=dict)
+    """Further arenas by name, in MiB, for the types whose schema entry names them."""
+
+    token: str = field(default="", repr=False)
+    """Shared secret of the servers: shown to other servers, and required of every peer. Empty: no secret, which suits
+    loopback and closed networks."""
+
+    client_token: str = field(default="", repr=False)
+    """Another secret, for clients: a peer that shows it cannot act as a server or operator. At a follower it can read
+    and write the graph; of a leader it gets only topology and schema. Empty: clients show ``token``."""
+
+    tls: TlsFiles = TlsFiles()
+    """Certificates for all connections, with clients and among servers. None: plain connections."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level that is logged."""
+
+    log_form: Literal["json", "console"] = "json"
+    """Format of the log: ``json`` for machines, ``console`` for a person at a terminal."""
+
+    refills: RefillSettings = RefillSettings()
+    forwarding: ForwardSettings = ForwardSettings()
+    retries: RetrySettings = RetrySettings()
+    pause_detection: PauseSettings = renamed(PauseSettings(), formerly="stalls")
+    key_history: KeyHistorySettings = renamed(KeyHistorySettings(), formerly="story")
