@@ -15,8 +15,6 @@ from tao.model.errors import OperatorError, ProtocolError, Unavailable
 
 _ANSWER_SECONDS = 5.0
 _READY_PAUSE_SECONDS = 0.02
-MAX_LINE_BYTES = 64 << 10
-"""The limit of a command or an answer: enough for some hundred pairs of regions."""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +101,7 @@ async def ask_line(control: Path, command: Command) -> LineStatus:
     """
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
-            reader, writer = await asyncio.open_unix_connection(str(control), limit=MAX_LINE_BYTES)
+            reader, writer = await asyncio.open_unix_connection(str(control))
             try:
                 writer.write(msgspec.json.encode(command) + b"\n")
                 text = await reader.readline()

@@ -140,6 +140,15 @@ async def test_a_round_trip_takes_at_least_what_was_set_and_the_first_also_a_han
     await line.wait_for_connections(0)
 
 
+async def test_bytes_do_not_overtake_those_that_were_sent_before_the_round_trip_became_shorter(line: Line) -> None:
+    streams = await line.connect()
+    await round_trip(streams)
+    streams[1].write(b"first")
+    await line.do(SetRoundTrip(0.0))
+    streams[1].write(b"second")
+    assert await streams[0].readexactly(len(b"firstsecond")) == b"firstsecond"
+
+
 async def test_much_data_passes_whole_and_in_order_through_a_small_bound(tmp_path: Path) -> None:
     async with running_line(tmp_path, max_direction_bytes=100_000, rtt_ms=2.0) as line:
         reader, writer = await line.connect()
