@@ -55,7 +55,6 @@ async def _private_server(
         process = ManagedProcess(
             name, argv(port), os.environ, folder / f"{name}.log", ProcessOptions(stop_seconds=_STOP_SECONDS)
         )
-        process.start()
         try:
             await _wait(process, lambda: answers(port))
         except BaseException:

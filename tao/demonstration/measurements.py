@@ -49,7 +49,7 @@ async def read_everything(stage: Stage, name: str, tier: str, expected: PageGrap
     """Read objects, then lists, then counts of all pages through a tier, in the same shuffled order in each pass.
 
     Raises `DemonstrationFailed` at the first answer that differs from the files."""
-    followers, leaders = stage.followers(tier), SHAPE.leader_names
+    followers, leaders = stage.followers(tier), stage.leaders()
     order = list(expected.pages)
     random.Random(_SEED).shuffle(order)
     async with stage.graph(tier) as graph:

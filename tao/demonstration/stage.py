@@ -92,13 +92,17 @@ class Stage:
     async def restart_caches(self) -> None:
         """Restart all leaders and followers, so that only the database has the data."""
         with WaitDisplay() as display:
-            for names in (SHAPE.leader_names, self.followers()):
+            for names in (self.leaders(), self.followers()):
                 display.show(f"restarting {', '.join(names)}")
                 await asyncio.gather(*map(self._cluster.restart, names))
 
     def followers(self, *tiers: str) -> list[str]:
         """Return the names of the followers of these tiers, or of all tiers."""
-        return [name for tier in tiers or SHAPE.tier_names for name in SHAPE.follower_names(tier)]
+        return [each.name for tier in tiers or SHAPE.tier_names for each in SHAPE.select(Role.FOLLOWER, tier=tier)]
+
+    def leaders(self) -> list[str]:
+        """Return the names of the leaders."""
+        return [each.name for each in SHAPE.select(Role.LEADER)]
 
     async def hits_and_misses(self, names: list[str]) -> tuple[int, int]:
         """Return how many reads these servers have answered from memory, and how many they had to fetch."""

@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine, Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -29,22 +30,22 @@ from tao.admin.replication import (
     wait_for_replicas,
 )
 from tao.admin.server_stats import wait_until_ready
-from tao.devcluster.configuration import build_topology, crossings, instance_settings, lifetime_of, settings_text
+from tao.devcluster.configuration import build_topology, crossings, instance_settings, settings_text
 from tao.devcluster.database import DatabaseInstance
 from tao.devcluster.database_program import ServerBinary, find_server_binary
-from tao.devcluster.inspection import ClusterStatus, client_address, cluster_status, stop_in_order, stop_recorded
-from tao.devcluster.layout import (
-    DEFAULT_RTT_MS,
-    PORT_KINDS,
-    ClusterSettings,
-    Member,
-    Role,
-    Shape,
+from tao.devcluster.inspection import (
+    STOP_SECONDS,
+    ClusterStatus,
+    client_address,
+    cluster_status,
+    first_follower,
+    stop_recorded,
 )
+from tao.devcluster.layout import PORT_KINDS, ClusterSettings, Member, Role, Shape
 from tao.devcluster.line_control import wait_until_line_answers
-from tao.devcluster.ports import LOOPBACK, PortReservation, release_all, reserve_again, reserve_port, still_free
+from tao.devcluster.ports import LOOPBACK, reserve_again, reserve_port
 from tao.devcluster.processes import ManagedProcess, ProcessOptions, read_record, to_the_end
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, place_schema, service_accounts
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, choose_schema, new_passwords, service_accounts
 from tao.model.errors import OperatorError
 from tao.model.topology import DatabaseServer
 from tao.schema.registry import Schema
@@ -55,93 +56,6 @@ from tao.topology.document import dump_topology, parse_topology
 _OPERATOR_ERROR_STATUS = 2
 
 
-class ServerProcess:
-    """A leader, follower, tailer, watcher or delay line, over its restarts.
-
-    It is run by its command, as an operator runs it (``tao leader --settings FILE``); the delay line, which is no
-    server of the product, is run as a module."""
-
-    def __init__(self, member: Member, admin_port: int, folder: StateFolder, settings: ClusterSettings) -> None:
-        self.member = member
-        self._admin_port = admin_port
-        self._folder = folder
-        self._settings = settings
-        self._process: ManagedProcess | None = None
-
-    @property
-    def admin(self) -> str:
-        """``host:port`` of the admin port; empty for the delay line, which has none."""
-        return f"{LOOPBACK}:{self._admin_port}" if self._admin_port else ""
-
-    @property
-    def process(self) -> ManagedProcess:
-        """The process of the latest start. Raises `OperatorError` before the first."""
-        if self._process is None:
-            raise OperatorError(f"{self.member.name} was not started")
-        return self._process
-
-    @property
-    def is_running(self) -> bool:
-        """True while the process runs."""
-        return self._process is not None and self._process.is_running
-
-    async def start(self, reservations: Iterable[PortReservation] = ()) -> None:
-        """Start the server, wait until it is ready, and release the reservations of its ports.
-
-        Raises `OperatorError`, with nothing left running, when it ends instead or takes too long."""
-        name, role, settings = self.member.name, self.member.role, self._settings
-        command = ["tao.devcluster.delay_line"] if role is Role.LINE else ["tao.cli", str(role), "--settings"]
-        process = ManagedProcess(
-            name,
-            # -P: modules in the folder where it starts must not replace installed ones.
-            [sys.executable, "-P", "-m", *command, str(self._folder.settings_file(name))],
-            {**os.environ, **settings.environment},
-            self._folder.log(name, role),
-            ProcessOptions(
-                folder=self._folder.path,
-                record_path=self._folder.process_record(name, role),
-                lifetime=lifetime_of(settings),
-                stop_seconds=settings.stop_seconds,
-            ),
-        )
-        try:
-            process.start()
-            self._process = process
-            await self._wait(process)
-        except BaseException:
-            if self._process is process:
-                await process.kill()
-            raise
-        finally:
-            release_all(reservations)
-
-    async def _wait(self, process: ManagedProcess) -> None:
-        seconds = self._settings.start_seconds
-        ready = (
-            wait_until_ready(self.admin, seconds)
-            if self.admin
-            else wait_until_line_answers(self._folder.line_control, seconds)
-        )
-        try:
-            status = await process.ended_before(ready)
-        except OperatorError as error:
-            raise OperatorError(f"{process.name} is {error.message}; log: {process.log_path}") from error
-        if status is not None:
-            # The log of an operator's mistake ends with one line that says it; another fault needs more of the log.
-            tail = process.log_tail(1 if status == _OPERATOR_ERROR_STATUS else 12)
-            raise OperatorError(
-                f"{process.name} ended with status {status} instead of starting: {tail} (log: {process.log_path})"
-            )
-
-    async def stop(self) -> bool:
-        """Send SIGTERM, and SIGKILL when it does not drain in time. Returns True without SIGKILL. Idempotent."""
-        return self._process is None or await self._process.stop()
-
-    async def kill(self) -> None:
-        """Kill it with SIGKILL, as a crash would."""
-        await self.process.kill()
-
-
 class DevCluster:
     """A development cluster. Use it as an async context manager, or call `start`, then `stop` (`release` when it is
     detached), on one event loop."""
@@ -150,18 +64,18 @@ class DevCluster:
         self._settings = settings
         self._on_progress = on_progress
         self._folder = StateFolder(settings.state_dir)
-        self._record = ClusterRecord(shape=settings.shape or Shape())
+        self._record: ClusterRecord | None = None
         self._databases: dict[str, DatabaseInstance] = {}
-        self._servers: dict[str, ServerProcess] = {}
+        self._servers: dict[str, ManagedProcess] = {}
 
     @property
     def client_address(self) -> str:
         """``host:port`` of the first follower's gRPC port, which `tao.client.connect` takes."""
-        return client_address(self._record)
+        return client_address(self.record)
 
     def client_address_in(self, region: str) -> str:
         """Return ``host:port`` of the gRPC port of a region's first follower."""
-        return client_address(self._record, region)
+        return client_address(self.record, region)
 
     @property
     def line_control(self) -> Path:
@@ -180,33 +94,35 @@ class DevCluster:
 
     @property
     def record(self) -> ClusterRecord:
-        """The cluster's shape, ports and passwords."""
+        """The cluster's shape, ports and passwords. Raises `OperatorError` before the start."""
+        if self._record is None:
+            raise OperatorError(f"the cluster in {self._folder.path} was not started")
         return self._record
 
     @property
     def processes(self) -> dict[str, Role]:
         """The role of every process by name, in starting order."""
-        return self._record.shape.server_names
+        return self.record.shape.server_names
 
     @property
     def running(self) -> list[str]:
         """The names of the processes that run now, in starting order."""
-        found = self._by_name()
-        return [name for name in self.processes if name in found and found[name].is_running]
+        return [] if self._record is None else list(self._folder.running(self._record))
 
     def admin(self, name: str) -> str:
         """Return ``host:port`` of a server's admin port. Raises `OperatorError` for a process without one."""
-        process = self._process(name)
-        if not isinstance(process, ServerProcess) or not process.admin:
+        self._member(name)
+        port = self.record.ports[name].get("admin")
+        if port is None:
             raise OperatorError(f"{name} has no admin port")
-        return process.admin
+        return f"{LOOPBACK}:{port}"
 
     def database(self, name: str) -> DatabaseInstance:
         """Return a database server. Raises `OperatorError` for another process."""
-        process = self._process(name)
-        if not isinstance(process, DatabaseInstance):
+        self._member(name)
+        if name not in self._databases:
             raise OperatorError(f"{name} is not a database")
-        return process
+        return self._databases[name]
 
     async def status(self) -> ClusterStatus:
         """Return the state of all processes, as `tao dev status` shows it."""
@@ -225,16 +141,28 @@ class DevCluster:
         """Start all processes; return when every server is ready.
 
         Raises `OperatorError` for an operator's mistake or a server that does not start; then nothing runs that did not
-        run before, and the data are unchanged.
-        """
+        run before, and the data are unchanged. A mistake that is found before the first process starts leaves the
+        folder as it was."""
+        settings, folder = self._settings, self._folder
         binary = find_server_binary(os.environ)
-        self._folder.create()
-        self._folder.lock()
+        former = folder.read()
         try:
-            await self._take_over()
-            await self._start(binary)
+            if former is not None:
+                folder.lock()
+                former = await self._cleared()
+            shape = _checked_shape(settings.shape or (former.shape if former else Shape()), former, folder.path)
+            schema, schema_text = choose_schema(folder, settings.schema_file)
+            with ExitStack() as reservations:
+                record = self._planned(shape, former, reservations)
+                if former is None:
+                    folder.create()
+                    folder.lock()
+                    if folder.read() is not None:
+                        raise OperatorError(f"another process has just used {folder.path}: try again")
+                self._record = record
+                folder.write_file(folder.schema, schema_text.encode())
+                await self._start(binary, schema)
         except BaseException:
-            self._folder.discard()
             await self.stop()
             raise
 
@@ -242,158 +170,181 @@ class DevCluster:
         """Stop all processes and return the names of those that had to be killed; the data are kept.
 
         It runs to its end even when the caller is cancelled. Idempotent."""
-        killed = await to_the_end(self._stop_processes())
-        self._folder.owner.unlink(missing_ok=True)
+        killed: list[str] = []
+        if self._record is not None:
+            killed = await to_the_end(stop_recorded(self._folder, self._record, self._on_progress))
+            # They have ended by now; their exit statuses are taken.
+            for database in self._databases.values():
+                await database.stop()
+            for server in self._servers.values():
+                await server.stop()
+            self._folder.owner.unlink(missing_ok=True)
         self._folder.unlock()
         return killed
 
     def release(self) -> None:
         """Stop watching the processes of a detached cluster, which go on running."""
-        for each in self._by_name().values():
-            each.process.release()
+        for child in (*(database.process for database in self._databases.values()), *self._servers.values()):
+            child.release()
         self._folder.unlock()
 
     async def kill(self, name: str) -> None:
         """Kill one process with SIGKILL, as a crash would."""
-        await self._process(name).kill()
+        await self._child(self._member(name)).kill()
 
     async def restart(self, name: str) -> None:
         """Start one process again on its ports, and return when it is ready. Stops it first when it runs."""
-        process = self._process(name)
-        await process.stop()
-        await process.start()
-        if isinstance(process, DatabaseInstance) and self._record.shape.is_distributed:
+        member = self._member(name)
+        await self._child(member).stop()
+        await self._start_one(member)
+        if member.role is Role.DATABASE and self.record.shape.is_distributed:
             topology = parse_topology(await asyncio.to_thread(self._folder.topology.read_bytes), "topology")
-            watched = self._record.shape.watchers > 0
-            await resume(topology, name, service_accounts(self._record.passwords), watched=watched)
+            watched = self.record.shape.watchers > 0
+            await resume(topology, name, service_accounts(self.record.passwords), watched=watched)
 
-    def _by_name(self) -> dict[str, DatabaseInstance | ServerProcess]:
-        return {**self._databases, **self._servers}
+    def _member(self, name: str) -> Member:
+        found = {member.name: member for member in self.record.shape.members}
+        if name not in found:
+            raise OperatorError(f"there is no {name} here: the processes are {', '.join(found)}")
+        return found[name]
 
-    def _process(self, name: str) -> DatabaseInstance | ServerProcess:
-        found = self._by_name().get(name)
-        if found is None:
-            raise OperatorError(f"there is no {name} here: the processes are {', '.join(self.processes)}")
-        return found
+    def _child(self, member: Member) -> ManagedProcess:
+        if member.role is Role.DATABASE:
+            return self._databases[member.name].process
+        if member.name not in self._servers:
+            raise OperatorError(f"{member.name} was not started")
+        return self._servers[member.name]
 
-    async def _take_over(self) -> None:
-        """Take the record of the folder, or begin a new one, and end what a crash left running.
+    async def _cleared(self) -> ClusterRecord:
+        """Return the record of the locked folder, and end what a crash left running.
 
-        Raises `OperatorError` when a cluster runs in the folder, or its data have another shape."""
-        settings, folder = self._settings, self._folder
-        old = folder.read()
-        if old is None:
-            shape = (settings.shape or Shape()).check()
-            rtt_ms = DEFAULT_RTT_MS if settings.rtt_ms is None else settings.rtt_ms
-            self._record = ClusterRecord(shape=shape, rtt_ms=rtt_ms, passwords=new_passwords())
-            return
-        running = folder.running(old)
+        Raises `OperatorError` when a cluster runs in the folder."""
+        folder = self._folder
+        record = folder.require()
+        running = folder.running(record)
         # The kernel ends the processes of a foreground that was killed, but not in the same instant.
         owner = read_record(folder.owner)
         orphaned = owner is not None and not owner.is_running()
-        if running and old.ready and not orphaned:
+        if running and record.ready and not orphaned:
             raise OperatorError(
                 f"a cluster is running in {folder.path} ({len(running)} processes): `tao dev status` shows it, "
                 "`tao dev down` stops it, --state-dir chooses another folder"
             )
-        shape = (settings.shape or old.shape).check()
-        _check_shape(shape, old.shape, folder.path)
         if running:
             self._on_progress("stopping what was left running")
-            await stop_recorded(folder, old, self._on_progress)
-        rtt_ms = old.rtt_ms if settings.rtt_ms is None else settings.rtt_ms
-        self._record = msgspec.structs.replace(old, shape=shape, rtt_ms=rtt_ms, ready=False)
+            await stop_recorded(folder, record, self._on_progress)
+        return record
 
-    async def _start(self, binary: ServerBinary) -> None:
-        settings, shape = self._settings, self._record.shape
-        schema = place_schema(self._folder, settings.schema_file)
-        reservations = self._reserve_ports()
-        self._prepare_databases(binary)
-        try:
-            self._folder.write(self._record)
-            if settings.detached:
-                self._folder.owner.unlink(missing_ok=True)
-            else:
-                self._folder.write_owner()
-            self._on_progress(f"starting {', '.join(self._databases)}")
-            await _together(instance.start() for instance in self._databases.values())
-            self._write_documents(schema)
-            await self._start_role(Role.LINE, reservations)
-            if shape.is_distributed:
-                await self._replicate()
-            self._on_progress(f"preparing {shape.shards} shards")
-            await self._migrate(schema)
-            if shape.is_distributed:
-                await self._catch_up()
-            for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER):
-                await self._start_role(role, reservations)
-        finally:
-            for held in reservations.values():
-                release_all(held)
-        self._record = msgspec.structs.replace(self._record, ready=True)
-        self._folder.write(self._record)
-
-    async def _start_role(self, role: Role, reservations: dict[str, list[PortReservation]]) -> None:
-        names = [name for name, server in self._servers.items() if server.member.role is role]
-        if names:
-            self._on_progress(f"waiting for {', '.join(names)}")
-            await _together(self._servers[name].start(reservations[name]) for name in names)
-
-    def _reserve_ports(self) -> dict[str, list[PortReservation]]:
-        """Reserve the ports of every process but the databases, which reserve theirs when they start.
+    def _planned(self, shape: Shape, former: ClusterRecord | None, reservations: ExitStack) -> ClusterRecord:
+        """Return the record of this start, with reserved ports.
 
         A port of the last start is taken again where it is free, so that clients find its server again."""
-        record, shape, client_port = self._record, self._record.shape, self._settings.client_port
-        ports = dict(record.ports)
-        first_follower = shape.followers_in(shape.region_names[0], shape.tier_names[0])[0]
-        reservations: dict[str, list[PortReservation]] = {}
-        try:
-            for member in shape.members:
-                name, role = member.name, member.role
-                if role is Role.DATABASE:
-                    continue
-                former = ports.get(name, {})
-                kinds = [each.key for each in crossings(shape)] if role is Role.LINE else PORT_KINDS[role]
-                held = reservations[name] = []
-                for kind in kinds:
-                    fixed = client_port if (name, kind) == (first_follower, "grpc") else 0
-                    held.append(reserve_port(fixed) if fixed else reserve_again(former.get(kind, 0)))
-                ports[name] = {kind: each.port for kind, each in zip(kinds, held, strict=True)}
-                if role in self._settings.roles:
-                    self._servers[name] = ServerProcess(
-                        member, ports[name].get("admin", 0), self._folder, self._settings
-                    )
-        except OperatorError:
-            for held in reservations.values():
-                release_all(held)
-            raise
-        self._record = msgspec.structs.replace(record, ports=ports)
-        return reservations
+        fixed = {(first_follower(shape), "grpc"): self._settings.client_port}
 
-    def _prepare_databases(self, binary: ServerBinary) -> None:
-        record = self._record
-        for member in record.shape.members:
-            if member.role is Role.DATABASE:
-                port = still_free(record.ports.get(member.name, {}).get("mysql", 0))
-                settings = instance_settings(member, record, self._folder, self._settings, port=port)
-                self._databases[member.name] = DatabaseInstance(binary, settings)
+        def port(name: str, kind: str) -> int:
+            wanted = fixed.get((name, kind), 0)
+            before = (former.ports if former else {}).get(name, {}).get(kind, 0)
+            return reservations.enter_context(reserve_port(wanted) if wanted else reserve_again(before)).port
+
+        kinds = {**PORT_KINDS, Role.LINE: [each.key for each in crossings(shape)]}
+        ports = {
+            member.name: {kind: port(member.name, kind) for kind in kinds[member.role]} for member in shape.members
+        }
+        record = former or ClusterRecord(shape=shape, passwords=new_passwords())
+        rtt_ms = record.rtt_ms if self._settings.rtt_ms is None else self._settings.rtt_ms
+        # Above the file's version too: an operator may have changed the file.
+        version = max(self._folder.former_topology().version, record.topology_version) + 1
+        return msgspec.structs.replace(
+            record, shape=shape, ports=ports, rtt_ms=rtt_ms, topology_version=version, ready=False
+        )
+
+    async def _start(self, binary: ServerBinary, schema: Schema) -> None:
+        settings, record, shape = self._settings, self.record, self.record.shape
+        self._folder.write(record)
+        if settings.detached:
+            self._folder.owner.unlink(missing_ok=True)
+        else:
+            self._folder.write_owner()
+        self._write_documents(schema)
+        for member in shape.select(Role.DATABASE):
+            found = instance_settings(member, record, self._folder, settings)
+            self._databases[member.name] = DatabaseInstance(binary, found)
+        await self._start_role(Role.DATABASE)
+        await self._start_role(Role.LINE)
+        if shape.is_distributed:
+            await self._replicate()
+        self._on_progress(f"preparing {shape.shards} shards")
+        await self._migrate(schema)
+        if shape.is_distributed:
+            await self._catch_up()
+        for role in (Role.LEADER, Role.TAILER, Role.FOLLOWER, Role.WATCHER):
+            await self._start_role(role)
+        self._record = msgspec.structs.replace(record, ready=True)
+        self._folder.write(self._record)
+
+    async def _start_role(self, role: Role) -> None:
+        members = self.record.shape.select(role) if role in self._settings.roles else []
+        if members:
+            self._on_progress(f"waiting for {', '.join(member.name for member in members)}")
+            await _together(self._start_one(member) for member in members)
+
+    async def _start_one(self, member: Member) -> None:
+        """Start a process and wait until it is ready.
+
+        A server is run by its command, as an operator runs it (``tao leader --settings FILE``); the delay line, which
+        is no server of the product, is run as a module. Raises `OperatorError`, with nothing left running, when it ends
+        instead or takes too long."""
+        name, role = member.name, member.role
+        if role is Role.DATABASE:
+            await self._databases[name].start()
+            return
+        command = ["tao.devcluster.delay_line"] if role is Role.LINE else ["tao.cli", str(role), "--settings"]
+        process = self._servers[name] = ManagedProcess(
+            name,
+            # -P: modules in the folder where it starts must not replace installed ones.
+            [sys.executable, "-P", "-m", *command, str(self._folder.settings_file(name))],
+            {**os.environ, **self._settings.environment},
+            self._folder.log(name, role),
+            ProcessOptions(
+                folder=self._folder.path,
+                record_path=self._folder.process_record(name, role),
+                detached=self._settings.detached,
+                stop_seconds=STOP_SECONDS[role],
+            ),
+        )
+        try:
+            await self._wait(process, role)
+        except BaseException:
+            await process.kill()
+            raise
+
+    async def _wait(self, process: ManagedProcess, role: Role) -> None:
+        seconds = self._settings.start_seconds
+        if role is Role.LINE:
+            ready = wait_until_line_answers(self._folder.line_control, seconds)
+        else:
+            ready = wait_until_ready(self.admin(process.name), seconds)
+        try:
+            status = await process.ended_before(ready)
+        except OperatorError as error:
+            raise OperatorError(f"{process.name} is {error.message}; log: {process.log_path}") from error
+        if status is not None:
+            # The log of an operator's mistake ends with one line that says it; another fault needs more of the log.
+            tail = process.log_tail(1 if status == _OPERATOR_ERROR_STATUS else 12)
+            raise OperatorError(
+                f"{process.name} ended with status {status} instead of starting: {tail} (log: {process.log_path})"
+            )
 
     def _write_documents(self, schema: Schema) -> None:
         """Write the topology and the settings files. The record is written first, so that it is never behind them."""
-        folder = self._folder
-        self._record = record = msgspec.structs.replace(
-            self._record,
-            ports={**self._record.ports, **{name: {"mysql": at.port} for name, at in self._databases.items()}},
-            # Above the file's version too: an operator may have changed the file.
-            topology_version=max(folder.topology_version(), self._record.topology_version) + 1,
-        )
-        folder.write(record)
+        folder, record = self._folder, self.record
+        former = folder.former_topology()
         self._topology = build_topology(
             record.shape,
             record.topology_version,
             record.ports,
-            folder.master_regions(record.shape),
-            version_epochs=folder.version_epochs(),
+            former.master_regions(record.shape),
+            version_epochs=former.version_epochs(),
             semi_sync=self._settings.semi_sync,
         )
         folder.write_file(folder.topology, dump_topology(self._topology).encode())
@@ -404,16 +355,16 @@ class DevCluster:
                 folder.write_file(folder.settings_file(member.name), text)
 
     async def _replicate(self) -> None:
-        accounts = service_accounts(self._record.passwords)
+        accounts = service_accounts(self.record.passwords)
         self._on_progress("attaching replicas")
-        watched = self._record.shape.watchers > 0 and Role.WATCHER in self._settings.roles
+        watched = self.record.shape.watchers > 0 and Role.WATCHER in self._settings.roles
         await _together(lead(master, accounts.administrator, keeps_lease=watched) for master in masters(self._topology))
         await _together(
             follow(replica, accounts.administrator, accounts.replicator) for replica in replicas(self._topology)
         )
 
     async def _catch_up(self) -> None:
-        administrator = service_accounts(self._record.passwords).administrator
+        administrator = service_accounts(self.record.passwords).administrator
         self._on_progress("waiting for replicas to catch up")
         await _together(
             catch_up(replica, administrator, self._settings.start_seconds) for replica in replicas(self._topology)
@@ -422,24 +373,20 @@ class DevCluster:
             await _together(wait_for_replicas(master, administrator) for master in masters(self._topology))
 
     async def _migrate(self, schema: Schema) -> None:
-        administrator = service_accounts(self._record.passwords).administrator
+        administrator = service_accounts(self.record.passwords).administrator
         tables = schema.custom_tables()
 
         async def one(master: DatabaseServer, first: int, last: int) -> None:
             account = ServerAccount(master.host, master.port, administrator.user, administrator.password)
             await migrate(account, range(first, last + 1), tables, master.name)
 
-        ranges = self._record.shape.shard_ranges.values()
+        ranges = self.record.shape.shard_ranges.values()
         await _together(one(master, *shards) for master, shards in zip(masters(self._topology), ranges, strict=True))
 
-    async def _stop_processes(self) -> list[str]:
-        """Stop all processes; each has a time limit of its own."""
-        stops = {name: process.stop for name, process in self._by_name().items()}
-        return await stop_in_order(stops, self.processes, self.running, self._on_progress)
 
-
-def _check_shape(shape: Shape, old: Shape, folder: Path) -> None:
-    """Raise `OperatorError` when the data in the folder have another shape."""
+def _checked_shape(shape: Shape, former: ClusterRecord | None, folder: Path) -> Shape:
+    """Return the shape. Raises `OperatorError` when it is impossible, or the data in the folder have another shape."""
+    old = shape if former is None else former.shape
     if (shape.shards, shape.databases) != (old.shards, old.databases):
         raise OperatorError(
             f"{folder} has data of {old.shards} shards on {old.databases} database server(s), which cannot be changed: "
@@ -450,6 +397,7 @@ def _check_shape(shape: Shape, old: Shape, folder: Path) -> None:
             f"{folder} has data of {old.regions} region(s), which cannot be changed: leave --regions and "
             "--mixed-mastership out, or choose another --state-dir"
         )
+    return shape.check()
 
 
 async def _together(steps: Iterable[Coroutine[None, None, None]]) -> None:

@@ -8,7 +8,8 @@ is a port of the delay line; nobody calls another region's followers. Nothing he
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 import yaml
@@ -18,7 +19,6 @@ from tao.devcluster.database_program import ServerOptions
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Member, Ports, Role, Shape
 from tao.devcluster.line_control import LineSettings, Route
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.processes import Lifetime
 from tao.devcluster.state_folder import ClusterRecord, StateFolder, service_accounts
 from tao.model.topology import (
     CacheServer,
@@ -34,8 +34,11 @@ from tao.model.topology import (
 from tao.model.versions import FIRST_EPOCH
 from tao.schema.types import DEFAULT_ARENA
 
+_SERVER_IDS_PER_REGION = 1_000
+_ARENA_MB = 64
 
-class Crossing(msgspec.Struct, frozen=True, kw_only=True):
+
+class Crossing(NamedTuple):
     """A connection between regions: from ``source`` to ``server`` in ``target``. ``kind``: grpc, frames or mysql."""
 
     source: str
@@ -46,18 +49,14 @@ class Crossing(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> str:
         """The name of its port in the ports of the delay line."""
-        return _key(self.source, self.server, self.kind)
-
-
-def _key(source: str, server: str, kind: str) -> str:
-    return f"{source}>{server}/{kind}"
+        return f"{self.source}>{self.server}/{self.kind}"
 
 
 def crossings(shape: Shape) -> list[Crossing]:
     """List the connections between regions; there are none in a cluster of one region."""
     kinds = {Role.DATABASE: ("mysql",), Role.LEADER: ("grpc", "frames")}
     return [
-        Crossing(source=source, target=member.region, server=member.name, kind=kind)
+        Crossing(source, member.region, member.name, kind)
         for member in shape.members
         for source in shape.region_names
         if source != member.region
@@ -92,48 +91,52 @@ def build_topology(
 
     ``master_regions``: the master region of each database. ``version_epochs``: the version epochs of databases that
     have had a promotion."""
-    regions = shape.region_names
+    through_line: dict[str, dict[str, dict[str, int]]] = {}
+    for crossing in crossings(shape):
+        views = through_line.setdefault(crossing.server, {})
+        views.setdefault(crossing.source, {})[crossing.kind] = ports[LINE][crossing.key]
 
-    def others(region: str) -> list[str]:
-        return [other for other in regions if other != region]
-
-    def database_server(region: str, database: str) -> DatabaseServer:
-        name = shape.database_server(region, database)
+    def database_server(member: Member) -> DatabaseServer:
         views = {
-            source: DatabaseAddress(host=LOOPBACK, port=ports[LINE][_key(source, name, "mysql")])
-            for source in others(region)
+            source: DatabaseAddress(host=LOOPBACK, port=seen["mysql"])
+            for source, seen in through_line.get(member.name, {}).items()
         }
-        return DatabaseServer(name=name, host=LOOPBACK, port=ports[name]["mysql"], reached_from=views)
+        return DatabaseServer(name=member.name, host=LOOPBACK, port=ports[member.name]["mysql"], reached_from=views)
+
+    def cache_servers(members: Iterable[Member]) -> Iterator[CacheServer]:
+        for name in (member.name for member in members):
+            views = {
+                source: ServerAddress(**{kind: f"{LOOPBACK}:{port}" for kind, port in seen.items()})
+                for source, seen in through_line.get(name, {}).items()
+            }
+            grpc, frames, admin = (f"{LOOPBACK}:{ports[name][kind]}" for kind in PORT_KINDS[Role.LEADER])
+            yield CacheServer(name=name, grpc=grpc, frames=frames, admin=admin, reached_from=views)
 
     def region_of(region: str) -> Region:
-        tailers = [member for member in shape.members if member.role is Role.TAILER and member.region == region]
         return Region(
             name=region,
-            leaders=Tier(
-                name="leaders",
-                servers=tuple(_leader(name, others(region), ports) for name in shape.leaders_in(region)),
-            ),
+            leaders=Tier(name="leaders", servers=tuple(cache_servers(shape.select(Role.LEADER, region)))),
             followers=tuple(
-                Tier(name=tier, servers=tuple(_cache_server(name, ports) for name in shape.followers_in(region, tier)))
+                Tier(name=tier, servers=tuple(cache_servers(shape.select(Role.FOLLOWER, region, tier=tier))))
                 for tier in shape.tier_names
             ),
             tailers=tuple(
                 TailerProcess(
                     name=tailer.name, database=tailer.database, admin=f"{LOOPBACK}:{ports[tailer.name]['admin']}"
                 )
-                for tailer in tailers
+                for tailer in shape.select(Role.TAILER, region)
             ),
         )
 
     return Topology(
         version=version,
         shards=shape.shards,
-        regions=tuple(region_of(region) for region in regions),
+        regions=tuple(map(region_of, shape.region_names)),
         databases=tuple(
             Database(
                 name=name,
                 master_region=master_regions[name],
-                servers={region: database_server(region, name) for region in regions},
+                servers={each.region: database_server(each) for each in shape.select(Role.DATABASE, database=name)},
                 shards=(shards,),
                 version_epoch=(version_epochs or {}).get(name, FIRST_EPOCH),
                 semi_sync=semi_sync,
@@ -143,43 +146,17 @@ def build_topology(
     )
 
 
-_SERVER_IDS_PER_REGION = 1_000
-
-
-def _cache_server(name: str, ports: Ports) -> CacheServer:
-    grpc, frames, admin = (f"{LOOPBACK}:{ports[name][kind]}" for kind in PORT_KINDS[Role.FOLLOWER])
-    return CacheServer(name=name, grpc=grpc, frames=frames, admin=admin)
-
-
-def _leader(name: str, other_regions: list[str], ports: Ports) -> CacheServer:
-    """Return a leader, which other regions reach through the delay line."""
-
-    def through_line(source: str, kind: str) -> str:
-        return f"{LOOPBACK}:{ports[LINE][_key(source, name, kind)]}"
-
-    views = {
-        source: ServerAddress(grpc=through_line(source, "grpc"), frames=through_line(source, "frames"))
-        for source in other_regions
-    }
-    return msgspec.structs.replace(_cache_server(name, ports), reached_from=views)
-
-
-def lifetime_of(settings: ClusterSettings) -> Lifetime:
-    """Return whether the cluster's processes may outlive this one."""
-    return Lifetime.DETACHED if settings.detached else Lifetime.WITH_PARENT
-
-
 def instance_settings(
-    member: Member, record: ClusterRecord, folder: StateFolder, settings: ClusterSettings, *, port: int
+    member: Member, record: ClusterRecord, folder: StateFolder, settings: ClusterSettings
 ) -> InstanceSettings:
-    """Return the settings of a database server of the cluster. ``port`` 0 picks a free one."""
+    """Return the settings of a database server of the cluster."""
     shape = record.shape
     number = shape.database_names.index(member.database) + 1
     return InstanceSettings(
         folder=folder.database(member.name),
         accounts=service_accounts(record.passwords),
         cache_folder=default_cache_folder(os.environ),
-        port=port,
+        port=record.ports[member.name]["mysql"],
         options=ServerOptions(
             server_id=number + _SERVER_IDS_PER_REGION * shape.region_names.index(member.region),
             gtid_domain=number,
@@ -190,7 +167,7 @@ def instance_settings(
             durability=settings.durability,
             buffer_pool_mb=settings.buffer_pool_mb,
         ),
-        lifetime=lifetime_of(settings),
+        detached=settings.detached,
         start_seconds=settings.start_seconds,
     )
 
@@ -208,22 +185,24 @@ def settings_text(
         line = LineSettings(control=str(folder.line_control), routes=routes, rtt_ms=record.rtt_ms)
         return msgspec.json.format(msgspec.json.encode(line))
     accounts = service_accounts(record.passwords)
-    admins = {name: f"{LOOPBACK}:{taken['admin']}" for name, taken in ports.items() if "admin" in taken}
+    own_folder = str(folder.path / "servers" / member.name)
+
+    def admin(one: Member) -> str:
+        return f"{LOOPBACK}:{ports[one.name]['admin']}"
+
     found: dict[str, object] = {
         "name": member.name,
         "topology_file": str(folder.topology),
         "log_level": settings.log_level,
     }
     if member.role in (Role.TAILER, Role.WATCHER):
-        found |= {"region": member.region, "admin": admins[member.name]}
+        found |= {"region": member.region, "admin": admin(member)}
     if member.role is Role.WATCHER:
         found |= {
             "administrator_password": accounts.administrator.password,
             "replicator_password": accounts.replicator.password,
             "peers": {
-                other.region: admins[other.name]
-                for other in shape.members
-                if other.role is Role.WATCHER and other.region != member.region
+                other.region: admin(other) for other in shape.select(Role.WATCHER) if other.region != member.region
             },
         }
     else:
@@ -231,14 +210,14 @@ def settings_text(
     if member.role is Role.TAILER:
         found |= {
             "database_server": shape.database_server(member.region, member.database),
-            "state_folder": str(folder.path / "servers" / member.name),
+            "state_folder": own_folder,
             "user": accounts.replicator.user,
             "password": accounts.replicator.password,
         }
     if member.role in (Role.LEADER, Role.FOLLOWER):
         found |= {
             "cache_mb": settings.cache_mb,
-            "arena_mb": dict.fromkeys(sorted(arenas - {DEFAULT_ARENA}), settings.arena_mb),
+            "arena_mb": dict.fromkeys(sorted(arenas - {DEFAULT_ARENA}), _ARENA_MB),
             "reader_user": accounts.reader.user,
             "reader_password": accounts.reader.password,
         }
@@ -246,6 +225,6 @@ def settings_text(
         found |= {
             "leader_user": accounts.leader.user,
             "leader_password": accounts.leader.password,
-            "spool": {"folder": str(folder.path / "servers" / member.name)},
+            "spool": {"folder": own_folder},
         }
     return yaml.safe_dump(found, sort_keys=False).encode()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -128,6 +128,8 @@ def _initializer(server: Path, env: Mapping[str, str]) -> Path:
 _SOCKET_PATH_BYTES = 107
 _REDO_CAPACITY_SINCE = (8, 0, 30)
 _REPLICA_NAMES_SINCE = (8, 0, 27)
+REDO_LOG_MB = 16
+"""The size of the redo log: small, because a template is copied with it; a larger one helps only long bulk loads."""
 
 
 class Durability(StrEnum):
@@ -154,48 +156,34 @@ class ServerOptions:
     semi_sync: bool = False
     """True when it acknowledges as a replica, and can wait for acknowledgements as a master. Whether it waits is set
     when it is opened to writes."""
-    replica_threads: int = 4
-    """The apply threads of a replica. Commits stay in the master's order, and several share one sync to disk."""
-    replica_net_timeout_seconds: int = 5
-    """A replica that receives nothing for so long connects again: five heartbeats. The default of 60 s is an outage."""
     durability: Durability = Durability.FULL
     """Full, because a figure that was measured without syncing is meaningless."""
     buffer_pool_mb: int = 64
     """The buffer pool in MiB: enough for development, at 86 MB resident; benchmarks of writes need 512 or more."""
-    redo_log_mb: int = 16
-    """The redo log in MiB: small, because the template is copied with it; a larger one helps only long bulk loads."""
-    max_connections: int = 256
-    """Twice the connections of all pools of a cluster on one machine; each costs the server a thread."""
-    lock_wait_timeout_seconds: int = 2
-    """The time limit for metadata locks. The defaults, a day and a year, are longer than any deadline."""
-    row_lock_wait_timeout_seconds: int = 2
-    """The time limit for row locks of sessions that set none themselves; those that write set a shorter one."""
-    binlog_kept_seconds: int = 86_400
-    """How long the binlog is kept: a tailer that was stopped for longer cannot catch up."""
-    max_binlog_mb: int = 64
-    """The size of one binlog file in MiB; smaller files are removed sooner."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "server_id", "buffer_pool_mb", "redo_log_mb", "max_connections", "lock_wait_timeout_seconds",
-            "row_lock_wait_timeout_seconds", "binlog_kept_seconds", "max_binlog_mb", "replica_threads",
-            "replica_net_timeout_seconds",
-        ):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name} = {getattr(self, name)}: at least 1 is needed")
-        if not 0 <= self.gtid_domain < 2**32 or self.server_id >= 2**32:
-            raise SettingsError(f"gtid_domain {self.gtid_domain} and server_id {self.server_id} must fit in 32 bits")
-        if self.buffer_pool_mb < 8 or self.redo_log_mb < 8:
-            raise SettingsError("buffer_pool_mb and redo_log_mb must be at least 8: the servers accept no less")
+        if not 1 <= self.server_id < 2**32 or not 0 <= self.gtid_domain < 2**32:
+            raise SettingsError(
+                f"server_id {self.server_id} and gtid_domain {self.gtid_domain} must fit in 32 bits, and server_id "
+                "must be at least 1"
+            )
+        if self.buffer_pool_mb < 8:
+            raise SettingsError(f"buffer_pool_mb {self.buffer_pool_mb}: the servers accept no less than 8")
 
 
-@dataclass(frozen=True, slots=True)
 class ServerFolder:
-    """The paths of a private server's files."""
+    """The paths of a private server's files. Raises `SettingsError` when the folder is too deep for a Unix socket."""
 
-    path: Path
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.data = path / "data"
+        # The server deletes all temporary tables in this folder when it starts, so that no two servers may share it.
+        self.temporary = path / "tmp"
+        # Only processes of this user and of root can open it.
+        self.socket = path / "db.sock"
+        self.pid_file = path / "db.pid"
+        self.record = path / "process.json"
+        self.log = path / "server.log"
         length = len(bytes(self.socket))
         if length > _SOCKET_PATH_BYTES:
             raise SettingsError(
@@ -203,157 +191,109 @@ class ServerFolder:
                 "choose a shorter one"
             )
 
-    @property
-    def data(self) -> Path:
-        """The server's data directory."""
-        return self.path / "data"
 
-    @property
-    def temporary(self) -> Path:
-        """The folder of temporary tables. A server that starts deletes all of them in its folder, so none is shared."""
-        return self.path / "tmp"
-
-    @property
-    def socket(self) -> Path:
-        """The Unix socket, which only processes of this user and of root can open."""
-        return self.path / "db.sock"
-
-    @property
-    def pid_file(self) -> Path:
-        """The pid file that the server writes; it is not used here."""
-        return self.path / "db.pid"
-
-    @property
-    def record(self) -> Path:
-        """The record of the process that runs on this folder: pid, start time, boot."""
-        return self.path / "process.json"
-
-    @property
-    def log(self) -> Path:
-        """The log of the server."""
-        return self.path / "server.log"
+_COMMON_OPTIONS = (
+    f"bind-address={LOOPBACK}",
+    # Without it 127.0.0.1 counts as localhost, where root has no password, so root could connect by TCP.
+    "skip-name-resolve",
+    "local-infile=0",
+    # Twice the connections of all pools of a cluster on one machine; each costs the server a thread.
+    "max-connections=256",
+    "character-set-server=utf8mb4",
+    "collation-server=utf8mb4_bin",
+    "transaction-isolation=READ-COMMITTED",
+    # Of metadata locks. The defaults, a day and a year, are longer than any deadline.
+    "lock-wait-timeout=2",
+    # Of row locks of sessions that set none themselves; those that write set a shorter one.
+    "innodb-lock-wait-timeout=2",
+    "binlog-row-image=FULL",
+    "binlog-row-metadata=FULL",
+    # Smaller files are removed sooner. A tailer that was stopped for longer than a day cannot catch up.
+    "max-binlog-size=64M",
+    "binlog-expire-logs-seconds=86400",
+    "performance-schema=0",
+    "key-buffer-size=1M",
+    # An event closes a master whose lease has ended.
+    "event-scheduler=ON",
+)
+_FLAVOUR_OPTIONS = {
+    Flavour.MARIADB: (
+        "binlog-format=ROW",
+        "log-slave-updates=1",
+        "gtid-strict-mode=1",
+        "aria-pagecache-buffer-size=8M",
+    ),
+    # Row format and replicated updates in the binlog are MySQL's defaults; naming these options is deprecated.
+    Flavour.MYSQL: ("gtid-mode=ON", "enforce-gtid-consistency=ON", "mysqlx=OFF", "secure-file-priv=NULL"),
+}
+# A replica that receives nothing for five heartbeats connects again; the default of 60 s is an outage. Transactions run
+# in parallel, and commit in the master's order: several share one sync to disk.
+_REPLICA_OPTIONS = {
+    Flavour.MARIADB: (
+        "slave-parallel-threads=4",
+        "slave-parallel-mode=optimistic",
+        "slave-net-timeout=5",
+        "master-retry-count=0",
+    ),
+    Flavour.MYSQL: ("replica-parallel-workers=4", "replica-preserve-commit-order=ON", "replica-net-timeout=5"),
+}
+_OLD_REPLICA_OPTIONS = ("slave-net-timeout=5",)  # one thread is the default, which keeps the order by itself
+_SEMI_SYNC_OPTIONS = {
+    Flavour.MARIADB: ("rpl-semi-sync-slave-enabled=1",),
+    Flavour.MYSQL: (
+        "plugin-load-add=semisync_source.so",
+        "plugin-load-add=semisync_replica.so",
+        "loose-rpl-semi-sync-replica-enabled=1",
+    ),
+}
 
 
 def server_argv(
     binary: ServerBinary, folder: ServerFolder, port: int, options: ServerOptions, *, as_root: bool
 ) -> list[str]:
     """Return the command that starts the server on 127.0.0.1:``port`` and its Unix socket."""
-    full = options.durability is Durability.FULL
-    argv = [
-        str(binary.path),
-        "--no-defaults",
-        f"--datadir={folder.data}",
-        f"--tmpdir={folder.temporary}",
-        f"--socket={folder.socket}",
-        f"--pid-file={folder.pid_file}",
-        f"--port={port}",
-        f"--bind-address={LOOPBACK}",
-        # Without it 127.0.0.1 counts as localhost, where root has no password, so root could connect by TCP.
-        "--skip-name-resolve",
-        "--local-infile=0",
-        f"--max-connections={options.max_connections}",
-        "--character-set-server=utf8mb4",
-        "--collation-server=utf8mb4_bin",
-        "--transaction-isolation=READ-COMMITTED",
-        f"--lock-wait-timeout={options.lock_wait_timeout_seconds}",
-        f"--innodb-lock-wait-timeout={options.row_lock_wait_timeout_seconds}",
-        f"--innodb-buffer-pool-size={options.buffer_pool_mb}M",
-        f"--innodb-flush-log-at-trx-commit={1 if full else 2}",
-        f"--sync-binlog={1 if full else 0}",
-        f"--server-id={options.server_id}",
-        f"--log-bin={folder.data / 'binlog'}",
-        "--binlog-row-image=FULL",
-        "--binlog-row-metadata=FULL",
-        f"--max-binlog-size={options.max_binlog_mb}M",
-        f"--binlog-expire-logs-seconds={options.binlog_kept_seconds}",
-        "--performance-schema=0",
-        "--key-buffer-size=1M",
-        # An event closes a master whose lease has ended.
-        "--event-scheduler=ON",
+    flavour, full = binary.flavour, options.durability is Durability.FULL
+    chosen = [
+        f"datadir={folder.data}",
+        f"tmpdir={folder.temporary}",
+        f"socket={folder.socket}",
+        f"pid-file={folder.pid_file}",
+        f"port={port}",
+        f"innodb-buffer-pool-size={options.buffer_pool_mb}M",
+        f"innodb-flush-log-at-trx-commit={1 if full else 2}",
+        f"sync-binlog={1 if full else 0}",
+        f"server-id={options.server_id}",
+        f"log-bin={folder.data / 'binlog'}",
+        _redo_log_option(binary),
+        *_COMMON_OPTIONS,
+        *_FLAVOUR_OPTIONS[flavour],
     ]
-    if as_root:
-        argv.append("--user=root")
-    argv += _flavour_argv(binary, options)
+    if flavour is Flavour.MARIADB:
+        chosen.append(f"gtid-domain-id={options.gtid_domain}")
     if options.replicated:
-        argv += _replica_argv(binary, options)
+        has_new_names = flavour is Flavour.MARIADB or binary.version >= _REPLICA_NAMES_SINCE
+        chosen += _REPLICA_OPTIONS[flavour] if has_new_names else _OLD_REPLICA_OPTIONS
     if options.semi_sync:
-        if binary.flavour is Flavour.MARIADB:
-            argv.append("--rpl-semi-sync-slave-enabled=1")
-        else:
-            argv += [
-                "--plugin-load-add=semisync_source.so",
-                "--plugin-load-add=semisync_replica.so",
-                "--loose-rpl-semi-sync-replica-enabled=1",
-            ]
+        chosen += _SEMI_SYNC_OPTIONS[flavour]
     if options.read_only:
-        argv.append("--read-only=1")
-    return argv
+        chosen.append("read-only=1")
+    return _argv(binary.path, chosen, as_root)
 
 
-def _flavour_argv(binary: ServerBinary, options: ServerOptions) -> list[str]:
-    """Return the options that only one flavour has, or that both spell differently."""
-    if binary.flavour is Flavour.MARIADB:
-        return [
-            _redo_log_option(binary, options.redo_log_mb),
-            "--binlog-format=ROW",
-            "--log-slave-updates=1",
-            f"--gtid-domain-id={options.gtid_domain}",
-            "--gtid-strict-mode=1",
-            "--aria-pagecache-buffer-size=8M",
-        ]
-    # Row format and replicated updates in the binlog are MySQL's defaults; naming these options is deprecated.
-    return [
-        _redo_log_option(binary, options.redo_log_mb),
-        "--gtid-mode=ON",
-        "--enforce-gtid-consistency=ON",
-        "--mysqlx=OFF",
-        "--secure-file-priv=NULL",
-    ]
-
-
-def _redo_log_option(binary: ServerBinary, redo_log_mb: int) -> str:
-    has_capacity = binary.flavour is Flavour.MYSQL and binary.version >= _REDO_CAPACITY_SINCE
-    return f"--innodb-{'redo-log-capacity' if has_capacity else 'log-file-size'}={redo_log_mb}M"
-
-
-def _replica_argv(binary: ServerBinary, options: ServerOptions) -> list[str]:
-    if binary.flavour is Flavour.MARIADB:
-        return [
-            f"--slave-parallel-threads={options.replica_threads}",
-            # Transactions run in parallel optimistically, and commit in the master's order.
-            "--slave-parallel-mode=optimistic",
-            f"--slave-net-timeout={options.replica_net_timeout_seconds}",
-            "--master-retry-count=0",
-        ]
-    # Before 8.0.27 one thread is the default, which keeps the order by itself.
-    if binary.version < _REPLICA_NAMES_SINCE:
-        return [f"--slave-net-timeout={options.replica_net_timeout_seconds}"]
-    return [
-        f"--replica-parallel-workers={options.replica_threads}",
-        "--replica-preserve-commit-order=ON",
-        f"--replica-net-timeout={options.replica_net_timeout_seconds}",
-    ]
-
-
-def initialize_argv(binary: ServerBinary, data: Path, redo_log_mb: int, *, as_root: bool) -> list[str]:
+def initialize_argv(binary: ServerBinary, data: Path, *, as_root: bool) -> list[str]:
     """Return the command that makes an empty data directory, where root has no password and connects by Unix socket."""
-    if binary.flavour is Flavour.MARIADB:
-        argv = [
-            str(binary.initializer),
-            "--no-defaults",
-            f"--datadir={data}",
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-        ]
-    else:
-        argv = [
-            str(binary.path),
-            "--no-defaults",
-            "--initialize-insecure",
-            f"--datadir={data}",
-            _redo_log_option(binary, redo_log_mb),
-            "--secure-file-priv=NULL",
-        ]
-    if as_root:
-        argv.append("--user=root")
-    return argv
+    by_flavour = {
+        Flavour.MARIADB: ("auth-root-authentication-method=normal", "skip-test-db"),
+        Flavour.MYSQL: ("initialize-insecure", "secure-file-priv=NULL"),
+    }
+    chosen = [f"datadir={data}", _redo_log_option(binary), *by_flavour[binary.flavour]]
+    return _argv(binary.initializer, chosen, as_root)
+
+
+def _redo_log_option(binary: ServerBinary) -> str:
+    has_capacity = binary.flavour is Flavour.MYSQL and binary.version >= _REDO_CAPACITY_SINCE
+    return f"innodb-{'redo-log-capacity' if has_capacity else 'log-file-size'}={REDO_LOG_MB}M"
+
+
+def _argv(program: Path, options: Iterable[str], as_root: bool) -> list[str]:
+    return [str(program), "--no-defaults", *(f"--{option}" for option in options), *(["--user=root"] * as_root)]

@@ -7,15 +7,14 @@ terminal, and for what a crash left behind.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Container, Mapping
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from tao.admin.replication import ReplicaState, replication_states
 from tao.admin.server_stats import is_ready
-from tao.devcluster.layout import STOPPING_ORDER, Member, Role
+from tao.devcluster.layout import Member, Role, Shape
 from tao.devcluster.line_control import AskStatus, LineStatus, ask_line
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record, stop_process
@@ -23,7 +22,7 @@ from tao.devcluster.state_folder import ClusterRecord, StateFolder, service_acco
 from tao.model.errors import TaoError
 from tao.topology.document import parse_topology
 
-_STOP_SECONDS = {
+STOP_SECONDS = {
     Role.WATCHER: 10.0,
     Role.FOLLOWER: 20.0,
     Role.TAILER: 20.0,
@@ -31,6 +30,8 @@ _STOP_SECONDS = {
     Role.DATABASE: 30.0,
     Role.LINE: 5.0,
 }
+"""The time limit of a stop on SIGTERM, by role in stopping order. Watchers stop first: they would take the stopping
+servers for an outage. The delay line stops last: a replica that loses its master while it stops reports an error."""
 _OWNER_STOP_SECONDS = 90.0
 
 
@@ -68,9 +69,13 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def client_address(record: ClusterRecord, region: str = "") -> str:
     """Return the gRPC address of the first follower of the first tier, in a region or in the first one."""
-    shape = record.shape
-    ports = record.ports.get(shape.followers_in(region or shape.region_names[0], shape.tier_names[0])[0])
+    ports = record.ports.get(first_follower(record.shape, region))
     return f"{LOOPBACK}:{ports['grpc']}" if ports else ""
+
+
+def first_follower(shape: Shape, region: str = "") -> str:
+    """Return the name of the first follower in a region, or in the first one."""
+    return shape.select(Role.FOLLOWER, region)[0].name
 
 
 async def cluster_status(state_dir: Path) -> ClusterStatus:
@@ -148,33 +153,16 @@ async def stop_cluster(state_dir: Path, on_progress: Callable[[str], None]) -> l
 
 async def stop_recorded(folder: StateFolder, record: ClusterRecord, on_progress: Callable[[str], None]) -> list[str]:
     """Do what `stop_cluster` does, without stopping the process that runs the cluster in its foreground."""
-    roles = record.shape.server_names
+    killed: list[str] = []
 
-    async def stop(name: str, identity: ProcessIdentity) -> bool:
-        ended_on_sigterm = await stop_process(identity, _STOP_SECONDS[roles[name]])
-        folder.process_record(name, roles[name]).unlink(missing_ok=True)
-        return ended_on_sigterm
+    async def stop(name: str, role: Role, identity: ProcessIdentity) -> None:
+        if not await stop_process(identity, STOP_SECONDS[role]):
+            killed.append(name)
+        folder.process_record(name, role).unlink(missing_ok=True)
 
     running = folder.running(record)
-    stops = {name: partial(stop, name, identity) for name, identity in running.items()}
-    return await stop_in_order(stops, roles, running, on_progress)
-
-
-async def stop_in_order(
-    stops: Mapping[str, Callable[[], Awaitable[bool]]],
-    roles: Mapping[str, Role],
-    running: Container[str],
-    on_progress: Callable[[str], None],
-) -> list[str]:
-    """Stop processes role by role, in `STOPPING_ORDER`. Returns the names of those that had to be killed.
-
-    ``stops``: for each process the call that stops it, and returns False when it had to kill it. Only the
-    ``running`` ones are reported."""
-    killed: list[str] = []
-    for role in STOPPING_ORDER:
-        names = [name for name in stops if roles[name] is role]
+    for role, names in ((role, [each.name for each in record.shape.select(role)]) for role in STOP_SECONDS):
         if found := [name for name in names if name in running]:
             on_progress(f"stopping {', '.join(found)}")
-        stopped = await asyncio.gather(*(stops[name]() for name in names))
-        killed += [name for name, without_force in zip(names, stopped, strict=True) if not without_force]
+            await asyncio.gather(*(stop(name, role, running[name]) for name in found))
     return killed

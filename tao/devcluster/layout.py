@@ -5,10 +5,11 @@ Everything here is computed from numbers, so that it can be tested without start
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from string import ascii_lowercase
 
 import msgspec
 
@@ -22,11 +23,11 @@ LINE = "line"
 DEFAULT_RTT_MS = 58.1
 """The round trip that the paper measured between its two regions (TAO, USENIX ATC 2013, §6.4)."""
 _MAX_PROCESSES = 64
-_MAX_PER_TIER = 26
+_MAX_PER_TIER = len(ascii_lowercase)
 
 
 class Role(StrEnum):
-    """The role of a process of the cluster."""
+    """The role of a process of the cluster, in starting order."""
 
     DATABASE = "database"
     LINE = "line"
@@ -36,9 +37,7 @@ class Role(StrEnum):
     WATCHER = "watcher"
 
 
-STOPPING_ORDER = (Role.WATCHER, Role.FOLLOWER, Role.TAILER, Role.LEADER, Role.DATABASE, Role.LINE)
-"""Watchers stop first: they would take the stopping servers for an outage. The delay line stops last: a replica that
-loses its master while it stops reports an error."""
+_STARTING_ORDER = tuple(Role)
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,9 +120,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         """The names of the databases: ``db-1`` …"""
         return [f"db-{number}" for number in range(1, self.databases + 1)]
 
-    def database_server(self, region: str, database: str) -> str:
-        """Return the name of the database's server in a region: ``db-1``, or ``east-db-1``."""
-        return self._named(region, database)
+    @property
+    def tier_names(self) -> list[str]:
+        """The names of the tiers, nearest first: ``tier-1`` …; the same in every region."""
+        return [f"tier-{number}" for number in range(1, self.tiers + 1)]
 
     @property
     def master_regions(self) -> dict[str, str]:
@@ -132,63 +132,47 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         return {name: regions[index % len(regions)] for index, name in enumerate(self.database_names)}
 
     @property
-    def leader_names(self) -> list[str]:
-        """The names of the leaders of all regions."""
-        return [name for region in self.region_names for name in self.leaders_in(region)]
-
-    def leaders_in(self, region: str) -> list[str]:
-        """Return the names of a region's leaders: ``leader-1`` …, or ``east-leader-1`` …"""
-        return [self._named(region, f"leader-{number}") for number in range(1, self.leaders + 1)]
-
-    @property
-    def tier_names(self) -> list[str]:
-        """The names of the tiers, nearest first: ``tier-1`` …; the same in every region."""
-        return [f"tier-{number}" for number in range(1, self.tiers + 1)]
-
-    def follower_names(self, tier: str) -> list[str]:
-        """Return the names of a tier's followers in all regions."""
-        return [name for region in self.region_names for name in self.followers_in(region, tier)]
-
-    def followers_in(self, region: str, tier: str) -> list[str]:
-        """Return the names of a tier's followers in a region: ``follower-1a`` …, or ``east-follower-1a`` …"""
-        number = tier.removeprefix("tier-")
-        return [self._named(region, f"follower-{number}{chr(ord('a') + index)}") for index in range(self.followers)]
-
-    def tailer(self, region: str, database: str) -> str:
-        """Return the name of a database's tailer in a region: ``tailer-1``, or ``east-tailer-1``."""
-        return self._named(region, f"tailer-{database.removeprefix('db-')}")
-
-    @property
     def members(self) -> list[Member]:
         """Every process in starting order; within a role, region by region."""
-        regions, found = self.region_names, list[Member]()
-        sets = [(region, database) for region in regions for database in self.database_names]
-        for region, database in sets:
-            name = self.database_server(region, database)
-            found.append(Member(name=name, role=Role.DATABASE, region=region, database=database))
+        found = [member for region in self.region_names for member in self._members_of(region)]
         if self.is_distributed:
             found.append(Member(name=LINE, role=Role.LINE, region=""))
-        for region in regions:
-            found += [Member(name=name, role=Role.LEADER, region=region) for name in self.leaders_in(region)]
-        for region, database in sets:
-            name = self.tailer(region, database)
-            found.append(Member(name=name, role=Role.TAILER, region=region, database=database))
-        for region, tier in [(region, tier) for region in regions for tier in self.tier_names]:
-            for name in self.followers_in(region, tier):
-                found.append(Member(name=name, role=Role.FOLLOWER, region=region, tier=tier))
-        for region in regions:
-            for number in range(1, self.watchers + 1):
-                name = self._named(region, f"watcher-{number}")
-                found.append(Member(name=name, role=Role.WATCHER, region=region))
-        return found
+        return sorted(found, key=lambda member: _STARTING_ORDER.index(member.role))
+
+    def _members_of(self, region: str) -> Iterator[Member]:
+        def member(role: Role, name: str, **of: str) -> Member:
+            return Member(name=f"{region}-{name}" if self.is_distributed else name, role=role, region=region, **of)
+
+        for number, database in enumerate(self.database_names, 1):
+            yield member(Role.DATABASE, database, database=database)
+            yield member(Role.TAILER, f"tailer-{number}", database=database)
+        for number in range(1, self.leaders + 1):
+            yield member(Role.LEADER, f"leader-{number}")
+        for number, tier in enumerate(self.tier_names, 1):
+            for letter in ascii_lowercase[: self.followers]:
+                yield member(Role.FOLLOWER, f"follower-{number}{letter}", tier=tier)
+        for number in range(1, self.watchers + 1):
+            yield member(Role.WATCHER, f"watcher-{number}")
+
+    def select(self, role: Role, region: str = "", *, tier: str = "", database: str = "") -> list[Member]:
+        """Return the processes of a role in starting order: those of a region, a tier or a database, or all."""
+        return [
+            member
+            for member in self.members
+            if member.role is role
+            and region in ("", member.region)
+            and tier in ("", member.tier)
+            and database in ("", member.database)
+        ]
 
     @property
     def server_names(self) -> dict[str, Role]:
         """The role of every process by name, in starting order."""
         return {member.name: member.role for member in self.members}
 
-    def _named(self, region: str, name: str) -> str:
-        return f"{region}-{name}" if self.is_distributed else name
+    def database_server(self, region: str, database: str) -> str:
+        """Return the name of the database's server in a region: ``db-1``, or ``east-db-1``."""
+        return self.select(Role.DATABASE, region, database=database)[0].name
 
     @property
     def shard_ranges(self) -> dict[str, tuple[int, int]]:
@@ -235,16 +219,12 @@ class ClusterSettings:
     """The roles that are started. Tests of replication start only databases and the delay line."""
     cache_mb: float = 256
     """The limit of each leader's and follower's cache in MiB; memory is not reserved."""
-    arena_mb: int = 64
-    """The limit of each further arena that the schema names, in MiB."""
     client_port: int = 0
     """The gRPC port of the first follower; 0 keeps its former port, or picks a free one."""
     log_level: str = "info"
     """The log level of all servers but the databases."""
     start_seconds: float = 60.0
     """The time limit for the start of one process: normally a second or two, but the machine may be busy."""
-    stop_seconds: float = 20.0
-    """A server drains on SIGTERM for some seconds; after this time it is killed."""
     detached: bool = False
     """True when the processes may outlive the one that starts them."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -3,15 +3,13 @@
 Ports are picked below the range that the kernel uses for outgoing connections, so that none of these takes a port while
 its server restarts. A reservation is a bound socket that never listens. Linux lets a server that sets ``SO_REUSEADDR``
 (mariadbd, mysqld, asyncio and gRPC do) bind and listen beside it, while a program that looks for any free port gets
-another one. A program that uses this very port and sets ``SO_REUSEADDR`` may still win; the server then fails to start,
-and the caller tries another port.
+another one. A program that uses this very port and sets ``SO_REUSEADDR`` may still win; the server then fails to start.
 """
 
 from __future__ import annotations
 
 import random
 import socket
-from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -66,21 +64,6 @@ def reserve_again(port: int) -> PortReservation:
         return reserve_port(port)
     except OperatorError:
         return reserve_port()
-
-
-def still_free(port: int) -> int:
-    """Return the port, or 0 when another program has taken it since the last start."""
-    try:
-        reserve_port(port).release()
-    except OperatorError:
-        return 0
-    return port
-
-
-def release_all(reservations: Iterable[PortReservation]) -> None:
-    """Release several reservations."""
-    for reservation in reservations:
-        reservation.release()
 
 
 def _reserve_any() -> PortReservation:

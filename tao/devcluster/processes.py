@@ -1,13 +1,13 @@
 """Starts, watches and stops processes without leaving orphans, and without signalling the wrong process.
 
-A child has one of two lifetimes. With `Lifetime.WITH_PARENT` the kernel kills it when the thread that started it ends,
-so that even a parent killed with SIGKILL leaves nothing behind. With `Lifetime.DETACHED` it survives its parent, and a
-later command stops it by its record. The process objects of asyncio and the standard library are not used: they kill a
-child that outlives them, or warn about it. A pidfd reports the end of any process to the event loop.
+A child is killed by the kernel when the thread that started it ends, so that even a parent killed with SIGKILL leaves
+nothing behind. A *detached* child survives its parent, and a later command stops it by its record. The process objects
+of asyncio are not used: they kill a child that outlives them. A pidfd reports the end of any process to the event loop.
 
 A state folder outlives its processes, and the kernel gives the pid of a record to another process later. So a process
 is identified by pid, start time and boot, and it is signalled through a pidfd that was opened before the identity was
-compared: exactly the process that was compared is signalled. This works on Linux only (``/proc``, pidfd).
+compared: exactly the process that was compared is signalled. (psutil derives the start time from the wall clock, which
+may be set between two commands, and signals by pid.) This works on Linux only (``/proc``, pidfd, setpriv).
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+import subprocess
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tao.devcluster import launch
-from tao.model.errors import InternalError, OperatorError
+from tao.model.errors import OperatorError
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+_KILL_SECONDS: Final = 10.0
+_LOG_TAIL_BYTES: Final = 16 * 1024
+_WITH_PARENT: Final = (
+    # SIGKILL, not SIGTERM: a server that hangs in its shutdown would remain as an orphan. Every server here survives a
+    # kill by design. A function between fork and exec may deadlock in a parent that has threads, and gRPC has.
+    *("setpriv", "--pdeathsig", "KILL"),
+    # The parent may have ended before the kernel was asked.
+    *("sh", "-c", '[ "$PPID" = "$1" ] || exit; shift; exec "$@"', "start"),
+)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +64,48 @@ class ProcessIdentity:
             return False
         return _BOOT_ID.read_text().strip() == self.boot_id
 
-    def open(self) -> int | None:
-        """Return a pidfd of this process, which the caller closes; None when it no longer runs."""
-        try:
-            pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return None
-        if self.is_running():
-            return pidfd
-        os.close(pidfd)
-        return None
+    async def ends(self, number: signal.Signals, seconds: float) -> bool:
+        """Send a signal, and return True once the process no longer runs, False when it still runs after ``seconds``.
+
+        The process may have any parent."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        with self._opened() as pidfd:
+            if pidfd is None or not _sent(pidfd, number):
+                return True
+            loop.add_reader(pidfd, ended.set)
+            try:
+                await asyncio.wait_for(ended.wait(), seconds)
+            except TimeoutError:
+                return False
+            finally:
+                loop.remove_reader(pidfd)
+        return True
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal to this process. Returns False when it no longer runs; then no process was signalled."""
-        pidfd = self.open()
-        if pidfd is None:
-            return False
+        with self._opened() as pidfd:
+            return pidfd is not None and _sent(pidfd, number)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int | None]:
+        """Give a pidfd of this process; None when it no longer runs."""
         try:
-            signal.pidfd_send_signal(pidfd, number)
+            pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return False
+            yield None
+            return
+        try:
+            yield pidfd if self.is_running() else None
         finally:
             os.close(pidfd)
-        return True
+
+
+def _sent(pidfd: int, number: signal.Signals) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _read_stat(pid: int) -> tuple[str, int] | None:
@@ -92,41 +119,21 @@ def _read_stat(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
-@contextlib.asynccontextmanager
-async def exit_event(pidfd: int) -> AsyncIterator[asyncio.Event]:
-    """Give an event that is set when the process of a pidfd ends, also when it is not a child."""
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        yield ended
-    finally:
-        loop.remove_reader(pidfd)
-
-
-async def stop_process(identity: ProcessIdentity, term_seconds: float, kill_seconds: float = 10.0) -> bool:
+async def stop_process(identity: ProcessIdentity, term_seconds: float) -> bool:
     """Stop a process, of any parent: send SIGTERM, and SIGKILL when it still runs after ``term_seconds``.
 
     Returns True when it ended on SIGTERM or did not run, False when it had to be killed. Raises `OperatorError` when it
-    still runs ``kill_seconds`` after SIGKILL, which only a fault of the kernel or a disk can cause.
-    """
-    pidfd = identity.open()
-    if pidfd is None:
-        return True
-    try:
-        async with exit_event(pidfd) as ended:
-            for number, bound_seconds in ((signal.SIGTERM, term_seconds), (signal.SIGKILL, kill_seconds)):
-                try:
-                    signal.pidfd_send_signal(pidfd, number)
-                    await asyncio.wait_for(ended.wait(), bound_seconds)
-                except ProcessLookupError:
-                    return number is signal.SIGTERM
-                except TimeoutError:
-                    continue
-                return number is signal.SIGTERM
-    finally:
-        os.close(pidfd)
-    raise OperatorError(f"process {identity.pid} does not end on SIGKILL: it hangs in the kernel, look at its disk")
+    survives SIGKILL, which only a fault of the kernel or a disk can cause."""
+    ended_on_sigterm = await identity.ends(signal.SIGTERM, term_seconds)
+    if not ended_on_sigterm:
+        await kill_process(identity)
+    return ended_on_sigterm
+
+
+async def kill_process(identity: ProcessIdentity) -> None:
+    """Kill a process, of any parent, and wait for its end. Raises `OperatorError` when it survives SIGKILL."""
+    if not await identity.ends(signal.SIGKILL, _KILL_SECONDS):
+        raise OperatorError(f"process {identity.pid} does not end on SIGKILL: it hangs in the kernel, look at its disk")
 
 
 def write_record(path: Path, identity: ProcessIdentity) -> None:
@@ -145,17 +152,6 @@ def read_record(path: Path) -> ProcessIdentity | None:
     except msgspec.DecodeError:
         # Records are replaced whole, so the disk is damaged: no process can be identified, hence none signalled.
         return None
-
-
-_LOG_TAIL_BYTES = 16 * 1024
-Result = TypeVar("Result")
-
-
-class Lifetime(StrEnum):
-    """Whether a child ends with its parent, or may survive it."""
-
-    WITH_PARENT = launch.WITH_PARENT
-    DETACHED = launch.DETACHED
 
 
 async def to_the_end(work: Coroutine[Any, Any, Result]) -> Result:
@@ -185,7 +181,8 @@ class ProcessOptions:
     """Its working folder; None: the folder of its log."""
     record_path: Path | None = None
     """The file that holds its identity as JSON while it runs; None: it is not recorded."""
-    lifetime: Lifetime = Lifetime.WITH_PARENT
+    detached: bool = False
+    """True when it may outlive the process that starts it."""
     stop_seconds: float = 30.0
     """How long it may take to end after SIGTERM."""
     log_max_bytes: int = 16 * 1024 * 1024
@@ -193,10 +190,7 @@ class ProcessOptions:
 
 
 class ManagedProcess:
-    """One run of one program; make a new object for the next run. Use it on the event loop that started it.
-
-    Standard output and error are appended to ``log_path``.
-    """
+    """One run of one program, a child of this process. Use it on the event loop that started it."""
 
     def __init__(
         self,
@@ -206,84 +200,54 @@ class ManagedProcess:
         log_path: Path,
         options: ProcessOptions = ProcessOptions(),
     ) -> None:
-        self.name = name
-        self.argv = tuple(argv)
-        self.log_path = log_path
-        self._env = dict(env)
-        self._folder = options.folder if options.folder is not None else log_path.parent
-        self._record_path = options.record_path
-        self._lifetime = options.lifetime
-        self._stop_seconds = options.stop_seconds
-        self._log_max_bytes = options.log_max_bytes
-        self._identity: ProcessIdentity | None = None
-        self._pidfd = -1
-        self._log_start = 0
-        self._exit: asyncio.Future[int] | None = None
+        """Start the program in a session of its own, with standard output and error appended to ``log_path``.
 
-    @property
-    def identity(self) -> ProcessIdentity:
-        """The identity of the process. Raises `InternalError` before `start`."""
-        if self._identity is None:
-            raise InternalError(f"{self.name} was not started")
-        return self._identity
+        Raises `OperatorError` when the log cannot be written or a detached program does not exist. Another program that
+        cannot be executed ends with status 127, with the reason in the log."""
+        self.name = name
+        self.log_path = log_path
+        self._options = options
+        parent = () if options.detached else (*_WITH_PARENT, str(os.getpid()))
+        try:
+            self._log_start = _prepare_log(log_path, options.log_max_bytes)
+            with log_path.open("ab") as log:
+                self._child = subprocess.Popen(
+                    [*parent, *argv],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=env,
+                    cwd=options.folder or log_path.parent,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise OperatorError(f"cannot start {name} with the log {log_path}: {error}") from error
+        loop = asyncio.get_running_loop()
+        # It has not been reaped, so the pid is still this child's even if it has ended by now.
+        self.identity = ProcessIdentity.of(self._child.pid)
+        self._pidfd = os.pidfd_open(self._child.pid)
+        self._exit: asyncio.Future[int] = loop.create_future()
+        loop.add_reader(self._pidfd, self._reap)
+        if options.record_path is not None:
+            try:
+                write_record(options.record_path, self.identity)
+            except OSError as error:
+                # Without a record no later command would find it.
+                self.identity.signal(signal.SIGKILL)
+                raise OperatorError(f"cannot write {options.record_path}: {error.strerror}") from error
 
     @property
     def pid(self) -> int:
-        """The process id. Raises `InternalError` before `start`."""
+        """The process id."""
         return self.identity.pid
 
     @property
     def is_running(self) -> bool:
-        """True from `start` until the process has ended (or was released)."""
-        return self._exit is not None and not self._exit.done() and self.identity.is_running()
-
-    def start(self) -> None:
-        """Start the program in a session of its own. Must be called on the event loop; takes about a millisecond.
-
-        Raises `OperatorError` when the log cannot be written, and `InternalError` when it was started before. A program
-        that cannot be executed ends with status 127, with the reason in the log.
-        """
-        if self._identity is not None:
-            raise InternalError(f"{self.name} was started already: make a new ManagedProcess for another run")
-        loop = asyncio.get_running_loop()
-        try:
-            self._log_start = self._prepare_log()
-            log = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise OperatorError(f"cannot write the log {self.log_path} of {self.name}: {error.strerror}") from error
-        launcher = [sys.executable, "-I", "-S", launch.__file__, self._lifetime, str(os.getpid()), str(self._folder)]
-        try:
-            pid = os.posix_spawn(
-                sys.executable,
-                [*launcher, *self.argv],
-                self._env,
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, log, 1),
-                    (os.POSIX_SPAWN_DUP2, log, 2),
-                ],
-                setsid=True,
-                setsigmask=(),
-            )
-        finally:
-            os.close(log)
-        # It has not been reaped, so the pid is still this child's even if it has ended by now.
-        self._identity = ProcessIdentity.of(pid)
-        self._pidfd = os.pidfd_open(pid)
-        self._exit = loop.create_future()
-        loop.add_reader(self._pidfd, self._reap)
-        if self._record_path is not None:
-            try:
-                write_record(self._record_path, self._identity)
-            except OSError as error:
-                # Without a record no later command would find it.
-                self._identity.signal(signal.SIGKILL)
-                raise OperatorError(f"cannot write {self._record_path}: {error.strerror}") from error
+        """True until the process has ended (or was released)."""
+        return not self._exit.done() and self.identity.is_running()
 
     async def wait(self) -> int:
         """Wait for the end and return the exit status, negative for the signal that ended it."""
-        if self._exit is None:
-            raise InternalError(f"{self.name} was not started")
         return await asyncio.shield(self._exit)
 
     async def ended_before(self, ready: Coroutine[Any, Any, None]) -> int | None:
@@ -305,23 +269,24 @@ class ManagedProcess:
 
     async def stop(self) -> bool:
         """Send SIGTERM, and SIGKILL after ``stop_seconds``. Returns True when no SIGKILL was needed. Idempotent."""
-        if self._exit is None or self._exit.done():
+        if self._exit.done():
             return True
-        ended_on_sigterm = await stop_process(self.identity, self._stop_seconds)
+        ended_on_sigterm = await stop_process(self.identity, self._options.stop_seconds)
         await self.wait()
         return ended_on_sigterm
 
     async def kill(self) -> None:
-        """Kill it with SIGKILL, and wait for its end."""
-        if self._exit is not None and not self._exit.done():
-            self.identity.signal(signal.SIGKILL)
+        """Kill it with SIGKILL, and wait for its end. Idempotent."""
+        if not self._exit.done():
+            await kill_process(self.identity)
             await self.wait()
 
     def release(self) -> None:
         """Stop watching the process without ending it, before the parent of a detached child ends."""
-        if self._exit is not None and not self._exit.done():
+        if not self._exit.done():
             self._close_pidfd()
             self._exit.cancel()
+            self._child.returncode = 0  # so that nothing warns about a child that goes on running
 
     def log_tail(self, lines: int = 12) -> str:
         """Return the last lines that this run wrote to its log, at most 16 KiB."""
@@ -334,28 +299,25 @@ class ManagedProcess:
             return ""
         return "\n".join(text.splitlines()[-lines:])
 
-    def _prepare_log(self) -> int:
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
-        if not self.log_path.exists():
-            return 0
-        size = self.log_path.stat().st_size
-        if size <= self._log_max_bytes:
-            return size
-        self.log_path.replace(self.log_path.with_name(f"{self.log_path.name}.1"))
-        return 0
-
     def _reap(self) -> None:
         """Take the exit status, once the pidfd is readable because the process has ended."""
-        assert self._exit is not None
-        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG)
-        if ended is None:
+        status = self._child.poll()
+        if status is None:
             return
         self._close_pidfd()
-        if self._record_path is not None:
-            self._record_path.unlink(missing_ok=True)
-        self._exit.set_result(ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status)
+        if self._options.record_path is not None:
+            self._options.record_path.unlink(missing_ok=True)
+        self._exit.set_result(status)
 
     def _close_pidfd(self) -> None:
         asyncio.get_running_loop().remove_reader(self._pidfd)
         os.close(self._pidfd)
-        self._pidfd = -1
+
+
+def _prepare_log(path: Path, max_bytes: int) -> int:
+    """Make a log that only this user reads, put one aside that is too long, and return the size of the log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and path.stat().st_size > max_bytes:
+        path.replace(path.with_name(f"{path.name}.1"))
+    path.touch(0o600)
+    return path.stat().st_size

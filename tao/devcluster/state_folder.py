@@ -7,18 +7,16 @@ which is compared with the kernel's (`tao.devcluster.processes`).
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import secrets
-import stat
 from pathlib import Path
 
 import msgspec
 
 from tao.admin.documents import example_schema_file, read_schema
-from tao.devcluster.layout import DEFAULT_RTT_MS, LINE, Role, Shape
-from tao.devcluster.processes import ProcessIdentity, read_record, write_record
+from tao.devcluster.layout import DEFAULT_RTT_MS, Role, Shape
+from tao.devcluster.processes import ProcessIdentity, read_record
 from tao.model.errors import OperatorError, SchemaError
 from tao.model.versions import FIRST_EPOCH
 from tao.replication.accounts import Account, ServiceAccounts
@@ -33,7 +31,7 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The content of ``cluster.json``.
 
     ``ports``: see `tao.devcluster.layout.Ports`. ``ready``: the start was completed, so processes that run are in use.
-    The last four fields are ports as a record of the former release has them; `with_all_ports` moves them."""
+    """
 
     format: int = _FORMAT
     shape: Shape
@@ -42,23 +40,6 @@ class ClusterRecord(msgspec.Struct, frozen=True, kw_only=True):
     passwords: dict[str, str] = {}
     topology_version: int = 0
     ready: bool = False
-    database_ports: dict[str, int] = {}
-    tailer_ports: dict[str, int] = {}
-    watcher_ports: dict[str, int] = {}
-    line_ports: dict[str, int] = {}
-
-    def with_all_ports(self) -> ClusterRecord:
-        """Return the record with the ports of every process in ``ports``."""
-        ports = {
-            **self.ports,
-            **{name: {"mysql": port} for name, port in self.database_ports.items()},
-            **{name: {"admin": port} for name, port in (*self.tailer_ports.items(), *self.watcher_ports.items())},
-        }
-        if self.line_ports:
-            ports[LINE] = self.line_ports
-        return msgspec.structs.replace(
-            self, ports=ports, database_ports={}, tailer_ports={}, watcher_ports={}, line_ports={}
-        )
 
 
 def new_passwords() -> dict[str, str]:
@@ -84,11 +65,22 @@ class _DatabaseOutline(msgspec.Struct, frozen=True):
     version_epoch: int = FIRST_EPOCH
 
 
-class _TopologyOutline(msgspec.Struct, frozen=True):
+class TopologyOutline(msgspec.Struct, frozen=True):
     """The fields of a topology document that are needed to start the cluster again."""
 
     version: int = 0
     databases: tuple[_DatabaseOutline, ...] = ()
+
+    def master_regions(self, shape: Shape) -> dict[str, str]:
+        """Return the master region of each database: that of the document, which a promotion may have changed, else
+        that of the shape."""
+        found = {database.name: database.master_region for database in self.databases}
+        regions = shape.region_names
+        return {name: found[name] if found.get(name) in regions else at for name, at in shape.master_regions.items()}
+
+    def version_epochs(self) -> dict[str, int]:
+        """Return the version epoch of each database that the document names."""
+        return {database.name: database.version_epoch for database in self.databases}
 
 
 class StateFolder:
@@ -96,29 +88,16 @@ class StateFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
+        # The topology document that the servers watch.
+        self.topology = self.path / "topology.json"
+        # The cluster's own copy of the schema file; edit it to change the schema of the running cluster.
+        self.schema = self.path / "schema.yaml"
+        # The record of the process that runs the cluster in its foreground.
+        self.owner = self.path / "owner.json"
+        # The delay line's Unix socket.
+        self.line_control = self.path / "line.sock"
+        self._record = self.path / "cluster.json"
         self._lock = -1
-        self._made: list[Path] = []
-        self._former_mode: int | None = None
-
-    @property
-    def topology(self) -> Path:
-        """The topology document that the servers watch."""
-        return self.path / "topology.json"
-
-    @property
-    def schema(self) -> Path:
-        """The cluster's own copy of the schema file; edit it to change the schema of the running cluster."""
-        return self.path / "schema.yaml"
-
-    @property
-    def owner(self) -> Path:
-        """The record of the process that runs the cluster in its foreground."""
-        return self.path / "owner.json"
-
-    @property
-    def line_control(self) -> Path:
-        """The delay line's Unix socket."""
-        return self.path / "line.sock"
 
     def settings_file(self, name: str) -> Path:
         """Return the path of a server's settings file."""
@@ -140,34 +119,14 @@ class StateFolder:
 
     def create(self) -> None:
         """Create the folder, readable by this user alone because it holds passwords. Raises `OperatorError`."""
-        files = [self.path / name for name in (".gitignore", "lock", self.schema.name)]
-        folders = [self.path / "servers", self.path, *self.path.parents]
-        self._made = [path for path in (*files, *folders) if not path.exists()]
         try:
-            self._former_mode = None if self.path in self._made else stat.S_IMODE(self.path.stat().st_mode)
             (self.path / "servers").mkdir(parents=True, exist_ok=True)
             self.path.chmod(0o700)
-            if files[0] in self._made:
-                files[0].write_text("*\n")
+            (self.path / ".gitignore").write_text("*\n")
         except OSError as error:
             raise OperatorError(
                 f"cannot use the state folder {self.path}: {error.strerror}; choose another with --state-dir"
             ) from error
-
-    def discard(self) -> None:
-        """Undo `create`, unless a cluster has been recorded, so that a refused start leaves nothing.
-
-        Call it while the lock is held. Raises `OperatorError`."""
-        if (self.path / "cluster.json").exists():
-            return
-        for path in self._made:
-            try:
-                path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
-                    raise OperatorError(f"cannot remove {path}: {error.strerror}") from error
-        if self._former_mode is not None:
-            self.path.chmod(self._former_mode)
 
     def lock(self) -> None:
         """Keep other processes from starting a cluster here until `unlock`, or the end of this process.
@@ -195,18 +154,19 @@ class StateFolder:
 
     def read(self) -> ClusterRecord | None:
         """Return the record; None when there is none. Raises `OperatorError` when it cannot be read."""
-        path = self.path / "cluster.json"
         try:
-            record = msgspec.json.decode(path.read_bytes(), type=ClusterRecord)
+            record = msgspec.json.decode(self._record.read_bytes(), type=ClusterRecord)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise OperatorError(f"cannot read {path}: {error.strerror}") from error
+            raise OperatorError(f"cannot read {self._record}: {error.strerror}") from error
         except msgspec.MsgspecError as error:
-            raise OperatorError(f"{path} is damaged ({error}): remove {self.path} to start afresh") from error
+            raise OperatorError(f"{self._record} is damaged ({error}): remove {self.path} to start afresh") from error
         if record.format != _FORMAT:
-            raise OperatorError(f"{path} has format {record.format}, this program writes {_FORMAT}: remove the folder")
-        return record.with_all_ports()
+            raise OperatorError(
+                f"{self._record} has format {record.format}, this program writes {_FORMAT}: remove the folder"
+            )
+        return record
 
     def require(self) -> ClusterRecord:
         """Return the record. Raises `OperatorError` when the folder has no cluster."""
@@ -215,49 +175,31 @@ class StateFolder:
             raise OperatorError(f"there is no cluster in {self.path}: start one with `tao dev up`")
         return record
 
-    def topology_version(self) -> int:
-        """Return the version of the topology file; 0 when it does not exist or cannot be read."""
-        return self._topology_as_it_is().version
-
-    def master_regions(self, shape: Shape) -> dict[str, str]:
-        """Return the master region of each database: that of the topology file, which a promotion may have changed,
-        else that of the shape."""
-        found = {database.name: database.master_region for database in self._topology_as_it_is().databases}
-        regions = shape.region_names
-        return {name: found[name] if found.get(name) in regions else at for name, at in shape.master_regions.items()}
-
-    def version_epochs(self) -> dict[str, int]:
-        """Return the version epoch of each database that the topology file names."""
-        return {database.name: database.version_epoch for database in self._topology_as_it_is().databases}
-
-    def _topology_as_it_is(self) -> _TopologyOutline:
+    def former_topology(self) -> TopologyOutline:
+        """Return what the topology file says, or an empty outline when it does not exist or cannot be read."""
         try:
-            return msgspec.json.decode(self.topology.read_bytes(), type=_TopologyOutline)
+            return msgspec.json.decode(self.topology.read_bytes(), type=TopologyOutline)
         except (OSError, msgspec.MsgspecError):
             # A mistake in the file must not keep the cluster from starting, which writes the file anew.
-            return _TopologyOutline()
+            return TopologyOutline()
 
     def write(self, record: ClusterRecord) -> None:
         """Replace the record, atomically. Raises `OperatorError`."""
-        self.write_file(self.path / "cluster.json", msgspec.json.format(msgspec.json.encode(record)))
+        self.write_file(self._record, msgspec.json.format(msgspec.json.encode(record)))
 
     def write_file(self, path: Path, content: bytes) -> None:
         """Write a file of this folder atomically, readable by this user alone. Raises `OperatorError`."""
         draft = path.with_name(f".{path.name}.draft")
         try:
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+            draft.touch(0o600)
+            draft.write_bytes(content)
             draft.replace(path)
         except OSError as error:
             raise OperatorError(f"cannot write {path}: {error.strerror}") from error
 
     def write_owner(self) -> None:
         """Record this process as the one that runs the cluster in its foreground. Raises `OperatorError`."""
-        try:
-            write_record(self.owner, ProcessIdentity.of(os.getpid()))
-        except OSError as error:
-            raise OperatorError(f"cannot write {self.owner}: {error.strerror}") from error
+        self.write_file(self.owner, msgspec.json.encode(ProcessIdentity.of(os.getpid())))
 
     def running(self, record: ClusterRecord) -> dict[str, ProcessIdentity]:
         """Return the recorded processes that run now, by name, in starting order."""
@@ -265,21 +207,22 @@ class StateFolder:
         return {name: identity for name, identity in found.items() if identity is not None and identity.is_running()}
 
 
-def place_schema(folder: StateFolder, wanted: Path | None) -> Schema:
-    """Copy the schema into the folder and return it; without ``wanted`` the folder's own copy stays, if there is one.
+def choose_schema(folder: StateFolder, wanted: Path | None) -> tuple[Schema, str]:
+    """Return the schema of the file that is wanted, or else that of the folder's copy or the example, and its text.
 
     Raises `SchemaError` when it is wrong, or when it contradicts the schema of the data in the folder.
     """
     own = folder.schema
-    if wanted is None and own.exists():
-        return read_schema(own)[0]
-    schema, text = read_schema(wanted or example_schema_file())
-    if own.exists():
-        broken = [change for change in compare(read_schema(own)[0], schema) if not change.compatible]
-        if broken:
-            raise SchemaError(
-                f"{wanted} contradicts the data in {folder.path}: {broken[0].path}: {broken[0].why}; "
-                f"`tao schema check {own} {wanted}` lists everything"
-            )
-    folder.write_file(own, text.encode())
-    return schema
+    if not own.exists():
+        return read_schema(wanted or example_schema_file())
+    kept = read_schema(own)
+    if wanted is None:
+        return kept
+    chosen = read_schema(wanted)
+    broken = [change for change in compare(kept[0], chosen[0]) if not change.compatible]
+    if broken:
+        raise SchemaError(
+            f"{wanted} contradicts the data in {folder.path}: {broken[0].path}: {broken[0].why}; "
+            f"`tao schema check {own} {wanted}` lists everything"
+        )
+    return chosen

@@ -56,7 +56,7 @@ def test_servers_of_a_set_share_their_gtid_domain_and_no_two_servers_an_id(tmp_p
     options = {}
     for member in SHAPE.members:
         if member.role is Role.DATABASE:
-            settings = instance_settings(member, RECORD, StateFolder(tmp_path), ClusterSettings(), port=0)
+            settings = instance_settings(member, RECORD, StateFolder(tmp_path), ClusterSettings())
             options[member.name] = settings.options
             assert settings.options.read_only, "a server that restarts must not take writes by itself"
     assert len({each.server_id for each in options.values()}) == 4

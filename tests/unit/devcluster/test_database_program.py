@@ -73,13 +73,13 @@ def test_full_durability_syncs_both_logs_and_relaxed_neither() -> None:
 def test_the_machines_own_configuration_is_never_read(binary: ServerBinary) -> None:
     # The option has to come first, or the servers take it for a mistake.
     assert server_argv(binary, FOLDER, 3306, ServerOptions(), as_root=True)[1] == "--no-defaults"
-    assert initialize_argv(binary, FOLDER.data, 16, as_root=True)[1] == "--no-defaults"
+    assert initialize_argv(binary, FOLDER.data, as_root=True)[1] == "--no-defaults"
 
 
 def test_only_root_names_the_user_to_run_as() -> None:
     for as_root in (True, False):
         assert ("--user=root" in server_argv(MYSQL, FOLDER, 1, ServerOptions(), as_root=as_root)) is as_root
-        assert ("--user=root" in initialize_argv(MARIADB, FOLDER.data, 16, as_root=as_root)) is as_root
+        assert ("--user=root" in initialize_argv(MARIADB, FOLDER.data, as_root=as_root)) is as_root
 
 
 def test_each_flavour_gets_the_options_it_knows() -> None:
@@ -91,9 +91,7 @@ def test_each_flavour_gets_the_options_it_knows() -> None:
     assert "--innodb-log-file-size=16M" in server_argv(OLD_MYSQL, FOLDER, 1, options, as_root=False)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"server_id": 0}, {"server_id": 2**32}, {"gtid_domain": -1}, {"buffer_pool_mb": 1}, {"redo_log_mb": 0}]
-)
+@pytest.mark.parametrize("wrong", [{"server_id": 0}, {"server_id": 2**32}, {"gtid_domain": -1}, {"buffer_pool_mb": 1}])
 def test_options_that_no_server_accepts_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(SettingsError):
         ServerOptions(**wrong)  # type: ignore[arg-type]
@@ -104,12 +102,10 @@ def test_a_folder_too_deep_for_a_socket_is_refused() -> None:
         ServerFolder(Path("/" + "x" * 120))
 
 
-def test_a_template_is_of_one_program_version_and_redo_size() -> None:
+def test_a_template_is_of_one_program_and_version() -> None:
     other_path = ServerBinary(Path("/opt/mariadbd"), MARIADB.flavour, MARIADB.version, MARIADB.initializer)
-    names = {template_name(MARIADB, 16), template_name(MARIADB, 32), template_name(MYSQL, 16)}
-    names |= {template_name(OLD_MYSQL, 16), template_name(other_path, 16)}
-    assert len(names) == 5
-    assert template_name(MARIADB, 16).startswith("mariadb-10.11.19-")
+    assert len({template_name(each) for each in (MARIADB, MYSQL, OLD_MYSQL, other_path)}) == 4
+    assert template_name(MARIADB).startswith("mariadb-10.11.19-")
 
 
 def test_the_cache_folder_follows_the_xdg_specification() -> None:

@@ -14,16 +14,14 @@ from pathlib import Path
 import pytest
 
 from tao.devcluster.processes import (
-    Lifetime,
     ManagedProcess,
     ProcessIdentity,
     ProcessOptions,
-    exit_event,
     read_record,
     stop_process,
     write_record,
 )
-from tao.model.errors import InternalError, OperatorError
+from tao.model.errors import OperatorError
 
 Start = Callable[..., ManagedProcess]
 STUBBORN = "trap '' TERM; echo ready; while :; do sleep 0.05; done"
@@ -43,7 +41,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
             ProcessOptions(**options),  # type: ignore[arg-type]
         )
         started.append(process)
-        process.start()
         return process
 
     yield start_script
@@ -55,17 +52,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - what is waited for happens in another process
             await asyncio.sleep(0.01)
-
-
-async def wait_until_gone(identity: ProcessIdentity) -> None:
-    pidfd = identity.open()
-    if pidfd is None:
-        return
-    try:
-        async with asyncio.timeout(30), exit_event(pidfd) as ended:
-            await ended.wait()
-    finally:
-        os.close(pidfd)
 
 
 async def test_the_exit_status_is_that_of_the_program(start: Start) -> None:
@@ -111,21 +97,14 @@ async def test_stop_kills_what_ignores_term(start: Start) -> None:
 
 async def test_a_program_that_does_not_exist_is_named_in_the_log(tmp_path: Path) -> None:
     process = ManagedProcess("ghost", ["/no/such/program"], {}, tmp_path / "ghost.log")
-    process.start()
     assert await process.wait() == 127
-    assert process.log_tail() == "cannot start /no/such/program: [Errno 2] No such file or directory"
+    assert "/no/such/program: not found" in process.log_tail()
 
 
 async def test_a_log_that_cannot_be_written_is_an_operators_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OperatorError, match="cannot write the log"):
-        ManagedProcess("lost", ["true"], {}, tmp_path / "file" / "lost.log").start()
-
-
-async def test_a_process_is_started_once(start: Start) -> None:
-    process = start("true")
-    with pytest.raises(InternalError, match="another run"):
-        process.start()
+    with pytest.raises(OperatorError, match="cannot start lost with the log"):
+        ManagedProcess("lost", ["true"], {}, tmp_path / "file" / "lost.log")
 
 
 async def test_the_record_stands_while_the_process_runs(start: Start, tmp_path: Path) -> None:
@@ -164,18 +143,17 @@ def test_an_identity_survives_its_record(tmp_path: Path) -> None:
     assert myself.is_running()
 
 
-def run_parent(lifetime: Lifetime, tmp_path: Path, last_act: str) -> subprocess.Popen[str]:
+def run_parent(detached: bool, tmp_path: Path, last_act: str) -> subprocess.Popen[str]:
     """A process that starts a child which records itself, says so, and then does its last act."""
     program = f"""
         import asyncio, os, pathlib, sys
-        from tao.devcluster.processes import Lifetime, ManagedProcess, ProcessOptions
+        from tao.devcluster.processes import ManagedProcess, ProcessOptions
 
         async def main():
             folder = pathlib.Path({str(tmp_path)!r})
             child = ManagedProcess("child", ["sleep", "1000"], os.environ, folder / "child.log",
                                    ProcessOptions(record_path=folder / "child.json",
-                                                  lifetime=Lifetime({lifetime.value!r})))
-            child.start()
+                                                  detached={detached}))
             cmdline = pathlib.Path(f"/proc/{{child.pid}}/cmdline")
             while not cmdline.read_bytes().startswith(b"sleep"):
                 await asyncio.sleep(0.01)
@@ -191,19 +169,19 @@ def run_parent(lifetime: Lifetime, tmp_path: Path, last_act: str) -> subprocess.
 
 
 async def test_no_child_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
-    with run_parent(Lifetime.WITH_PARENT, tmp_path, "await asyncio.Event().wait()") as parent:
+    with run_parent(False, tmp_path, "await asyncio.Event().wait()") as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "started\n"
         child = read_record(tmp_path / "child.json")
         assert child is not None
         assert child.is_running()
         parent.kill()
-        await wait_until_gone(child)
+        await until(lambda: not child.is_running())
     assert not child.is_running()
 
 
 async def test_a_detached_child_outlives_its_parent_and_can_be_stopped_by_its_record(tmp_path: Path) -> None:
-    with run_parent(Lifetime.DETACHED, tmp_path, "child.release()") as parent:
+    with run_parent(True, tmp_path, "child.release()") as parent:
         output, errors = parent.communicate()
     assert (output, errors, parent.returncode) == ("started\n", "", 0)
     child = read_record(tmp_path / "child.json")

@@ -9,13 +9,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tao.admin.documents import example_schema_file
-from tao.devcluster.layout import LINE, Role, Shape
+from tao.devcluster.layout import Role, Shape
 from tao.devcluster.processes import ProcessIdentity, write_record
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, new_passwords, place_schema, service_accounts
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, choose_schema, new_passwords, service_accounts
 from tao.model.errors import OperatorError, SchemaError
 
 
@@ -33,25 +32,6 @@ def test_a_record_comes_back_as_it_was_written(folder: StateFolder) -> None:
     )
     folder.write(record)
     assert folder.read() == record
-
-
-def test_a_record_of_the_former_release_keeps_the_ports_of_every_process(folder: StateFolder) -> None:
-    record = json.loads(msgspec.json.encode(ClusterRecord(shape=Shape(shards=8))))
-    record |= {
-        "ports": {"leader-1": {"grpc": 1, "frames": 2, "admin": 3}},
-        "database_ports": {"db-1": 4},
-        "tailer_ports": {"tailer-1": 5},
-        "watcher_ports": {"watcher-1": 6},
-        "line_ports": {"east leader-1 grpc": 7},
-    }
-    (folder.path / "cluster.json").write_text(json.dumps(record))
-    assert folder.require().ports == {
-        "leader-1": {"grpc": 1, "frames": 2, "admin": 3},
-        "db-1": {"mysql": 4},
-        "tailer-1": {"admin": 5},
-        "watcher-1": {"admin": 6},
-        LINE: {"east leader-1 grpc": 7},
-    }
 
 
 def test_passwords_lie_in_files_for_this_user_alone(folder: StateFolder) -> None:
@@ -107,34 +87,31 @@ def test_a_process_counts_as_running_only_when_it_is_the_one_recorded(folder: St
 
 
 def test_a_new_folder_gets_the_example_schema_and_keeps_its_own_afterwards(folder: StateFolder) -> None:
-    place_schema(folder, None)
-    assert folder.schema.read_text() == example_schema_file().read_text()
+    assert choose_schema(folder, None)[1] == example_schema_file().read_text()
     folder.schema.write_text("format: 1\nobjects: {thing: {number: 9}}\n")
-    assert [otype.name for otype in place_schema(folder, None).objects] == ["thing"]
+    assert [otype.name for otype in choose_schema(folder, None)[0].objects] == ["thing"]
 
 
 def test_a_schema_that_contradicts_the_stored_data_is_refused(folder: StateFolder, tmp_path: Path) -> None:
-    place_schema(folder, None)
+    folder.schema.write_text(example_schema_file().read_text())
     other = tmp_path / "other.yaml"
     other.write_text("format: 1\nobjects: {thing: {number: 1, fields: {name: {number: 1, type: int}}}}\n")
-    before = folder.schema.read_text()
     with pytest.raises(SchemaError, match="tao schema check"):
-        place_schema(folder, other)
-    assert folder.schema.read_text() == before
+        choose_schema(folder, other)
 
 
 def test_a_schema_file_that_is_not_there_is_named(folder: StateFolder, tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match=r"missing\.yaml"):
-        place_schema(folder, tmp_path / "missing.yaml")
+        choose_schema(folder, tmp_path / "missing.yaml")
 
 
 def test_mastership_comes_from_the_topology_file_if_it_can_be_read_else_from_the_shape(tmp_path: Path) -> None:
     folder, shape = StateFolder(tmp_path), Shape(regions=2, databases=2)
-    assert folder.master_regions(shape) == {"db-1": "east", "db-2": "east"}
+    assert folder.former_topology().master_regions(shape) == {"db-1": "east", "db-2": "east"}
     databases = [{"name": "db-1", "master_region": "west"}, {"name": "db-2", "master_region": "nowhere"}]
     folder.topology.write_text(json.dumps({"version": 9, "databases": databases}))
-    assert folder.master_regions(shape) == {"db-1": "west", "db-2": "east"}
-    assert folder.topology_version() == 9
+    assert folder.former_topology().master_regions(shape) == {"db-1": "west", "db-2": "east"}
+    assert folder.former_topology().version == 9
     folder.topology.write_text("{")
-    assert folder.master_regions(shape) == {"db-1": "east", "db-2": "east"}
-    assert folder.topology_version() == 0
+    assert folder.former_topology().master_regions(shape) == {"db-1": "east", "db-2": "east"}
+    assert folder.former_topology().version == 0
