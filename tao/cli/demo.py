@@ -13,9 +13,9 @@ from tao.cli.frame import INTERRUPTED_STATUS, fail, run
 from tao.model.errors import OperatorError
 
 if TYPE_CHECKING:
-    from tao.demonstration.chapters import Generated
-    from tao.demonstration.figures import Figures
     from tao.demonstration.graph_files import GraphFiles
+    from tao.demonstration.narration import Figures
+    from tao.demonstration.social_graph import Generated
 
 CHECK_FAILED_STATUS = 1
 _file = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -53,9 +53,9 @@ def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int,
     """
     import msgspec
 
-    from tao.demonstration.chapters import Generated
-    from tao.demonstration.figures import DemonstrationFailed
     from tao.demonstration.graph_files import GraphFiles
+    from tao.demonstration.narration import DemonstrationFailed
+    from tao.demonstration.social_graph import Generated
 
     if (edges is None) != (objects is None):
         raise click.UsageError("--edges and --objects belong together: give both, or neither")
@@ -74,7 +74,7 @@ def demo(edges: Path | None, objects: Path | None, nodes: int, edges_count: int,
             figures_file.write_bytes(msgspec.json.format(msgspec.json.encode(figures)) + b"\n")
         except OSError as error:
             raise OperatorError(f"cannot write {figures_file}: {error.strerror}") from error
-    click.echo(f"Every check succeeded, in {figures.seconds:.0f} s; the cluster is stopped and removed.")
+    click.echo(f"Every check succeeded, in {figures['seconds']:.0f} s; the cluster is stopped and removed.")
     click.echo("demo: ok")
     return 0
 

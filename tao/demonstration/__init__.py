@@ -3,6 +3,5 @@
 Every figure that is printed is measured in the same run, and every claim is checked before it is printed: a failed
 check ends the demonstration with `DemonstrationFailed`. So it is a smoke test of the whole system as well.
 
-`chapters` says what is shown; `stage` starts a private cluster, `checkin_page`, `graph_files` and `measurements` work
-on it, and `figures` holds the results for scripts.
+`chapters` says what is shown, `narration` how; the chapters work on private clusters, which `stage` starts.
 """
