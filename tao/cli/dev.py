@@ -174,17 +174,9 @@ async def _up(settings: ClusterSettings) -> int:
     from tao.devcluster.cluster import DevCluster
 
     began = time.monotonic()
-    stop_wanted = asyncio.Event()
-    starting = asyncio.current_task()
-    assert starting is not None
-    ready = False
-
-    def stop() -> None:
-        stop_wanted.set()
-        if not ready:
-            starting.cancel()
-
-    at_first_signal(stop)
+    task = asyncio.current_task()
+    assert task is not None
+    at_first_signal(task.cancel)
     display = WaitDisplay()
     cluster = DevCluster(settings, display.show)
     with display:
@@ -193,36 +185,37 @@ async def _up(settings: ClusterSettings) -> int:
         except asyncio.CancelledError:
             click.echo("tao: interrupted; nothing is left running", err=True)
             return INTERRUPTED_STATUS
-        ready = True
-    if settings.detached:
-        status = await cluster.status()
-        cluster.release()
-        _print_status(status)
-        click.echo(f"ready in {time.monotonic() - began:.1f} s; `tao dev down` stops it")
-        return 0
     try:
         _print_status(await cluster.status())
-        click.echo(f"ready in {time.monotonic() - began:.1f} s; Ctrl-C stops it")
+        end = "`tao dev down`" if settings.detached else "Ctrl-C"
+        click.echo(f"ready in {time.monotonic() - began:.1f} s; {end} stops it")
+        if settings.detached:
+            cluster.release()
+            return 0
         sys.stdout.flush()
-        await _watch(cluster, stop_wanted)
+        await _watch(cluster)
+    except asyncio.CancelledError:
+        pass
     finally:
         with display:
             killed = await cluster.stop()
-    click.echo("stopped" + (f"; had to kill {', '.join(killed)}" if killed else ""), err=True)
+    _print_stopped(killed, err=True)
     return 0
 
 
-async def _watch(cluster: DevCluster, stop_wanted: asyncio.Event) -> None:
-    """Report processes that end: developers kill one to see what the others do."""
+async def _watch(cluster: DevCluster) -> None:
+    """Report processes that end, until cancelled: developers kill one to see what the others do."""
     running = set(cluster.running)
-    while not stop_wanted.is_set():
-        try:
-            await asyncio.wait_for(stop_wanted.wait(), _WATCH_PAUSE_SECONDS)
-        except TimeoutError:
-            now = set(cluster.running)
-            for name in sorted(running - now):
-                click.echo(f"tao: {name} has ended; `tao dev logs {name}` may say why", err=True)
-            running = now
+    while True:
+        await asyncio.sleep(_WATCH_PAUSE_SECONDS)
+        now = set(cluster.running)
+        for name in sorted(running - now):
+            click.echo(f"tao: {name} has ended; `tao dev logs {name}` may say why", err=True)
+        running = now
+
+
+def _print_stopped(killed: list[str], *, err: bool = False) -> None:
+    click.echo("stopped" + (f"; had to kill {', '.join(killed)}" if killed else ""), err=err)
 
 
 @dev.command()
@@ -282,7 +275,7 @@ def down(state_dir: Path) -> None:
 
     with WaitDisplay() as display:
         killed = run(stop_cluster(state_dir, display.show))
-    click.echo("stopped" + (f"; had to kill {', '.join(killed)}" if killed else ""))
+    _print_stopped(killed)
 
 
 @dev.command()
@@ -298,53 +291,37 @@ def logs(name: str | None, follow: bool, state_dir: Path) -> None:
     roles = folder.require().shape.server_names
     if name is not None and name not in roles:
         raise OperatorError(f"there is no {name} here: the processes are {', '.join(roles)}")
-    chosen = {name: roles[name]} if name else roles
-    tails = [_LogTail(each, folder.log(each, role), len(chosen) > 1) for each, role in chosen.items()]
-    for tail in tails:
-        tail.print_last(_LOG_LINES_SHOWN)
+    paths = {each: folder.log(each, role) for each, role in roles.items() if name in (None, each)}
+    ends = {}
+    for each, path in paths.items():
+        begin = max(0, (path.stat().st_size if path.exists() else 0) - _LOG_READ_BYTES)
+        lines, ends[each] = _log_lines(path, begin)
+        _print_log(each, lines[-_LOG_LINES_SHOWN:], prefixed=name is None)
     while follow:
         sys.stdout.flush()
         time.sleep(_FOLLOW_PAUSE_SECONDS)
-        for tail in tails:
-            tail.print_new()
+        for each, path in paths.items():
+            lines, ends[each] = _log_lines(path, ends[each])
+            _print_log(each, lines, prefixed=name is None)
 
 
-class _LogTail:
-    """Prints one log, each time from where it stopped."""
+def _log_lines(path: Path, begin: int) -> tuple[list[str], int]:
+    """Return the whole lines of a log from an offset, and where they end. A log that has become shorter is a new one.
 
-    def __init__(self, name: str, path: Path, prefixed: bool) -> None:
-        self._path = path
-        self._prefix = f"{name} | " if prefixed else ""
-        self._offset = 0
+    At most `_LOG_READ_BYTES` are read."""
+    try:
+        with path.open("rb") as log:
+            log.seek(begin if begin <= path.stat().st_size else 0)
+            block = log.read(_LOG_READ_BYTES)
+            whole = block[: block.rfind(b"\n") + 1]
+            return whole.decode(errors="replace").splitlines(), log.tell() - len(block) + len(whole)
+    except FileNotFoundError:
+        return [], 0
 
-    def print_last(self, lines: int) -> None:
-        """Print the last lines of the log."""
-        try:
-            self._offset = max(0, self._path.stat().st_size - _LOG_READ_BYTES)
-        except FileNotFoundError:
-            return
-        self._print(self._read()[-lines:])
 
-    def print_new(self) -> None:
-        """Print the lines that were added since. A log that has become shorter is a new one."""
-        if self._path.exists() and self._path.stat().st_size < self._offset:
-            self._offset = 0
-        self._print(self._read())
-
-    def _read(self) -> list[str]:
-        try:
-            with self._path.open("rb") as log:
-                log.seek(self._offset)
-                block = log.read(_LOG_READ_BYTES)
-        except FileNotFoundError:
-            return []
-        whole = block[: block.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode(errors="replace").splitlines()
-
-    def _print(self, lines: list[str]) -> None:
-        for line in lines:
-            click.echo(self._prefix + line)
+def _print_log(name: str, lines: list[str], *, prefixed: bool) -> None:
+    for line in lines:
+        click.echo(f"{name} | {line}" if prefixed else line)
 
 
 @dev.command()

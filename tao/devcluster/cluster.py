@@ -183,9 +183,10 @@ class DevCluster:
         return killed
 
     def release(self) -> None:
-        """Stop watching the processes of a detached cluster, which go on running."""
+        """Stop watching the processes of a detached cluster, which go on running; `stop` does nothing then."""
         for child in (*(database.process for database in self._databases.values()), *self._servers.values()):
             child.release()
+        self._record = None
         self._folder.unlock()
 
     async def kill(self, name: str) -> None:
