@@ -42,7 +42,6 @@ from tao.replication.accounts import ServiceAccounts, confine_root, create_accou
 
 _PROBE_PAUSE_SECONDS = 0.02
 _CONNECT_SECONDS = 5.0
-STOP_SECONDS = 30.0
 _BUILD_SECONDS = 120.0
 _TEMPLATE_MB = 300
 _FORMAT = "4"  # raise it when the content of a template changes: older templates are then not used
@@ -146,9 +145,7 @@ class DatabaseInstance:
                 ),
                 os.environ,
                 self._folder.log,
-                ProcessOptions(
-                    record_path=self._folder.record, detached=self._settings.detached, stop_seconds=STOP_SECONDS
-                ),
+                ProcessOptions(record_path=self._folder.record, detached=self._settings.detached),
             )
             try:
                 await self._make_ready(process)

@@ -7,6 +7,7 @@ own my.cnf must not change what a test or a demonstration measures. The log goes
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -80,23 +81,23 @@ def parse_version(text: str, path: Path) -> tuple[Flavour, tuple[int, int, int]]
 
 
 def _locate(env: Mapping[str, str]) -> Path:
-    named = env.get(ENVIRONMENT_VARIABLE)
+    path, named = env.get("PATH", ""), env.get(ENVIRONMENT_VARIABLE)
+    found = _search((named,), path) if named else _search(_NAMES, path, *_SYSTEM_FOLDERS)
+    if found is not None:
+        return found
     if named:
-        found = shutil.which(named, path=env.get("PATH", ""))
-        if found is None:
-            raise ServerBinaryMissing(f"{ENVIRONMENT_VARIABLE}={named} is not a program: name a mariadbd or mysqld")
-        return Path(found).absolute()
-    for name in _NAMES:
-        on_path = shutil.which(name, path=env.get("PATH", ""))
-        candidates = [Path(on_path)] if on_path else []
-        candidates += [folder / name for folder in _SYSTEM_FOLDERS if (folder / name).is_file()]
-        if candidates:
-            return candidates[0].absolute()
+        raise ServerBinaryMissing(f"{ENVIRONMENT_VARIABLE}={named} is not a program: name a mariadbd or mysqld")
     install = "apt-get install mariadb-server-core mariadb-client-core"
     raise ServerBinaryMissing(
         f"no mariadbd or mysqld found: `{install}` installs one that starts no daemon, "
         f"or set {ENVIRONMENT_VARIABLE} to the program"
     )
+
+
+def _search(names: Iterable[str], *places: str | Path) -> Path | None:
+    """Return the first program of these names in the places, folders or search paths."""
+    found = (shutil.which(name, path=os.pathsep.join(str(place) for place in places if place)) for name in names)
+    return next((Path(path).absolute() for path in found if path is not None), None)
 
 
 def _ask_version(path: Path) -> str:
@@ -113,16 +114,14 @@ def _ask_version(path: Path) -> str:
 
 def _initializer(server: Path, env: Mapping[str, str]) -> Path:
     """Return the initialiser that belongs to this server: the one beside it first, so that installations do not mix."""
-    install_folder = server.resolve().parent.parent
-    for folder in (install_folder / "bin", install_folder / "scripts"):
-        for name in ("mariadb-install-db", "mysql_install_db"):
-            if (folder / name).is_file():
-                return folder / name
-    for name in ("mariadb-install-db", "mysql_install_db"):
-        found = shutil.which(name, path=env.get("PATH", ""))
-        if found:
-            return Path(found)
-    raise ServerBinaryMissing(f"{server} has no mariadb-install-db: `apt-get install mariadb-server-core` brings it")
+    installed = server.resolve().parent.parent
+    places = (installed / "bin", installed / "scripts", env.get("PATH", ""))
+    found = _search(("mariadb-install-db", "mysql_install_db"), *places)
+    if found is None:
+        raise ServerBinaryMissing(
+            f"{server} has no mariadb-install-db: `apt-get install mariadb-server-core` brings it"
+        )
+    return found
 
 
 _SOCKET_PATH_BYTES = 107
