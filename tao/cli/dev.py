@@ -102,39 +102,31 @@ _up_options = combined(
 
 @dev.command()
 @_up_options
-def up(  # Any: the numbers of `Shape`, which are named like the options
-    rtt_ms: float | None,
+def up(  # Any: the other options, which are named like the fields of `Shape` and `ClusterSettings`
     mixed_mastership: bool,
-    buffer_pool_mb: int,
-    cache_mb: int,
     durability: str,
     watcher: bool | None,
-    schema_file: Path | None,
     client_port: int | None,
-    log_level: str,
     detach: bool,
     state_dir: Path,
-    **numbers: Any,
+    **others: Any,
 ) -> int:
     """Start the cluster, or start it again with the data that it has.
 
     It runs in the foreground until Ctrl-C, unless --detach is given.
     """
     from tao.devcluster.database_program import Durability
-    from tao.devcluster.layout import ClusterSettings
+    from tao.devcluster.layout import ClusterSettings, Shape
 
+    numbers = {name: others.pop(name) for name in Shape.__struct_fields__ if name in others}
     settings = ClusterSettings(
         state_dir=state_dir,
         shape=_shape(state_dir, numbers, mixed_mastership, watcher),
-        rtt_ms=rtt_ms,
-        schema_file=schema_file,
-        buffer_pool_mb=buffer_pool_mb,
         durability=Durability.FULL if durability == "semi_sync" else Durability(durability),
         semi_sync=durability == "semi_sync",
-        cache_mb=cache_mb,
         client_port=client_port or 0,
-        log_level=log_level,
         detached=detach,
+        **others,
     )
     return run(_up(settings))
 

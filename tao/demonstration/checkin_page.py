@@ -6,15 +6,14 @@ part of it. The graph decides what a viewer may see, like everything else on the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final
 
 from tao.client import Graph, Object
+from tao.demonstration.stage import Answer, timed
 from tao.model.errors import InternalError
 
-Answer = TypeVar("Answer")
 COMMENT: Final = "What a view! Next time take me along."
 _LISTED: Final = 10  # people, comments or likes on one page; an application would offer more with "show all"
 
@@ -45,11 +44,34 @@ class PageQuery:
 
 @dataclass(slots=True)
 class RenderedPage:
-    """The page as one viewer sees it, and the queries that were made for it."""
+    """The page as one viewer sees it, and the queries that were made for it, one at a time."""
 
+    graph: Graph
     lines: list[str] = field(default_factory=list)
     queries: list[PageQuery] = field(default_factory=list)
     shows_comment: bool = False
+
+    async def ask(self, question: str, call: str, query: Awaitable[Answer]) -> Answer:
+        """Make one query, and note its latency and which server answered."""
+        with self.graph.trace() as trace:
+            seconds, answer = await timed(query)
+        self.queries.append(PageQuery(question, call, trace[-1].answered_by, seconds))
+        return answer
+
+    async def one(self, question: str, call: str, query: Awaitable[Object | None]) -> dict[str, object]:
+        """Return the fields of an object that must exist."""
+        found = await self.ask(question, call, query)
+        if found is None:
+            raise InternalError(f"{call} found nothing, though it was written a moment ago")
+        return dict(found.fields)
+
+    async def ids(self, question: str, name: str, id1: int, atype: str) -> list[int]:
+        """Return the other ends of an association list that must not be empty."""
+        call = f'assoc_range({name}, "{atype}", 0, {_LISTED})'
+        found = await self.ask(question, call, self.graph.assoc_range(id1, atype, 0, _LISTED))
+        if not found:
+            raise InternalError(f"{call} found nothing, though it was written a moment ago")
+        return found.id2s
 
 
 async def build_figure(graph: Graph) -> Cast:
@@ -82,65 +104,34 @@ async def render(graph: Graph, cast: Cast, viewer: int) -> RenderedPage:
 
     The queries are made one after the other, so that each has a latency of its own. An application makes the queries of
     a page concurrently, and those of one moment travel in one message."""
-    pull = _Pull(graph)
-    checkin = await pull.one("what is posted?", "obj_get(checkin)", graph.obj_get(cast.checkin))
-    authors = await pull.ids("who posted it?", "checkin", cast.checkin, "authored_by")
-    author = await pull.one("… called what?", "obj_get(Alice)", graph.obj_get(authors[0]))
-    places = await pull.ids("where was it?", "checkin", cast.checkin, "checkin_at")
-    place = await pull.one("… called what?", "obj_get(bridge)", graph.obj_get(places[0]))
-    tagged = await pull.ids("who was there too?", "checkin", cast.checkin, "tagged")
-    company = await pull.one("… called what?", "obj_get(Bob)", graph.obj_get(tagged[0]))
-    comments = await pull.ids("which comments has it?", "checkin", cast.checkin, "comment")
-    count = await pull.ask("how many?", 'assoc_count(checkin, "comment")', graph.assoc_count(cast.checkin, "comment"))
-    likes = await pull.ask(
+    page = RenderedPage(graph)
+    checkin = await page.one("what is posted?", "obj_get(checkin)", graph.obj_get(cast.checkin))
+    authors = await page.ids("who posted it?", "checkin", cast.checkin, "authored_by")
+    author = await page.one("… called what?", "obj_get(Alice)", graph.obj_get(authors[0]))
+    places = await page.ids("where was it?", "checkin", cast.checkin, "checkin_at")
+    place = await page.one("… called what?", "obj_get(bridge)", graph.obj_get(places[0]))
+    tagged = await page.ids("who was there too?", "checkin", cast.checkin, "tagged")
+    company = await page.one("… called what?", "obj_get(Bob)", graph.obj_get(tagged[0]))
+    comments = await page.ids("which comments has it?", "checkin", cast.checkin, "comment")
+    count = await page.ask("how many?", 'assoc_count(checkin, "comment")', graph.assoc_count(cast.checkin, "comment"))
+    likes = await page.ask(
         "likes of the comment?", 'assoc_count(comment, "liked_by")', graph.assoc_count(comments[0], "liked_by")
     )
-    writers = await pull.ids("who wrote the comment?", "comment", comments[0], "authored_by")
-    friends = await pull.ask(
+    writers = await page.ids("who wrote the comment?", "comment", comments[0], "authored_by")
+    friends = await page.ask(
         "is that the viewer's friend?",
         'assoc_get(Cathy, "friend", [viewer])',
         graph.assoc_get(writers[0], "friend", [viewer]),
     )
-    page = RenderedPage(queries=pull.queries, shows_comment=bool(friends))
+    page.shows_comment = bool(friends)
     page.lines.append(f"{author['name']} is at {place['name']} with {company['name']}.")
     page.lines.append(f"“{checkin['text']}”")
     plural = "s" * (count != 1)
     page.lines.append(f"{count} comment{plural}, liked {likes} time{'s' * (likes != 1)}")
     if friends:
-        text = await pull.one("what does it say?", "obj_get(comment)", graph.obj_get(comments[0]))
-        writer = await pull.one("… and who wrote it?", "obj_get(Cathy)", graph.obj_get(writers[0]))
+        text = await page.one("what does it say?", "obj_get(comment)", graph.obj_get(comments[0]))
+        writer = await page.one("… and who wrote it?", "obj_get(Cathy)", graph.obj_get(writers[0]))
         page.lines.append(f"    {writer['name']}: “{text['text']}”")
     else:
         page.lines.append("    (this comment is for friends of its writer)")
     return page
-
-
-class _Pull:
-    """Makes one query at a time and notes which server answered."""
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self.queries: list[PageQuery] = []
-
-    async def ask(self, question: str, call: str, query: Awaitable[Answer]) -> Answer:
-        with self._graph.trace() as trace:
-            began = time.perf_counter()
-            answer = await query
-            seconds = time.perf_counter() - began
-        self.queries.append(PageQuery(question, call, trace[-1].answered_by, seconds))
-        return answer
-
-    async def one(self, question: str, call: str, query: Awaitable[Object | None]) -> dict[str, object]:
-        """Return the fields of an object that must exist."""
-        found = await self.ask(question, call, query)
-        if found is None:
-            raise InternalError(f"{call} found nothing, though it was written a moment ago")
-        return dict(found.fields)
-
-    async def ids(self, question: str, name: str, id1: int, atype: str) -> list[int]:
-        """Return the other ends of an association list that must not be empty."""
-        call = f'assoc_range({name}, "{atype}", 0, {_LISTED})'
-        found = await self.ask(question, call, self._graph.assoc_range(id1, atype, 0, _LISTED))
-        if not found:
-            raise InternalError(f"{call} found nothing, though it was written a moment ago")
-        return found.id2s
