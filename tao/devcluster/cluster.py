@@ -38,7 +38,6 @@ from tao.devcluster.inspection import (
     ClusterStatus,
     client_address,
     cluster_status,
-    first_follower,
     stop_recorded,
 )
 from tao.devcluster.layout import PORT_KINDS, ClusterSettings, Member, Role, Shape
@@ -240,7 +239,7 @@ class DevCluster:
         """Return the record of this start, with reserved ports.
 
         A port of the last start is taken again where it is free, so that clients find its server again."""
-        fixed = {(first_follower(shape), "grpc"): self._settings.client_port}
+        fixed = {(shape.first_follower(), "grpc"): self._settings.client_port}
 
         def port(name: str, kind: str) -> int:
             wanted = fixed.get((name, kind), 0)

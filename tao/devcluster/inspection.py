@@ -14,7 +14,7 @@ import msgspec
 
 from tao.admin.replication import ReplicaState, replication_states
 from tao.admin.server_stats import is_ready
-from tao.devcluster.layout import Member, Role, Shape
+from tao.devcluster.layout import Member, Role
 from tao.devcluster.line_control import AskStatus, LineStatus, ask_line
 from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.processes import ProcessIdentity, read_record, stop_process
@@ -69,13 +69,8 @@ class ClusterStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 def client_address(record: ClusterRecord, region: str = "") -> str:
     """Return the gRPC address of the first follower of the first tier, in a region or in the first one."""
-    ports = record.ports.get(first_follower(record.shape, region))
+    ports = record.ports.get(record.shape.first_follower(region))
     return f"{LOOPBACK}:{ports['grpc']}" if ports else ""
-
-
-def first_follower(shape: Shape, region: str = "") -> str:
-    """Return the name of the first follower in a region, or in the first one."""
-    return shape.select(Role.FOLLOWER, region)[0].name
 
 
 async def cluster_status(state_dir: Path) -> ClusterStatus:

@@ -174,6 +174,10 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
         """Return the name of the database's server in a region: ``db-1``, or ``east-db-1``."""
         return self.select(Role.DATABASE, region, database=database)[0].name
 
+    def first_follower(self, region: str = "") -> str:
+        """Return the name of the first follower of the first tier, in a region or in the first one."""
+        return self.select(Role.FOLLOWER, region)[0].name
+
     @property
     def shard_ranges(self) -> dict[str, tuple[int, int]]:
         """The first and the last shard of each database; the numbers of shards differ by one at most."""
