@@ -338,15 +338,7 @@ class DevCluster:
     def _write_documents(self, schema: Schema) -> None:
         """Write the topology and the settings files. The record is written first, so that it is never behind them."""
         folder, record = self._folder, self.record
-        former = folder.former_topology()
-        self._topology = build_topology(
-            record.shape,
-            record.topology_version,
-            record.ports,
-            former.master_regions(record.shape),
-            version_epochs=former.version_epochs(),
-            semi_sync=self._settings.semi_sync,
-        )
+        self._topology = build_topology(record, folder.former_topology(), semi_sync=self._settings.semi_sync)
         folder.write_file(folder.topology, dump_topology(self._topology).encode())
         arenas = {otype.arena for otype in schema.objects} | {atype.arena for atype in schema.assocs}
         for member in record.shape.members:

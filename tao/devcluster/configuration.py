@@ -8,7 +8,7 @@ is a port of the delay line; nobody calls another region's followers. Nothing he
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +19,7 @@ from tao.devcluster.database_program import ServerOptions
 from tao.devcluster.layout import LINE, PORT_KINDS, ClusterSettings, Member, Ports, Role, Shape
 from tao.devcluster.line_control import LineSettings, Route
 from tao.devcluster.ports import LOOPBACK
-from tao.devcluster.state_folder import ClusterRecord, StateFolder, service_accounts
+from tao.devcluster.state_folder import ClusterRecord, StateFolder, TopologyOutline, service_accounts
 from tao.model.topology import (
     CacheServer,
     Database,
@@ -78,19 +78,10 @@ def line_routes(shape: Shape, ports: Ports) -> list[Route]:
     ]
 
 
-def build_topology(
-    shape: Shape,
-    version: int,
-    ports: Ports,
-    master_regions: Mapping[str, str],
-    *,
-    version_epochs: Mapping[str, int] | None = None,
-    semi_sync: bool = False,
-) -> Topology:
-    """Return the topology document.
-
-    ``master_regions``: the master region of each database. ``version_epochs``: the version epochs of databases that
-    have had a promotion."""
+def build_topology(record: ClusterRecord, former: TopologyOutline, *, semi_sync: bool = False) -> Topology:
+    """Return the topology document. Masters and version epochs are those of the ``former`` document, if it has any."""
+    shape, ports = record.shape, record.ports
+    master_regions, version_epochs = former.master_regions(shape), former.version_epochs()
     through_line: dict[str, dict[str, dict[str, int]]] = {}
     for crossing in crossings(shape):
         views = through_line.setdefault(crossing.server, {})
@@ -129,7 +120,7 @@ def build_topology(
         )
 
     return Topology(
-        version=version,
+        version=record.topology_version,
         shards=shape.shards,
         regions=tuple(map(region_of, shape.region_names)),
         databases=tuple(
@@ -138,7 +129,7 @@ def build_topology(
                 master_region=master_regions[name],
                 servers={each.region: database_server(each) for each in shape.select(Role.DATABASE, database=name)},
                 shards=(shards,),
-                version_epoch=(version_epochs or {}).get(name, FIRST_EPOCH),
+                version_epoch=version_epochs.get(name, FIRST_EPOCH),
                 semi_sync=semi_sync,
             )
             for name, shards in shape.shard_ranges.items()

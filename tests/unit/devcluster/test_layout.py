@@ -7,20 +7,22 @@ from itertools import count
 import pytest
 
 from tao.devcluster.configuration import build_topology, crossings, line_routes
-from tao.devcluster.layout import LINE, PORT_KINDS, Ports, Role, Shape
+from tao.devcluster.layout import LINE, PORT_KINDS, Role, Shape
+from tao.devcluster.state_folder import ClusterRecord, TopologyOutline
 from tao.model.errors import SettingsError
 from tao.model.topology import Topology
 from tao.topology.document import check_topology, dump_topology, parse_topology
 
 
-def ports_of(shape: Shape) -> Ports:
+def ports_of(shape: Shape) -> dict[str, dict[str, int]]:
     free = count(20_000)
     ports = {member.name: {kind: next(free) for kind in PORT_KINDS.get(member.role, ())} for member in shape.members}
     return {**ports, LINE: {crossing.key: next(free) for crossing in crossings(shape)}}
 
 
 def topology_of(shape: Shape) -> Topology:
-    topology = build_topology(shape, 7, ports_of(shape), shape.master_regions)
+    record = ClusterRecord(shape=shape, ports=ports_of(shape), topology_version=7)
+    topology = build_topology(record, TopologyOutline())
     check_topology(topology)
     assert parse_topology(dump_topology(topology), "test") == topology
     return topology
