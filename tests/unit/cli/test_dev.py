@@ -1,0 +1,93 @@
+"""The commands of the development cluster that need no running process: logs, and the end of a foreground."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tao.cli.commands import tao
+from tao.devcluster.cluster import DevCluster
+from tao.devcluster.layout import Role, Shape
+from tao.devcluster.state_folder import ClusterRecord, StateFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> StateFolder:
+    found = StateFolder(tmp_path / "s")
+    found.create()
+    found.write(ClusterRecord(shape=Shape(tiers=1, followers=1, leaders=1)))
+    return found
+
+
+def call(folder: StateFolder, *arguments: str) -> Result:
+    return CliRunner().invoke(tao, ["dev", *arguments, "--state-dir", str(folder.path)], catch_exceptions=False)
+
+
+def write_log(folder: StateFolder, name: str, role: Role, text: str) -> Path:
+    path = folder.log(name, role)
+    path.write_text(text)
+    return path
+
+
+def test_logs_end_with_the_last_whole_lines_and_those_of_all_processes_name_theirs(folder: StateFolder) -> None:
+    write_log(folder, "leader-1", Role.LEADER, "".join(f"line {number}\n" for number in range(30)) + "half a li")
+    write_log(folder, "follower-1a", Role.FOLLOWER, "ready\n")
+    assert call(folder, "logs", "leader-1").stdout.splitlines() == [f"line {number}" for number in range(10, 30)]
+    both = call(folder, "logs").stdout.splitlines()
+    assert (both[0], both[-1]) == ("leader-1 | line 10", "follower-1a | ready")
+
+
+def test_followed_logs_show_each_line_once_also_those_of_a_log_that_was_begun_anew(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_log(folder, "leader-1", Role.LEADER, "one\ntwo, and a half")
+    later = [" line\nthree\n", "", None]
+
+    def look_again(_seconds: float) -> None:
+        added = later.pop(0) if later else None
+        if added is not None:
+            path.write_text(path.read_text() + added)
+        elif not later and path.read_text() == "new\n":
+            raise KeyboardInterrupt
+        else:
+            path.write_text("new\n")
+
+    monkeypatch.setattr("time.sleep", look_again)
+    result = call(folder, "logs", "leader-1", "--follow")
+    assert result.exit_code == 130
+    assert result.stdout.splitlines() == ["one", "two, and a half line", "three", "new"]
+
+
+@pytest.mark.parametrize(("when", "status", "said"), [("start", 130, "nothing is left running"), ("run", 0, "stopped")])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_foreground_that_starts_or_runs(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch, when: str, status: int, said: str, number: signal.Signals
+) -> None:
+    stops: list[str] = []
+
+    async def start(cluster: DevCluster) -> None:
+        cluster._record = folder.require()
+        if when == "start":
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
+
+    async def stop(_cluster: DevCluster) -> list[str]:
+        stops.append("stopped")
+        return []
+
+    def running(_folder: StateFolder, _record: ClusterRecord) -> dict[str, object]:
+        if when == "run":
+            asyncio.get_running_loop().call_soon(signal.raise_signal, number)
+        return {}
+
+    monkeypatch.setattr(DevCluster, "start", start)
+    monkeypatch.setattr(DevCluster, "stop", stop)
+    monkeypatch.setattr(StateFolder, "running", running)
+    result = call(folder, "up")
+    assert result.exit_code == status
+    assert said in result.stderr
+    assert len(stops) == (when == "run")
