@@ -14,7 +14,7 @@ from tao.model.errors import InvalidArgument, NotMine, TaoError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.database_source import Databases, DatabaseSource
 from tao.serving.fetch_source import FetchSource
 from tao.serving.forward_path import ForwardPath, SiblingInvalidation

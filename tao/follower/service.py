@@ -10,7 +10,7 @@ from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.errors import InvalidArgument, TaoError
 from tao.routing.budgets import work_seconds
 from tao.serving.access_rules import FOLLOWER_RULES, check_role
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService

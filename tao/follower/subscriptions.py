@@ -22,7 +22,7 @@ from tao.model.delivery import Delivery
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.write_through import WriteThrough
 
 

@@ -17,7 +17,7 @@ from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, TaoError, Un
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_from_pb
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb

@@ -15,7 +15,7 @@ from tao.model.changes import ShardMessages
 from tao.model.errors import ProtocolError, RequestError, TaoError
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath, WriteResults, shards_of_write
 from tao.wire.convert import error_to_pb, shard_messages_from_pb
 from tao.wire.session import Reply

@@ -39,7 +39,7 @@ from tao.model.rows import IntentKey, IntentRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
 from tao.planning.coordination import coordinator_side, names_far_side
 from tao.planning.draft import coordinator_edges_of, settle_writes
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 
 MAX_STUCK: Final = 1_000
 """Intents remembered as impossible to settle just now. Further ones are retried with every look."""

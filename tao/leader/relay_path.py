@@ -31,7 +31,7 @@ from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
 from tao.model.relay import Relay, Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
 from tao.model.writes import TouchKeys
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_to_pb, relay_from_pb, span_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb

@@ -29,7 +29,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge, Write
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 

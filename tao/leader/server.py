@@ -24,7 +24,7 @@ from tao.model.errors import InvalidArgument, TaoError
 from tao.model.rows import ShardRow
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.database_source import Databases, DatabaseSource
 from tao.serving.forward_path import ForwardPath
 from tao.serving.listeners import Listeners

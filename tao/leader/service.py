@@ -22,7 +22,7 @@ from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
 from tao.serving.access_rules import LEADER_RULES, check_role
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService

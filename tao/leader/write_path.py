@@ -44,7 +44,7 @@ from tao.planning.coordination import (
 from tao.planning.draft import IdTaken
 from tao.planning.lanes import LaneScheduler
 from tao.planning.write_plan import WritePlan, plan_writes, validate
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tao.model.errors import DatabaseDown, InternalError, NotMine, ProtocolError
 from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, shard_of
 from tao.model.topology import CacheServer
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.fetch_source import Take, TickBatcher, deliver
 from tao.wire.convert import error_from_pb
 from tao.wire.links import LinksPort

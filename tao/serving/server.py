@@ -21,8 +21,7 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs, arena_budgets, maintain_cache
-from tao.serving.configuration import Configuration, SchemaFile
-from tao.serving.context import ServerContext
+from tao.serving.configuration import Configuration, SchemaFile, ServerContext
 from tao.serving.listeners import Listeners
 from tao.serving.metrics import register_links, register_retries
 from tao.serving.pause_detection import PauseDetector
