@@ -1,26 +1,30 @@
-"""What the processes of followers and leaders have in common: start, configuration, admin port and stop."""
+"""What the processes of followers and leaders have in common: start, configuration, cache upkeep, admin port, stop."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from tao.cache import CacheSettings, GraphCache
+from tao.cache.settings import DEFAULT_ARENA
 from tao.model.errors import TopologyError
+from tao.model.ports import Clock
+from tao.model.versions import FIRST_EPOCH
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.routing.budgets import RetryBudget
+from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
-from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs, arena_budgets, maintain_cache
+from tao.schema.types import DEFAULT_LIST_LIMIT
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
 from tao.serving.listeners import Listeners
 from tao.serving.metrics import register_links, register_retries
@@ -30,6 +34,79 @@ from tao.serving.settings import CacheServerSettings
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
+
+_MIB: Final = 1 << 20
+
+
+def arena_budgets(cache_mb: float, arena_mb: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of each arena: the default one and the further ones, whose budgets the settings give in MiB."""
+    return {DEFAULT_ARENA: int(cache_mb * _MIB), **{name: mb * _MIB for name, mb in arena_mb.items()}}
+
+
+class SchemaArenas:
+    """The arenas and list limits of the schema's types, a `tao.cache.ArenaChoice`. A type whose arena has no budget on
+    this server shares the default arena."""
+
+    def __init__(self, schema: Schema, arenas: Mapping[str, int]) -> None:
+        def known(arena: str) -> str:
+            return arena if arena in arenas else DEFAULT_ARENA
+
+        self._objects: Final = {otype.number: known(otype.arena) for otype in schema.objects}
+        self._lists: Final = {atype.number: known(atype.arena) for atype in schema.assocs}
+        self._limits: Final = {atype.number: atype.limit for atype in schema.assocs}
+
+    def object_arena(self, otype: int) -> str:
+        return self._objects.get(otype, DEFAULT_ARENA)
+
+    def list_arena(self, atype: int) -> str:
+        return self._lists.get(atype, DEFAULT_ARENA)
+
+    def list_limit(self, atype: int) -> int:
+        return self._limits.get(atype, DEFAULT_LIST_LIMIT)
+
+
+class TopologyEpochs:
+    """Passes the version epochs in the topology on to a cache. A promotion raises the epoch of a database, and every
+    cache that learns the new topology drops the shards of that database, whatever the lost master had sent."""
+
+    def __init__(self, cache: GraphCache) -> None:
+        self._cache: Final = cache
+        self._known: Final[dict[str, int]] = {}
+
+    def follow_routes(self, routes: Routes) -> None:
+        """Apply the epochs of a newer topology. Call this with every newer topology's routes."""
+        for database in routes.topology.databases:
+            if database.version_epoch > self._known.get(database.name, FIRST_EPOCH):
+                self._known[database.name] = database.version_epoch
+                for first, last in database.shards:
+                    for shard in range(first, last + 1):
+                        if self._cache.is_open(shard):
+                            self._cache.open_shard(shard, database.version_epoch)
+
+
+_CHECK_SECONDS: Final = 0.1
+"""Interval between two checks for dropped tables: their memory is freed no later than this."""
+
+_STEP_SECONDS: Final = 0.002
+"""Pause between two steps of freeing, in which the loop serves requests."""
+
+_FLOOR_CHECKS: Final = 300
+"""Checks between two rounds of dropping old version floors: every 30 s, half of the time that floors are kept."""
+
+
+async def maintain_cache(cache: GraphCache, clock: Clock) -> None:
+    """Free dropped tables in steps, and drop old version floors, until cancelled."""
+    checks = 0
+    while True:
+        await asyncio.sleep(_CHECK_SECONDS)
+        more = cache.reclaim_step()
+        while more:
+            await asyncio.sleep(_STEP_SECONDS)
+            more = cache.reclaim_step()
+        checks += 1
+        if checks % _FLOOR_CHECKS == 0:
+            cache.forget_old_floors(clock.monotonic())
+
 
 MAX_TASKS: Final = 100_000
 """Tasks of one server at a time: writes, reads of a database and fetches past a leader, each of which has bounds of its

@@ -28,8 +28,8 @@ from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
+from tao.serving.server import SchemaArenas
 from tao.serving.write_through import WriteThrough
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryLinks
