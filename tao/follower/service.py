@@ -9,11 +9,11 @@ from tao.cache import GraphCache
 from tao.model.changes import ShardInvalidation, ShardMessages
 from tao.model.errors import InvalidArgument, TaoError
 from tao.routing.budgets import work_seconds
-from tao.serving.access_rules import FOLLOWER_RULES, check_role
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
+from tao.serving.requests import FOLLOWER_RULES, check_role
 from tao.wire.convert import error_to_pb, shard_messages_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb

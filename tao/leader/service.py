@@ -21,11 +21,11 @@ from tao.model.rows import IntentRow
 from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
-from tao.serving.access_rules import LEADER_RULES, check_role
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults
 from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
+from tao.serving.requests import LEADER_RULES, check_role
 from tao.wire.convert import error_to_pb, outcome_to_pb, shard_messages_to_pb, touch_from_pb, write_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb

@@ -26,10 +26,9 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
 from tao.schema.types import DEFAULT_LIST_LIMIT
 from tao.serving.configuration import Configuration, SchemaFile, ServerContext
-from tao.serving.listeners import Listeners
 from tao.serving.metrics import register_links, register_retries
-from tao.serving.pause_detection import PauseDetector
 from tao.serving.read_service import ReadService
+from tao.serving.requests import Listeners, PauseDetector
 from tao.serving.settings import CacheServerSettings
 from tao.topology.file_store import TopologyFile
 from tao.wire.identity import Credentials

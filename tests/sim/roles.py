@@ -27,7 +27,7 @@ from tao.leader.write_path import WritePathSettings
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
 from tao.serving.database_source import DatabaseReadSettings
-from tao.serving.pause_detection import PauseSettings
+from tao.serving.requests import PauseSettings
 from tao.serving.single_flight import FillSettings
 from tao.tailer.settings import OutboxSettings, RewindSettings, TailerSettings, TailSettings
 from tao.wire.links import LinkSettings

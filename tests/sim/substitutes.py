@@ -33,8 +33,7 @@ from tao.runtime.admin_client import NobodyListens, admin_get
 from tao.runtime.clock import LoopClock
 from tao.schema.registry import Schema
 from tao.serving.configuration import SchemaFile
-from tao.serving.listeners import Listeners
-from tao.serving.pause_detection import PauseDetector
+from tao.serving.requests import Listeners, PauseDetector
 from tao.serving.server import maintain_cache
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
@@ -112,7 +111,7 @@ class SimClock:
 
 
 class SimListeners:
-    """Replaces `tao.serving.listeners.Listeners`."""
+    """Replaces `tao.serving.requests.Listeners`."""
 
     def __init__(
         self,

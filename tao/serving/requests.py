@@ -1,31 +1,89 @@
-"""Keep a server that was paused from answering before it knows what it has missed.
+"""The way of a request into a cache server: a listener takes it, a pause holds it, and the peer's role admits it.
 
 A process that is stopped, swapped out or frozen with its machine wakes up with the cache of the moment when it was
 paused. Meanwhile other servers may have marked it down, taken over its shards and written; and the first events that it
 finds are requests. So each request compares the clock with a mark that a background job advances all the time: when the
 mark is in the past, nothing has run here for longer than the bound, and the request is held until the server has
 checked what may have changed. The bound is shorter than the time after which a server is marked down, so that a server
-which was marked down notices it.
+which was marked down notices it. A clock that stands still while the machine is frozen hides the pause from every
+process on it; then the regular checks of ownership and topology, one a second, bound the damage.
 
-A clock that stands still while the machine is frozen hides the pause from every process on it; then the regular checks
-of ownership and topology, one a second, bound the damage.
+Only servers and operators change caches, never an application. A role is what a peer says of itself. Without tokens the
+server believes it, which suits loopback and a closed network. With tokens, the servers' token vouches for every role,
+and the clients' token for the client role only (`tao.wire.identity.AcceptedTokens`). The check costs one look-up for
+each request, and a request is a batch.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 from asyncio import sleep
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import InternalError, SettingsError, TaoError, Unavailable
+from tao.model.errors import InternalError, SettingsError, TaoError, Unauthorized, Unavailable
 from tao.model.ports import Clock
 from tao.model.settings import renamed
+from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
+from tao.wire.frames_server import FrameServer
+from tao.wire.grpc_server import GrpcServer
 from tao.wire.session import Reply, RequestHandler, failure
+from tao.wire.settings import ServingSettings
+from tao.wire.tls import TlsFiles
 from tao.wire.v1 import session_pb2 as pb
+
+
+class Listeners:
+    """The gRPC server and the frame server in front of one request handler."""
+
+    def __init__(
+        self,
+        server: CacheServer,
+        handler: RequestHandler,
+        settings: ServingSettings,
+        topology_version: Callable[[], int],
+        choose_shard: Callable[[], int],
+        unary_handler: RequestHandler | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """``choose_shard`` returns the shard of a new object whose caller names no neighbour. ``unary_handler`` handles
+        gRPC's unary calls, if not ``handler``. ``tls`` applies to both servers; None means plain connections. Raises
+        `SettingsError` when the TLS files cannot be used."""
+        self._server: Final = server
+        self._grpc: Final = GrpcServer(
+            handler,
+            settings,
+            name=server.name,
+            topology_version=topology_version,
+            choose_shard=choose_shard,
+            unary_handler=unary_handler,
+            credentials=None if tls is None else tls.server_credentials(),
+        )
+        self._frames: Final = FrameServer(
+            handler,
+            settings,
+            name=server.name,
+            topology_version=topology_version,
+            tls=None if tls is None else tls.server_context(),
+        )
+
+    async def start(self) -> None:
+        """Listen at the addresses in the topology. Raises `OSError` when an address is taken."""
+        await self._grpc.start(self._server.grpc)
+        if self._server.frames:
+            await self._frames.start(self._server.frames)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Ask all peers to leave, and wait at most ``grace_seconds`` for the requests under way."""
+        await asyncio.gather(self._grpc.drain(grace_seconds), self._frames.drain(grace_seconds))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await asyncio.gather(self._grpc.close(), self._frames.close())
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +183,44 @@ class PauseDetector:
             except Exception as error:  # noqa: BLE001 - as a transport does: log, answer, go on
                 self._log.error("request_failed", exc_info=error)
                 reply.send(failure(InternalError(f"{type(error).__name__} in the server; its log says more")))
+
+
+Rules = Mapping[str, frozenset[str]]
+"""A map from the kind of a request to the roles that may send it. Every role may send a kind that is not listed."""
+
+_CACHES: Final = frozenset({"follower", "leader"})
+_CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
+
+FOLLOWER_RULES: Final[Rules] = {
+    "apply": frozenset({"follower"}),
+    "inspect": _CACHES_AND_OPERATOR,
+    "invalidate": _CACHES_AND_OPERATOR,
+}
+
+LEADER_RULES: Final[Rules] = {
+    "read": _CACHES_AND_OPERATOR,
+    "write": _CACHES_AND_OPERATOR,
+    "reserve_ids": _CACHES_AND_OPERATOR,
+    "subscribe": frozenset({"follower"}),
+    "acknowledge": frozenset({"follower"}),
+    "inspect": _CACHES_AND_OPERATOR,
+    "invalidate": _CACHES_AND_OPERATOR,
+    "settle_pairs": frozenset({"operator", "leader"}),
+    "touch_keys": frozenset({"operator"}),
+    "settle_edge": frozenset({"leader"}),
+    "relay": frozenset({"tailer"}),
+    "apply": frozenset({"leader"}),
+}
+"""The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
+
+
+def check_role(rules: Rules, kind: str, role: str) -> None:
+    """Raise `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
+    allowed = rules.get(kind)
+    if allowed is None or role in allowed:
+        return
+    whose = " and ".join(f"{each}s" for each in sorted(allowed))
+    raise Unauthorized(
+        f"{kind!r} requests are for {whose}, and this peer says that it is a {role or 'peer without a role'}: "
+        "applications ask followers to read and write; operators use the tao command, with the servers' token"
+    )
