@@ -15,17 +15,15 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
-from tao.serving.database_source import Databases, DatabaseSource
-from tao.serving.fetch_source import FetchSource
 from tao.serving.forward_path import ForwardPath, SiblingInvalidation
 from tao.serving.metrics import ReadMetrics, register_databases
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
-from tao.serving.remote_source import RemoteSource
 from tao.serving.requests import Listeners, PauseDetector
 from tao.serving.server import CachingServer
 from tao.serving.single_flight import SingleFlight
+from tao.serving.sources import Databases, DatabaseSource, FetchSource, RemoteSource
 from tao.serving.traffic import Traffic
 from tao.serving.write_through import WriteThrough
 from tao.storage.names import edge_tables_of

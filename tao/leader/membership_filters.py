@@ -23,7 +23,7 @@ from tao.model.queries import EdgesQuery, Fetched, Query
 from tao.model.settings import renamed
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.fetch_source import FetchSource, Take
+from tao.serving.sources import FetchSource, Take
 
 _MAX_COUNTED_LISTS: Final = 10_000
 """Lists whose misses are counted; above it, counting starts again."""
@@ -87,7 +87,7 @@ class MembershipFilters:
         self.given_up = 0
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        """See `tao.serving.fetch_source.FetchSource`."""
+        """See `tao.serving.sources.FetchSource`."""
         if isinstance(query, EdgesQuery) and not critical:
             take = partial(self._take_edges, query, take)
         self._source.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)

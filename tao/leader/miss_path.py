@@ -28,9 +28,7 @@ from tao.model.errors import (
 )
 from tao.model.queries import Fetched, Query, shard_of
 from tao.model.settings import renamed
-from tao.serving.database_source import DatabaseSource
-from tao.serving.fetch_source import Take, deliver, deliver_from_task, fetch_and_wait
-from tao.serving.remote_source import RemoteSource
+from tao.serving.sources import DatabaseSource, RemoteSource, Take, deliver, deliver_from_task, fetch_and_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class RegionSource:
         self.sent_to_master_region = 0
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        """See `tao.serving.fetch_source.FetchSource`."""
+        """See `tao.serving.sources.FetchSource`."""
         shard = shard_of(query)
         if self._is_mastered_here(shard):
             self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)

@@ -35,7 +35,7 @@ from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
 from tao.serving.configuration import ServerContext
-from tao.serving.fetch_source import TickBatcher
+from tao.serving.sources import TickBatcher
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
 from tao.wire.links import LinksPort
 from tao.wire.session import Reply

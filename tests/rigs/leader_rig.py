@@ -25,11 +25,11 @@ from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.schema.registry import load_schema
 from tao.serving.configuration import Configuration
-from tao.serving.database_source import DatabaseReadSettings, DatabaseSource
 from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService
 from tao.serving.server import SchemaArenas
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import DatabaseReadSettings, DatabaseSource
 from tao.serving.traffic import Traffic
 from tao.serving.write_through import apply_messages
 from tao.wire.identity import Credentials

@@ -23,9 +23,9 @@ from tao.serving.forward_path import ForwardPath, ForwardSettings, SiblingInvali
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills, RefillSettings
 from tao.serving.read_service import ReadService
-from tao.serving.remote_source import RemoteSettings, RemoteSource
 from tao.serving.server import SchemaArenas
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import RemoteSettings, RemoteSource
 from tao.serving.traffic import Traffic
 from tao.serving.write_through import WriteThrough
 from tao.wire.client_session import Waiter
