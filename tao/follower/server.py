@@ -15,7 +15,7 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath, SiblingInvalidation
+from tao.serving.forward_path import ForwardPath, SiblingInvalidation, WriteThrough
 from tao.serving.metrics import ReadMetrics, register_databases
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
@@ -25,7 +25,6 @@ from tao.serving.server import CachingServer
 from tao.serving.single_flight import SingleFlight
 from tao.serving.sources import Databases, DatabaseSource, FetchSource, RemoteSource
 from tao.serving.traffic import Traffic
-from tao.serving.write_through import WriteThrough
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore

@@ -23,7 +23,7 @@ from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
-from tao.serving.write_through import WriteThrough
+from tao.serving.forward_path import WriteThrough
 
 
 @dataclass(frozen=True, slots=True)

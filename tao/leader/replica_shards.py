@@ -14,7 +14,7 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.observability.logs import Logger
-from tao.serving.write_through import WriteThrough
+from tao.serving.forward_path import WriteThrough
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from tao.model.rows import ShardRow
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath
+from tao.serving.forward_path import ForwardPath, WriteThrough
 from tao.serving.metrics import ReadMetrics, register_databases
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills
@@ -35,7 +35,6 @@ from tao.serving.server import CachingServer
 from tao.serving.single_flight import SingleFlight
 from tao.serving.sources import Databases, DatabaseSource, RemoteSource
 from tao.serving.traffic import Traffic
-from tao.serving.write_through import WriteThrough
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore

@@ -29,8 +29,8 @@ from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
+from tao.serving.forward_path import WriteThrough
 from tao.serving.server import SchemaArenas
-from tao.serving.write_through import WriteThrough
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryLinks
 from tests.rigs.pacing import ManualClock, Tasks, until

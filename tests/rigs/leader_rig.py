@@ -25,13 +25,13 @@ from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.schema.registry import load_schema
 from tao.serving.configuration import Configuration
+from tao.serving.forward_path import apply_messages
 from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService
 from tao.serving.server import SchemaArenas
 from tao.serving.single_flight import FillSettings, SingleFlight
 from tao.serving.sources import DatabaseReadSettings, DatabaseSource
 from tao.serving.traffic import Traffic
-from tao.serving.write_through import apply_messages
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb

@@ -14,8 +14,8 @@ from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
+from tao.serving.forward_path import WriteThrough
 from tao.serving.server import SchemaArenas
-from tao.serving.write_through import WriteThrough
 from tao.wire.convert import delivery_to_pb
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import Credentials

@@ -19,9 +19,8 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
-from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults
+from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough
 from tao.serving.server import SchemaArenas
-from tao.serving.write_through import WriteThrough
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_to_pb, write_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb

@@ -18,8 +18,8 @@ from tao.model.relay import Relay, Touch
 from tao.model.writes import TouchKeys
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
+from tao.serving.forward_path import apply_messages
 from tao.serving.server import SchemaArenas
-from tao.serving.write_through import apply_messages
 from tao.wire.convert import error_from_pb, relay_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
