@@ -7,8 +7,7 @@ import asyncio
 import msgspec
 
 from tao.cache import CacheSettings, GraphCache
-from tao.follower.delivery_stream import DeliveryStream
-from tao.follower.subscriptions import Subscriptions, SubscriptionSettings
+from tao.follower.subscriptions import DeliveryStream, Subscriptions, SubscriptionSettings
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.topology import CacheServer, Topology
