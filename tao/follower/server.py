@@ -6,10 +6,9 @@ import random
 from math import inf
 
 from tao.follower.miss_path import FollowerSources, MissPath
-from tao.follower.service import FollowerService
+from tao.follower.service import FollowerService, UnaryPath
 from tao.follower.settings import FollowerSettings
 from tao.follower.subscriptions import Subscriptions
-from tao.follower.unary_path import UnaryPath
 from tao.model.errors import InvalidArgument, NotMine, TaoError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger

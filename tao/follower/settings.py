@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tao.follower.miss_path import DirectReadSettings
+from tao.follower.service import UnarySettings
 from tao.follower.subscriptions import SubscriptionSettings
-from tao.follower.unary_path import UnarySettings
 from tao.model.settings import renamed
 from tao.routing.read_rates import RateSettings
 from tao.serving.forward_path import SiblingInvalidationSettings
