@@ -11,8 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.ownership import Ownership
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
 from tao.model.errors import (

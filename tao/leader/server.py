@@ -7,7 +7,6 @@ from typing import Final
 
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.delivery_path import open_publisher
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.heartbeats import Heartbeats
 from tao.leader.inverse_path import InversePath
 from tao.leader.membership_filters import MembershipFilters
@@ -16,7 +15,7 @@ from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath, TouchPath, touched_floor
 from tao.leader.remote_inverses import InverseFence, RemoteLeaders
-from tao.leader.replica_shards import ReplicaShards
+from tao.leader.replica_shards import ForwardedWrites, ReplicaShards
 from tao.leader.service import LeaderService, WriteRequests
 from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePath

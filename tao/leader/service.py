@@ -8,11 +8,11 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.delivery_path import Subscribers
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, TaoError
 from tao.model.ids import SHARD_SHIFT

@@ -22,8 +22,7 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.forwarded_writes import ForwardedWrites
-from tao.leader.replica_shards import ReplicaShards, ReplicaShardSettings
+from tao.leader.replica_shards import ForwardedWrites, ReplicaShards, ReplicaShardSettings
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd

@@ -8,11 +8,11 @@ from pathlib import Path
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.inverse_path import InversePath, InverseSettings
 from tao.leader.ownership import Ownership, OwnershipSettings
 from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath, touched_floor
 from tao.leader.remote_inverses import Deposed, InverseFence
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.service import LeaderService, WriteRequests
 from tao.leader.write_path import WritePath, WritePathSettings, Written
 from tao.model.changes import ShardMessages

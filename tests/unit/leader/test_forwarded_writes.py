@@ -10,7 +10,7 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.forwarded_writes import ForwardedWrites
+from tao.leader.replica_shards import ForwardedWrites
 from tao.model.changes import ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
 from tao.model.errors import Overloaded, TaoError
