@@ -1,4 +1,4 @@
-"""Write heartbeat rows to the master databases.
+"""Write heartbeat rows to the master databases, and report how far behind their masters this leader's messages are.
 
 A row with the time at which it was written follows every commit through replication. A reader that meets it in a
 binlog has met everything that was acknowledged before it, so an idle stream still proves how fresh it is. Each
@@ -12,11 +12,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
+from tao.delivery.publisher import Publisher
 from tao.model.errors import TaoError
 from tao.model.ports import Clock, WriteStore
 from tao.observability.logs import Logger
+from tao.observability.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,3 +117,58 @@ class Heartbeats:
 
     def _forget_task(self, database: str, _: asyncio.Task[None]) -> None:
         del self._under_way[database]
+
+
+class FreshnessMetrics:
+    """Ages of heartbeats, and how far behind its masters this leader's messages are at most."""
+
+    def __init__(
+        self,
+        metrics: Metrics,
+        publisher: Publisher,
+        heartbeats: Heartbeats,
+        databases: Callable[[], Iterable[str]],
+        clock: Clock,
+    ) -> None:
+        """``databases``: returns the names of all databases, even those of which nothing is known."""
+        self._publisher: Final = publisher
+        self._heartbeats: Final = heartbeats
+        self._databases: Final = databases
+        self._clock: Final = clock
+        metrics.gauge_family(
+            "staleness_seconds",
+            "Upper bound on how far messages about a database lag behind its master; infinite while it is unknown.",
+            "database",
+            lambda: {name: inf if age is None else age for name, age in self._staleness().items()},
+        )
+        metrics.gauge_family(
+            "heartbeat_age_seconds",
+            "Age of the newest heartbeat row that this leader wrote, by database; infinite before the first.",
+            "database",
+            lambda: {name: inf if age is None else age for name, age in self._ages().items()},
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers for ``/stats``. Ages are None while they are unknown."""
+        statuses = self._heartbeats.statuses
+        return {
+            "staleness_seconds": self._staleness(),
+            "heartbeats": {
+                name: {
+                    "age_seconds": age,
+                    "trouble": statuses[name].trouble,
+                    "waits_for_replica": statuses[name].waits_for_replica,
+                }
+                for name, age in self._ages().items()
+            },
+        }
+
+    def _staleness(self) -> dict[str, float | None]:
+        proven = self._publisher.proven
+        return {name: self._age(proven.get(name, 0)) for name in self._databases()}
+
+    def _ages(self) -> dict[str, float | None]:
+        return {name: self._age(status.written_unix_ms) for name, status in self._heartbeats.statuses.items()}
+
+    def _age(self, unix_ms: int) -> float | None:
+        return max(0, self._clock.unix_ms() - unix_ms) / 1000 if unix_ms else None

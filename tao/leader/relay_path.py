@@ -31,6 +31,7 @@ from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
 from tao.model.relay import Relay, Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
 from tao.model.writes import TouchKeys
+from tao.observability.metrics import Metrics
 from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_to_pb, relay_from_pb, span_to_pb
 from tao.wire.session import Reply
@@ -283,3 +284,12 @@ class RelayPath:
                     self._publisher.publish(messages)
         self.invalidated_shards += done
         return done
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        metrics.gauge_family(
+            "foreign_keys_total",
+            "Keys that foreign writers changed: dropped from caches, given a new version, or left for another attempt.",
+            "event",
+            lambda: {"dropped": self.dropped, "touched": self.touches.keys, "failed": self.touches.failed},
+        )

@@ -7,10 +7,9 @@ from typing import Final
 
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.delivery_path import open_publisher
-from tao.leader.heartbeats import Heartbeats
+from tao.leader.heartbeats import FreshnessMetrics, Heartbeats
 from tao.leader.inverse_path import InversePath
 from tao.leader.membership_filters import MembershipFilters
-from tao.leader.metrics import FreshnessMetrics, register_relay_metrics, register_write_metrics, write_summary
 from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath, TouchPath, touched_floor
@@ -310,8 +309,10 @@ class LeaderServer(CachingServer[LeaderSettings]):
         read_seconds = metrics.histogram("database_read_seconds", "Reads of the database that answer misses, by batch.")
         for source in self._database_sources:
             source.read_seconds = read_seconds.observe
-        register_write_metrics(metrics, self._ownership, self._writes, self._inverses)
-        register_relay_metrics(metrics, self._relays)
+        metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(self._ownership.owned))
+        self._writes.register(metrics)
+        self._inverses.register(metrics)
+        self._relays.register(metrics)
         self._spooled_publisher.register(metrics)
         self._checker.register(metrics)
         self._filters.register(metrics)
@@ -334,7 +335,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             "foreign_keys": {"dropped": relays.dropped, "touched": relays.touches.keys},
             **freshness.summary(),
             "reads_sent_to_master_region": self._source.sent_to_master_region,
-            "writes": write_summary(self._writes, self._inverses),
+            "writes": {**self._writes.summary(), **self._inverses.summary()},
             "consistency": self._checker.summary(),
             "membership_filters": self._filters.summary(),
             "delivery": self._spooled_publisher.figures(),

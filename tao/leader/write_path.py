@@ -32,6 +32,7 @@ from tao.model.ids import SHARD_SHIFT, IdAllocator
 from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
+from tao.observability.metrics import Metrics
 from tao.planning.coordination import (
     PlannedWrite,
     coordinating_shard,
@@ -423,6 +424,39 @@ class WritePath:
             queued.done.exception()  # marks it as retrieved: the caller may be gone
         else:
             queued.done.set_result(result)
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        self.transaction_seconds = metrics.histogram(
+            "database_transaction_seconds", "Write transactions, from the first lock to the commit."
+        ).observe
+        metrics.gauge_family(
+            "writes_total",
+            "Writes of this leader's shards, by outcome.",
+            "outcome",
+            lambda: {
+                "committed": self.committed_writes,
+                "failed": self.failed_writes,
+                "unknown": self.unknown_outcomes,
+            },
+        )
+        metrics.gauge_family(
+            "transactions_total",
+            "Write transactions committed.",
+            "outcome",
+            lambda: {"committed": self.committed_transactions},
+        )
+        metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: self.waiting)
+
+    def summary(self) -> dict[str, float]:
+        """Return the numbers for `/stats`."""
+        return {
+            "committed": self.committed_writes,
+            "transactions": self.committed_transactions,
+            "failed": self.failed_writes,
+            "unknown": self.unknown_outcomes,
+            "waiting": self.waiting,
+        }
 
 
 def _ignore_duration(_: float) -> None:
