@@ -40,8 +40,19 @@ from tao.planning.row_events import Translated
 from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes, TierRoutes
 from tao.tailer.continuity import Continuity
-from tao.tailer.leader_outbox import LeaderOutbox, LeaderPort, head_of
-from tao.tailer.relay_parts import Content, Part, Receipts, contents_of, is_minimal, is_proof, proof, relay_of
+from tao.tailer.leader_outbox import (
+    Content,
+    LeaderOutbox,
+    LeaderPort,
+    Part,
+    Receipts,
+    contents_of,
+    head_of,
+    is_minimal,
+    is_proof,
+    proof,
+    relay_of,
+)
 from tao.tailer.settings import OutboxSettings
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]

@@ -22,7 +22,7 @@ from tao.observability.logs import Logger
 from tao.tailer.binlog import BinlogSource, BinlogTransaction
 from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath
-from tao.tailer.relay_parts import Content, ShardContent
+from tao.tailer.leader_outbox import Content, ShardContent
 from tao.tailer.settings import RewindSettings
 
 

@@ -21,9 +21,8 @@ from tao.serving.configuration import Configuration, SchemaFile
 from tao.storage.session import ServerAccount
 from tao.tailer.continuity import Continuity
 from tao.tailer.delivery_path import DeliveryPath, RelayScope
-from tao.tailer.leader_outbox import LinkedLeaders
+from tao.tailer.leader_outbox import LinkedLeaders, contents_of
 from tao.tailer.reader import BinlogReader
-from tao.tailer.relay_parts import contents_of
 from tao.tailer.rewind import Rewind
 from tao.tailer.settings import TailerSettings
 from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator

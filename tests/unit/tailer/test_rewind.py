@@ -15,7 +15,7 @@ from tao.model.errors import Unavailable
 from tao.observability.logs import logger
 from tao.planning.row_events import Translated
 from tao.tailer.binlog import BinlogLost, BinlogTransaction
-from tao.tailer.relay_parts import contents_of
+from tao.tailer.leader_outbox import contents_of
 from tao.tailer.rewind import Rewind
 from tao.tailer.settings import OutboxSettings, RewindSettings
 from tests.rigs.leader_rig import make_id
