@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from tao.cache import CacheSettings, GraphCache, Stored
-from tao.cache.records import Ghosts, RecordQueue
+from tao.cache.eviction import Ghosts, RecordQueue
 from tao.model.errors import SettingsError
 from tao.model.graph import decode_count, encode_object
 from tests.unit.cache.graphs import (
