@@ -16,21 +16,20 @@ from typing import Any, Final
 
 from tao.cache import GraphCache
 from tao.model.changes import ShardInvalidation, ShardMessages
-from tao.model.errors import DeadlineExceeded, InvalidArgument, NotMine, Overloaded, TaoError, Unavailable
+from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, TaoError, Unavailable
 from tao.model.ids import SHARD_SHIFT
 from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
-from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
-from tao.serving.requests import FOLLOWER_RULES, check_role
+from tao.serving.requests import CacheService
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
 
-class FollowerService:
+class FollowerService(CacheService):
     """The `RequestHandler` of a follower's sessions."""
 
     def __init__(
@@ -42,36 +41,25 @@ class FollowerService:
         apply: Callable[[ShardMessages], None],
     ) -> None:
         """``apply`` applies to the cache what a write has changed."""
-        configuration = context.configuration
         self._cache: Final = cache
         self._apply_write: Final = apply
-        self._configuration: Final = configuration
+        self._configuration: Final = context.configuration
         self._region: Final = context.region
         self._links: Final = context.links
         self._clock: Final = context.clock
         self._spawn: Final = context.spawn_as("ID reservation")
-        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
-            "read": reads.handle,
-            "write": writes.handle,
-            "apply": self._apply,
-            "reserve_ids": self._start_reserving,
-            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
-            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
-            "watch": configuration.watch,
-            "inspect": lambda request, reply: reply.send(
-                pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
-            ),
-            "invalidate": self._invalidate,
-        }
-
-    def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Serve one request. Whatever the cache can answer is answered before this returns."""
-        kind = request.WhichOneof("body") or "nothing"
-        path = self._paths.get(kind)
-        if path is None:
-            raise InvalidArgument(f"a follower does not serve {kind!r} requests; ask a leader")
-        check_role(FOLLOWER_RULES, kind, reply.peer.role)
-        path(request, reply)
+        super().__init__(
+            "follower",
+            context,
+            cache,
+            reads,
+            {
+                "write": writes.handle,
+                "apply": self._apply,
+                "reserve_ids": self._start_reserving,
+                "invalidate": self._invalidate,
+            },
+        )
 
     def _apply(self, request: pb.Request, reply: Reply) -> None:
         """Apply the changes of a write that another server of this tier has forwarded."""

@@ -1,4 +1,5 @@
-"""The way of a request into a cache server: a listener takes it, a pause holds it, and the peer's role admits it.
+"""The way of a request into a cache server: a listener takes it, a pause holds it, and the peer's role admits it to
+a path.
 
 A process that is stopped, swapped out or frozen with its machine wakes up with the cache of the moment when it was
 paused. Meanwhile other servers may have marked it down, taken over its shards and written; and the first events that it
@@ -21,14 +22,18 @@ import math
 from asyncio import sleep
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
-from tao.model.errors import InternalError, SettingsError, TaoError, Unauthorized, Unavailable
+from tao.cache import GraphCache
+from tao.model.errors import InternalError, InvalidArgument, SettingsError, TaoError, Unauthorized, Unavailable
 from tao.model.ports import Clock
 from tao.model.settings import renamed
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
+from tao.serving.configuration import ServerContext
+from tao.serving.inspection import inspect
+from tao.serving.read_service import ReadService
 from tao.wire.frames_server import FrameServer
 from tao.wire.grpc_server import GrpcServer
 from tao.wire.session import Reply, RequestHandler, failure
@@ -224,3 +229,43 @@ def check_role(rules: Rules, kind: str, role: str) -> None:
         f"{kind!r} requests are for {whose}, and this peer says that it is a {role or 'peer without a role'}: "
         "applications ask followers to read and write; operators use the tao command, with the servers' token"
     )
+
+
+class CacheService:
+    """The `RequestHandler` of a cache server's sessions: passes each request to the path that serves it."""
+
+    def __init__(
+        self,
+        role: Literal["follower", "leader"],
+        context: ServerContext,
+        cache: GraphCache,
+        reads: ReadService,
+        paths: Mapping[str, Callable[[pb.Request, Reply], None]],
+    ) -> None:
+        """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
+        configuration = context.configuration
+        self._role: Final = role
+        self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
+        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
+            "read": reads.handle,
+            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
+            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
+            "watch": configuration.watch,
+            "inspect": lambda request, reply: reply.send(
+                pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
+            ),
+            **paths,
+        }
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Serve one request. Whatever the cache can answer is answered before this returns.
+
+        Raises `InvalidArgument` for a request that this role does not serve, `Unauthorized` for one that the peer's
+        role may not make."""
+        kind = request.WhichOneof("body") or "nothing"
+        path = self._paths.get(kind)
+        if path is None:
+            other = "leader" if self._role == "follower" else "follower"
+            raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
+        check_role(self._rules, kind, reply.peer.role)
+        path(request, reply)
