@@ -38,26 +38,18 @@ from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
 
-def touched_floor(cache: GraphCache, touch: Touch) -> int:
-    """Return the highest version that the cache knows of for the key, 0 when it knows none."""
-    if touch.kind is TouchKind.OBJECT:
-        return cache.floor_of_object(touch.id)
-    return cache.floor_of_list(touch.id, touch.atype)
-
-
 class TouchPath:
     """Executes touches as writes of this leader."""
 
     def __init__(
         self,
         commit: Callable[[TouchKeys, float], Awaitable[object]],
-        floor: Callable[[Touch], int],
+        cache: GraphCache,
         keys_per_write: int,
     ) -> None:
-        """``commit``: executes the write before a time of the clock. ``floor``: returns the highest known version of
-        a key. ``keys_per_write``: keys touched by one write."""
+        """``commit``: executes the write before a time of the clock. ``keys_per_write``: keys touched by one write."""
         self._commit: Final = commit
-        self._floor: Final = floor
+        self._cache: Final = cache
         self._keys_per_write: Final = keys_per_write
         self.keys = 0
         """Keys that got a new version."""
@@ -95,6 +87,12 @@ class TouchPath:
             merged = tuple(keys.values())
             for start in range(0, len(merged), size):
                 yield TouchKeys(shard, merged[start : start + size])
+
+    def _floor(self, touch: Touch) -> int:
+        """Return the highest version that the cache knows of for the key, 0 when it knows none."""
+        if touch.kind is TouchKind.OBJECT:
+            return self._cache.floor_of_object(touch.id)
+        return self._cache.floor_of_list(touch.id, touch.atype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath, WriteResults, WriteThrough, shards_of_write
+from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough, shards_of_write
 from tao.wire.convert import error_to_pb, shard_messages_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -132,6 +132,7 @@ class ForwardedWrites:
     def __init__(
         self,
         context: ServerContext,
+        settings: ForwardSettings,
         publisher: Publisher,
         *,
         hosts: Callable[[int], bool],
@@ -146,7 +147,14 @@ class ForwardedWrites:
         self._publisher: Final = publisher
         self._links: Final = context.links
         self._spawn: Final = context.spawn_as("reservation of ids")
-        self.path: ForwardPath | None = None
+        self._path: Final = ForwardPath(
+            context,
+            settings,
+            next_hop=self.leader,
+            hosts=lambda shard: self._configuration.routes.leaders(context.region).hosts(shard),
+            apply=self.apply_and_publish,
+            admit=lambda _: None,
+        )
 
     def is_mastered_here(self, shard: int) -> bool:
         """Return whether the shard's master is in this leader's region."""
@@ -169,8 +177,7 @@ class ForwardedWrites:
             return list(slots)
         away = [slot for slot in slots if not self._is_executed_here(batch.writes[slot])]
         if away:
-            assert self.path is not None, "set by the server"
-            self.path.forward(batch, away, results, deadline)
+            self._path.forward(batch, away, results, deadline)
         forwarded = set(away)
         return [slot for slot in slots if slot not in forwarded]
 
@@ -193,8 +200,7 @@ class ForwardedWrites:
         """Apply changes that another region's leader has made to the far side of a pair.
 
         Without this, this region's leader of the far side would learn of them only through replication."""
-        assert self.path is not None, "set by the server"
-        await self.path.apply_changes([messages for messages in changes if not self.is_mastered_here(messages.shard)])
+        await self._path.apply_changes([messages for messages in changes if not self.is_mastered_here(messages.shard)])
 
     def apply(self, request: pb.Request, reply: Reply) -> None:
         """Apply changes that another leader of this tier has forwarded."""

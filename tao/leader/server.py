@@ -12,7 +12,7 @@ from tao.leader.inverse_path import InversePath
 from tao.leader.membership_filters import MembershipFilters
 from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
-from tao.leader.relay_path import RelayPath, TouchPath, touched_floor
+from tao.leader.relay_path import RelayPath, TouchPath
 from tao.leader.remote_inverses import InverseFence, RemoteLeaders
 from tao.leader.replica_shards import ForwardedWrites, ReplicaShards
 from tao.leader.service import LeaderService, WriteRequests
@@ -23,7 +23,7 @@ from tao.model.rows import ShardRow
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
-from tao.serving.forward_path import ForwardPath, WriteThrough
+from tao.serving.forward_path import WriteThrough
 from tao.serving.metrics import register_databases
 from tao.serving.misses import ReadPolicy
 from tao.serving.server import CachingServer
@@ -55,7 +55,6 @@ class LeaderServer(CachingServer[LeaderSettings]):
         await self._make_publisher(context)
         self._make_shards(context)
         self._make_write_path(context)
-        self._make_forwarded_writes(context)
         self._make_relay_path(context)
         self._make_read_path(context)
         self._make_background_checks(context)
@@ -96,48 +95,36 @@ class LeaderServer(CachingServer[LeaderSettings]):
         )
         replica = settings.replica_shards
         self._changes = WriteThrough(self._cache, context.clock, replica.write_answer_seconds)
-        self._replica_shards = ReplicaShards(self._cache, self._changes, self._publisher, replica, self._log)
+        replicas = self._replica_shards = ReplicaShards(self._cache, self._changes, self._publisher, replica, self._log)
+        self._forwarded = ForwardedWrites(
+            context,
+            settings.forwarding,
+            self._publisher,
+            hosts=lambda shard: shard in replicas.shards and self._cache.is_open(shard),
+            apply=self._changes.apply_write,
+        )
 
     def _make_write_path(self, context: ServerContext) -> None:
         settings, ownership = self._settings, self._ownership
         self._writes = WritePath(context, settings.writes, ownership, self._write_store, self._cache, self._publisher)
-        self._remote_leaders = RemoteLeaders(context, ownership)
+        remote_leaders = RemoteLeaders(context, ownership, self._forwarded.apply_remote_changes)
         self._inverses = InversePath(
             context,
             settings.inverses,
             self._writes,
             ownership,
-            self._remote_leaders,
+            remote_leaders,
             self._read_store,
             self._write_store,
         )
-        self._remote_leaders.local = self._inverses
-
-    def _make_forwarded_writes(self, context: ServerContext) -> None:
-        configuration, region = context.configuration, context.region
-        cache, replica_shards = self._cache, self._replica_shards
-        forwarded = self._forwarded = ForwardedWrites(
-            context,
-            self._publisher,
-            hosts=lambda shard: shard in replica_shards.shards and cache.is_open(shard),
-            apply=self._changes.apply_write,
-        )
-        forwarded.path = ForwardPath(
-            context,
-            self._settings.forwarding,
-            next_hop=forwarded.leader,
-            hosts=lambda shard: configuration.routes.leaders(region).hosts(shard),
-            apply=forwarded.apply_and_publish,
-            admit=lambda _: None,
-        )
-        self._remote_leaders.forwarded_writes = forwarded
+        remote_leaders.local = self._inverses
 
     def _make_relay_path(self, context: ServerContext) -> None:
         settings, writes, cache = self._settings.relays, self._writes, self._cache
         replica_shards = self._replica_shards
         touches = TouchPath(
             lambda write, deadline: writes.commit(write, deadline, both_sides=True),
-            lambda touch: touched_floor(cache, touch),
+            cache,
             settings.touched_keys_per_write,
         )
         self._relays = RelayPath(

@@ -19,7 +19,7 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
-from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough
+from tao.serving.forward_path import ForwardSettings, WriteResults, WriteThrough
 from tao.serving.server import SchemaArenas
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_to_pb, write_to_pb
 from tao.wire.session import Reply
@@ -107,17 +107,10 @@ class Rig:
         )
         self.forwarded = ForwardedWrites(
             self.context,
+            ForwardSettings(first_pause_seconds=0.001),
             self.publisher,
             hosts=lambda shard: shard in self.hosted,
             apply=self.changes.apply_write,
-        )
-        self.forwarded.path = ForwardPath(
-            self.context,
-            ForwardSettings(first_pause_seconds=0.001),
-            next_hop=self.forwarded.leader,
-            hosts=lambda shard: self.configuration.routes.leaders("east").hosts(shard),
-            apply=self.forwarded.apply_and_publish,
-            admit=lambda _: None,
         )
         self.answers: list[pb.Answer] = []
 

@@ -9,7 +9,7 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath, touched_floor
+from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath
 from tao.model.changes import ListInvalidation, ObjectChange, ObjectInvalidation, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import DeadlineExceeded, NotMine, ShardBlocked, TaoError
@@ -63,7 +63,7 @@ class Rig:
             ),
             settings,
             self.cache,
-            TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch), 2),
+            TouchPath(self._commit, self.cache, 2),
             self.publisher,
             hosts=self.hosted.__contains__,
             apply=self._apply,
