@@ -20,15 +20,16 @@ than one leader does: each has few connections, few queries and no queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.queries import Fetched, Query, shard_of
+from tao.serving.configuration import Spawn
 from tao.serving.sources import Databases, FetchSource, Take, deliver, deliver_from_task, fetch_and_wait
 
 
@@ -87,7 +88,7 @@ class MissPath:
         databases: Databases,
         leader_is_down: Callable[[int], bool],
         is_subscribed: Callable[[int], bool],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
         settings: DirectReadSettings,
     ) -> None:
         """``leader_is_down`` returns true for a shard whose leader has not answered recently. ``is_subscribed`` returns

@@ -24,7 +24,7 @@ from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
 from tao.serving.read_service import ReadService
 from tao.serving.requests import CacheService
-from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb
+from tao.wire.convert import error_from_pb, shard_messages_from_pb
 from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
@@ -43,11 +43,7 @@ class FollowerService(CacheService):
         """``apply`` applies to the cache what a write has changed."""
         self._cache: Final = cache
         self._apply_write: Final = apply
-        self._configuration: Final = context.configuration
-        self._region: Final = context.region
-        self._links: Final = context.links
         self._clock: Final = context.clock
-        self._spawn: Final = context.spawn_as("ID reservation")
         super().__init__(
             "follower",
             context,
@@ -56,7 +52,7 @@ class FollowerService(CacheService):
             {
                 "write": writes.handle,
                 "apply": self._apply,
-                "reserve_ids": self._start_reserving,
+                "reserve_ids": writes.reserve_ids,
                 "invalidate": self._invalidate,
             },
         )
@@ -77,20 +73,6 @@ class FollowerService(CacheService):
                 epoch = self._cache.version_epoch(shard)
                 self._cache.apply_message(invalidation, epoch, self._clock.monotonic())
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
-
-    def _start_reserving(self, request: pb.Request, reply: Reply) -> None:
-        self._spawn(self._reserve_ids(request, reply))
-
-    async def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        routes = self._configuration.routes
-        try:
-            leader = routes.leaders(self._region).home(request.reserve_ids.shard)
-            forwarded = pb.Request(topology_version=routes.version, reserve_ids=request.reserve_ids)
-            answer = await self._links.to(leader).ask(forwarded, work_seconds(request.deadline_ms))
-        except TaoError as error:
-            reply.send(pb.Answer(error=error_to_pb(error)))
-        else:
-            reply.send(pb.Answer(reserved_ids=answer.reserved_ids))
 
 
 _OBJECT_OPERATIONS: Final = frozenset({"obj_add", "obj_update", "obj_delete"})

@@ -23,7 +23,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -36,7 +36,7 @@ from tao.routing.routes import Routes
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteThrough
 from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
-from tao.wire.session import AnswerHandler
+from tao.wire.links import LinkPort
 from tao.wire.v1 import session_pb2 as pb
 
 
@@ -196,9 +196,7 @@ class Subscriptions:
             self._name,
             self._inbox.positions_for(shards),
             lambda delivery: self._receive(delivery, leader.name),
-            self._settings.answer_timeout_seconds,
-            self._settings.acknowledge_seconds,
-            self._settings.acknowledge_messages,
+            self._settings,
         )
         moved = asyncio.ensure_future(changed.wait())
         ended = asyncio.ensure_future(stream.ended.wait())
@@ -275,13 +273,6 @@ async def _wait_for(event: asyncio.Event, seconds: float) -> None:
         return
 
 
-class DeliveringLink(Protocol):
-    """The part of a link that a stream needs."""
-
-    def send(self, request: pb.Request, timeout_seconds: float, on_answer: AnswerHandler) -> None:
-        """See `tao.wire.links.Link.send`."""
-
-
 class DeliveryStream:
     """A subscription of some shards at one leader.
 
@@ -291,25 +282,20 @@ class DeliveryStream:
 
     def __init__(
         self,
-        link: DeliveringLink,
+        link: LinkPort,
         subscriber: str,
         positions: Sequence[Position],
         receive: Callable[[Delivery], set[int]],
-        timeout_seconds: float,
-        acknowledge_seconds: float,
-        acknowledge_messages: int,
+        settings: SubscriptionSettings,
     ) -> None:
-        """``receive`` applies a delivery and returns the shards to subscribe again. Deliveries are acknowledged after
-        ``acknowledge_seconds`` or ``acknowledge_messages`` messages."""
+        """``receive`` applies a delivery and returns the shards to subscribe again."""
         self.ended: Final = asyncio.Event()
         self.reason = ""
         self.failed = False
         self._link: Final = link
         self._subscriber: Final = subscriber
         self._receive: Final = receive
-        self._timeout_seconds: Final = timeout_seconds
-        self._acknowledge_seconds: Final = acknowledge_seconds
-        self._acknowledge_messages: Final = acknowledge_messages
+        self._settings: Final = settings
         self._applied = 0  # the number of the last delivery
         self._unacknowledged_messages = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -323,7 +309,7 @@ class DeliveryStream:
         if self._missing and self._number and not self.ended.is_set():
             asked, self._missing = self._missing, set()
             request = self._subscribe(positions_for(sorted(asked)), self._number)
-            self._link.send(request, self._timeout_seconds, lambda answer: self._added(asked, answer))
+            self._link.send(request, self._settings.answer_timeout_seconds, lambda answer: self._added(asked, answer))
 
     def close(self) -> None:
         """End the stream, and say so to the leader, which would go on for ever otherwise."""
@@ -359,17 +345,17 @@ class DeliveryStream:
             self.ended.set()
         self._applied = delivery.number
         self._unacknowledged_messages += sum([len(part.messages.messages) for part in delivery.shards if part.messages])
-        if self._unacknowledged_messages >= self._acknowledge_messages:
+        if self._unacknowledged_messages >= self._settings.acknowledge_messages:
             self._acknowledge()
         elif self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._acknowledge_seconds, self._acknowledge)
+            self._timer = asyncio.get_running_loop().call_later(self._settings.acknowledge_seconds, self._acknowledge)
 
     def _acknowledge(self) -> None:
         self._stop_timer()
         self._unacknowledged_messages = 0
         if not self.ended.is_set():
             acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=self._applied)
-            self._link.send(pb.Request(acknowledge=acknowledge), self._timeout_seconds, _no_answer)
+            self._link.send(pb.Request(acknowledge=acknowledge), self._settings.answer_timeout_seconds, _no_answer)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:
@@ -391,7 +377,7 @@ class DeliveryStream:
         if self._number and not self._last_came:
             self._last_came = True
             forget = pb.Request(forget=pb.Forget(forgotten_number=self._number))
-            self._link.send(forget, self._timeout_seconds, self._take)
+            self._link.send(forget, self._settings.answer_timeout_seconds, self._take)
 
 
 def _no_answer(_: pb.Answer) -> None:

@@ -10,10 +10,10 @@ its database: a critical read needs the master."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from tao.model.errors import (
     DatabaseDown,
@@ -28,6 +28,7 @@ from tao.model.errors import (
 )
 from tao.model.queries import Fetched, Query, shard_of
 from tao.model.settings import renamed
+from tao.serving.configuration import Spawn
 from tao.serving.sources import DatabaseSource, RemoteSource, Take, deliver, deliver_from_task, fetch_and_wait
 
 
@@ -55,7 +56,7 @@ class RegionSource:
         master_region: RemoteSource,
         is_mastered_here: Callable[[int], bool],
         replica_is_down: Callable[[int], bool],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
         settings: ReplicaSettings,
     ) -> None:
         """``master``: reads the region's own server, and for critical reads the server of any master region. It

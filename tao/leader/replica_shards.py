@@ -19,13 +19,12 @@ from typing import Final
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.model.changes import ShardMessages
-from tao.model.errors import ProtocolError, RequestError, TaoError
+from tao.model.errors import ProtocolError, RequestError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
-from tao.routing.budgets import work_seconds
 from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults, WriteThrough, shards_of_write
-from tao.wire.convert import error_to_pb, shard_messages_from_pb
+from tao.wire.convert import shard_messages_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -146,7 +145,6 @@ class ForwardedWrites:
         self._apply: Final = apply
         self._publisher: Final = publisher
         self._links: Final = context.links
-        self._spawn: Final = context.spawn_as("reservation of ids")
         self._path: Final = ForwardPath(
             context,
             settings,
@@ -212,15 +210,5 @@ class ForwardedWrites:
         """Forward a reservation of ids when another region masters the shard; return whether it was forwarded."""
         if self.is_mastered_here(request.reserve_ids.shard):
             return False
-        self._spawn(self._reserve_ids(request, reply))
+        self._path.reserve_ids(request, reply)
         return True
-
-    async def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
-        asked = pb.Request(topology_version=self._configuration.routes.version, reserve_ids=request.reserve_ids)
-        try:
-            leader = self.leader(request.reserve_ids.shard)
-            answer = await self._links.to(leader).ask(asked, work_seconds(request.deadline_ms))
-        except TaoError as error:
-            reply.send(pb.Answer(error=error_to_pb(error)))
-        else:
-            reply.send(pb.Answer(reserved_ids=answer.reserved_ids))

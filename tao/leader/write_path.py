@@ -166,7 +166,7 @@ class WritePath:
         self.committed_transactions = 0
         self.failed_writes = 0
         self.unknown_outcomes = 0
-        self.transaction_seconds: Callable[[float], None] = _ignore_duration
+        self.transaction_seconds: Callable[[float], None] = lambda _: None
 
     @property
     def waiting(self) -> int:
@@ -290,7 +290,9 @@ class WritePath:
             raise
         else:
             try:
-                self._finish_batch(numbers, batch, committed)
+                # The caches are updated and the writers answered before the keys are free.
+                self._answer_writers(batch, committed)
+                self._lanes.finish(numbers)
             except Exception as error:  # noqa: BLE001 - the rows are committed, and caches may lack the change
                 self._log.error("caches_not_updated", writes=len(numbers), exc_info=error)
                 failure = OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
@@ -326,11 +328,6 @@ class WritePath:
                 del self._waiting[number]  # its caller gave up while it was in a batch that was rolled back
             elif queued.deadline <= now:
                 self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
-
-    def _finish_batch(self, numbers: list[int], batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
-        """Finish a committed batch: update the caches, answer the writers, then free the keys."""
-        self._answer_writers(batch, committed)
-        self._lanes.finish(numbers)
 
     def _answer_writers(self, batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
         plan, rows = committed
@@ -457,10 +454,6 @@ class WritePath:
             "unknown": self.unknown_outcomes,
             "waiting": self.waiting,
         }
-
-
-def _ignore_duration(_: float) -> None:
-    """Stand in for the metric until the server sets it."""
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:

@@ -127,6 +127,12 @@ class ForwardPath:
         """Forward these slots of a batch; their results go to ``results``."""
         self._send(_Forwarded(writes, results, deadline, self._clock.monotonic()), slots, 1)
 
+    def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
+        """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
+        asked = pb.Request(topology_version=self._configuration.routes.version, reserve_ids=request.reserve_ids)
+        leader = self._next_hop(request.reserve_ids.shard)
+        self._links.to(leader).send(asked, work_seconds(request.deadline_ms), reply.send)
+
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
         by_leader: dict[CacheServer, list[int]] = {}

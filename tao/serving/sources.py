@@ -38,7 +38,7 @@ from tao.model.ports import ReadStore
 from tao.model.queries import CountQuery, Fetched, FillRead, ObjectQuery, Query, shard_of
 from tao.model.topology import CacheServer, DatabaseServer
 from tao.model.versions import answers
-from tao.serving.configuration import Configuration, ServerContext
+from tao.serving.configuration import Configuration, ServerContext, Spawn
 from tao.storage.session import ServerAccount
 from tao.wire.convert import error_from_pb
 from tao.wire.links import LinksPort
@@ -91,9 +91,7 @@ async def fetch_and_wait(
     return answer
 
 
-def deliver_from_task(
-    spawn: Callable[[Coroutine[Any, Any, None]], object], fetching: Coroutine[Any, Any, Fetched], take: Take
-) -> None:
+def deliver_from_task(spawn: Spawn, fetching: Coroutine[Any, Any, Fetched], take: Take) -> None:
     """Run ``fetching`` as a task of the server, and call ``take`` with its result or its error."""
     try:
         spawn(_deliver_result(fetching, take))
@@ -254,7 +252,7 @@ class DatabaseSource:
         self,
         store: ReadStore,
         database_of: Callable[[int], str],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
         settings: DatabaseReadSettings,
     ) -> None:
         """``database_of`` maps a shard to the name of its database. Queries for one database do not wait for
@@ -268,7 +266,7 @@ class DatabaseSource:
             self._line_up, settings.max_batch_queries
         )
         self._lines: dict[tuple[str, bool], _Line] = {}
-        self.read_seconds: Callable[[float], None] = _nobody_observes
+        self.read_seconds: Callable[[float], None] = lambda _: None
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
         """Read one query. ``timeout_seconds`` is the limit of each read. The answer is `StaleRead` when the database
@@ -366,10 +364,6 @@ def _fail_all(asked: list[_DatabaseQuery], error: TaoError) -> None:
         if not one.is_answered:
             one.is_answered = True
             deliver(one.take, error)
-
-
-def _nobody_observes(_: float) -> None:
-    """Ignore a duration, until the server sets a metric."""
 
 
 @dataclass(frozen=True, slots=True)

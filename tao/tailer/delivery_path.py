@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -39,6 +39,7 @@ from tao.observability.logs import Logger
 from tao.planning.row_events import Translated
 from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes, TierRoutes
+from tao.serving.configuration import Spawn
 from tao.tailer.continuity import Continuity
 from tao.tailer.leader_outbox import (
     Content,
@@ -54,8 +55,6 @@ from tao.tailer.leader_outbox import (
     relay_of,
 )
 from tao.tailer.settings import OutboxSettings
-
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,8 @@ class DeliveringLeader:
 
 async def test_one_acknowledgement_covers_many_deliveries_and_needs_no_further_one() -> None:
     leader = DeliveringLeader()
-    series = DeliveryStream(leader, "near-1", [], leader.apply, 2.0, 0.01, 4)
+    settings = SubscriptionSettings(acknowledge_seconds=0.01, acknowledge_messages=4)
+    series = DeliveryStream(leader, "near-1", [], leader.apply, settings)
     for number in range(1, 7):
         leader.deliver(number)
     assert leader.acknowledged == [4]
