@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,6 +35,7 @@ from tao.model.errors import (
     TopologyError,
 )
 from tao.model.relay import Relay
+from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.planning.row_events import Translated
 from tao.routing.budgets import RetryBudget
@@ -44,7 +45,6 @@ from tao.tailer.continuity import Continuity
 from tao.tailer.leader_outbox import (
     Content,
     LeaderOutbox,
-    LeaderPort,
     Part,
     Receipts,
     contents_of,
@@ -55,6 +55,9 @@ from tao.tailer.leader_outbox import (
     relay_of,
 )
 from tao.tailer.settings import OutboxSettings
+from tao.wire.convert import relay_to_pb, span_from_pb
+from tao.wire.links import Links
+from tao.wire.v1 import session_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,30 @@ class RelayScope:
     """Returns the current routes."""
     refresh_routes: Callable[[], Awaitable[None]]
     """Reads the topology again; raises `TaoError` when it cannot be used."""
+
+
+class LeaderPort(Protocol):
+    """Sends relays to leaders."""
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+        """Send a relay; return once the leader has applied and published all of it.
+
+        Returns the shards about which the leader asks where they continue. Raises `NotMine` when a shard is not that
+        leader's. After any `TaoError` the relay has to be sent again."""
+
+
+class LinkedLeaders:
+    """`LeaderPort` over links."""
+
+    def __init__(self, links: Links, topology_version: Callable[[], int]) -> None:
+        self._links: Final = links
+        self._topology_version: Final = topology_version
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+        """See `LeaderPort`."""
+        request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
+        answer = await self._links.to(leader).ask(request, timeout_seconds)
+        return map(span_from_pb, answer.relayed.wanted)
 
 
 class DeliveryPath:

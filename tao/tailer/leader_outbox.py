@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -21,13 +21,9 @@ from tao.delivery.message_log import estimated_bytes
 from tao.model.changes import ListChange, ListInvalidation, Message, ObjectChange, ObjectInvalidation, ShardMessages
 from tao.model.delivery import Span
 from tao.model.relay import Relay, Touch
-from tao.model.topology import CacheServer
 from tao.planning.row_events import Translated
 from tao.replication.gtid import joined
 from tao.tailer.settings import OutboxSettings
-from tao.wire.convert import relay_to_pb, span_from_pb
-from tao.wire.links import Links
-from tao.wire.v1 import session_pb2 as pb
 
 _MIN_FINISHED_RECEIPTS: Final = 64
 """Fewer finished receipts are not worth merging."""
@@ -225,30 +221,6 @@ def _bounded(message: Message, large_bytes: int) -> tuple[Message, int]:
                 return message, size
         size = estimated_bytes(message)
     return message, size
-
-
-class LeaderPort(Protocol):
-    """Sends relays to leaders."""
-
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
-        """Send a relay; return once the leader has applied and published all of it.
-
-        Returns the shards about which the leader asks where they continue. Raises `NotMine` when a shard is not that
-        leader's. After any `TaoError` the relay has to be sent again."""
-
-
-class LinkedLeaders:
-    """`LeaderPort` over links."""
-
-    def __init__(self, links: Links, topology_version: Callable[[], int]) -> None:
-        self._links: Final = links
-        self._topology_version: Final = topology_version
-
-    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
-        """See `LeaderPort`."""
-        request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
-        answer = await self._links.to(leader).ask(request, timeout_seconds)
-        return map(span_from_pb, answer.relayed.wanted)
 
 
 class LeaderOutbox:

@@ -20,8 +20,8 @@ from tao.runtime.tasks import BackgroundTasks
 from tao.serving.configuration import Configuration, SchemaFile
 from tao.storage.session import ServerAccount
 from tao.tailer.continuity import Continuity, Rewind
-from tao.tailer.delivery_path import DeliveryPath, RelayScope
-from tao.tailer.leader_outbox import LinkedLeaders, contents_of
+from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders, RelayScope
+from tao.tailer.leader_outbox import contents_of
 from tao.tailer.reader import BinlogReader
 from tao.tailer.settings import TailerSettings
 from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator
