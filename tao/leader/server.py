@@ -7,7 +7,7 @@ from typing import Final
 
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.delivery_path import open_publisher
-from tao.leader.heartbeats import FreshnessMetrics, Heartbeats
+from tao.leader.heartbeats import Heartbeats
 from tao.leader.inverse_path import InversePath
 from tao.leader.membership_filters import MembershipFilters
 from tao.leader.miss_path import RegionSource
@@ -167,13 +167,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
     def _make_background_checks(self, context: ServerContext) -> None:
         settings, configuration = self._settings, context.configuration
         self._heartbeats = Heartbeats(
-            context.name,
-            self._write_store,
-            lambda: self._ownership.owned,
-            self._publisher.database_of,
-            context.clock,
-            settings.heartbeats,
-            self._log,
+            context, self._write_store, lambda: self._ownership.owned, self._publisher, settings.heartbeats
         )
         self._checker = ConsistencyChecker(
             self._read_store,
@@ -253,18 +247,11 @@ class LeaderServer(CachingServer[LeaderSettings]):
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 
     def _register_metrics(self, metrics: Metrics) -> None:
-        context = self._context
-        self._freshness = FreshnessMetrics(
-            metrics,
-            self._publisher,
-            self._heartbeats,
-            lambda: [database.name for database in context.configuration.routes.topology.databases],
-            context.clock,
-        )
         read_seconds = metrics.histogram("database_read_seconds", "Reads of the database that answer misses, by batch.")
         for source in self._database_sources:
             source.read_seconds = read_seconds.observe
         metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(self._ownership.owned))
+        self._heartbeats.register(metrics)
         self._writes.register(metrics)
         self._inverses.register(metrics)
         self._relays.register(metrics)
@@ -283,7 +270,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
             "invalidated_shards": relays.invalidated_shards,
             "voided_shards": relays.invalidated_shards,  # the former name
             "foreign_keys": {"dropped": relays.dropped, "touched": relays.touches.keys},
-            **self._freshness.summary(),
+            **self._heartbeats.summary(),
             "reads_sent_to_master_region": self._source.sent_to_master_region,
             "writes": {**self._writes.summary(), **self._inverses.summary()},
             "consistency": self._checker.summary(),
