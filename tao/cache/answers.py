@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tao.cache.answers_python import ends_within
-from tao.cache.membership import MembershipFilter
+from tao.cache.filters import MembershipFilter
 from tao.cache.outcomes import EdgesAnswer
 from tao.model.edge_block import (
     COMPLETE,

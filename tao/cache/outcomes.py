@@ -93,7 +93,7 @@ class ArenaStatistics(msgspec.Struct, frozen=True):
 
     name: str
     bytes: int
-    budget: int
+    budget_bytes: int
     objects: int
     lists: int
     counts: int

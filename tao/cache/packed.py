@@ -3,10 +3,11 @@
 Measured on CPython 3.11 with a table of 200,000 counts: nanoseconds of a look-up that answers with encoded bytes, and
 of a store; bytes of resident memory for an entry of a full table of a million (`loadtest bench --only memory`):
 
-==================================  ======  =====  ===== where                               look    store  bytes
-==================================  ======  =====  ===== dictionary of encoded bytes            147    136    148 NumPy,
-two arrays of buckets         1,330  1,280     16 `packed_python` (bytearray, struct)  2,170  2,690     14 `packed_core`
-(Cython)                  75    174     14 ==================================  ======  =====  =====
+    where                                 look    store  bytes
+    dictionary of encoded bytes            147      136    148
+    NumPy, two arrays of buckets         1,330    1,280     16
+    `packed_python` (bytearray, struct)  2,170    2,690     14
+    `packed_core` (Cython)                  75      174     14
 
 The standard library reaches the size but not the speed, since each of a dozen steps costs a call. NumPy saves none of
 them, because a hit looks at one bucket at a time, and it would be a dependency of every server. Compiled, a count costs

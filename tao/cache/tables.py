@@ -59,7 +59,7 @@ class Arenas:
     def __init__(self, settings: CacheSettings, types: ArenaChoice, recorder: KeyRecorder) -> None:
         self.types = types
         self.recorder = recorder
-        self.report_shrunk: Callable[[int, int, int, int], None] = _report_nothing
+        self.report_shrunk: Callable[[int, int, int, int], None] = lambda *_: None
         self.departed = DepartedVersions(settings.departed_slots)
         self.keep_count_of_list_bytes = settings.keep_count_of_list_bytes
         self.moment = Moment()
@@ -90,10 +90,6 @@ class Arenas:
 
     def _named(self, name: str) -> Arena:
         return self._arenas.get(name) or self._arenas[DEFAULT_ARENA]
-
-
-def _report_nothing(id1: int, atype: int, before: int, left: int) -> None:
-    """Ignore a shrunk list; the default of `GraphCache.on_shrunk`."""
 
 
 class EntryTable:

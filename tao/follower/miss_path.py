@@ -20,17 +20,17 @@ than one leader does: each has few connections, few queries and no queue.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.queries import Fetched, Query, shard_of
-from tao.serving.database_source import Databases
-from tao.serving.fetch_source import FetchSource, Take, deliver, deliver_from_task, fetch_and_wait
+from tao.serving.configuration import Spawn
+from tao.serving.sources import Databases, FetchSource, Take, deliver, deliver_from_task, fetch_and_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class MissPath:
         databases: Databases,
         leader_is_down: Callable[[int], bool],
         is_subscribed: Callable[[int], bool],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
         settings: DirectReadSettings,
     ) -> None:
         """``leader_is_down`` returns true for a shard whose leader has not answered recently. ``is_subscribed`` returns
@@ -108,7 +108,7 @@ class MissPath:
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
         """Fetch one query. The answer is `StaleRead` when the database lacks what this follower was sent, and
-        `Unavailable` when the database cannot serve either. See `tao.serving.fetch_source.FetchSource`."""
+        `Unavailable` when the database cannot serve either. See `tao.serving.sources.FetchSource`."""
         miss = _Miss(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take)
         if self._leader_is_down(miss.shard):
             self._go_past(miss, "it has not answered recently")

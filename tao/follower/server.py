@@ -6,34 +6,22 @@ import random
 from math import inf
 
 from tao.follower.miss_path import FollowerSources, MissPath
-from tao.follower.service import FollowerService
+from tao.follower.service import FollowerService, UnaryPath
 from tao.follower.settings import FollowerSettings
 from tao.follower.subscriptions import Subscriptions
-from tao.follower.unary_path import UnaryPath
-from tao.model.errors import InvalidArgument, NotMine, TaoError
+from tao.model.errors import NotMine, TaoError
 from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.context import ServerContext
-from tao.serving.database_source import Databases, DatabaseSource
-from tao.serving.fetch_source import FetchSource
-from tao.serving.forward_path import ForwardPath, SiblingInvalidation
-from tao.serving.listeners import Listeners
-from tao.serving.metrics import ReadMetrics, register_databases
+from tao.serving.configuration import ServerContext
+from tao.serving.forward_path import ForwardPath, SiblingInvalidation, WriteThrough
+from tao.serving.metrics import register_databases
 from tao.serving.misses import ReadPolicy
-from tao.serving.pause_detection import PauseDetector
-from tao.serving.prefix_refills import PrefixRefills
-from tao.serving.read_service import ReadService
-from tao.serving.remote_source import RemoteSource
 from tao.serving.server import CachingServer
-from tao.serving.single_flight import SingleFlight
-from tao.serving.traffic import Traffic
-from tao.serving.write_through import WriteThrough
+from tao.serving.sources import Databases, DatabaseSource, FetchSource, RemoteSource
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools, PoolSettings
 from tao.storage.reads import READ_SETUP, MySqlReadStore
-from tao.wire.identity import AcceptedTokens
-from tao.wire.settings import ServingSettings
 
 
 class FollowerServer(CachingServer[FollowerSettings]):
@@ -53,7 +41,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
         self._make_write_path(context)
         self._make_request_handlers(context)
         self._follow_configuration(context)
-        await self._open_admin_port(context)
+        await self._open_ports(context)
         self._subscriptions.follow_routes(context.configuration.routes)
         self._start_common_tasks(context)
         self._tasks.keep(self._subscriptions.keep_following, "following leaders")
@@ -64,17 +52,10 @@ class FollowerServer(CachingServer[FollowerSettings]):
     # ---- the steps of `start` --------------------------------------------------------------------------------------
 
     def _make_read_path(self, context: ServerContext) -> None:
-        settings, cache = self._settings, self._cache
+        settings = self._settings
         self._source = self._make_source(context)
-        single_flight = SingleFlight(cache, self._source, context.clock, self._list_limit, settings.fills)
-        self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), settings.refills)
-        self._reads = ReadService(
-            cache,
-            single_flight,
-            context.configuration.schema,
-            ReadPolicy(self._admit, self._staleness_ms, past_floors=True),
-            traffic=Traffic(context.clock, settings.rates),
-        )
+        policy = ReadPolicy(self._admit, self._staleness_ms, past_floors=True)
+        self._make_reads(context, self._source, settings.fills, policy, settings.rates)
 
     def _make_source(self, context: ServerContext) -> FetchSource:
         """Return the source of this follower's misses: its leaders, and the database as well when the settings name an
@@ -127,37 +108,12 @@ class FollowerServer(CachingServer[FollowerSettings]):
         self._service = FollowerService(context, self._cache, self._reads, self._writes, changes.apply_write)
 
     def _make_request_handlers(self, context: ServerContext) -> None:
-        settings, configuration = self._settings, context.configuration
-        self._pause_detector = PauseDetector(
+        self._make_listeners(
+            context,
             self._service,
             frozenset({"read"}),
-            self._look_after_pause,
-            context.clock,
-            settings.pause_detection,
-            self._log,
-        )
-        self._listeners = Listeners(
-            configuration.routes.server(context.name),
-            self._pause_detector,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
-            lambda: configuration.routes.version,
-            lambda: random.randrange(configuration.routes.shards),
-            UnaryPath(context, self._pause_detector, lambda: self._subscriptions.hosted, settings.unary),
-            settings.tls.if_set,
-        )
-
-    async def _open_admin_port(self, context: ServerContext) -> None:
-        metrics = Metrics(role=self.role, server=context.name)
-        read_metrics = ReadMetrics(metrics, self._cache, self._reads, self._refills, context.clock)
-        self._register_metrics(metrics, context)
-        subscriptions = self._subscriptions
-        await self._open_ports(
-            context,
-            metrics,
-            stats=lambda: self._stats(context, read_metrics),
-            not_ready=lambda: (
-                f"{subscriptions.unsubscribed} shards are not subscribed yet" if subscriptions.unsubscribed else ""
-            ),
+            lambda: random.randrange(context.configuration.routes.shards),
+            lambda own: UnaryPath(context, own, lambda: self._subscriptions.hosted, self._settings.unary),
         )
 
     async def close(self) -> None:
@@ -178,11 +134,13 @@ class FollowerServer(CachingServer[FollowerSettings]):
         if shard in self._subscriptions.hosted:
             return None
         routes = self._context.configuration.routes
-        if shard >= routes.shards:
-            return InvalidArgument(
-                f"there is no shard {shard}: ids of this graph lie on shards 0 … {routes.shards - 1}"
-            )
-        return NotMine(f"follower {self._settings.name} does not host shard {shard}", routes.version)
+        return self._no_such_shard(shard) or NotMine(
+            f"follower {self._settings.name} does not host shard {shard}", routes.version
+        )
+
+    def _not_ready(self) -> str:
+        unsubscribed = self._subscriptions.unsubscribed
+        return f"{unsubscribed} shards are not subscribed yet" if unsubscribed else ""
 
     def _is_subscribed(self, shard: int) -> bool:
         return self._subscriptions.is_subscribed(shard)
@@ -198,11 +156,9 @@ class FollowerServer(CachingServer[FollowerSettings]):
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 
-    def _stats(self, context: ServerContext, read_metrics: ReadMetrics) -> dict[str, object]:
+    def _stats(self) -> dict[str, object]:
         writes, subscriptions = self._writes, self._subscriptions
         return {
-            **self._common_stats(context),
-            **read_metrics.summary(),
             "writes": {"forwarded": writes.acknowledged.total(), "failed": writes.failed.total()},
             "messages": subscriptions.messages,
             "resets": subscriptions.resets,
@@ -214,7 +170,7 @@ class FollowerServer(CachingServer[FollowerSettings]):
             "databases": {} if self._read_pools is None else self._read_pools.figures(),
         }
 
-    def _register_metrics(self, metrics: Metrics, context: ServerContext) -> None:
+    def _register_metrics(self, metrics: Metrics) -> None:
         subscriptions, writes = self._subscriptions, self._writes
         metrics.gauge_family(
             "staleness_seconds",
@@ -253,4 +209,3 @@ class FollowerServer(CachingServer[FollowerSettings]):
         )
         if self._read_pools is not None:
             register_databases(metrics, self._read_pools.states, pool="read")
-        self._register_common_metrics(metrics, context)

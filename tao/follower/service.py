@@ -1,25 +1,35 @@
-"""The request handler of a follower: which path serves which kind of request."""
+"""The request handlers of a follower: one for sessions, which serves its own shards, and one for unary calls.
+
+The requests of a session come from a peer that routes (the SDK, another server), so a follower answers NOT_MINE for a
+shard that it does not host, and the peer learns. A unary call comes from a stub in any language, whose caller knows one
+address and no topology. For it, the follower that was asked does what the SDK would do: it asks the server that hosts
+the shard, and the same shard's server in the next tier when that one cannot be reached. It asks in a session, so no
+call is relayed twice.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tao.cache import GraphCache
 from tao.model.changes import ShardInvalidation, ShardMessages
-from tao.model.errors import InvalidArgument, TaoError
+from tao.model.errors import DeadlineExceeded, NotMine, Overloaded, TaoError, Unavailable
+from tao.model.ids import SHARD_SHIFT
+from tao.model.topology import CacheServer
 from tao.routing.budgets import work_seconds
-from tao.serving.access_rules import FOLLOWER_RULES, check_role
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import ForwardPath
-from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
-from tao.wire.convert import error_to_pb, shard_messages_from_pb
-from tao.wire.session import Reply
+from tao.serving.requests import CacheService
+from tao.wire.convert import error_from_pb, shard_messages_from_pb
+from tao.wire.session import Reply, RequestHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 
 
-class FollowerService:
+class FollowerService(CacheService):
     """The `RequestHandler` of a follower's sessions."""
 
     def __init__(
@@ -31,36 +41,21 @@ class FollowerService:
         apply: Callable[[ShardMessages], None],
     ) -> None:
         """``apply`` applies to the cache what a write has changed."""
-        configuration = context.configuration
         self._cache: Final = cache
         self._apply_write: Final = apply
-        self._configuration: Final = configuration
-        self._region: Final = context.region
-        self._links: Final = context.links
         self._clock: Final = context.clock
-        self._spawn: Final = context.spawn_as("ID reservation")
-        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
-            "read": reads.handle,
-            "write": writes.handle,
-            "apply": self._apply,
-            "reserve_ids": self._start_reserving,
-            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
-            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
-            "watch": configuration.watch,
-            "inspect": lambda request, reply: reply.send(
-                pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
-            ),
-            "invalidate": self._invalidate,
-        }
-
-    def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Serve one request. Whatever the cache can answer is answered before this returns."""
-        kind = request.WhichOneof("body") or "nothing"
-        path = self._paths.get(kind)
-        if path is None:
-            raise InvalidArgument(f"a follower does not serve {kind!r} requests; ask a leader")
-        check_role(FOLLOWER_RULES, kind, reply.peer.role)
-        path(request, reply)
+        super().__init__(
+            "follower",
+            context,
+            cache,
+            reads,
+            {
+                "write": writes.handle,
+                "apply": self._apply,
+                "reserve_ids": writes.reserve_ids,
+                "invalidate": self._invalidate,
+            },
+        )
 
     def _apply(self, request: pb.Request, reply: Reply) -> None:
         """Apply the changes of a write that another server of this tier has forwarded."""
@@ -79,16 +74,138 @@ class FollowerService:
                 self._cache.apply_message(invalidation, epoch, self._clock.monotonic())
         reply.send(pb.Answer(invalidated=pb.Invalidated(shards=len(shards))))
 
-    def _start_reserving(self, request: pb.Request, reply: Reply) -> None:
-        self._spawn(self._reserve_ids(request, reply))
 
-    async def _reserve_ids(self, request: pb.Request, reply: Reply) -> None:
+_OBJECT_OPERATIONS: Final = frozenset({"obj_add", "obj_update", "obj_delete"})
+
+
+@dataclass(frozen=True, slots=True)
+class UnarySettings:
+    """Attempts and bounds of relayed calls."""
+
+    max_servers_asked: int = 3
+    """Most followers asked for one call: the shard's home, its server in the next tier, and one more."""
+
+    first_attempt_share: float = 0.5
+    """Share of the time left that a read's first server gets while another one could still answer. A write's server
+    gets all of it, because a write that may have reached its server is not repeated."""
+
+    max_relayed: int = 10_000
+    """Most calls under way to other followers, each of which holds a task. More are refused as overload."""
+
+
+class UnaryPath:
+    """The `RequestHandler` of one follower's unary calls."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        own: RequestHandler,
+        hosted: Callable[[], frozenset[int]],
+        settings: UnarySettings,
+    ) -> None:
+        """``own`` serves the requests for the shards that this follower hosts, which ``hosted`` returns."""
+        self._own: Final = own
+        self._region: Final = context.region
+        self._tier: Final = context.tier
+        self._configuration: Final = context.configuration
+        self._links: Final = context.links
+        self._clock: Final = context.clock
+        self._spawn: Final = context.spawn_as("unary call")
+        self._settings: Final = settings
+        self._hosted: Final = hosted
+        self._under_way = 0
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Serve the call here, or relay it. Raises `Overloaded` when too many calls are being relayed."""
+        shard = home_shard(request)
+        candidates = () if shard is None else self._candidates(shard)
+        if not candidates:
+            self._own.handle(request, reply)
+            return
+        if self._under_way >= self._settings.max_relayed:
+            raise Overloaded(f"{self._under_way} calls are under way to other followers, which is the bound")
+        self._spawn(self._relay(request, candidates, reply))
+
+    def _candidates(self, shard: int) -> tuple[CacheServer, ...]:
+        """Return the servers of the shard, best first; none when this follower hosts the shard or the shard does not
+        exist, which the own handler reports."""
         routes = self._configuration.routes
+        if shard >= routes.shards or shard in self._hosted():
+            return ()
+        tiers = sorted(routes.follower_tiers(self._region), key=lambda tier: tier.tier != self._tier)
+        servers = [server for tier in tiers for server in tier.hosts(shard)]
+        servers.sort(key=lambda server: server.down or self._links.is_down(server))
+        return tuple(servers[: self._settings.max_servers_asked])
+
+    async def _relay(self, request: pb.Request, candidates: tuple[CacheServer, ...], reply: Reply) -> None:
+        until = self._clock.monotonic() + work_seconds(request.deadline_ms)
+        task = asyncio.current_task()
+        assert task is not None, "run by the spawner, as a task"
+        reply.on_close(lambda: _stop(task))
+        self._under_way += 1
         try:
-            leader = routes.leaders(self._region).home(request.reserve_ids.shard)
-            forwarded = pb.Request(topology_version=routes.version, reserve_ids=request.reserve_ids)
-            answer = await self._links.to(leader).ask(forwarded, work_seconds(request.deadline_ms))
+            answer = await self._ask(request, candidates, until)
         except TaoError as error:
-            reply.send(pb.Answer(error=error_to_pb(error)))
-        else:
-            reply.send(pb.Answer(reserved_ids=answer.reserved_ids))
+            answer = failure(error)
+        finally:
+            self._under_way -= 1
+        reply.send(answer)
+
+    async def _ask(self, request: pb.Request, candidates: tuple[CacheServer, ...], until: float) -> pb.Answer:
+        """Return the first answer that is not an error. Raises the error of the last server that was asked."""
+        error: TaoError = Unavailable("the topology names no follower for the shard")
+        is_write = request.HasField("write")
+        for number, server in enumerate(candidates, 1):
+            left = until - self._clock.monotonic()
+            if number == 1 and len(candidates) > 1 and not is_write:
+                left *= self._settings.first_attempt_share
+            relayed = pb.Request(topology_version=self._configuration.routes.version, traceparent=request.traceparent)
+            if is_write:
+                relayed.write.CopyFrom(request.write)
+            else:
+                relayed.read.CopyFrom(request.read)
+            try:
+                answer = await self._links.to(server).ask(relayed, left)
+                refused = error_of(answer)
+                if refused is None:
+                    return answer
+                error = refused
+            except TaoError as failed:
+                error = failed
+            # A read that was not answered in time may be asked again; a write that had all the time may not.
+            if not isinstance(error, NotMine | Unavailable) and (is_write or not isinstance(error, DeadlineExceeded)):
+                break
+        raise error
+
+
+def home_shard(request: pb.Request) -> int | None:
+    """Return the shard of a unary call's one query or write, or None for a request that any follower serves."""
+    if request.HasField("read"):
+        batch = request.read
+        for column in (batch.obj_ids, batch.count_id1s, batch.range_id1s, batch.time_range_id1s, batch.get_id1s):
+            if column:
+                return column[0] >> SHARD_SHIFT
+    elif request.HasField("write"):
+        write = request.write.writes[0]
+        operation = write.WhichOneof("operation")
+        if operation == "obj_add" and not write.obj_add.id:
+            return write.obj_add.shard
+        if operation is not None:
+            message = getattr(write, operation)
+            object_id: int = message.id if operation in _OBJECT_OPERATIONS else message.id1
+            return object_id >> SHARD_SHIFT
+    return None
+
+
+def error_of(answer: pb.Answer) -> TaoError | None:
+    """Return the error of the one query or write in the answer, or None."""
+    if answer.read.errors:
+        return error_from_pb(answer.read.errors[0])
+    for result in answer.write.results:
+        if result.HasField("error"):
+            return error_from_pb(result.error)
+    return None
+
+
+def _stop(task: asyncio.Task[Any]) -> None:
+    task.cancel()

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tao.follower.miss_path import DirectReadSettings
+from tao.follower.service import UnarySettings
 from tao.follower.subscriptions import SubscriptionSettings
-from tao.follower.unary_path import UnarySettings
 from tao.model.settings import renamed
 from tao.routing.read_rates import RateSettings
-from tao.serving.database_source import DatabaseReadSettings
 from tao.serving.forward_path import SiblingInvalidationSettings
-from tao.serving.remote_source import RemoteSettings
 from tao.serving.settings import CacheServerSettings
 from tao.serving.single_flight import FillSettings
+from tao.serving.sources import DatabaseReadSettings, RemoteSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,43 @@
-"""A follower's subscriptions: it receives every change of the shards that it caches.
+"""A follower's subscriptions: it receives every change of the shards that it caches, and knows how fresh they are.
 
 A shard is open in the cache from the moment its leader has confirmed the subscription, so that no cached entry is
 served that a message could not correct. When the leader fails, the follower goes on serving what it has cached:
 availability comes before freshness. Once the same leader or another one confirms the shard again, the follower
 continues at its position, or drops the shard when that leader cannot continue there.
+
+A stream of deliveries is subscribed once, acknowledged, and ended on both sides. A leader that refuses some shards, or
+leaves a gap in them, goes on with the others; the follower subscribes those again and adds them to the stream, which
+the protocol calls a series. The stream ends with the connection, or when the follower closes it. One acknowledgement
+covers all deliveries before it, and only a leader that has sent as much as it may waits for it.
+
+A leader reports in its stream the time up to which it has sent every change of a database. That holds only for the
+shards that this leader sends to this follower: a shard that its leader has not confirmed, or that another leader owns
+by now, keeps the time that it had. Without reports the bound simply grows, whichever part of the chain has broken. The
+clocks of leaders and followers are compared, so their difference is part of the bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import msgspec
 
 from tao.cache import GraphCache
 from tao.delivery.inbox import Inbox, Received
-from tao.follower.delivery_stream import DeliveryStream
-from tao.follower.freshness import Freshness
-from tao.model.delivery import Delivery
+from tao.model.delivery import Delivery, Position
 from tao.model.errors import TaoError
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes
-from tao.serving.context import ServerContext
-from tao.serving.write_through import WriteThrough
+from tao.serving.configuration import ServerContext
+from tao.serving.forward_path import WriteThrough
+from tao.wire.convert import delivery_from_pb, error_from_pb, position_to_pb
+from tao.wire.links import LinkPort
+from tao.wire.v1 import session_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +196,7 @@ class Subscriptions:
             self._name,
             self._inbox.positions_for(shards),
             lambda delivery: self._receive(delivery, leader.name),
-            self._settings.answer_timeout_seconds,
-            self._settings.acknowledge_seconds,
-            self._settings.acknowledge_messages,
+            self._settings,
         )
         moved = asyncio.ensure_future(changed.wait())
         ended = asyncio.ensure_future(stream.ended.wait())
@@ -259,3 +271,168 @@ async def _wait_for(event: asyncio.Event, seconds: float) -> None:
             await event.wait()
     except TimeoutError:
         return
+
+
+class DeliveryStream:
+    """A subscription of some shards at one leader.
+
+    ``ended`` is set when nothing more will come, and ``reason`` is why the leader or the connection ended it.
+    ``failed``: a delivery could not be applied, so that the cache's entries of these shards cannot be trusted.
+    """
+
+    def __init__(
+        self,
+        link: LinkPort,
+        subscriber: str,
+        positions: Sequence[Position],
+        receive: Callable[[Delivery], set[int]],
+        settings: SubscriptionSettings,
+    ) -> None:
+        """``receive`` applies a delivery and returns the shards to subscribe again."""
+        self.ended: Final = asyncio.Event()
+        self.reason = ""
+        self.failed = False
+        self._link: Final = link
+        self._subscriber: Final = subscriber
+        self._receive: Final = receive
+        self._settings: Final = settings
+        self._applied = 0  # the number of the last delivery
+        self._unacknowledged_messages = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._number = 0
+        self._last_came = False
+        self._missing: set[int] = set()
+        link.send(self._subscribe(positions), math.inf, self._take)
+
+    def ask_again(self, positions_for: Callable[[Iterable[int]], Sequence[Position]]) -> None:
+        """Subscribe again the shards that were refused or had a gap, if there are any, and add them to the stream."""
+        if self._missing and self._number and not self.ended.is_set():
+            asked, self._missing = self._missing, set()
+            request = self._subscribe(positions_for(sorted(asked)), self._number)
+            self._link.send(request, self._settings.answer_timeout_seconds, lambda answer: self._added(asked, answer))
+
+    def close(self) -> None:
+        """End the stream, and say so to the leader, which would go on for ever otherwise."""
+        self.ended.set()
+        self._stop_timer()
+        self._forget()
+
+    def _subscribe(self, positions: Sequence[Position], series: int = 0) -> pb.Request:
+        asked = [position_to_pb(position) for position in positions]
+        return pb.Request(subscribe=pb.Subscribe(subscriber=self._subscriber, positions=asked, series=series))
+
+    def _take(self, answer: pb.Answer) -> None:
+        self._last_came = not answer.more
+        if self.ended.is_set():
+            # The number of the request was not known yet when the stream was closed.
+            self._number = answer.number
+            self._forget()
+            return
+        if answer.HasField("error"):
+            self.reason = answer.error.message
+            self.ended.set()
+            return
+        self._number = answer.number
+        try:
+            delivery = delivery_from_pb(answer.delivery)
+            self._missing |= self._receive(delivery)
+        except Exception:
+            # The delivery may be applied in part, and the leader would never send it again.
+            self.failed = True
+            self.ended.set()
+            raise
+        if not answer.more:
+            self.ended.set()
+        self._applied = delivery.number
+        self._unacknowledged_messages += sum([len(part.messages.messages) for part in delivery.shards if part.messages])
+        if self._unacknowledged_messages >= self._settings.acknowledge_messages:
+            self._acknowledge()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._settings.acknowledge_seconds, self._acknowledge)
+
+    def _acknowledge(self) -> None:
+        self._stop_timer()
+        self._unacknowledged_messages = 0
+        if not self.ended.is_set():
+            acknowledge = pb.Acknowledge(subscribe_number=self._number, delivery_number=self._applied)
+            self._link.send(pb.Request(acknowledge=acknowledge), self._settings.answer_timeout_seconds, _no_answer)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _added(self, asked: set[int], answer: pb.Answer) -> None:
+        if not answer.HasField("error"):
+            return
+        error = error_from_pb(answer.error)
+        if error.retryable:
+            self._missing |= asked
+        else:
+            # The leader does not know this stream any more.
+            self.reason = error.message
+            self.ended.set()
+
+    def _forget(self) -> None:
+        if self._number and not self._last_came:
+            self._last_came = True
+            forget = pb.Request(forget=pb.Forget(forgotten_number=self._number))
+            self._link.send(forget, self._settings.answer_timeout_seconds, self._take)
+
+
+def _no_answer(_: pb.Answer) -> None:
+    """Ignore the answer: an acknowledgement has none, and when it cannot be sent, the stream ends with a reason of its
+    own."""
+
+
+class Freshness:
+    """The time up to which every change has been received, by shard. It takes two entries of memory for each shard."""
+
+    def __init__(self, unix_ms: Callable[[], int], database_of: Callable[[int], str]) -> None:
+        """``database_of`` maps a shard to the name of its database."""
+        self._unix_ms: Final = unix_ms
+        self._database_of: Final = database_of
+        self._sender: Final[dict[int, str]] = {}
+        self._proven_unix_ms: Final[dict[int, int]] = {}
+
+    def note_confirmed(self, leader: str, shards: Iterable[int]) -> None:
+        """Note that the leader sends the changes of these shards from here on."""
+        self._sender.update(dict.fromkeys(shards, leader))
+
+    def note_proven(self, leader: str, proven: Iterable[tuple[str, int]], is_subscribed: Callable[[int], bool]) -> None:
+        """Note that the leader has sent every change of these databases up to the time given with each.
+        ``is_subscribed`` returns whether the leader still sends the changes of a shard."""
+        times = dict(proven)
+        if not times:
+            return
+        for shard in self.shards_of(leader, is_subscribed):
+            proven_unix_ms = times.get(self._database_of(shard), 0)
+            if proven_unix_ms > self._proven_unix_ms.get(shard, 0):
+                self._proven_unix_ms[shard] = proven_unix_ms
+
+    def shards_of(self, leader: str, is_subscribed: Callable[[int], bool]) -> list[int]:
+        """Return the shards whose changes the leader sends. ``is_subscribed`` returns whether it still does."""
+        return [shard for shard, sender in self._sender.items() if sender == leader and is_subscribed(shard)]
+
+    def follow(self, leader_of: Callable[[int], str], hosted: frozenset[int]) -> None:
+        """Follow a changed topology: trust no former leader of a shard until its new leader has confirmed the shard,
+        and forget the shards that are not hosted any more."""
+        for shard in [
+            shard for shard in self._sender if shard not in hosted or leader_of(shard) != self._sender[shard]
+        ]:
+            del self._sender[shard]
+        for shard in self._proven_unix_ms.keys() - hosted:
+            del self._proven_unix_ms[shard]
+
+    def staleness_ms(self, shard: int) -> float:
+        """Return how far the cached entries of the shard are behind at most; infinite when nothing is known."""
+        proven_unix_ms = self._proven_unix_ms.get(shard)
+        return inf if proven_unix_ms is None else max(0, self._unix_ms() - proven_unix_ms)
+
+    def by_database(self, hosted: Iterable[int]) -> dict[str, float]:
+        """Return the bound of each database in seconds, which is that of its shard that may be furthest behind."""
+        worst: dict[str, float] = {}
+        for shard in hosted:
+            database = self._database_of(shard)
+            worst[database] = max(worst.get(database, 0.0), self.staleness_ms(shard) / 1000)
+        return worst

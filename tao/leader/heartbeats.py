@@ -1,4 +1,4 @@
-"""Write heartbeat rows to the master databases.
+"""Write heartbeat rows to the master databases, and report how far behind their masters this leader's messages are.
 
 A row with the time at which it was written follows every commit through replication. A reader that meets it in a
 binlog has met everything that was acknowledged before it, so an idle stream still proves how fresh it is. Each
@@ -12,11 +12,14 @@ import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Final
 
+from tao.delivery.publisher import Publisher
 from tao.model.errors import TaoError
-from tao.model.ports import Clock, WriteStore
-from tao.observability.logs import Logger
+from tao.model.ports import WriteStore
+from tao.observability.metrics import Metrics
+from tao.serving.configuration import ServerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +48,26 @@ class HeartbeatStatus:
 
 
 class Heartbeats:
-    """Writes the heartbeat rows of one leader, one per database of which it owns a shard."""
+    """Writes the heartbeat rows of one leader, one per database of which it owns a shard, and reports their ages and
+    how far behind its masters the leader's messages are at most."""
 
     def __init__(
         self,
-        name: str,
+        context: ServerContext,
         store: WriteStore,
         owned: Callable[[], Iterable[int]],
-        database_of: Callable[[int], str],
-        clock: Clock,
+        publisher: Publisher,
         settings: HeartbeatSettings,
-        log: Logger,
     ) -> None:
-        """``owned``: returns the owned shards. ``database_of``: returns the name of a shard's database."""
-        self._name: Final = name
+        """``owned``: returns the owned shards. ``publisher``: knows what its messages prove."""
+        self._name: Final = context.name
+        self._configuration: Final = context.configuration
+        self._clock: Final = context.clock
+        self._log: Final = context.log
         self._store: Final = store
         self._owned: Final = owned
-        self._database_of: Final = database_of
-        self._clock: Final = clock
+        self._publisher: Final = publisher
         self._settings: Final = settings
-        self._log: Final = log
         self._under_way: Final[dict[str, asyncio.Task[None]]] = {}
         self.statuses: Final[dict[str, HeartbeatStatus]] = {}
         """By name of the database, for databases of which this leader owns shards."""
@@ -82,7 +85,7 @@ class Heartbeats:
     def _write_all(self) -> None:
         chosen: dict[str, int] = {}
         for shard in self._owned():
-            database = self._database_of(shard)
+            database = self._publisher.database_of(shard)
             chosen[database] = min(shard, chosen.get(database, shard))
         for gone in self.statuses.keys() - chosen.keys():
             del self.statuses[gone]
@@ -114,3 +117,44 @@ class Heartbeats:
 
     def _forget_task(self, database: str, _: asyncio.Task[None]) -> None:
         del self._under_way[database]
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        metrics.gauge_family(
+            "staleness_seconds",
+            "Upper bound on how far messages about a database lag behind its master; infinite while it is unknown.",
+            "database",
+            lambda: {name: inf if age is None else age for name, age in self._staleness().items()},
+        )
+        metrics.gauge_family(
+            "heartbeat_age_seconds",
+            "Age of the newest heartbeat row that this leader wrote, by database; infinite before the first.",
+            "database",
+            lambda: {name: inf if age is None else age for name, age in self._ages().items()},
+        )
+
+    def summary(self) -> dict[str, object]:
+        """Return the numbers for ``/stats``. Ages are None while they are unknown."""
+        statuses = self.statuses
+        return {
+            "staleness_seconds": self._staleness(),
+            "heartbeats": {
+                name: {
+                    "age_seconds": age,
+                    "trouble": statuses[name].trouble,
+                    "waits_for_replica": statuses[name].waits_for_replica,
+                }
+                for name, age in self._ages().items()
+            },
+        }
+
+    def _staleness(self) -> dict[str, float | None]:
+        proven = self._publisher.proven
+        databases = self._configuration.routes.topology.databases
+        return {database.name: self._age(proven.get(database.name, 0)) for database in databases}
+
+    def _ages(self) -> dict[str, float | None]:
+        return {name: self._age(status.written_unix_ms) for name, status in self.statuses.items()}
+
+    def _age(self, unix_ms: int) -> float | None:
+        return max(0, self._clock.unix_ms() - unix_ms) / 1000 if unix_ms else None

@@ -37,9 +37,10 @@ from tao.model.ports import ReadStore, WriteStore
 from tao.model.queries import EdgesQuery
 from tao.model.rows import IntentKey, IntentRow
 from tao.model.writes import AssocAdd, AssocChangeType, AssocDelete, Coordinator, SettleEdge, Write, WriteOutcome
+from tao.observability.metrics import Metrics
 from tao.planning.coordination import coordinator_side, names_far_side
 from tao.planning.draft import coordinator_edges_of, settle_writes
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 
 MAX_STUCK: Final = 1_000
 """Intents remembered as impossible to settle just now. Further ones are retried with every look."""
@@ -422,6 +423,20 @@ class InversePath:
         pairs = [(IntentKey(intent.low_id, intent.high_id), intent) for intent in intents]
         free = [intent for pair, intent in pairs if pair not in self._stuck and not self._pairs.holds(pair)]
         await asyncio.gather(*(self._settle_leftover(intent) for intent in free[: self._settings.repair_batch]))
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        metrics.gauge_family(
+            "inverses_total",
+            "Inverse edges that could not be written at once, and inverse edges settled later.",
+            "event",
+            lambda: {"left_pending": self.left_pending, "settled_later": self.settled_later},
+        )
+        metrics.gauge("inverse_pairs", "Pairs whose edges are being written at both ends.", lambda: self.pairs_held)
+
+    def summary(self) -> dict[str, float]:
+        """Return the numbers for `/stats`."""
+        return {"inverses_left_pending": self.left_pending, "inverses_settled_later": self.settled_later}
 
 
 class PairLocks:

@@ -7,10 +7,9 @@ vain. The scan runs page by page, with pauses that leave the database to other q
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from tao.cache import GraphCache
 from tao.cache.filters import FilterBuild
@@ -23,7 +22,8 @@ from tao.model.queries import EdgesQuery, Fetched, Query
 from tao.model.settings import renamed
 from tao.observability.logs import Logger
 from tao.observability.metrics import Metrics
-from tao.serving.fetch_source import FetchSource, Take
+from tao.serving.configuration import Spawn
+from tao.serving.sources import FetchSource, Take
 
 _MAX_COUNTED_LISTS: Final = 10_000
 """Lists whose misses are counted; above it, counting starts again."""
@@ -70,7 +70,7 @@ class MembershipFilters:
         cache: GraphCache,
         scans: MemberScans,
         clock: Clock,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
         settings: MembershipSettings,
         log: Logger,
     ) -> None:
@@ -87,7 +87,7 @@ class MembershipFilters:
         self.given_up = 0
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        """See `tao.serving.fetch_source.FetchSource`."""
+        """See `tao.serving.sources.FetchSource`."""
         if isinstance(query, EdgesQuery) and not critical:
             take = partial(self._take_edges, query, take)
         self._source.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)

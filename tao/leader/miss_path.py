@@ -10,10 +10,10 @@ its database: a critical read needs the master."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from tao.model.errors import (
     DatabaseDown,
@@ -28,9 +28,8 @@ from tao.model.errors import (
 )
 from tao.model.queries import Fetched, Query, shard_of
 from tao.model.settings import renamed
-from tao.serving.database_source import DatabaseSource
-from tao.serving.fetch_source import Take, deliver, deliver_from_task, fetch_and_wait
-from tao.serving.remote_source import RemoteSource
+from tao.serving.configuration import Spawn
+from tao.serving.sources import DatabaseSource, RemoteSource, Take, deliver, deliver_from_task, fetch_and_wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +56,7 @@ class RegionSource:
         master_region: RemoteSource,
         is_mastered_here: Callable[[int], bool],
         replica_is_down: Callable[[int], bool],
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Spawn,
         settings: ReplicaSettings,
     ) -> None:
         """``master``: reads the region's own server, and for critical reads the server of any master region. It
@@ -76,7 +75,7 @@ class RegionSource:
         self.sent_to_master_region = 0
 
     def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
-        """See `tao.serving.fetch_source.FetchSource`."""
+        """See `tao.serving.sources.FetchSource`."""
         shard = shard_of(query)
         if self._is_mastered_here(shard):
             self._master.fetch(query, minimum, take, critical=critical, timeout_seconds=timeout_seconds)

@@ -20,7 +20,7 @@ from typing import Final
 from tao.model.errors import NotMine, TaoError
 from tao.model.ports import WriteStore
 from tao.model.rows import ShardRow
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,17 +31,11 @@ from tao.model.errors import InternalError, NotMine, ShardBlocked, TaoError
 from tao.model.relay import Relay, Touch, TouchKind
 from tao.model.versions import NEVER_WRITTEN
 from tao.model.writes import TouchKeys
-from tao.serving.context import ServerContext
+from tao.observability.metrics import Metrics
+from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_to_pb, relay_from_pb, span_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
-
-
-def touched_floor(cache: GraphCache, touch: Touch) -> int:
-    """Return the highest version that the cache knows of for the key, 0 when it knows none."""
-    if touch.kind is TouchKind.OBJECT:
-        return cache.floor_of_object(touch.id)
-    return cache.floor_of_list(touch.id, touch.atype)
 
 
 class TouchPath:
@@ -50,13 +44,12 @@ class TouchPath:
     def __init__(
         self,
         commit: Callable[[TouchKeys, float], Awaitable[object]],
-        floor: Callable[[Touch], int],
+        cache: GraphCache,
         keys_per_write: int,
     ) -> None:
-        """``commit``: executes the write before a time of the clock. ``floor``: returns the highest known version of
-        a key. ``keys_per_write``: keys touched by one write."""
+        """``commit``: executes the write before a time of the clock. ``keys_per_write``: keys touched by one write."""
         self._commit: Final = commit
-        self._floor: Final = floor
+        self._cache: Final = cache
         self._keys_per_write: Final = keys_per_write
         self.keys = 0
         """Keys that got a new version."""
@@ -94,6 +87,12 @@ class TouchPath:
             merged = tuple(keys.values())
             for start in range(0, len(merged), size):
                 yield TouchKeys(shard, merged[start : start + size])
+
+    def _floor(self, touch: Touch) -> int:
+        """Return the highest version that the cache knows of for the key, 0 when it knows none."""
+        if touch.kind is TouchKind.OBJECT:
+            return self._cache.floor_of_object(touch.id)
+        return self._cache.floor_of_list(touch.id, touch.atype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +282,12 @@ class RelayPath:
                     self._publisher.publish(messages)
         self.invalidated_shards += done
         return done
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        metrics.gauge_family(
+            "foreign_keys_total",
+            "Keys that foreign writers changed: dropped from caches, given a new version, or left for another attempt.",
+            "event",
+            lambda: {"dropped": self.dropped, "touched": self.touches.keys, "failed": self.touches.failed},
+        )

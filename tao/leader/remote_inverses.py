@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final, Protocol, TypeVar
 
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.ownership import Ownership
 from tao.leader.write_path import Written
 from tao.model.changes import ShardMessages
@@ -29,7 +28,7 @@ from tao.model.ids import SHARD_SHIFT
 from tao.model.ports import WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import Coordinator, SettleEdge, Write
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.wire.convert import error_from_pb, shard_messages_from_pb, write_to_pb
 from tao.wire.v1 import session_pb2 as pb
 
@@ -95,14 +94,21 @@ class RemoteLeaders:
     A shard that this leader owns itself, on another database, is settled locally. When the shard is mastered in
     another region, this region's caches get the copy's changes before its writer is answered."""
 
-    def __init__(self, context: ServerContext, ownership: Ownership) -> None:
+    def __init__(
+        self,
+        context: ServerContext,
+        ownership: Ownership,
+        apply_changes: Callable[[list[ShardMessages]], Awaitable[None]],
+    ) -> None:
+        """``apply_changes`` applies the changes of a copy to this region's caches of shards that another region
+        masters."""
         self._configuration: Final = context.configuration
         self._links: Final = context.links
         self._ownership: Final = ownership
         self._clock: Final = context.clock
         self._budget: Final = context.budget
         self.local: LocalInverses | None = None
-        self.forwarded_writes: ForwardedWrites | None = None
+        self._apply_changes: Final = apply_changes
 
     async def settle(
         self, shard: int, settles: Sequence[SettleEdge], coordinator: Coordinator, timeout_seconds: float
@@ -131,7 +137,7 @@ class RemoteLeaders:
             answer = await self._links.to(leader).ask(request, left_seconds)
             if not answer.settled_pairs.settled:
                 raise Unavailable(f"{leader.name} could not settle the pair; try again")
-            return await self._apply_changes(answer.settled_pairs.changes)
+            return await self._applied(answer.settled_pairs.changes)
 
         return await self._retry(attempt, timeout_seconds)
 
@@ -187,13 +193,12 @@ class RemoteLeaders:
             if result.HasField("error"):
                 error = error_from_pb(result.error)
                 raise RemoteOutcomeUnknown(error.message) if isinstance(error, OutcomeUnknown) else error
-        return await self._apply_changes(answer.write.changes)
+        return await self._applied(answer.write.changes)
 
-    async def _apply_changes(self, changes: Iterable[pb.ShardMessages]) -> list[ShardMessages]:
-        """Apply the changes of a copy to this region's caches of shards that another region masters; return them."""
+    async def _applied(self, changes: Iterable[pb.ShardMessages]) -> list[ShardMessages]:
+        """Apply the changes of a copy in this region; return them."""
         messages = [shard_messages_from_pb(each) for each in changes]
-        if self.forwarded_writes is not None:
-            await self.forwarded_writes.apply_remote_changes(messages)
+        await self._apply_changes(messages)
         return messages
 
 

@@ -7,44 +7,32 @@ from typing import Final
 
 from tao.leader.consistency_checker import ConsistencyChecker
 from tao.leader.delivery_path import open_publisher
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.heartbeats import Heartbeats
 from tao.leader.inverse_path import InversePath
 from tao.leader.membership_filters import MembershipFilters
-from tao.leader.metrics import FreshnessMetrics, register_relay_metrics, register_write_metrics, write_summary
 from tao.leader.miss_path import RegionSource
 from tao.leader.ownership import Ownership
-from tao.leader.relay_path import RelayPath, TouchPath, touched_floor
+from tao.leader.relay_path import RelayPath, TouchPath
 from tao.leader.remote_inverses import InverseFence, RemoteLeaders
-from tao.leader.replica_shards import ReplicaShards
+from tao.leader.replica_shards import ForwardedWrites, ReplicaShards
 from tao.leader.service import LeaderService, WriteRequests
 from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePath
-from tao.model.errors import InvalidArgument, TaoError
+from tao.model.errors import TaoError
 from tao.model.rows import ShardRow
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
-from tao.serving.context import ServerContext
-from tao.serving.database_source import Databases, DatabaseSource
-from tao.serving.forward_path import ForwardPath
-from tao.serving.listeners import Listeners
-from tao.serving.metrics import ReadMetrics, register_databases
+from tao.serving.configuration import ServerContext
+from tao.serving.forward_path import WriteThrough
+from tao.serving.metrics import register_databases
 from tao.serving.misses import ReadPolicy
-from tao.serving.pause_detection import PauseDetector
-from tao.serving.prefix_refills import PrefixRefills
-from tao.serving.read_service import ReadService
-from tao.serving.remote_source import RemoteSource
 from tao.serving.server import CachingServer
-from tao.serving.single_flight import SingleFlight
-from tao.serving.traffic import Traffic
-from tao.serving.write_through import WriteThrough
+from tao.serving.sources import Databases, DatabaseSource, RemoteSource
 from tao.storage.names import edge_tables_of
 from tao.storage.pools import Pools
 from tao.storage.reads import READ_SETUP, MySqlReadStore
 from tao.storage.scans import MySqlMemberScans
 from tao.storage.writes import WRITE_SETUP, MySqlWriteStore
-from tao.wire.identity import AcceptedTokens
-from tao.wire.settings import ServingSettings
 
 PAUSE_SENSITIVE: Final = frozenset({"read", "subscribe", "relay"})
 """Requests that a leader answers from what it believes about its shards, so that a pause of the process matters. Writes
@@ -67,13 +55,12 @@ class LeaderServer(CachingServer[LeaderSettings]):
         await self._make_publisher(context)
         self._make_shards(context)
         self._make_write_path(context)
-        self._make_forwarded_writes(context)
         self._make_relay_path(context)
         self._make_read_path(context)
         self._make_background_checks(context)
         self._make_request_handlers(context)
         self._follow_configuration(context)
-        await self._open_admin_port(context)
+        await self._open_ports(context)
         self._follow_routes(context.configuration.routes)
         self._start_background_tasks(context)
         server = context.configuration.routes.server(context.name)
@@ -108,48 +95,36 @@ class LeaderServer(CachingServer[LeaderSettings]):
         )
         replica = settings.replica_shards
         self._changes = WriteThrough(self._cache, context.clock, replica.write_answer_seconds)
-        self._replica_shards = ReplicaShards(self._cache, self._changes, self._publisher, replica, self._log)
+        replicas = self._replica_shards = ReplicaShards(self._cache, self._changes, self._publisher, replica, self._log)
+        self._forwarded = ForwardedWrites(
+            context,
+            settings.forwarding,
+            self._publisher,
+            hosts=lambda shard: shard in replicas.shards and self._cache.is_open(shard),
+            apply=self._changes.apply_write,
+        )
 
     def _make_write_path(self, context: ServerContext) -> None:
         settings, ownership = self._settings, self._ownership
         self._writes = WritePath(context, settings.writes, ownership, self._write_store, self._cache, self._publisher)
-        self._remote_leaders = RemoteLeaders(context, ownership)
+        remote_leaders = RemoteLeaders(context, ownership, self._forwarded.apply_remote_changes)
         self._inverses = InversePath(
             context,
             settings.inverses,
             self._writes,
             ownership,
-            self._remote_leaders,
+            remote_leaders,
             self._read_store,
             self._write_store,
         )
-        self._remote_leaders.local = self._inverses
-
-    def _make_forwarded_writes(self, context: ServerContext) -> None:
-        configuration, region = context.configuration, context.region
-        cache, replica_shards = self._cache, self._replica_shards
-        forwarded = self._forwarded = ForwardedWrites(
-            context,
-            self._publisher,
-            hosts=lambda shard: shard in replica_shards.shards and cache.is_open(shard),
-            apply=self._changes.apply_write,
-        )
-        forwarded.path = ForwardPath(
-            context,
-            self._settings.forwarding,
-            next_hop=forwarded.leader,
-            hosts=lambda shard: configuration.routes.leaders(region).hosts(shard),
-            apply=forwarded.apply_and_publish,
-            admit=lambda _: None,
-        )
-        self._remote_leaders.forwarded_writes = forwarded
+        remote_leaders.local = self._inverses
 
     def _make_relay_path(self, context: ServerContext) -> None:
         settings, writes, cache = self._settings.relays, self._writes, self._cache
         replica_shards = self._replica_shards
         touches = TouchPath(
             lambda write, deadline: writes.commit(write, deadline, both_sides=True),
-            lambda touch: touched_floor(cache, touch),
+            cache,
             settings.touched_keys_per_write,
         )
         self._relays = RelayPath(
@@ -169,11 +144,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._filters = MembershipFilters(
             self._source, cache, self._member_scans, clock, spawn, settings.membership, self._log
         )
-        single_flight = SingleFlight(cache, self._filters, clock, self._list_limit, settings.fills)
-        self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), settings.refills)
-        self._reads = ReadService(
-            cache, single_flight, context.configuration.schema, ReadPolicy(self._admit), traffic=Traffic(clock)
-        )
+        self._make_reads(context, self._filters, settings.fills, ReadPolicy(self._admit))
 
     def _make_source(self, context: ServerContext) -> RegionSource:
         """Return the source of this leader's misses: databases of its region, and leaders of other regions."""
@@ -196,13 +167,7 @@ class LeaderServer(CachingServer[LeaderSettings]):
     def _make_background_checks(self, context: ServerContext) -> None:
         settings, configuration = self._settings, context.configuration
         self._heartbeats = Heartbeats(
-            context.name,
-            self._write_store,
-            lambda: self._ownership.owned,
-            self._publisher.database_of,
-            context.clock,
-            settings.heartbeats,
-            self._log,
+            context, self._write_store, lambda: self._ownership.owned, self._publisher, settings.heartbeats
         )
         self._checker = ConsistencyChecker(
             self._read_store,
@@ -216,46 +181,17 @@ class LeaderServer(CachingServer[LeaderSettings]):
         self._publisher.on_published = self._checker.note
 
     def _make_request_handlers(self, context: ServerContext) -> None:
-        settings, configuration = self._settings, context.configuration
         requests = WriteRequests(
             context, self._ownership, self._writes, self._inverses, self._inverse_fence, self._forwarded
         )
         service = LeaderService(context, self._cache, self._reads, requests, self._relays, self._publisher)
-        self._pause_detector = PauseDetector(
-            service, PAUSE_SENSITIVE, self._look_after_pause, context.clock, settings.pause_detection, self._log
-        )
-        self._listeners = Listeners(
-            configuration.routes.server(context.name),
-            self._pause_detector,
-            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
-            lambda: configuration.routes.version,
-            lambda: min(self._ownership.owned, default=0),
-            tls=settings.tls.if_set,
-        )
+        self._make_listeners(context, service, PAUSE_SENSITIVE, lambda: min(self._ownership.owned, default=0))
 
     def _follow_configuration(self, context: ServerContext) -> None:
         # Forget proofs of freshness before the shards change: they say nothing about shards that are added.
         context.configuration.on_routes(lambda _: self._publisher.forget_proofs())
         context.configuration.on_routes(self._follow_routes)
         super()._follow_configuration(context)
-
-    async def _open_admin_port(self, context: ServerContext) -> None:
-        metrics = Metrics(role=self.role, server=context.name)
-        read_metrics = ReadMetrics(metrics, self._cache, self._reads, self._refills, context.clock)
-        freshness = FreshnessMetrics(
-            metrics,
-            self._publisher,
-            self._heartbeats,
-            lambda: [database.name for database in context.configuration.routes.topology.databases],
-            context.clock,
-        )
-        self._register_metrics(metrics, context)
-        await self._open_ports(
-            context,
-            metrics,
-            stats=lambda: self._stats(context, read_metrics, freshness),
-            not_ready=lambda: "" if self._ownership.complete else "not every shard of this leader is taken yet",
-        )
 
     def _start_background_tasks(self, context: ServerContext) -> None:
         self._tasks.keep(self._ownership.take, "taking shards")
@@ -303,42 +239,40 @@ class LeaderServer(CachingServer[LeaderSettings]):
         """Return why this leader does not serve the shard, or None."""
         if self._ownership.may_read(shard) or shard in self._replica_shards.shards:
             return None
-        shards = self._context.configuration.routes.shards
-        if shard >= shards:
-            return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
-        return self._ownership.not_owned(shard)
+        return self._no_such_shard(shard) or self._ownership.not_owned(shard)
+
+    def _not_ready(self) -> str:
+        return "" if self._ownership.complete else "not every shard of this leader is taken yet"
 
     # ---- metrics and /stats ----------------------------------------------------------------------------------------
 
-    def _register_metrics(self, metrics: Metrics, context: ServerContext) -> None:
+    def _register_metrics(self, metrics: Metrics) -> None:
         read_seconds = metrics.histogram("database_read_seconds", "Reads of the database that answer misses, by batch.")
         for source in self._database_sources:
             source.read_seconds = read_seconds.observe
-        register_write_metrics(metrics, self._ownership, self._writes, self._inverses)
-        register_relay_metrics(metrics, self._relays)
+        metrics.gauge("owned_shards", "Shards that this leader owns.", lambda: len(self._ownership.owned))
+        self._heartbeats.register(metrics)
+        self._writes.register(metrics)
+        self._inverses.register(metrics)
+        self._relays.register(metrics)
         self._spooled_publisher.register(metrics)
         self._checker.register(metrics)
         self._filters.register(metrics)
         for pool, pools in (("read", self._read_pools), ("write", self._write_pools)):
             register_databases(metrics, pools.states, pool=pool)
-        self._register_common_metrics(metrics, context)
 
-    def _stats(
-        self, context: ServerContext, read_metrics: ReadMetrics, freshness: FreshnessMetrics
-    ) -> dict[str, object]:
+    def _stats(self) -> dict[str, object]:
         relays = self._relays
         return {
-            **self._common_stats(context),
-            **read_metrics.summary(),
             "owned_shards": len(self._ownership.owned),
             "hosted_shards": len(self._replica_shards.shards),
             "relayed_messages": relays.messages,
             "invalidated_shards": relays.invalidated_shards,
             "voided_shards": relays.invalidated_shards,  # the former name
             "foreign_keys": {"dropped": relays.dropped, "touched": relays.touches.keys},
-            **freshness.summary(),
+            **self._heartbeats.summary(),
             "reads_sent_to_master_region": self._source.sent_to_master_region,
-            "writes": write_summary(self._writes, self._inverses),
+            "writes": {**self._writes.summary(), **self._inverses.summary()},
             "consistency": self._checker.summary(),
             "membership_filters": self._filters.summary(),
             "delivery": self._spooled_publisher.figures(),

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from tao.cache import GraphCache
 from tao.delivery.publisher import Publisher
 from tao.leader.delivery_path import Subscribers
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.inverse_path import InversePath
 from tao.leader.ownership import Ownership
 from tao.leader.relay_path import RelayPath
 from tao.leader.remote_inverses import InverseFence
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.write_path import WritePath
 from tao.model.errors import InternalError, InvalidArgument, OutcomeUnknown, TaoError
 from tao.model.ids import SHARD_SHIFT
@@ -21,11 +20,10 @@ from tao.model.rows import IntentRow
 from tao.model.writes import SettleEdge, Write
 from tao.planning.coordination import names_far_side, shards_of
 from tao.routing.budgets import work_seconds
-from tao.serving.access_rules import LEADER_RULES, check_role
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 from tao.serving.forward_path import WriteResults
-from tao.serving.inspection import inspect
 from tao.serving.read_service import ReadService
+from tao.serving.requests import LEADER_RULES, CacheService, check_role
 from tao.wire.convert import error_to_pb, outcome_to_pb, shard_messages_to_pb, touch_from_pb, write_from_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -147,8 +145,8 @@ class WriteRequests:
             reply.send(pb.Answer(settled_pairs=answer))
 
 
-class LeaderService:
-    """The `RequestHandler` of a leader: passes each request to the part that answers it."""
+class LeaderService(CacheService):
+    """The `RequestHandler` of a leader."""
 
     def __init__(
         self,
@@ -163,37 +161,24 @@ class LeaderService:
         self._spawn: Final = context.spawn_as("touch")
         self._writes: Final = writes
         self._relays: Final = relays
-        configuration, subscribers = context.configuration, Subscribers(publisher)
-        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
-            "read": reads.handle,
-            "write": writes.write,
-            "subscribe": subscribers.subscribe,
-            "acknowledge": subscribers.acknowledge,
-            "reserve_ids": writes.reserve_ids,
-            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
-            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
-            "watch": configuration.watch,
-            "inspect": lambda request, reply: reply.send(
-                pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
-            ),
-            "invalidate": self._invalidate,
-            "settle_pairs": writes.settle_pairs,
-            "relay": relays.handle,
-            "touch_keys": self._start_touching,
-            "apply": writes.apply_forwarded,
-        }
-
-    def handle(self, request: pb.Request, reply: Reply) -> None:
-        """Handle a request. A request that the cache can answer is answered before this returns.
-
-        Raises `InvalidArgument` for a request that leaders do not serve, `Unauthorized` for one that the peer's role
-        may not make."""
-        kind = request.WhichOneof("body") or "nothing"
-        path = self._paths.get(kind)
-        if path is None:
-            raise InvalidArgument(f"a leader does not serve {kind!r} requests; ask a follower")
-        check_role(LEADER_RULES, kind, reply.peer.role)
-        path(request, reply)
+        subscribers = Subscribers(publisher)
+        super().__init__(
+            "leader",
+            context,
+            cache,
+            reads,
+            {
+                "write": writes.write,
+                "subscribe": subscribers.subscribe,
+                "acknowledge": subscribers.acknowledge,
+                "reserve_ids": writes.reserve_ids,
+                "invalidate": self._invalidate,
+                "settle_pairs": writes.settle_pairs,
+                "relay": relays.handle,
+                "touch_keys": self._start_touching,
+                "apply": writes.apply_forwarded,
+            },
+        )
 
     def _invalidate(self, request: pb.Request, reply: Reply) -> None:
         asked = request.invalidate

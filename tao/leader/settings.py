@@ -15,10 +15,9 @@ from tao.leader.relay_path import RelayPathSettings
 from tao.leader.replica_shards import ReplicaShardSettings
 from tao.leader.write_path import WritePathSettings
 from tao.model.settings import renamed
-from tao.serving.database_source import DatabaseReadSettings
-from tao.serving.remote_source import RemoteSettings
 from tao.serving.settings import CacheServerSettings
 from tao.serving.single_flight import FillSettings
+from tao.serving.sources import DatabaseReadSettings, RemoteSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from tao.model.ids import SHARD_SHIFT, IdAllocator
 from tao.model.ports import Transaction, WriteStore
 from tao.model.rows import IntentRow, ShardRow
 from tao.model.writes import ForgetIntent, ObjAdd, SettleEdge, Write, WriteOutcome
+from tao.observability.metrics import Metrics
 from tao.planning.coordination import (
     PlannedWrite,
     coordinating_shard,
@@ -44,7 +45,7 @@ from tao.planning.coordination import (
 from tao.planning.draft import IdTaken
 from tao.planning.lanes import LaneScheduler
 from tao.planning.write_plan import WritePlan, plan_writes, validate
-from tao.serving.context import ServerContext
+from tao.serving.configuration import ServerContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +166,7 @@ class WritePath:
         self.committed_transactions = 0
         self.failed_writes = 0
         self.unknown_outcomes = 0
-        self.transaction_seconds: Callable[[float], None] = _ignore_duration
+        self.transaction_seconds: Callable[[float], None] = lambda _: None
 
     @property
     def waiting(self) -> int:
@@ -289,7 +290,9 @@ class WritePath:
             raise
         else:
             try:
-                self._finish_batch(numbers, batch, committed)
+                # The caches are updated and the writers answered before the keys are free.
+                self._answer_writers(batch, committed)
+                self._lanes.finish(numbers)
             except Exception as error:  # noqa: BLE001 - the rows are committed, and caches may lack the change
                 self._log.error("caches_not_updated", writes=len(numbers), exc_info=error)
                 failure = OutcomeUnknown(f"written, but {type(error).__name__} afterwards; see the leader's log")
@@ -325,11 +328,6 @@ class WritePath:
                 del self._waiting[number]  # its caller gave up while it was in a batch that was rolled back
             elif queued.deadline <= now:
                 self._resolve(number, DeadlineExceeded("the write was still queued at its deadline"))
-
-    def _finish_batch(self, numbers: list[int], batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
-        """Finish a committed batch: update the caches, answer the writers, then free the keys."""
-        self._answer_writers(batch, committed)
-        self._lanes.finish(numbers)
 
     def _answer_writers(self, batch: dict[int, _QueuedWrite], committed: _Committed) -> None:
         plan, rows = committed
@@ -424,9 +422,38 @@ class WritePath:
         else:
             queued.done.set_result(result)
 
+    def register(self, metrics: Metrics) -> None:
+        """Register the metrics."""
+        self.transaction_seconds = metrics.histogram(
+            "database_transaction_seconds", "Write transactions, from the first lock to the commit."
+        ).observe
+        metrics.gauge_family(
+            "writes_total",
+            "Writes of this leader's shards, by outcome.",
+            "outcome",
+            lambda: {
+                "committed": self.committed_writes,
+                "failed": self.failed_writes,
+                "unknown": self.unknown_outcomes,
+            },
+        )
+        metrics.gauge_family(
+            "transactions_total",
+            "Write transactions committed.",
+            "outcome",
+            lambda: {"committed": self.committed_transactions},
+        )
+        metrics.gauge("waiting_writes", "Writes queued or in a transaction.", lambda: self.waiting)
 
-def _ignore_duration(_: float) -> None:
-    """Stand in for the metric until the server sets it."""
+    def summary(self) -> dict[str, float]:
+        """Return the numbers for `/stats`."""
+        return {
+            "committed": self.committed_writes,
+            "transactions": self.committed_transactions,
+            "failed": self.failed_writes,
+            "unknown": self.unknown_outcomes,
+            "waiting": self.waiting,
+        }
 
 
 def forget_intent_of(intent: IntentRow) -> ForgetIntent:

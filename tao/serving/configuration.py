@@ -1,24 +1,28 @@
-"""The topology and schema that a server uses: replaced while it serves, and sent to the clients that watch them.
+"""The topology and schema that a server uses, and the context that the parts of a cache server share.
 
-Both are whole values. A change replaces the reference and calls the listeners, synchronously and in order. Clients ask
-with GetTopology, GetSchema and Watch, so that one address is enough to connect.
+Topology and schema are whole values. A change replaces the reference and calls the listeners, synchronously and in
+order. Clients ask with GetTopology, GetSchema and Watch, so that one address is enough to connect.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tao.model.errors import SchemaError, TaoError
+from tao.model.ports import Clock
 from tao.model.topology import Topology
 from tao.observability.logs import Logger
+from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes
 from tao.schema.compatibility import compare
 from tao.schema.registry import Schema, load_schema
 from tao.topology.document import dump_topology
+from tao.wire.links import Links
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 
@@ -177,3 +181,35 @@ class SchemaFile:
             raise SchemaError(f"{self._path}: cannot be read: {error.strerror}") from error
         except UnicodeDecodeError as error:
             raise SchemaError(f"{self._path}: is not UTF-8: {error.reason} at byte {error.start}") from error
+
+
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+"""Starts a coroutine as a task of the server. Raises `Overloaded`, with the coroutine closed, when the server has as
+many tasks as it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerContext:
+    """One cache server's place in the topology, its clock, its connections to other servers, and its tasks."""
+
+    name: str
+    """The server's name in the topology."""
+
+    region: str
+    tier: str
+
+    configuration: Configuration
+    """The current topology and schema."""
+
+    links: Links
+    """Connections to other cache servers."""
+
+    clock: Clock
+
+    spawn_as: Callable[[str], Spawn]
+    """Return a `Spawn` whose tasks carry this name in logs."""
+
+    budget: RetryBudget
+    """Bounds the requests that this server repeats, over all of its parts."""
+
+    log: Logger

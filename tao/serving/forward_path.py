@@ -1,10 +1,10 @@
 """Forward writes to the server that does them, and apply their changes to this tier before the writer is answered.
 
 A follower forwards to its region's leader; a leader forwards what is mastered in another region to the leader there.
-The answer carries what the write changed. This server applies the changes of the shards that it hosts, and sends the
-others (the other end of an edge with an inverse) to the servers of its tier that host them. So every reader of this
-tier sees the write as soon as it is acknowledged, without waiting for a delivery. A server of the tier that does not
-confirm a change in time is made to drop the shard.
+The answer carries what the write changed. This server applies the changes of the shards that it hosts
+(`WriteThrough`), and sends the others (the other end of an edge with an inverse) to the servers of its tier that host
+them. So every reader of this tier sees the write as soon as it is acknowledged, without waiting for a delivery. A
+server of the tier that does not confirm a change in time is made to drop the shard.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Final
 
-from tao.model.changes import ListChange, ObjectChange, ShardMessages
+from tao.cache import GraphCache
+from tao.model.changes import ListChange, ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.errors import (
     DatabaseDown,
     DeadlineExceeded,
@@ -30,12 +31,13 @@ from tao.model.errors import (
     Unavailable,
 )
 from tao.model.ids import SHARD_SHIFT, check_id
+from tao.model.ports import Clock
 from tao.model.topology import CacheServer
 from tao.planning.coordination import coordinating_shard
 from tao.routing.budgets import work_seconds
 from tao.schema.registry import Schema
-from tao.serving.context import ServerContext
-from tao.serving.fetch_source import TickBatcher
+from tao.serving.configuration import ServerContext
+from tao.serving.sources import TickBatcher
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_from_pb, shard_messages_to_pb, write_from_pb
 from tao.wire.links import LinksPort
 from tao.wire.session import Reply
@@ -124,6 +126,12 @@ class ForwardPath:
     def forward(self, writes: pb.WriteBatch, slots: Iterable[int], results: WriteResults, deadline: float) -> None:
         """Forward these slots of a batch; their results go to ``results``."""
         self._send(_Forwarded(writes, results, deadline, self._clock.monotonic()), slots, 1)
+
+    def reserve_ids(self, request: pb.Request, reply: Reply) -> None:
+        """Forward a reservation of ids. Raises `InvalidArgument` and `DeadlineExceeded`."""
+        asked = pb.Request(topology_version=self._configuration.routes.version, reserve_ids=request.reserve_ids)
+        leader = self._next_hop(request.reserve_ids.shard)
+        self._links.to(leader).send(asked, work_seconds(request.deadline_ms), reply.send)
 
     def _send(self, forwarded: _Forwarded, slots: Iterable[int], attempt: int) -> None:
         routes = self._configuration.routes
@@ -483,3 +491,52 @@ def _size(messages: ShardMessages) -> int:
             size += EDGE_BYTES * (1 + len(message.gone) + len(message.put))
             size += sum(len(edge.data) for edge in message.put)
     return size
+
+
+_OWN_WRITE: Final = "a write on its way back"
+
+
+def apply_messages(cache: GraphCache, clock: Clock, messages: ShardMessages, *, insert: bool) -> None:
+    """Apply messages to the cache. ``insert``: also cache an entry that was not cached, because its writer will read it
+    here. See `GraphCache.apply`."""
+    now = clock.monotonic()
+    for message in messages.messages:
+        cache.apply_message(message, messages.version_epoch, now, insert=insert)
+
+
+class WriteThrough:
+    """Applies changes to the cache of a server that does not own the shards: messages, and writes of this tier.
+
+    A message changes only what is cached. A write also inserts what was not cached, because its writer will read it
+    here; but its answer may be late. The changes that followed the write may then have been sent before this cache
+    began to receive the shard's messages, or to another server, and nothing would correct the inserted entry. So a
+    write inserts only if it was sent after the shard began or began anew here, also at the start of the server; where
+    that is not known, only a time after the beginning. Any other write changes what is cached and raises version
+    floors, and the entry is fetched when it is read.
+    """
+
+    def __init__(self, cache: GraphCache, clock: Clock, write_answer_seconds: float) -> None:
+        """``write_answer_seconds`` must exceed the time that the answer to a write can take."""
+        self._cache: Final = cache
+        self._clock: Final = clock
+        self._write_answer_seconds: Final = write_answer_seconds
+        self._begun_at: Final[dict[int, float]] = {}
+
+    def note_begun(self, shard: int) -> None:
+        """Note that this cache knows nothing of what has been sent about the shard before now."""
+        self._begun_at[shard] = self._clock.monotonic()
+
+    def apply(self, messages: ShardMessages) -> None:
+        """Apply messages. A message that invalidates the shard may stand for others that are kept nowhere any more."""
+        apply_messages(self._cache, self._clock, messages, insert=False)
+        if any(isinstance(message, ShardInvalidation) for message in messages.messages):
+            self.note_begun(messages.shard)
+
+    def apply_write(self, messages: ShardMessages, sent_at: float = -inf) -> None:
+        """Apply the changes of a write that is answered through this server, or through a server of its tier.
+
+        ``sent_at``: the monotonic time at which this server sent the write, if it did."""
+        begun_at = self._begun_at.get(messages.shard, inf)
+        insert = sent_at > begun_at or self._clock.monotonic() - begun_at > self._write_answer_seconds
+        with self._cache.recorder.caused_by(_OWN_WRITE):
+            apply_messages(self._cache, self._clock, messages, insert=insert)

@@ -6,10 +6,14 @@ The parts that do the work count in plain attributes; here these get names, unit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Final
 
-from tao.cache import GraphCache
+import msgspec
+
+from tao.cache import ArenaStatistics, GraphCache
 from tao.cache.packed import CORE
 from tao.model.ports import Clock
 from tao.observability.metrics import Metrics
@@ -36,24 +40,12 @@ class ReadMetrics:
     def _register_reads(self, metrics: Metrics) -> None:
         reads, single_flight = self._reads, self._reads.misses.single_flight
         counters = reads.counters
-        metrics.gauge_family(
-            "read_hits_total",
-            "Queries answered from this server's cache.",
-            "operation",
-            lambda: dict(zip(OPERATIONS, counters.hits, strict=True)),
-        )
-        metrics.gauge_family(
-            "read_misses_total",
-            "Queries that were fetched from the leader or the database.",
-            "operation",
-            lambda: dict(zip(OPERATIONS, counters.misses, strict=True)),
-        )
-        metrics.gauge_family(
-            "read_failures_total",
-            "Queries answered with an error.",
-            "operation",
-            lambda: dict(zip(OPERATIONS, counters.failures, strict=True)),
-        )
+        for name, help_text, counts in (
+            ("read_hits_total", "Queries answered from this server's cache.", counters.hits),
+            ("read_misses_total", "Queries that were fetched from the leader or the database.", counters.misses),
+            ("read_failures_total", "Queries answered with an error.", counters.failures),
+        ):
+            metrics.gauge_family(name, help_text, "operation", partial(_by_operation, counts))
         metrics.gauge(
             "stale_read_queries",
             "Queries read from the master database because this server could not meet their max_staleness_ms.",
@@ -89,43 +81,28 @@ class ReadMetrics:
 
     def _register_cache(self, metrics: Metrics) -> None:
         cache = self._cache
-        metrics.gauge_family(
-            "cache_bytes",
-            "Memory used by an arena, in bytes.",
-            "arena",
-            lambda: {arena.name: arena.bytes for arena in cache.arenas()},
-        )
-        metrics.gauge_family(
-            "cache_budget_bytes",
-            "Memory that an arena may use, in bytes.",
-            "arena",
-            lambda: {arena.name: arena.budget for arena in cache.arenas()},
-        )
-        metrics.gauge_family(
-            "cache_entries",
-            "Cached entries, by kind.",
-            "kind",
-            lambda: {kind: float(number) for kind, number in self.entries().items()},
-        )
-        metrics.gauge_family(
-            "cache_evictions_total",
-            "Entries evicted to stay within the budget.",
-            "arena",
-            lambda: {arena.name: arena.evictions for arena in cache.arenas()},
-        )
+        for name, help_text, value in (
+            ("cache_bytes", "Memory used by an arena, in bytes.", attrgetter("bytes")),
+            ("cache_budget_bytes", "Memory that an arena may use, in bytes.", attrgetter("budget_bytes")),
+            ("cache_evictions_total", "Entries evicted to stay within the budget.", attrgetter("evictions")),
+            (
+                "cache_returns_total",
+                "Keys that returned after their eviction before the arena had evicted as much as its budget.",
+                lambda arena: sum(arena.returns),
+            ),
+        ):
+            metrics.gauge_family(name, help_text, "arena", partial(self._by_arena, value))
         metrics.gauge_family(
             "cache_eviction_age_seconds",
             "Time since the last use of the entry that an arena evicted last from its main queue.",
             "arena",
             lambda: {arena.name: arena.eviction_age_seconds or 0.0 for arena in cache.arenas() if arena.evictions},
         )
-        metrics.gauge_family(
-            "cache_returns_total",
-            "Keys that returned after their eviction before the arena had evicted as much as its budget.",
-            "arena",
-            lambda: {arena.name: sum(arena.returns) for arena in cache.arenas()},
-        )
+        metrics.gauge_family("cache_entries", "Cached entries, by kind.", "kind", self.entries)
         metrics.gauge("cache_open_shards", "Shards open in the cache.", lambda: len(cache.open_shards()))
+
+    def _by_arena(self, value: Callable[[ArenaStatistics], float]) -> dict[str, float]:
+        return {arena.name: value(arena) for arena in self._cache.arenas()}
 
     def entries(self) -> dict[str, int]:
         """Return the number of cached entries, by kind."""
@@ -158,25 +135,10 @@ class ReadMetrics:
             "hit_rate": hits / (hits + misses) if hits + misses else None,
             "entries": self.entries(),
             "bytes": sum(arena.bytes for arena in arenas),
-            "budget_bytes": sum(arena.budget for arena in arenas),
+            "budget_bytes": sum(arena.budget_bytes for arena in arenas),
             "evictions": sum(arena.evictions for arena in arenas),
             "cache_core": CORE,
-            "arenas": [
-                {
-                    "name": arena.name,
-                    "bytes": arena.bytes,
-                    "budget_bytes": arena.budget,
-                    "objects": arena.objects,
-                    "lists": arena.lists,
-                    "counts": arena.counts,
-                    "evictions": arena.evictions,
-                    "eviction_age_seconds": arena.eviction_age_seconds,
-                    "kept": arena.kept,
-                    "returns": list(arena.returns),
-                    "packed_bytes": arena.packed_bytes,
-                }
-                for arena in arenas
-            ],
+            "arenas": list(map(msgspec.structs.asdict, arenas)),
             "fills": {
                 "started": single_flight.started,
                 "joined": single_flight.joined,
@@ -193,6 +155,10 @@ class ReadMetrics:
             "floors": floors.floors,
             "open_shards": len(self._cache.open_shards()),
         }
+
+
+def _by_operation(counts: Sequence[int]) -> dict[str, int]:
+    return dict(zip(OPERATIONS, counts, strict=True))
 
 
 _HEALTH_CODES: Final = {Health.UP: 0, Health.SUSPECT: 1, Health.DOWN: 2, Health.PROBING: 3}

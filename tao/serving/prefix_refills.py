@@ -24,9 +24,9 @@ from tao.model.errors import SettingsError, TaoError
 from tao.model.graph import decode_count
 from tao.model.queries import RangeQuery
 from tao.model.settings import renamed
-from tao.serving.context import Spawn
-from tao.serving.fetch_source import fetch_and_wait
+from tao.serving.configuration import Spawn
 from tao.serving.single_flight import SingleFlight
+from tao.serving.sources import fetch_and_wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,36 +1,119 @@
-"""What the processes of followers and leaders have in common: start, configuration, admin port and stop."""
+"""What the processes of followers and leaders have in common: start, configuration, cache upkeep, admin port, stop."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
 from tao.cache import CacheSettings, GraphCache
-from tao.model.errors import TopologyError
+from tao.cache.settings import DEFAULT_ARENA
+from tao.model.errors import InvalidArgument, TopologyError
+from tao.model.ports import Clock
+from tao.model.versions import FIRST_EPOCH
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.observability.logs import Logger, configure_logs, logger
 from tao.observability.metrics import Metrics
 from tao.routing.budgets import RetryBudget
+from tao.routing.read_rates import RateSettings
+from tao.routing.routes import Routes
 from tao.runtime.admin import AdminPages, AdminServer, AdminSettings
 from tao.runtime.clock import LoopClock
 from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.schema.registry import Schema
-from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs, arena_budgets, maintain_cache
-from tao.serving.configuration import Configuration, SchemaFile
-from tao.serving.context import ServerContext
-from tao.serving.listeners import Listeners
-from tao.serving.metrics import register_links, register_retries
-from tao.serving.pause_detection import PauseDetector
+from tao.schema.types import DEFAULT_LIST_LIMIT
+from tao.serving.configuration import Configuration, SchemaFile, ServerContext
+from tao.serving.metrics import ReadMetrics, register_links, register_retries
+from tao.serving.misses import ReadPolicy
+from tao.serving.prefix_refills import PrefixRefills
 from tao.serving.read_service import ReadService
+from tao.serving.requests import Listeners, PauseDetector
 from tao.serving.settings import CacheServerSettings
+from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import FetchSource
+from tao.serving.traffic import Traffic
 from tao.topology.file_store import TopologyFile
-from tao.wire.identity import Credentials
+from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.links import Links, LinkSettings
+from tao.wire.session import RequestHandler
+from tao.wire.settings import ServingSettings
+
+_MIB: Final = 1 << 20
+
+
+def arena_budgets(cache_mb: float, arena_mb: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes of each arena: the default one and the further ones, whose budgets the settings give in MiB."""
+    return {DEFAULT_ARENA: int(cache_mb * _MIB), **{name: mb * _MIB for name, mb in arena_mb.items()}}
+
+
+class SchemaArenas:
+    """The arenas and list limits of the schema's types, a `tao.cache.ArenaChoice`. A type whose arena has no budget on
+    this server shares the default arena."""
+
+    def __init__(self, schema: Schema, arenas: Mapping[str, int]) -> None:
+        def known(arena: str) -> str:
+            return arena if arena in arenas else DEFAULT_ARENA
+
+        self._objects: Final = {otype.number: known(otype.arena) for otype in schema.objects}
+        self._lists: Final = {atype.number: known(atype.arena) for atype in schema.assocs}
+        self._limits: Final = {atype.number: atype.limit for atype in schema.assocs}
+
+    def object_arena(self, otype: int) -> str:
+        return self._objects.get(otype, DEFAULT_ARENA)
+
+    def list_arena(self, atype: int) -> str:
+        return self._lists.get(atype, DEFAULT_ARENA)
+
+    def list_limit(self, atype: int) -> int:
+        return self._limits.get(atype, DEFAULT_LIST_LIMIT)
+
+
+class TopologyEpochs:
+    """Passes the version epochs in the topology on to a cache. A promotion raises the epoch of a database, and every
+    cache that learns the new topology drops the shards of that database, whatever the lost master had sent."""
+
+    def __init__(self, cache: GraphCache) -> None:
+        self._cache: Final = cache
+        self._known: Final[dict[str, int]] = {}
+
+    def follow_routes(self, routes: Routes) -> None:
+        """Apply the epochs of a newer topology. Call this with every newer topology's routes."""
+        for database in routes.topology.databases:
+            if database.version_epoch > self._known.get(database.name, FIRST_EPOCH):
+                self._known[database.name] = database.version_epoch
+                for first, last in database.shards:
+                    for shard in range(first, last + 1):
+                        if self._cache.is_open(shard):
+                            self._cache.open_shard(shard, database.version_epoch)
+
+
+_CHECK_SECONDS: Final = 0.1
+"""Interval between two checks for dropped tables: their memory is freed no later than this."""
+
+_STEP_SECONDS: Final = 0.002
+"""Pause between two steps of freeing, in which the loop serves requests."""
+
+_FLOOR_CHECKS: Final = 300
+"""Checks between two rounds of dropping old version floors: every 30 s, half of the time that floors are kept."""
+
+
+async def maintain_cache(cache: GraphCache, clock: Clock) -> None:
+    """Free dropped tables in steps, and drop old version floors, until cancelled."""
+    checks = 0
+    while True:
+        await asyncio.sleep(_CHECK_SECONDS)
+        more = cache.reclaim_step()
+        while more:
+            await asyncio.sleep(_STEP_SECONDS)
+            more = cache.reclaim_step()
+        checks += 1
+        if checks % _FLOOR_CHECKS == 0:
+            cache.forget_old_floors(clock.monotonic())
+
 
 MAX_TASKS: Final = 100_000
 """Tasks of one server at a time: writes, reads of a database and fetches past a leader, each of which has bounds of its
@@ -51,10 +134,6 @@ class CachingServer(Generic[SettingsType]):
     role: ClassVar[Literal["follower", "leader"]]
 
     _context: ServerContext
-    _cache: GraphCache
-    _reads: ReadService
-    _pause_detector: PauseDetector
-    _listeners: Listeners
 
     def __init__(self, settings: SettingsType, log: Logger) -> None:
         self._settings: Final = settings
@@ -72,8 +151,26 @@ class CachingServer(Generic[SettingsType]):
         log = logger(cls.role)
         return run_server(lambda: cls(settings, log).start(), log=log)
 
+    # ---- what a role adds ------------------------------------------------------------------------------------------
+
     async def start(self) -> Self:
         """Make the parts, listen and serve. Raises `OperatorError` or `OSError` when that fails."""
+        raise NotImplementedError
+
+    async def _look_after_pause(self, seconds: float) -> None:
+        """Learn what may have changed while this process was paused."""
+        raise NotImplementedError
+
+    def _not_ready(self) -> str:
+        """Return why the server is not ready, or ""."""
+        raise NotImplementedError
+
+    def _stats(self) -> dict[str, object]:
+        """Return the role's own numbers for `/stats`."""
+        raise NotImplementedError
+
+    def _register_metrics(self, metrics: Metrics) -> None:
+        """Register the role's own metrics."""
         raise NotImplementedError
 
     # ---- steps of `start` ------------------------------------------------------------------------------------------
@@ -111,6 +208,21 @@ class CachingServer(Generic[SettingsType]):
     def _list_limit(self, atype: int) -> int:
         return self._types.list_limit(atype)
 
+    def _make_reads(
+        self,
+        context: ServerContext,
+        source: FetchSource,
+        fills: FillSettings,
+        policy: ReadPolicy,
+        rates: RateSettings | None = None,
+    ) -> None:
+        """Make what answers reads, from the cache or by fetching from ``source``."""
+        clock = context.clock
+        single_flight = SingleFlight(self._cache, source, clock, self._list_limit, fills)
+        self._refills = PrefixRefills(single_flight, context.spawn_as("refill"), self._settings.refills)
+        schema = context.configuration.schema
+        self._reads = ReadService(self._cache, single_flight, schema, policy, traffic=Traffic(clock, rates))
+
     def _follow_configuration(self, context: ServerContext) -> None:
         configuration, cache = context.configuration, self._cache
 
@@ -123,15 +235,42 @@ class CachingServer(Generic[SettingsType]):
         configuration.on_routes(TopologyEpochs(cache).follow_routes)
         configuration.on_routes(lambda routes: context.links.keep_only(routes.server_names()))
 
-    async def _open_ports(
+    def _make_listeners(
         self,
         context: ServerContext,
-        metrics: Metrics,
-        stats: Callable[[], dict[str, object]],
-        not_ready: Callable[[], str],
+        handler: RequestHandler,
+        pause_sensitive: frozenset[str],
+        choose_shard: Callable[[], int],
+        unary_path: Callable[[RequestHandler], RequestHandler] | None = None,
     ) -> None:
-        """Listen for requests, and at the admin port. ``not_ready`` returns why the server is not ready, or ""."""
-        pages = AdminPages(metrics=metrics.render, stats=stats, not_ready=not_ready)
+        """Make what requests pass on their way to ``handler``. ``pause_sensitive`` are the kinds of requests that are
+        held after a pause. ``choose_shard`` returns the shard of a new object whose caller names no neighbour.
+        ``unary_path`` returns the handler of unary calls, in front of the given one."""
+        settings, configuration = self._settings, context.configuration
+        detector = self._pause_detector = PauseDetector(
+            handler, pause_sensitive, self._look_after_pause, context.clock, settings.pause_detection, self._log
+        )
+        self._listeners = Listeners(
+            configuration.routes.server(context.name),
+            detector,
+            ServingSettings(accepted_tokens=AcceptedTokens.of(settings.token, settings.client_token)),
+            lambda: configuration.routes.version,
+            choose_shard,
+            None if unary_path is None else unary_path(detector),
+            settings.tls.if_set,
+        )
+
+    async def _open_ports(self, context: ServerContext) -> None:
+        """Listen for requests, and at the admin port."""
+        metrics = Metrics(role=self.role, server=context.name)
+        reads = ReadMetrics(metrics, self._cache, self._reads, self._refills, context.clock)
+        self._register_metrics(metrics)
+        self._register_common_metrics(metrics, context)
+        pages = AdminPages(
+            metrics=metrics.render,
+            stats=lambda: {**self._common_stats(context), **reads.summary(), **self._stats()},
+            not_ready=self._not_ready,
+        )
         host, _, port = context.configuration.routes.server(context.name).admin.rpartition(":")
         self._admin = AdminServer(AdminSettings(host=host or "127.0.0.1", port=int(port or 0)), pages, self._log)
         await self._listeners.start()
@@ -163,6 +302,13 @@ class CachingServer(Generic[SettingsType]):
         configuration = self._context.configuration
         configuration.use_topology(await self._topology_file.load())
         await self._schema_file.look(configuration.use_schema_text)
+
+    def _no_such_shard(self, shard: int) -> InvalidArgument | None:
+        """Return the error of a shard that the topology does not have, or None."""
+        shards = self._context.configuration.routes.shards
+        if shard < shards:
+            return None
+        return InvalidArgument(f"there is no shard {shard}: ids of this graph lie on shards 0 … {shards - 1}")
 
     async def _refresh_configuration(self, seconds: float) -> None:
         """Read the topology that may have changed while this process was paused, if that succeeds in this time."""

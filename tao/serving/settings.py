@@ -11,8 +11,8 @@ from tao.model.settings import renamed
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
 from tao.serving.forward_path import ForwardSettings
-from tao.serving.pause_detection import PauseSettings
 from tao.serving.prefix_refills import RefillSettings
+from tao.serving.requests import PauseSettings
 from tao.wire.tls import TlsFiles
 
 

@@ -31,7 +31,7 @@ from tao.model.ports import Clock
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery, shard_of
 from tao.model.settings import renamed
 from tao.model.versions import answers, epoch_of
-from tao.serving.fetch_source import FetchSource, deliver
+from tao.serving.sources import FetchSource, deliver
 
 _logger = logging.getLogger(__name__)
 

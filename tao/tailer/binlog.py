@@ -12,6 +12,7 @@ import msgspec
 
 from tao.model.errors import OperatorError, Unavailable
 from tao.planning.row_events import RowEvent
+from tao.replication.gtid import GtidPosition
 
 
 class BinlogLost(Unavailable):
@@ -55,26 +56,13 @@ class BinlogTransaction(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int = 0
 
 
-class BinlogPosition(Protocol):
-    """A mutable position in a binlog; ``str()`` returns its stored form."""
-
-    def advance(self, gtid: str) -> None:
-        """Move past the transaction."""
-
-    def includes(self, gtid: str) -> bool:
-        """Return whether the position is past the transaction."""
-
-    def is_beyond(self, server_is_at: str) -> bool:
-        """Return whether a server at ``server_is_at`` (a stored form) has not reached this position yet."""
-
-
 class BinlogSource(Protocol):
     """A database server's binlog."""
 
     async def current_position(self) -> str:
         """Return the present end of the binlog. Raises `Unavailable` or `OperatorError`."""
 
-    def position(self, stored: str) -> BinlogPosition:
+    def position(self, stored: str) -> GtidPosition:
         """Parse a stored position. Raises `OperatorError` when it has another notation than this server's."""
 
     def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,16 +35,29 @@ from tao.model.errors import (
     TopologyError,
 )
 from tao.model.relay import Relay
+from tao.model.topology import CacheServer
 from tao.observability.logs import Logger
 from tao.planning.row_events import Translated
 from tao.routing.budgets import RetryBudget
 from tao.routing.routes import Routes, TierRoutes
+from tao.serving.configuration import Spawn
 from tao.tailer.continuity import Continuity
-from tao.tailer.leader_outbox import LeaderOutbox, LeaderPort, head_of
-from tao.tailer.relay_parts import Content, Part, Receipts, contents_of, is_minimal, is_proof, proof, relay_of
+from tao.tailer.leader_outbox import (
+    Content,
+    LeaderOutbox,
+    Part,
+    Receipts,
+    contents_of,
+    head_of,
+    is_minimal,
+    is_proof,
+    proof,
+    relay_of,
+)
 from tao.tailer.settings import OutboxSettings
-
-Spawn = Callable[[Coroutine[Any, Any, None]], object]
+from tao.wire.convert import relay_to_pb, span_from_pb
+from tao.wire.links import Links
+from tao.wire.v1 import session_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +70,30 @@ class RelayScope:
     """Returns the current routes."""
     refresh_routes: Callable[[], Awaitable[None]]
     """Reads the topology again; raises `TaoError` when it cannot be used."""
+
+
+class LeaderPort(Protocol):
+    """Sends relays to leaders."""
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+        """Send a relay; return once the leader has applied and published all of it.
+
+        Returns the shards about which the leader asks where they continue. Raises `NotMine` when a shard is not that
+        leader's. After any `TaoError` the relay has to be sent again."""
+
+
+class LinkedLeaders:
+    """`LeaderPort` over links."""
+
+    def __init__(self, links: Links, topology_version: Callable[[], int]) -> None:
+        self._links: Final = links
+        self._topology_version: Final = topology_version
+
+    async def relay(self, leader: CacheServer, relay: Relay, timeout_seconds: float) -> Iterable[Span]:
+        """See `LeaderPort`."""
+        request = pb.Request(topology_version=self._topology_version(), relay=relay_to_pb(relay))
+        answer = await self._links.to(leader).ask(request, timeout_seconds)
+        return map(span_from_pb, answer.relayed.wanted)
 
 
 class DeliveryPath:

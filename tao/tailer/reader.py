@@ -29,7 +29,7 @@ from tao.replication.gtid import GtidPosition, parse_position
 from tao.storage.dialect import Dialect, dialect_of
 from tao.storage.failures import number_of, translate
 from tao.storage.session import ServerAccount
-from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogPosition, BinlogTransaction, BinlogUnusable, ServerIdTaken
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogTransaction, BinlogUnusable, ServerIdTaken
 from tao.tailer.settings import ReaderSettings
 from tao.tailer.transactions import EVENTS, ShardSchemas, Transactions, boundary_of
 
@@ -249,15 +249,17 @@ class BinlogReader:
         """See `BinlogSource`. Also checks that the settings of the binlog suit a tailer."""
         return await asyncio.to_thread(self._current_position, self._account)
 
-    def position(self, stored: str) -> BinlogPosition:
+    def position(self, stored: str) -> GtidPosition:
         """See `BinlogSource`. Call `current_position` first: it finds out which notation the server uses."""
-        return self._parse(stored)
+        if self._dialect is None:
+            raise InternalError("the server's notation of positions is unknown; call current_position first")
+        return parse_position(self._dialect, stored)
 
     async def batches(self, position: str) -> AsyncGenerator[Sequence[BinlogTransaction], None]:
         """See `BinlogSource`."""
         queue = self._queue = TransactionQueue(self._settings.read_ahead_bytes)
         thread = threading.Thread(
-            target=self._run, args=(self._account, self._parse(position), queue), name="binlog reader", daemon=True
+            target=self._run, args=(self._account, self.position(position), queue), name="binlog reader", daemon=True
         )
         thread.start()
         try:
@@ -266,11 +268,6 @@ class BinlogReader:
         finally:
             queue.stop()
             await asyncio.to_thread(thread.join, self._settings.silence_seconds)
-
-    def _parse(self, stored: str) -> GtidPosition:
-        if self._dialect is None:
-            raise InternalError("the server's notation of positions is unknown; call current_position first")
-        return parse_position(self._dialect, stored)
 
     def _current_position(self, account: ServerAccount) -> str:
         try:

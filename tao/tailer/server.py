@@ -19,12 +19,10 @@ from tao.runtime.process import run_server
 from tao.runtime.tasks import BackgroundTasks
 from tao.serving.configuration import Configuration, SchemaFile
 from tao.storage.session import ServerAccount
-from tao.tailer.continuity import Continuity
-from tao.tailer.delivery_path import DeliveryPath, RelayScope
-from tao.tailer.leader_outbox import LinkedLeaders
+from tao.tailer.continuity import Continuity, Rewind
+from tao.tailer.delivery_path import DeliveryPath, LinkedLeaders, RelayScope
+from tao.tailer.leader_outbox import contents_of
 from tao.tailer.reader import BinlogReader
-from tao.tailer.relay_parts import contents_of
-from tao.tailer.rewind import Rewind
 from tao.tailer.settings import TailerSettings
 from tao.tailer.tail_path import Checkpoint, Lag, TailPath, Translator
 from tao.topology.file_store import TopologyFile
@@ -99,7 +97,7 @@ class TailerServer:
         self._rewind = Rewind(
             self._second_reader,
             continuity,
-            delivery,
+            delivery.resend,
             lambda transaction: contents_of(translator.translate(transaction), settings.delivery),
             lambda source, number: rewound(tail.position, source.rpartition(":")[2], number),
             settings.rewind,

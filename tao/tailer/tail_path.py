@@ -21,8 +21,9 @@ import msgspec
 from tao.model.errors import OperatorError, TaoError
 from tao.observability.logs import Logger
 from tao.planning.row_events import Heartbeat, Translated, translate
+from tao.replication.gtid import GtidPosition
 from tao.schema.registry import Schema
-from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogPosition, BinlogSource, BinlogTransaction
+from tao.tailer.binlog import BinlogLost, BinlogMoved, BinlogSource, BinlogTransaction
 from tao.tailer.delivery_path import DeliveryPath
 from tao.tailer.settings import TailSettings
 
@@ -204,7 +205,7 @@ class TailPath:
         self._unix_ms: Final = unix_ms
         self._settings: Final = settings
         self._log: Final = log
-        self._position: BinlogPosition | None = None
+        self._position: GtidPosition | None = None
         self._moved = False  # the position differs from the stored one
         self._lost = False  # the binlog could not be continued, so the stored position must not be used
         self.counts: Final = TailCounts()

@@ -14,7 +14,7 @@ from typing import Final
 from tao.model.errors import SettingsError, Unauthorized
 
 VOUCHED_ROLES: Final = frozenset({"leader", "follower", "tailer", "operator"})
-"""Roles that only a server's token proves; see `tao.serving.access_rules` for what each may do."""
+"""Roles that only a server's token proves; see `tao.serving.requests` for what each may do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import pytest
 
 from tao.model.errors import SettingsError, Unauthorized, Unavailable
 from tao.model.topology import CacheServer
-from tao.serving.listeners import Listeners
+from tao.serving.requests import Listeners
 from tao.wire.identity import AcceptedTokens, Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.settings import ServingSettings

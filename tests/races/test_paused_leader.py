@@ -27,7 +27,7 @@ from tao.model.edge_block import decode_block
 from tao.model.errors import Fenced, Unavailable
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
-from tao.serving.pause_detection import PauseDetector, PauseSettings
+from tao.serving.requests import PauseDetector, PauseSettings
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import COMMENT, LeaderRig, make_id
 from tests.rigs.links_rig import MemoryReply

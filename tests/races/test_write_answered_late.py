@@ -22,15 +22,14 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.forwarded_writes import ForwardedWrites
-from tao.leader.replica_shards import ReplicaShards, ReplicaShardSettings
+from tao.leader.replica_shards import ForwardedWrites, ReplicaShards, ReplicaShardSettings
 from tao.model.changes import ObjectChange, ShardMessages
 from tao.model.graph import encode_object
 from tao.model.writes import AssocAdd
 from tao.observability.logs import logger
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.write_through import WriteThrough
+from tao.serving.forward_path import ForwardSettings, WriteThrough
+from tao.serving.server import SchemaArenas
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
 from tests.rigs.links_rig import MemoryLinks
 from tests.rigs.pacing import ManualClock, Tasks, until
@@ -56,7 +55,7 @@ class SlaveLeader:
         links = MemoryLinks("leader-1").as_links()
         hosts = lambda shard: shard in self.replica_shards.shards and self.cache.is_open(shard)  # noqa: E731
         context = make_context(configuration, links, Tasks(), name="leader-1", region="west", clock=self.clock)
-        self.forwarded = ForwardedWrites(context, publisher, hosts=hosts, apply=changes.apply_write)
+        self.forwarded = ForwardedWrites(context, ForwardSettings(), publisher, hosts=hosts, apply=changes.apply_write)
 
     async def host(self, version: int) -> None:
         self.replica_shards.serve([0], version)

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 
 from tao.model.errors import TaoError
 from tao.model.queries import Fetched, Query
-from tao.serving.fetch_source import Take, deliver_from_task
 from tao.serving.misses import BatchSettings, Miss, Misses, ReadPolicy
 from tao.serving.single_flight import SingleFlight
+from tao.serving.sources import Take, deliver_from_task
 from tests.rigs.leader_rig import SCHEMA
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.forwarded_writes import ForwardedWrites
 from tao.leader.inverse_path import InversePath, InverseSettings
 from tao.leader.ownership import Ownership, OwnershipSettings
-from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath, touched_floor
+from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath
 from tao.leader.remote_inverses import Deposed, InverseFence
+from tao.leader.replica_shards import ForwardedWrites
 from tao.leader.service import LeaderService, WriteRequests
 from tao.leader.write_path import WritePath, WritePathSettings, Written
 from tao.model.changes import ShardMessages
@@ -24,14 +24,14 @@ from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Ti
 from tao.model.writes import Coordinator, SettleEdge, Write
 from tao.observability.logs import logger
 from tao.schema.registry import load_schema
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.database_source import DatabaseReadSettings, DatabaseSource
+from tao.serving.forward_path import ForwardSettings, apply_messages
 from tao.serving.misses import ReadPolicy
 from tao.serving.read_service import ReadService
+from tao.serving.server import SchemaArenas
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import DatabaseReadSettings, DatabaseSource
 from tao.serving.traffic import Traffic
-from tao.serving.write_through import apply_messages
 from tao.wire.identity import Credentials
 from tao.wire.links import Links, LinkSettings
 from tao.wire.v1 import session_pb2 as pb
@@ -189,10 +189,12 @@ class LeaderRig:
         def apply(messages: ShardMessages, _sent_at: float = 0.0) -> None:
             apply_messages(self.cache, self.clock, messages, insert=True)
 
-        self.forwarded = ForwardedWrites(self.context, self.publisher, hosts=lambda _: False, apply=apply)
+        self.forwarded = ForwardedWrites(
+            self.context, ForwardSettings(), self.publisher, hosts=lambda _: False, apply=apply
+        )
         self.touches = TouchPath(
             lambda write, deadline: self.writes.commit(write, deadline, both_sides=True),
-            lambda touch: touched_floor(self.cache, touch),
+            self.cache,
             RelayPathSettings().touched_keys_per_write,
         )
         self.relays = RelayPath(

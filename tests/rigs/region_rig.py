@@ -18,16 +18,21 @@ from tao.model.writes import Write
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.forward_path import ForwardPath, ForwardSettings, SiblingInvalidation, SiblingInvalidationSettings
+from tao.serving.forward_path import (
+    ForwardPath,
+    ForwardSettings,
+    SiblingInvalidation,
+    SiblingInvalidationSettings,
+    WriteThrough,
+)
 from tao.serving.misses import ReadPolicy
 from tao.serving.prefix_refills import PrefixRefills, RefillSettings
 from tao.serving.read_service import ReadService
-from tao.serving.remote_source import RemoteSettings, RemoteSource
+from tao.serving.server import SchemaArenas
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import RemoteSettings, RemoteSource
 from tao.serving.traffic import Traffic
-from tao.serving.write_through import WriteThrough
 from tao.wire.client_session import Waiter
 from tao.wire.convert import error_from_pb, write_to_pb
 from tao.wire.session import failure

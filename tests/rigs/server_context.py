@@ -8,8 +8,7 @@ from tao.model.ports import Clock
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.runtime.clock import LoopClock
-from tao.serving.configuration import Configuration
-from tao.serving.context import ServerContext, Spawn
+from tao.serving.configuration import Configuration, ServerContext, Spawn
 from tao.wire.links import Links, LinksPort
 
 

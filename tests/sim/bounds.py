@@ -40,10 +40,10 @@ from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.lanes import LaneScheduler
 from tao.routing.budgets import RetryBudget
 from tao.runtime.tasks import BackgroundTasks
-from tao.serving.database_source import DatabaseSource
-from tao.serving.pause_detection import PauseDetector
+from tao.serving.requests import PauseDetector
 from tao.serving.server import MAX_TASKS
 from tao.serving.single_flight import SingleFlight
+from tao.serving.sources import DatabaseSource
 from tao.tailer.delivery_path import DeliveryPath
 from tao.wire.links import Links
 from tests.sim import roles

@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import math
 
-from tao.serving.pause_detection import PauseDetector
+from tao.serving.requests import PauseDetector
 from tests.sim.loop import CURRENT
 
 
 class SimPauseDetector(PauseDetector):
-    """Replaces `tao.serving.pause_detection.PauseDetector` in a simulated process."""
+    """Replaces `tao.serving.requests.PauseDetector` in a simulated process."""
 
     async def keep(self) -> None:
         """Detect pauses as `PauseDetector.keep` does."""

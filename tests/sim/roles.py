@@ -26,9 +26,9 @@ from tao.leader.settings import LeaderSettings
 from tao.leader.write_path import WritePathSettings
 from tao.observability.key_history import KeyHistorySettings
 from tao.routing.budgets import RetrySettings
-from tao.serving.database_source import DatabaseReadSettings
-from tao.serving.pause_detection import PauseSettings
+from tao.serving.requests import PauseSettings
 from tao.serving.single_flight import FillSettings
+from tao.serving.sources import DatabaseReadSettings
 from tao.tailer.settings import OutboxSettings, RewindSettings, TailerSettings, TailSettings
 from tao.wire.links import LinkSettings
 from tao.wire.settings import ServingSettings

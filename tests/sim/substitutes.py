@@ -32,10 +32,9 @@ from tao.runtime.admin import AdminPages, AdminServer
 from tao.runtime.admin_client import NobodyListens, admin_get
 from tao.runtime.clock import LoopClock
 from tao.schema.registry import Schema
-from tao.serving.cache_configuration import maintain_cache
 from tao.serving.configuration import SchemaFile
-from tao.serving.listeners import Listeners
-from tao.serving.pause_detection import PauseDetector
+from tao.serving.requests import Listeners, PauseDetector
+from tao.serving.server import maintain_cache
 from tao.storage.pools import Pools
 from tao.storage.reads import MySqlReadStore
 from tao.storage.session import ServerAccount
@@ -112,7 +111,7 @@ class SimClock:
 
 
 class SimListeners:
-    """Replaces `tao.serving.listeners.Listeners`."""
+    """Replaces `tao.serving.requests.Listeners`."""
 
     def __init__(
         self,
@@ -322,7 +321,7 @@ class SimBinlogReader:
 
 
 async def keep_house_seldom(seconds: float, cache: GraphCache, clock: Clock) -> None:
-    """Replaces `tao.serving.cache_configuration.maintain_cache`."""
+    """Replaces `tao.serving.server.maintain_cache`."""
     while True:
         await asyncio.sleep(seconds)
         while cache.reclaim_step():

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from tao.observability.logs import logger
-from tao.serving.pause_detection import PauseDetector, PauseSettings
+from tao.serving.requests import PauseDetector, PauseSettings
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 from tests.sim.loop import Process, SimLoop

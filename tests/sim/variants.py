@@ -38,8 +38,7 @@ from tao.model.rows import IntentKey
 from tao.model.writes import SettleEdge
 from tao.observability.key_history import KeyHistoryRecorder
 from tao.planning.row_events import Translated
-from tao.serving.database_source import Databases
-from tao.serving.fetch_source import Take
+from tao.serving.sources import Databases, Take
 from tao.tailer.delivery_path import DeliveryPath
 from tests.sim import promotion
 from tests.sim.disks import SimSpool

@@ -7,7 +7,7 @@ import gc
 import pytest
 
 from tao.cache import CacheSettings, GraphCache, Stored
-from tao.cache.records import Ghosts, RecordQueue
+from tao.cache.eviction import Ghosts, RecordQueue
 from tao.model.errors import SettingsError
 from tao.model.graph import decode_count, encode_object
 from tests.unit.cache.graphs import (
@@ -25,7 +25,7 @@ from tests.unit.cache.graphs import (
 
 def figures(cache: GraphCache, name: str = "default") -> tuple[int, int, int, int]:
     (found,) = [each for each in cache.arenas() if each.name == name]
-    assert found.bytes <= found.budget
+    assert found.bytes <= found.budget_bytes
     return found.objects, found.lists, found.counts, found.evictions
 
 

@@ -7,15 +7,14 @@ import asyncio
 import msgspec
 
 from tao.cache import CacheSettings, GraphCache
-from tao.follower.delivery_stream import DeliveryStream
-from tao.follower.subscriptions import Subscriptions, SubscriptionSettings
+from tao.follower.subscriptions import DeliveryStream, Subscriptions, SubscriptionSettings
 from tao.model.changes import ObjectInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, ShardDelivery
 from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.write_through import WriteThrough
+from tao.serving.forward_path import WriteThrough
+from tao.serving.server import SchemaArenas
 from tao.wire.convert import delivery_to_pb
 from tao.wire.frames_server import FrameServer
 from tao.wire.identity import Credentials
@@ -94,7 +93,8 @@ class DeliveringLeader:
 
 async def test_one_acknowledgement_covers_many_deliveries_and_needs_no_further_one() -> None:
     leader = DeliveringLeader()
-    series = DeliveryStream(leader, "near-1", [], leader.apply, 2.0, 0.01, 4)
+    settings = SubscriptionSettings(acknowledge_seconds=0.01, acknowledge_messages=4)
+    series = DeliveryStream(leader, "near-1", [], leader.apply, settings)
     for number in range(1, 7):
         leader.deliver(number)
     assert leader.acknowledged == [4]

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from tao.follower.freshness import Freshness
+from tao.follower.subscriptions import Freshness
 from tao.model.delivery import Span
 from tao.model.errors import StaleRead, Unavailable
 from tao.model.writes import AssocAdd

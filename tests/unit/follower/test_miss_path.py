@@ -13,8 +13,7 @@ from tao.follower.miss_path import DirectReadSettings, FollowerSources, MissPath
 from tao.model.errors import DatabaseDown, DeadlineExceeded, NotMine, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import encode_object
 from tao.model.queries import Fetched, ObjectQuery, Query
-from tao.serving.database_source import Databases
-from tao.serving.fetch_source import fetch_and_wait
+from tao.serving.sources import Databases, fetch_and_wait
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import USER, make_id
 from tests.rigs.pacing import Gate, Tasks

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from tao.follower.unary_path import UnaryPath, UnarySettings, home_shard
+from tao.follower.service import UnaryPath, UnarySettings, home_shard
 from tao.model.errors import (
     DeadlineExceeded,
     InvalidArgument,

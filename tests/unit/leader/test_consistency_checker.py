@@ -22,8 +22,8 @@ from tao.observability.consistency import MeasuredConsistency
 from tao.observability.logs import logger
 from tao.observability.metrics import Metrics
 from tao.routing.routes import Routes
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.inspection import inspect
+from tao.serving.server import SchemaArenas
 from tao.serving.traffic import Traffic
 from tao.topology import edits
 from tao.wire.links import Links

@@ -10,7 +10,7 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.forwarded_writes import ForwardedWrites
+from tao.leader.replica_shards import ForwardedWrites
 from tao.model.changes import ObjectChange, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position
 from tao.model.errors import Overloaded, TaoError
@@ -18,10 +18,9 @@ from tao.model.graph import ABSENT, encode_object
 from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
 from tao.model.writes import AssocAdd, ObjAdd, SettleEdge, Write
 from tao.observability.logs import logger
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.forward_path import ForwardPath, ForwardSettings, WriteResults
-from tao.serving.write_through import WriteThrough
+from tao.serving.forward_path import ForwardSettings, WriteResults, WriteThrough
+from tao.serving.server import SchemaArenas
 from tao.wire.convert import error_from_pb, error_to_pb, shard_messages_to_pb, write_to_pb
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
@@ -108,17 +107,10 @@ class Rig:
         )
         self.forwarded = ForwardedWrites(
             self.context,
+            ForwardSettings(first_pause_seconds=0.001),
             self.publisher,
             hosts=lambda shard: shard in self.hosted,
             apply=self.changes.apply_write,
-        )
-        self.forwarded.path = ForwardPath(
-            self.context,
-            ForwardSettings(first_pause_seconds=0.001),
-            next_hop=self.forwarded.leader,
-            hosts=lambda shard: self.configuration.routes.leaders("east").hosts(shard),
-            apply=self.forwarded.apply_and_publish,
-            admit=lambda _: None,
         )
         self.answers: list[pb.Answer] = []
 

@@ -7,11 +7,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
+from tao.delivery.publisher import Publisher
+from tao.delivery.settings import DeliverySettings
 from tao.leader.heartbeats import Heartbeats, HeartbeatSettings
 from tao.model.errors import MasterReadOnly
 from tao.observability.logs import logger
+from tao.serving.configuration import Configuration
+from tests.rigs.leader_rig import SCHEMA, make_topology
+from tests.rigs.links_rig import MemoryLinks
 from tests.rigs.memory_store import MemoryStore
-from tests.rigs.pacing import ManualClock, until
+from tests.rigs.pacing import ManualClock, Tasks, until
+from tests.rigs.server_context import make_context
 
 
 def database_of(shard: int) -> str:
@@ -25,15 +31,16 @@ class Rig:
         self.store = MemoryStore(4, database_of)
         self.owned = {0, 1, 2, 3}
         self.clock = ManualClock()
-        self.heartbeats = Heartbeats(
-            "leader-1",
-            self.store,
-            lambda: self.owned,
-            database_of,
-            self.clock,
-            HeartbeatSettings(interval_seconds=0.001),
-            logger("test"),
+        context = make_context(
+            Configuration(make_topology(), SCHEMA, logger("test")),
+            MemoryLinks("leader-1").as_links(),
+            Tasks(),
+            name="leader-1",
+            clock=self.clock,
         )
+        publisher = Publisher(DeliverySettings(), "leader-1/1", database_of)
+        settings = HeartbeatSettings(interval_seconds=0.001)
+        self.heartbeats = Heartbeats(context, self.store, lambda: self.owned, publisher, settings)
 
     def start(self) -> None:
         self.running = asyncio.create_task(self.heartbeats.run())

@@ -23,9 +23,7 @@ from tao.model.errors import (
 )
 from tao.model.graph import encode_object
 from tao.model.queries import CountQuery, Fetched, ObjectQuery, Query, RangeQuery
-from tao.serving.database_source import DatabaseSource
-from tao.serving.fetch_source import fetch_and_wait
-from tao.serving.remote_source import RemoteSource
+from tao.serving.sources import DatabaseSource, RemoteSource, fetch_and_wait
 from tests.rigs.asking import WaitingSource
 from tests.rigs.leader_rig import FRIEND, USER, make_id
 from tests.rigs.pacing import Gate, Tasks

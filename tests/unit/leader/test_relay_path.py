@@ -9,7 +9,7 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.delivery.publisher import Publisher
 from tao.delivery.settings import DeliverySettings
-from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath, touched_floor
+from tao.leader.relay_path import RelayPath, RelayPathSettings, TouchPath
 from tao.model.changes import ListInvalidation, ObjectChange, ObjectInvalidation, ShardInvalidation, ShardMessages
 from tao.model.delivery import Delivery, Position, Span
 from tao.model.errors import DeadlineExceeded, NotMine, ShardBlocked, TaoError
@@ -17,9 +17,9 @@ from tao.model.graph import encode_object
 from tao.model.relay import Relay, Touch
 from tao.model.writes import TouchKeys
 from tao.observability.logs import logger
-from tao.serving.cache_configuration import SchemaArenas
 from tao.serving.configuration import Configuration
-from tao.serving.write_through import apply_messages
+from tao.serving.forward_path import apply_messages
+from tao.serving.server import SchemaArenas
 from tao.wire.convert import error_from_pb, relay_to_pb
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import ARENAS, COMMENT, SCHEMA, USER, make_id, make_topology
@@ -63,7 +63,7 @@ class Rig:
             ),
             settings,
             self.cache,
-            TouchPath(self._commit, lambda touch: touched_floor(self.cache, touch), 2),
+            TouchPath(self._commit, self.cache, 2),
             self.publisher,
             hosts=self.hosted.__contains__,
             apply=self._apply,

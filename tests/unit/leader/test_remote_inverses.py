@@ -83,7 +83,11 @@ def leaders_of(fakes: FakeLeaders, retries: RetrySettings | None = None) -> Remo
     clock = ManualClock()
     budget = RetryBudget(retries or RetrySettings(), clock.monotonic())
     context = make_context(cast(Configuration, fakes), cast(Links, fakes), Tasks(), clock=clock, budget=budget)
-    return RemoteLeaders(context, ownership)
+
+    async def apply_changes(_: list[ShardMessages]) -> None:
+        """Apply nothing: no cache of this region has the shards."""
+
+    return RemoteLeaders(context, ownership, apply_changes)
 
 
 @pytest.fixture(autouse=True)
@@ -184,9 +188,7 @@ def remote_leaders(rig: Rig) -> RemoteLeaders:
         rig.context, OwnershipSettings(), MemoryStore(2), on_taken=lambda _: None, on_given_up=lambda _: None
     )
     ownership.owned[0] = ShardRow(0, "db", 1, "leader-east", 1)
-    others = RemoteLeaders(rig.context, ownership)
-    others.forwarded_writes = rig.forwarded
-    return others
+    return RemoteLeaders(rig.context, ownership, rig.forwarded.apply_remote_changes)
 
 
 async def test_a_copy_written_in_another_region_is_applied_and_published_in_this_region_before_it_returns(

@@ -12,8 +12,8 @@ from tao.delivery.settings import DeliverySettings
 from tao.leader.replica_shards import ReplicaShards, ReplicaShardSettings
 from tao.model.delivery import Delivery, Position
 from tao.observability.logs import logger
-from tao.serving.cache_configuration import SchemaArenas
-from tao.serving.write_through import WriteThrough
+from tao.serving.forward_path import WriteThrough
+from tao.serving.server import SchemaArenas
 from tests.rigs.leader_rig import ARENAS, SCHEMA
 from tests.rigs.pacing import ManualClock, quiet, until
 

@@ -29,7 +29,7 @@ from loadtest.published.tier_watch import Counts, TierWatch, Used, seconds_of
 from loadtest.published.workload import READS, Kind, tao_atc13
 from loadtest.target import running_target
 from tao.model.errors import OperatorError, Overloaded
-from tao.serving.cache_configuration import arena_budgets
+from tao.serving.server import arena_budgets
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "config" / "topology.example.json"
 COUNTS = Counts(

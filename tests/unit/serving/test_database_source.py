@@ -15,8 +15,7 @@ from tao.model.queries import Fetched, FillRead, ObjectQuery, Query
 from tao.model.topology import Database, DatabaseAddress, DatabaseServer
 from tao.observability.logs import logger
 from tao.serving.configuration import Configuration
-from tao.serving.database_source import DatabaseReadSettings, Databases, DatabaseSource
-from tao.serving.fetch_source import fetch_and_wait
+from tao.serving.sources import DatabaseReadSettings, Databases, DatabaseSource, fetch_and_wait
 from tao.storage.session import ServerAccount
 from tests.rigs.leader_rig import SCHEMA, SHARDS, USER, make_id, make_topology
 from tests.rigs.pacing import Tasks, quiet

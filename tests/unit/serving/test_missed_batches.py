@@ -10,10 +10,10 @@ import pytest
 from tao.cache import CacheSettings, GraphCache
 from tao.model.errors import InvalidArgument, TaoError, Unavailable
 from tao.model.queries import Fetched, ObjectQuery, Query
-from tao.serving.cache_configuration import SchemaArenas
-from tao.serving.fetch_source import Take
 from tao.serving.misses import BatchSettings, Misses, ReadPolicy
+from tao.serving.server import SchemaArenas
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import Take
 from tao.wire.identity import PeerIdentity
 from tao.wire.read_batch import OPERATIONS, OperationSizes
 from tao.wire.session import Reply

@@ -13,9 +13,9 @@ from tao.model.edge_block import COMPLETE, PREFIX, decode_block, encode_block, h
 from tao.model.errors import Overloaded, StaleRead
 from tao.model.graph import MAX_TIME, Edge, encode_count, encode_object, version_of
 from tao.model.queries import CountQuery, EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery, TimeRangeQuery
-from tao.serving.fetch_source import Take, deliver
 from tao.serving.misses import Misses
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import Take, deliver
 from tests.rigs.asking import answer, make_misses
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, quiet, until

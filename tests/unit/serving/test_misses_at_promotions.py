@@ -9,7 +9,7 @@ from tao.model.errors import DatabaseDown
 from tao.model.graph import version_of
 from tao.model.ids import SHARD_SHIFT
 from tao.model.queries import ObjectQuery
-from tao.serving.fetch_source import deliver
+from tao.serving.sources import deliver
 from tests.rigs.asking import answer
 from tests.rigs.pacing import quiet, until
 from tests.unit.serving.test_misses import A, Rig, rig, v

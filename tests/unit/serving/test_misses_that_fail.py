@@ -10,9 +10,9 @@ from tao.cache import CacheSettings, GraphCache, Stored
 from tao.model.errors import InternalError, Overloaded, StaleRead, TaoError, Unavailable
 from tao.model.graph import MAX_TIME
 from tao.model.queries import EdgesQuery, Fetched, ObjectQuery, Query, RangeQuery
-from tao.serving.fetch_source import deliver
 from tao.serving.misses import Miss
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import deliver
 from tests.rigs.asking import Awaited, answer, begin, make_misses
 from tests.rigs.leader_rig import ARENAS, COMMENT
 from tests.rigs.pacing import ManualClock, quiet

@@ -8,7 +8,7 @@ import pytest
 
 from tao.model.errors import Overloaded, SettingsError, Unavailable
 from tao.observability.logs import logger
-from tao.serving.pause_detection import PauseDetector, PauseSettings
+from tao.serving.requests import PauseDetector, PauseSettings
 from tao.wire.session import Reply
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.links_rig import MemoryReply

@@ -13,9 +13,9 @@ from tao.model.changes import GoneEdge, ListChange
 from tao.model.edge_block import decode_block
 from tao.model.errors import SettingsError, Unavailable
 from tao.model.queries import CountQuery, Query, RangeQuery
-from tao.serving.fetch_source import Take
 from tao.serving.prefix_refills import PrefixRefills, RefillSettings
 from tao.serving.single_flight import FillSettings, SingleFlight
+from tao.serving.sources import Take
 from tests.rigs.asking import answer, make_misses
 from tests.rigs.leader_rig import ARENAS, COMMENT, make_id
 from tests.rigs.pacing import ManualClock, Tasks, quiet, until

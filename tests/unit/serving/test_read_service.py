@@ -14,9 +14,9 @@ from tao.model.graph import MAX_ID2_SET, MAX_TIME, Edge, EdgeKey, ListKey, encod
 from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, Query, RangeQuery, TimeRangeQuery
 from tao.model.rows import ListRow, ObjectRow
 from tao.runtime.clock import LoopClock
-from tao.serving.fetch_source import Take
 from tao.serving.misses import BatchSettings, ReadPolicy
 from tao.serving.read_service import ReadService, answer_hits, leave_out
+from tao.serving.sources import Take
 from tao.serving.traffic import Traffic
 from tao.wire.read_batch import BatchQueries, encode_queries, operation_sizes, shards_in
 from tao.wire.v1 import session_pb2 as pb

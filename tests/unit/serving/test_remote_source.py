@@ -14,8 +14,7 @@ from tao.model.topology import CacheServer, Topology
 from tao.observability.logs import logger
 from tao.routing.budgets import RetryBudget, RetrySettings
 from tao.serving.configuration import Configuration
-from tao.serving.fetch_source import fetch_and_wait
-from tao.serving.remote_source import RemoteSettings, RemoteSource
+from tao.serving.sources import RemoteSettings, RemoteSource, fetch_and_wait
 from tao.wire.session import AnswerHandler, failure
 from tao.wire.v1 import session_pb2 as pb
 from tests.rigs.leader_rig import LIKES, SCHEMA, USER, make_id, make_topology

@@ -14,8 +14,7 @@ from tao.model.errors import NotMine, Unavailable
 from tao.model.relay import Touch
 from tao.planning.row_events import Translated
 from tao.routing.routes import Routes
-from tao.tailer.leader_outbox import LeaderOutbox
-from tao.tailer.relay_parts import Part, Receipt, relay_of
+from tao.tailer.leader_outbox import LeaderOutbox, Part, Receipt, relay_of
 from tao.tailer.settings import OutboxSettings
 from tests.rigs.leader_rig import make_id, make_topology
 from tests.rigs.pacing import until

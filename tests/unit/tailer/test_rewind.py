@@ -15,8 +15,8 @@ from tao.model.errors import Unavailable
 from tao.observability.logs import logger
 from tao.planning.row_events import Translated
 from tao.tailer.binlog import BinlogLost, BinlogTransaction
-from tao.tailer.relay_parts import contents_of
-from tao.tailer.rewind import Rewind
+from tao.tailer.continuity import Rewind
+from tao.tailer.leader_outbox import contents_of
 from tao.tailer.settings import OutboxSettings, RewindSettings
 from tests.rigs.leader_rig import make_id
 from tests.rigs.pacing import until
@@ -74,7 +74,7 @@ async def rewinding(
     rewind = Rewind(
         source,
         rig.continuity,
-        rig.path,
+        rig.path.resend,
         lambda transaction: contents_of(meaning_of(transaction), OutboxSettings()),
         lambda history, number: f"0-1-{number}",
         settings,

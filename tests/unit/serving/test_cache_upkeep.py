@@ -7,7 +7,7 @@ import msgspec
 from tao.cache import CacheSettings, GraphCache
 from tao.model.topology import Topology
 from tao.routing.routes import Routes
-from tao.serving.cache_configuration import SchemaArenas, TopologyEpochs
+from tao.serving.server import SchemaArenas, TopologyEpochs
 from tests.rigs.leader_rig import SCHEMA, SHARDS, make_topology
 
 

@@ -1,0 +1,271 @@
+"""The way of a request into a cache server: a listener takes it, a pause holds it, and the peer's role admits it to
+a path.
+
+A process that is stopped, swapped out or frozen with its machine wakes up with the cache of the moment when it was
+paused. Meanwhile other servers may have marked it down, taken over its shards and written; and the first events that it
+finds are requests. So each request compares the clock with a mark that a background job advances all the time: when the
+mark is in the past, nothing has run here for longer than the bound, and the request is held until the server has
+checked what may have changed. The bound is shorter than the time after which a server is marked down, so that a server
+which was marked down notices it. A clock that stands still while the machine is frozen hides the pause from every
+process on it; then the regular checks of ownership and topology, one a second, bound the damage.
+
+Only servers and operators change caches, never an application. A role is what a peer says of itself. Without tokens the
+server believes it, which suits loopback and a closed network. With tokens, the servers' token vouches for every role,
+and the clients' token for the client role only (`tao.wire.identity.AcceptedTokens`). The check costs one look-up for
+each request, and a request is a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from asyncio import sleep
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from tao.cache import GraphCache
+from tao.model.errors import InternalError, InvalidArgument, SettingsError, TaoError, Unauthorized, Unavailable
+from tao.model.ports import Clock
+from tao.model.settings import renamed
+from tao.model.topology import CacheServer
+from tao.observability.logs import Logger
+from tao.observability.metrics import Metrics
+from tao.serving.configuration import ServerContext
+from tao.serving.inspection import inspect
+from tao.serving.read_service import ReadService
+from tao.wire.frames_server import FrameServer
+from tao.wire.grpc_server import GrpcServer
+from tao.wire.session import Reply, RequestHandler, failure
+from tao.wire.settings import ServingSettings
+from tao.wire.tls import TlsFiles
+from tao.wire.v1 import session_pb2 as pb
+
+
+class Listeners:
+    """The gRPC server and the frame server in front of one request handler."""
+
+    def __init__(
+        self,
+        server: CacheServer,
+        handler: RequestHandler,
+        settings: ServingSettings,
+        topology_version: Callable[[], int],
+        choose_shard: Callable[[], int],
+        unary_handler: RequestHandler | None = None,
+        tls: TlsFiles | None = None,
+    ) -> None:
+        """``choose_shard`` returns the shard of a new object whose caller names no neighbour. ``unary_handler`` handles
+        gRPC's unary calls, if not ``handler``. ``tls`` applies to both servers; None means plain connections. Raises
+        `SettingsError` when the TLS files cannot be used."""
+        self._server: Final = server
+        self._grpc: Final = GrpcServer(
+            handler,
+            settings,
+            name=server.name,
+            topology_version=topology_version,
+            choose_shard=choose_shard,
+            unary_handler=unary_handler,
+            credentials=None if tls is None else tls.server_credentials(),
+        )
+        self._frames: Final = FrameServer(
+            handler,
+            settings,
+            name=server.name,
+            topology_version=topology_version,
+            tls=None if tls is None else tls.server_context(),
+        )
+
+    async def start(self) -> None:
+        """Listen at the addresses in the topology. Raises `OSError` when an address is taken."""
+        await self._grpc.start(self._server.grpc)
+        if self._server.frames:
+            await self._frames.start(self._server.frames)
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Ask all peers to leave, and wait at most ``grace_seconds`` for the requests under way."""
+        await asyncio.gather(self._grpc.drain(grace_seconds), self._frames.drain(grace_seconds))
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await asyncio.gather(self._grpc.close(), self._frames.close())
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSettings:
+    """The durations that define a pause, and the bound on held requests."""
+
+    pause_seconds: float = renamed(1.5, formerly="stall_seconds")
+    """A server that has not run for this long considers itself paused. Longer than a busy loop delays it; shorter than
+    the time until it is marked down, or it could be replaced without noticing."""
+
+    tick_seconds: float = 0.25
+    """Interval between two advances of the mark: several within the bound, each of which costs a microsecond."""
+
+    check_seconds: float = renamed(1.0, formerly="look_seconds")
+    """Longest time of the check for changes. Whatever is not confirmed in this time counts as changed."""
+
+    max_held: int = 10_000
+    """Most requests held during the check; further ones are refused, and can be sent to another server."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tick_seconds < self.pause_seconds or not 0 < self.check_seconds < self.pause_seconds:
+            raise SettingsError(f"tick_seconds and check_seconds have to be above 0 and below pause_seconds: {self}")
+
+
+class PauseDetector:
+    """A `RequestHandler` in front of another one, which holds requests after a pause."""
+
+    def __init__(
+        self,
+        inner: RequestHandler,
+        kinds: frozenset[str],
+        look: Callable[[float], Awaitable[None]],
+        clock: Clock,
+        settings: PauseSettings,
+        log: Logger,
+    ) -> None:
+        """``kinds`` are the requests that are answered from what this server believes. ``look(seconds)`` checks what
+        has changed; after it, whether it raised or not, the server must serve nothing that is not known to be right."""
+        self._inner: Final = inner
+        self._kinds: Final = kinds
+        self._look: Final = look
+        self._clock: Final = clock
+        self._settings: Final = settings
+        self._log: Final = log
+        self._alive_until = math.inf
+        self._held: list[tuple[pb.Request, Reply]] = []
+        self.stalls = 0
+
+    def register(self, metrics: Metrics) -> None:
+        """Register the number of pauses."""
+        metrics.gauge_family(
+            "pauses_total",
+            "Pauses of this process that were long enough for it to have been replaced.",
+            "event",
+            lambda: {"noticed": self.stalls},
+        )
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Pass the request to the inner handler, now or after the check. Raises `Unavailable` when too many are
+        held."""
+        if self._clock.monotonic() <= self._alive_until or request.WhichOneof("body") not in self._kinds:
+            self._inner.handle(request, reply)
+        elif len(self._held) < self._settings.max_held:
+            self._held.append((request, reply))
+        else:
+            raise Unavailable("this server was paused and is checking what it has missed; try again, or another one")
+
+    async def keep(self) -> None:
+        """Advance the mark, and check for changes after a pause, until cancelled."""
+        while True:
+            await self.tick()
+            await sleep(self._settings.tick_seconds)
+
+    async def tick(self) -> None:
+        """Advance the mark once. When the last advance is too long ago, check first what has changed."""
+        while (now := self._clock.monotonic()) > self._alive_until:
+            self.stalls += 1
+            self._log.warning("server_was_paused", seconds=round(now - self._alive_until, 1), held=len(self._held))
+            try:
+                await self._look(self._settings.check_seconds)
+            except TaoError as error:
+                self._log.error("pause_check_failed", reason=error.message)
+            # The process may be paused again during the check: what it saw may be out of date already.
+            self._alive_until = now + self._settings.pause_seconds
+        self._alive_until = self._clock.monotonic() + self._settings.pause_seconds
+        self._answer_held()
+
+    def _answer_held(self) -> None:
+        held, self._held = self._held, []
+        for request, reply in held:
+            if reply.closed:
+                continue
+            try:
+                self._inner.handle(request, reply)
+            except TaoError as error:
+                reply.send(failure(error))
+            except Exception as error:  # noqa: BLE001 - as a transport does: log, answer, go on
+                self._log.error("request_failed", exc_info=error)
+                reply.send(failure(InternalError(f"{type(error).__name__} in the server; its log says more")))
+
+
+Rules = Mapping[str, frozenset[str]]
+"""A map from the kind of a request to the roles that may send it. Every role may send a kind that is not listed."""
+
+_CACHES: Final = frozenset({"follower", "leader"})
+_CACHES_AND_OPERATOR: Final = _CACHES | {"operator"}
+
+FOLLOWER_RULES: Final[Rules] = {
+    "apply": frozenset({"follower"}),
+    "inspect": _CACHES_AND_OPERATOR,
+    "invalidate": _CACHES_AND_OPERATOR,
+}
+
+LEADER_RULES: Final[Rules] = {
+    "read": _CACHES_AND_OPERATOR,
+    "write": _CACHES_AND_OPERATOR,
+    "reserve_ids": _CACHES_AND_OPERATOR,
+    "subscribe": frozenset({"follower"}),
+    "acknowledge": frozenset({"follower"}),
+    "inspect": _CACHES_AND_OPERATOR,
+    "invalidate": _CACHES_AND_OPERATOR,
+    "settle_pairs": frozenset({"operator", "leader"}),
+    "touch_keys": frozenset({"operator"}),
+    "settle_edge": frozenset({"leader"}),
+    "relay": frozenset({"tailer"}),
+    "apply": frozenset({"leader"}),
+}
+"""The rules of a leader. ``settle_edge`` is a kind of write and is checked separately."""
+
+
+def check_role(rules: Rules, kind: str, role: str) -> None:
+    """Raise `Unauthorized` unless a peer of ``role`` may send requests of ``kind``."""
+    allowed = rules.get(kind)
+    if allowed is None or role in allowed:
+        return
+    whose = " and ".join(f"{each}s" for each in sorted(allowed))
+    raise Unauthorized(
+        f"{kind!r} requests are for {whose}, and this peer says that it is a {role or 'peer without a role'}: "
+        "applications ask followers to read and write; operators use the tao command, with the servers' token"
+    )
+
+
+class CacheService:
+    """The `RequestHandler` of a cache server's sessions: passes each request to the path that serves it."""
+
+    def __init__(
+        self,
+        role: Literal["follower", "leader"],
+        context: ServerContext,
+        cache: GraphCache,
+        reads: ReadService,
+        paths: Mapping[str, Callable[[pb.Request, Reply], None]],
+    ) -> None:
+        """``paths`` serve the kinds of requests that the other role does not serve in the same way."""
+        configuration = context.configuration
+        self._role: Final = role
+        self._rules: Final = FOLLOWER_RULES if role == "follower" else LEADER_RULES
+        self._paths: Final[dict[str, Callable[[pb.Request, Reply], None]]] = {
+            "read": reads.handle,
+            "get_topology": lambda _, reply: reply.send(pb.Answer(topology=configuration.topology_document())),
+            "get_schema": lambda _, reply: reply.send(pb.Answer(schema=configuration.schema_document())),
+            "watch": configuration.watch,
+            "inspect": lambda request, reply: reply.send(
+                pb.Answer(inspection=inspect(cache, reads.traffic, request.inspect))
+            ),
+            **paths,
+        }
+
+    def handle(self, request: pb.Request, reply: Reply) -> None:
+        """Serve one request. Whatever the cache can answer is answered before this returns.
+
+        Raises `InvalidArgument` for a request that this role does not serve, `Unauthorized` for one that the peer's
+        role may not make."""
+        kind = request.WhichOneof("body") or "nothing"
+        path = self._paths.get(kind)
+        if path is None:
+            other = "leader" if self._role == "follower" else "follower"
+            raise InvalidArgument(f"a {self._role} does not serve {kind!r} requests; ask a {other}")
+        check_role(self._rules, kind, reply.peer.role)
+        path(request, reply)

@@ -1,0 +1,516 @@
+"""The places that misses are fetched from: their interface, the databases of the region, and other cache servers.
+
+A source answers by callback. A miss passes several objects on its way to the source and back, and a task, a future or a
+coroutine at each of them would cost more than the work that is done there. What happens only after a failure (another
+way is tried, or the same after a pause) may be a task: `fetch_and_wait` and `deliver_from_task` translate between the
+two.
+
+The queries of one tick are read together. While a database is read, the next queries are collected, and are sent
+together when that read has ended: a statement's system calls and wake-ups cost more than the rows that it reads, and
+under load the queries of a whole round trip share them. No query waits for a read that takes long, nor once enough
+queries are collected. Each query is answered as soon as the statement for its shard is. To another cache server, the
+queries of one tick travel in one message, whose answer serves all of them in one pass.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import msgspec
+
+from tao.model.edge_block import check_block
+from tao.model.errors import (
+    DatabaseDown,
+    InternalError,
+    NotMine,
+    ProtocolError,
+    StaleRead,
+    TaoError,
+    TopologyError,
+    Unavailable,
+)
+from tao.model.graph import COUNT_VALUE_BYTES, OBJECT_HEADER_BYTES, version_of
+from tao.model.ports import ReadStore
+from tao.model.queries import CountQuery, Fetched, FillRead, ObjectQuery, Query, shard_of
+from tao.model.topology import CacheServer, DatabaseServer
+from tao.model.versions import answers
+from tao.serving.configuration import Configuration, ServerContext, Spawn
+from tao.storage.session import ServerAccount
+from tao.wire.convert import error_from_pb
+from tao.wire.links import LinksPort
+from tao.wire.read_batch import encode_queries
+from tao.wire.v1 import session_pb2 as pb
+
+_logger = logging.getLogger(__name__)
+
+Take = Callable[[Fetched | TaoError], None]
+"""A callback that is called once, with what was fetched or with why it was not."""
+
+
+class FetchSource(Protocol):
+    """A place to fetch queries from: the leaders for a follower, the region's database for a leader."""
+
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """Fetch one query at version ``minimum`` or later; queries of one tick of the loop travel together.
+
+        ``critical``: read the master database, by a read that begins after this call. ``take`` is called within about
+        ``timeout_seconds``, and perhaps before this method returns. Nothing is raised.
+        """
+
+
+def deliver(take: Take, answer: Fetched | TaoError) -> None:
+    """Call ``take`` with the answer. An exception there is logged and does not keep other waiters from their answer;
+    ``take`` is called again with an error, so that what waits behind it does not wait for ever."""
+    try:
+        take(answer)
+    except Exception as error:
+        _logger.exception("a fetched answer could not be delivered")
+        if not isinstance(answer, InternalError):
+            deliver(take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+
+
+async def fetch_and_wait(
+    source: FetchSource, query: Query, minimum: int, *, critical: bool, timeout_seconds: float
+) -> Fetched:
+    """Call `FetchSource.fetch` and return the answer. Raises the `TaoError`."""
+    waiter: asyncio.Future[Fetched | TaoError] = asyncio.get_running_loop().create_future()
+    source.fetch(
+        query,
+        minimum,
+        lambda answer: None if waiter.done() else waiter.set_result(answer),
+        critical=critical,
+        timeout_seconds=timeout_seconds,
+    )
+    answer = await waiter
+    if isinstance(answer, TaoError):
+        raise answer
+    return answer
+
+
+def deliver_from_task(spawn: Spawn, fetching: Coroutine[Any, Any, Fetched], take: Take) -> None:
+    """Run ``fetching`` as a task of the server, and call ``take`` with its result or its error."""
+    try:
+        spawn(_deliver_result(fetching, take))
+    except TaoError as refused:  # the server has as many tasks as it may have
+        fetching.close()
+        deliver(take, refused)
+
+
+async def _deliver_result(fetching: Coroutine[Any, Any, Fetched], take: Take) -> None:
+    try:
+        answer: Fetched | TaoError = await fetching
+    except TaoError as error:
+        answer = error
+    except Exception as error:
+        deliver(take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+        raise
+    deliver(take, answer)
+
+
+Destination = TypeVar("Destination", bound=Hashable)
+Item = TypeVar("Item")
+
+
+class TickBatcher(Generic[Destination, Item]):
+    """Collects the items that come within one tick of the event loop into one batch for each destination."""
+
+    def __init__(self, send: Callable[[Destination, list[Item]], None], max_items: int) -> None:
+        """``send`` is called with at most ``max_items`` items of one destination at a time."""
+        self._send: Final = send
+        self._max_items: Final = max_items
+        self._call_soon: Final = asyncio.get_running_loop().call_soon
+        self._waiting: dict[Destination, list[Item]] = {}
+
+    def add(self, destination: Destination, item: Item) -> None:
+        """Send the item at the end of this tick, or now when it completes a batch."""
+        if not self._waiting:
+            self._call_soon(self._flush)
+        items = self._waiting.setdefault(destination, [])
+        items.append(item)
+        if len(items) >= self._max_items:
+            self._waiting[destination] = []
+            self._send(destination, items)
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for destination, items in waiting.items():
+            if items:
+                self._send(destination, items)
+
+
+class Databases:
+    """The database servers that one region uses, by the current topology."""
+
+    def __init__(self, region: str, configuration: Configuration) -> None:
+        self._region: Final = region
+        self._configuration: Final = configuration
+
+    def database_of(self, shard: int) -> str:
+        """Return the name of the shard's replication set. Raises `InvalidArgument` for a shard that does not exist."""
+        return self._configuration.routes.database_of(shard).name
+
+    def local(self, shard: int) -> str:
+        """Return the name of the region's own server. Raises `InvalidArgument`, or `TopologyError` if there is none."""
+        return self._configuration.routes.database_server(shard, self._region).name
+
+    def master(self, shard: int) -> str:
+        """Return the name of the master server. Raises what `local` raises."""
+        routes = self._configuration.routes
+        return routes.database_server(shard, routes.master_region(shard)).name
+
+    def local_is_down(self, shard: int) -> bool:
+        """Return whether the region's own server is marked down. Raises what `local` raises."""
+        return self._configuration.routes.database_server(shard, self._region).down
+
+    def is_mastered_here(self, shard: int) -> bool:
+        """Return whether the region's own server is the master. Raises `InvalidArgument`."""
+        return self._configuration.routes.master_region(shard) == self._region
+
+    def other_region(self, shard: int) -> str | None:
+        """Return the region to ask when this region's server cannot answer, or None. That is the master's region; if
+        the master is in this region, it is one that has a replica. A replica that is marked down is better than none: a
+        server that is being promoted is marked down for a moment, and may be the only one then. Raises
+        `InvalidArgument`."""
+        database = self._configuration.routes.database_of(shard)
+        if database.master_region != self._region:
+            return database.master_region
+        replicas = [region for region in database.servers if region != self._region]
+        return min(replicas, key=lambda region: database.servers[region].down, default=None)
+
+    def login(self, user: str, password: str) -> Callable[[str], ServerAccount]:
+        """Return a function from a server's name to its address, as this region reaches it, with the account to use.
+        The function raises `TopologyError` for an unknown name."""
+
+        def account(name: str) -> ServerAccount:
+            server = self._server(name)
+            return ServerAccount(server.host, server.port, user, password, server.socket)
+
+        return account
+
+    def _server(self, name: str) -> DatabaseServer:
+        for database in self._configuration.routes.topology.databases:
+            for server in database.servers.values():
+                if server.name == name:
+                    return server.seen_from(self._region)
+        raise TopologyError(f"the topology names no database server {name}")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseReadSettings:
+    """Batching and repeats of database reads."""
+
+    max_batch_queries: int = 256
+    """Most queries handed to the store at once; the store makes few statements of them."""
+
+    max_rereads: int = 6
+    """Most reads of a row that is older than the message about it: a change becomes visible within milliseconds after
+    the binlog reader has seen it."""
+
+    first_pause_seconds: float = 0.002
+    """Pause before the second read; it doubles."""
+
+    gather_seconds: float = 0.002
+    """Longest wait for a read that is under way, so that the misses that come meanwhile share the next one: a round
+    trip to a near database that is not busy is shorter. 0: no wait."""
+
+    max_gathered: int = 32
+    """Collected queries that are read at once, beside the read that is under way: more queries in one statement save
+    little."""
+
+
+class _DatabaseQuery(msgspec.Struct):
+    query: Query
+    minimum: int
+    critical: bool
+    timeout_seconds: float
+    take: Take
+    until: float = 0.0
+    reads: int = 1
+    is_answered: bool = False  # this read; another read of the query is another `_DatabaseQuery`
+
+
+class _Line:
+    """The queries that are collected for one database."""
+
+    __slots__ = ("began", "gathered", "timer", "under_way")
+
+    def __init__(self) -> None:
+        self.gathered: list[_DatabaseQuery] = []
+        self.under_way: list[_DatabaseQuery] | None = None  # the queries of the latest read
+        self.began = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class DatabaseSource:
+    """A `FetchSource` that reads databases."""
+
+    def __init__(
+        self,
+        store: ReadStore,
+        database_of: Callable[[int], str],
+        spawn: Spawn,
+        settings: DatabaseReadSettings,
+    ) -> None:
+        """``database_of`` maps a shard to the name of its database. Queries for one database do not wait for
+        another."""
+        self._store: Final = store
+        self._database_of: Final = database_of
+        self._spawn: Final = spawn
+        self._settings: Final = settings
+        self._loop: Final = asyncio.get_running_loop()
+        self._gathering: TickBatcher[tuple[str, bool], _DatabaseQuery] = TickBatcher(
+            self._line_up, settings.max_batch_queries
+        )
+        self._lines: dict[tuple[str, bool], _Line] = {}
+        self.read_seconds: Callable[[float], None] = lambda _: None
+
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """Read one query. ``timeout_seconds`` is the limit of each read. The answer is `StaleRead` when the database
+        stays below ``minimum``. See `FetchSource`."""
+        self._ask(_DatabaseQuery(query, minimum, critical, timeout_seconds, take))
+
+    def _ask(self, asked: _DatabaseQuery) -> None:
+        asked.until = self._loop.time() + asked.timeout_seconds
+        try:
+            database = self._database_of(shard_of(asked.query))
+        except TaoError as error:  # the shard may be gone from the topology since the last read
+            deliver(asked.take, error)
+        else:
+            self._gathering.add((database, asked.critical), asked)
+
+    def _take(self, asked: _DatabaseQuery, fetched: Fetched) -> None:
+        if answers(version_of(fetched.value), asked.minimum, fetched.version_epoch):
+            deliver(asked.take, fetched)
+        elif asked.reads < self._settings.max_rereads:
+            again = msgspec.structs.replace(asked, reads=asked.reads + 1, is_answered=False)
+            self._loop.call_later(self._settings.first_pause_seconds * 2 ** (asked.reads - 1), self._ask, again)
+        else:
+            shard = shard_of(asked.query)
+            message = f"the database of shard {shard} does not have version {asked.minimum} yet; try again"
+            deliver(asked.take, StaleRead(message))
+
+    def _line_up(self, to: tuple[str, bool], asked: list[_DatabaseQuery]) -> None:
+        line = self._lines.get(to)
+        if line is None:
+            line = self._lines[to] = _Line()
+        room = self._settings.max_batch_queries - len(line.gathered)
+        if len(asked) > room:
+            self._start_reading(to, line)
+        line.gathered.extend(asked)
+        may_wait_until = line.began + self._settings.gather_seconds
+        if (
+            line.under_way is None
+            or len(line.gathered) >= self._settings.max_gathered
+            or self._loop.time() >= may_wait_until
+        ):
+            self._start_reading(to, line)
+        elif line.timer is None:
+            line.timer = self._loop.call_at(may_wait_until, self._start_reading, to, line)
+
+    def _start_reading(self, to: tuple[str, bool], line: _Line) -> None:
+        if line.timer is not None:
+            line.timer.cancel()
+            line.timer = None
+        asked, line.gathered = line.gathered, []
+        if not asked:
+            return
+        line.under_way = asked
+        line.began = self._loop.time()
+        try:
+            self._spawn(self._read(to, line, asked))
+        except TaoError as error:
+            line.under_way = None
+            _fail_all(asked, error)
+
+    async def _read(self, to: tuple[str, bool], line: _Line, asked: list[_DatabaseQuery]) -> None:
+        started = self._loop.time()
+        failure: TaoError = InternalError("the read was given up; see the server's log")
+
+        def take(places: Sequence[int], read: FillRead | TaoError) -> None:
+            some = [asked[place] for place in places]
+            if isinstance(read, TaoError):
+                _fail_all(some, read)
+                return
+            for one, value in zip(some, read.values, strict=True):
+                if not one.is_answered:
+                    # First what may raise: a query that is marked as answered is not failed when the read ends.
+                    fetched = Fetched(value, read.version_epochs[shard_of(one.query)], "database")
+                    one.is_answered = True
+                    self._take(one, fetched)
+
+        try:
+            await self._store.read_each(
+                [one.query for one in asked],
+                critical=to[1],
+                timeout_seconds=max(one.until for one in asked) - started,
+                on_read=take,
+            )
+        except TaoError as error:
+            failure = error
+        finally:
+            _fail_all(asked, failure)
+            self.read_seconds(self._loop.time() - started)
+            if line.under_way is asked:
+                line.under_way = None
+                self._start_reading(to, line)
+
+
+def _fail_all(asked: list[_DatabaseQuery], error: TaoError) -> None:
+    for one in asked:
+        if not one.is_answered:
+            one.is_answered = True
+            deliver(one.take, error)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteSettings:
+    """Batches and attempts of requests to the server above."""
+
+    max_batch_queries: int = 512
+    """Most queries in one message to a leader: an answer with so many lists stays well below the largest frame."""
+
+    max_attempts: int = 6
+    """Most attempts of one fetch while the leader does not own the shard yet, or cannot be reached."""
+
+    first_pause_seconds: float = 0.05
+    """Pause before the second attempt; it doubles. A leader takes its shards within a few hundred milliseconds of the
+    topology that gives them to it, and the six attempts span a second and a half."""
+
+
+class _RemoteQuery(msgspec.Struct):
+    query: Query
+    shard: int
+    minimum: int
+    critical: bool
+    until: float
+    take: Take
+    attempt: int = 1
+    is_answered: bool = False  # this attempt; the next one is another `_RemoteQuery`
+
+
+class RemoteSource:
+    """A `FetchSource` that asks other cache servers."""
+
+    def __init__(
+        self,
+        context: ServerContext,
+        locate: Callable[[int], CacheServer],
+        settings: RemoteSettings,
+        *,
+        gives_up: Callable[[int], bool] = lambda _: False,
+    ) -> None:
+        """``locate`` maps a shard to the server to ask, by the topology that is current when it is called.
+        ``gives_up`` returns true for a shard for which a failed request is not repeated."""
+        self._configuration: Final = context.configuration
+        self._locate: Final = locate
+        self._links: Final[LinksPort] = context.links
+        self._spawn: Final = context.spawn_as("repeated fetch")
+        self._settings: Final = settings
+        self._budget: Final = context.budget
+        self._gives_up: Final = gives_up
+        self._now: Final = asyncio.get_running_loop().time
+        self._gathering: TickBatcher[tuple[CacheServer, bool], _RemoteQuery] = TickBatcher(
+            self._ask_leader, settings.max_batch_queries
+        )
+
+    def fetch(self, query: Query, minimum: int, take: Take, *, critical: bool, timeout_seconds: float) -> None:
+        """Fetch one query; all attempts together take at most ``timeout_seconds``. See
+        `FetchSource`."""
+        self._ask(_RemoteQuery(query, shard_of(query), minimum, critical, self._now() + timeout_seconds, take))
+
+    def _ask(self, asked: _RemoteQuery) -> None:
+        try:
+            leader = self._locate(asked.shard)
+        except TaoError as error:
+            deliver(asked.take, error)
+        else:
+            self._gathering.add((leader, asked.critical), asked)
+
+    def _ask_leader(self, to: tuple[CacheServer, bool], asked: list[_RemoteQuery]) -> None:
+        leader, critical = to
+        # The request's batch is filled in place, because protobuf copies a message that is assigned to a field.
+        request = pb.Request(topology_version=self._configuration.routes.version)
+        order = encode_queries([(one.query, one.minimum) for one in asked], request.read)
+        if critical:
+            request.read.critical = True
+        by_slot = [asked[index] for index in order]
+        timeout_seconds = max(one.until for one in asked) - self._now()
+        self._links.to(leader).send(request, timeout_seconds, lambda answer: self._take(by_slot, answer))
+
+    def _take(self, by_slot: Sequence[_RemoteQuery], answer: pb.Answer) -> None:
+        if answer.HasField("error"):
+            error = error_from_pb(answer.error)
+            for one in by_slot:
+                self._fail(one, error)
+            return
+        # Protobuf creates a sub-message that is merely read, so only fields with content are read.
+        read = answer.read
+        if values := read.values:
+            self._budget.earn(len(values))
+            epochs = dict(zip(read.epoch_shards, read.version_epochs, strict=False))
+            missed, served_by = set(read.missed_slots), read.served_by
+            slots: Sequence[int] = read.slots or range(len(values))
+            for slot, value in zip(slots, values, strict=False):
+                one = by_slot[slot]
+                if not one.is_answered:
+                    one.is_answered = True
+                    origin = served_by if slot in missed else "leader"
+                    wrong = _fault_of(one.query, value)
+                    deliver(one.take, wrong or Fetched(value, epochs.get(one.shard, 0), origin))
+        if failed := read.failed_slots:
+            for slot, failure in zip(failed, read.errors, strict=False):
+                self._fail(by_slot[slot], error_from_pb(failure))
+        if not answer.more:
+            for one in by_slot:
+                if not one.is_answered:
+                    self._fail(one, ProtocolError("the leader's answer lacks a value for a query"))
+
+    def _fail(self, asked: _RemoteQuery, error: TaoError) -> None:
+        if asked.is_answered:
+            return
+        asked.is_answered = True
+        # The leader knows that the database is down; a repeated request brings it back no sooner.
+        if isinstance(error, NotMine | Unavailable) and not isinstance(error, DatabaseDown):
+            now, settings = self._now(), self._settings
+            pause_seconds = settings.first_pause_seconds * 2 ** (asked.attempt - 1)
+            # Also when the leader is known to be down by now: the caller may have another source to ask.
+            gone = self._gives_up(asked.shard) or now + pause_seconds >= asked.until
+            if not gone and asked.attempt < settings.max_attempts and self._budget.spend(now):
+                try:
+                    self._spawn(self._ask_again(asked, pause_seconds))
+                except TaoError as refused:
+                    error = refused
+                else:
+                    return
+        deliver(asked.take, error)
+
+    async def _ask_again(self, asked: _RemoteQuery, pause_seconds: float) -> None:
+        await asyncio.sleep(pause_seconds)
+        try:
+            await self._configuration.refresh()
+        except Exception as error:
+            # A bug there must not leave a fetch that never finishes; the failed task is logged.
+            deliver(asked.take, InternalError(f"{type(error).__name__} in a fetch; see the server's log"))
+            raise
+        self._ask(msgspec.structs.replace(asked, attempt=asked.attempt + 1, is_answered=False))
+
+
+def _fault_of(query: Query, value: bytes) -> ProtocolError | None:
+    """Return what is wrong with a leader's value, or None. It is checked before the value is cached, because an invalid
+    value would fail every batch that asks for it."""
+    if isinstance(query, ObjectQuery):
+        if len(value) < OBJECT_HEADER_BYTES:
+            return ProtocolError(f"the leader's object has {len(value)} bytes, fewer than {OBJECT_HEADER_BYTES}")
+    elif isinstance(query, CountQuery):
+        if len(value) != COUNT_VALUE_BYTES:
+            return ProtocolError(f"the leader's count has {len(value)} bytes instead of {COUNT_VALUE_BYTES}")
+    else:
+        try:
+            check_block(value)
+        except ProtocolError as error:
+            return error
+    return None
