@@ -48,11 +48,11 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
     async def verify_caches(*_: Any) -> CachesReport:
         return found.report
 
-    async def find(_login: object, _token: str, only: str | None) -> Faults:
+    async def find(_login: object, only: str | None) -> Faults:
         counts = [] if only == "inverses" else found.counts
         return Faults([], [], counts) if only == "counts" else Faults(found.intents, found.pairs, counts)
 
-    async def work(_login: object, _token: str, faults: Faults) -> Repairs:
+    async def work(_login: object, faults: Faults) -> Repairs:
         found.repaired, found.recounted = len(faults.pairs), len(faults.counts)
         return Repairs(
             found.settled,
@@ -60,8 +60,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
             [LeaderResult("leader-1", found.recounted, found.recounted)],
         )
 
-    monkeypatch.setattr(verify, "reader_login", lambda **_: login)
-    monkeypatch.setattr(repair, "reader_login", lambda **_: login)
+    monkeypatch.setattr(verify, "reader_login", lambda: login)
+    monkeypatch.setattr(repair, "reader_login", lambda: login)
     monkeypatch.setattr(verify, "_verify", verify_caches)
     monkeypatch.setattr(repair, "_find", find)
     monkeypatch.setattr(repair, "_repair", work)
