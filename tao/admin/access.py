@@ -78,7 +78,7 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
 @asynccontextmanager
 async def reader_pools(login: ReaderLogin) -> AsyncIterator[Pools]:
     """Give connection pools of every database server, for the read-only account, and close them at the end."""
-    servers = {server.name: server for database in login.topology.databases for server in database.servers.values()}
+    servers = {each.server.name: each.server for each in login.topology.database_servers}
 
     def account(name: str) -> ServerAccount:
         server = servers[name]

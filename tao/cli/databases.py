@@ -80,7 +80,7 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...]) -> None:
     )
     password = os.environ.get("TAO_ROOT_PASSWORD", "")  # through a socket root often needs none
     hosts = hosts or LOOPBACK_HOSTS
-    servers = [server for database in load_topology(topology_file).databases for server in database.servers.values()]
+    servers = [each.server for each in load_topology(topology_file).database_servers]
     names = [server.name for server in servers]
     ask(f"Create the four accounts, for connections from {', '.join(hosts)}, on {', '.join(names)}?")
 

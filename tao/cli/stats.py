@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import click
 
 from tao.admin.connection import current_topology
-from tao.admin.server_stats import Stats, cache_server_stats, mean_arena_use, servers_by_tier
+from tao.admin.server_stats import Stats, cache_server_stats, mean_arena_use
 from tao.cache.memory_advice import Proposal, propose
 from tao.cli.connection import target_of
 from tao.cli.frame import run, show
@@ -33,7 +33,8 @@ def stats() -> int:
 
     def text() -> None:
         rows = [
-            {"tier": tier, **_server_row(each.name, found.get(each.name))} for tier, each in servers_by_tier(topology)
+            {"tier": place.path, **_server_row(server.name, found.get(server.name))}
+            for place, server in topology.cache_servers
         ]
         print_records(rows, *_SERVER_COLUMNS)
         _print_arenas(found)
@@ -80,9 +81,9 @@ async def _ask_all() -> tuple[Topology, dict[str, Stats | TaoError]]:
 
 def _proposals(topology: Topology, found: Mapping[str, Stats]) -> dict[str, list[Proposal]]:
     tiers: dict[str, list[Stats]] = {}
-    for tier, server in servers_by_tier(topology):
+    for place, server in topology.cache_servers:
         if server.name in found:
-            tiers.setdefault(tier, []).append(found[server.name])
+            tiers.setdefault(place.path, []).append(found[server.name])
     return {tier: propose(mean_arena_use(servers)) for tier, servers in tiers.items()}
 
 

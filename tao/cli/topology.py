@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from tao.admin.documents import find_tier, load_topology, topology_changes, topology_file, with_mark
+from tao.admin.documents import find_tier, load_topology, topology_changes, topology_file
 from tao.cli.connection import topology_path
 from tao.cli.frame import ask, run, show
 from tao.cli.options import changing_options, given, tier_option, topology_options
@@ -44,35 +44,32 @@ def _print(found: Topology) -> None:
     routes = Routes(found)
     click.echo(f"version {found.version}, {found.shards:,} shards")
     rows = []
-    for region in found.regions:
-        for tier in (region.leaders, *region.followers):
-            by_server = Counter(
-                host.name for shard in range(found.shards) for host in routes.tier(region.name, tier.name).hosts(shard)
-            )
-            rows += [
-                {
-                    "tier": f"{region.name}/{tier.name}",
-                    "server": server.name,
-                    "addresses": _addresses(server),
-                    "shards": by_server[server.name],
-                    "by hand": sum(server.name in hosts for hosts in tier.moved.values()),
-                    "marked": "down" if server.down else "up",
-                }
-                for server in tier.servers
-            ]
+    for place in found.tiers:
+        routes_of_tier = routes.tier(place.region.name, place.tier.name)
+        by_server = Counter(host.name for shard in range(found.shards) for host in routes_of_tier.hosts(shard))
+        rows += [
+            {
+                "tier": place.path,
+                "server": server.name,
+                "addresses": _addresses(server),
+                "shards": by_server[server.name],
+                "by hand": sum(server.name in hosts for hosts in place.tier.moved.values()),
+                "marked": "down" if server.down else "up",
+            }
+            for server in place.tier.servers
+        ]
     print_records(rows)
     click.echo()
     print_records(
         {
-            "database": database.name,
-            "region": region_name,
-            "server": server.name,
-            "master": "master" if region_name == database.master_region else None,
-            "shards": ", ".join(f"{first}-{last}" for first, last in database.shards),
-            "marked": "down" if server.down else "up",
+            "database": each.database.name,
+            "region": each.region,
+            "server": each.server.name,
+            "master": "master" if each.is_master else None,
+            "shards": ", ".join(f"{first}-{last}" for first, last in each.database.shards),
+            "marked": "down" if each.server.down else "up",
         }
-        for database in found.databases
-        for region_name, server in database.servers.items()
+        for each in found.database_servers
     )
 
 
@@ -92,7 +89,7 @@ def mark_down(name: str) -> None:
     """Mark a cache or database server down: nobody uses it until it is marked up.
 
     A follower keeps its shards; other leaders take over those of a leader meanwhile."""
-    _change(lambda found: with_mark(found, name, down=True))
+    _change(lambda found: edits.mark_any(found, name, down=True))
 
 
 @topology.command("mark-up")
@@ -100,7 +97,7 @@ def mark_down(name: str) -> None:
 @changing_options
 def mark_up(name: str) -> None:
     """Mark a server up again, so that it is used."""
-    _change(lambda found: with_mark(found, name, down=False))
+    _change(lambda found: edits.mark_any(found, name, down=False))
 
 
 @topology.command("move-shard")
