@@ -99,7 +99,7 @@ def _document(report: CachesReport, replicas: ReplicasReport | None, schema: Sch
 
 
 def _show_replicas(report: ReplicasReport) -> None:
-    print_records(report.servers)
+    print_records(report.servers, "server", "region", "rows", "in_flight", "wrong", "error")
     for finding in report.findings[:_SHOWN_FINDINGS]:
         fault = "differs" if finding.at_master and finding.at_replica else "is missing"
         where = "" if fault == "differs" else " at the replica" if finding.at_master else " at the master"
@@ -110,7 +110,7 @@ def _show_replicas(report: ReplicasReport) -> None:
 
 
 def _show_caches(report: CachesReport, schema: Schema) -> None:
-    print_records(report.servers)
+    print_records(report.servers, "server", "role", "entries", "in_flight", "wrong", "error")
     for finding in report.findings[:_SHOWN_FINDINGS]:
         click.echo(_finding_text(finding, schema))
     compared = counted(report.consistency.looks, "entry", "entries")
