@@ -14,6 +14,7 @@ from tao.cli.logins import mastership_login
 from tao.cli.mastership import shown_promoter
 from tao.cli.options import changing_options, combined
 from tao.model.topology import Topology
+from tao.replication.promotion import PromotionSettings
 from tao.terminal import WaitDisplay
 
 _NOT_YET_STATUS: Final = 1
@@ -68,7 +69,7 @@ def undrain(server: str, timeout_seconds: float) -> int:
     ask(f"Put {server} back into use?")
     if is_database_server(topology, server):
         path, accounts = mastership_login()
-        promoter = shown_promoter(path, accounts, catch_up_seconds=timeout_seconds)
+        promoter = shown_promoter(path, accounts, PromotionSettings(catch_up_seconds=timeout_seconds))
         return _print(run(undrain_replica(path, promoter, server)))
     with WaitDisplay() as display:
         return _print(run(undrain_cache_server(topology_path(), server, timeout_seconds, display.show)))

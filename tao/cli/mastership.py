@@ -13,15 +13,15 @@ from typing import Final
 
 import click
 
-from tao.admin.documents import database_of_server, load_topology
-from tao.admin.mastership import promoter_of, reseeder_of
+from tao.admin.documents import database_of_server, load_topology, topology_file
 from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
 from tao.cli.logins import mastership_login
 from tao.cli.options import changing_options, given
 from tao.replication.database_copy import CopyProgress
-from tao.replication.promotion import Promoter, PromotionStep
+from tao.replication.locks import FileLocks
+from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
 from tao.replication.promotion_plan import PromotionRequest, SetMember, check_before
-from tao.replication.replica_seed import SeedPlan, SeedStep
+from tao.replication.replica_seed import Reseeder, SeedPlan, SeedStep
 from tao.replication.replication_set import SetAccounts, find_database
 from tao.terminal import LINE_SECONDS, counted, print_pairs, print_records
 
@@ -114,7 +114,9 @@ def reseed(server: str, dry_run: bool) -> None:
     path, accounts = mastership_login()
     database_of_server(load_topology(path), server)
     progress = _SeedProgress()
-    reseeder = reseeder_of(path, accounts, on_step=progress.step, on_copied=progress.copied)
+    store, locks, settings = topology_file(path), FileLocks(path), PromotionSettings()
+    promoter = Promoter(store, locks, accounts, settings)
+    reseeder = Reseeder(store, locks, accounts, settings, promoter, on_step=progress.step, on_copied=progress.copied)
     plan = run(reseeder.plan(server))
     if dry_run:
         show(plan, lambda: _print_plan(plan))
@@ -127,13 +129,13 @@ def reseed(server: str, dry_run: bool) -> None:
     show(done, lambda: click.echo(seeded))
 
 
-def shown_promoter(path: Path, accounts: SetAccounts, *, catch_up_seconds: float | None = None) -> Promoter:
-    """Return a promoter that prints its steps to standard error, unless the output is JSON."""
+def shown_promoter(path: Path, accounts: SetAccounts, settings: PromotionSettings | None = None) -> Promoter:
+    """Return a promoter of the databases in a topology file, which prints its steps unless the output is JSON."""
 
     async def on_step(step: PromotionStep) -> None:
         _print_step(step.value)
 
-    return promoter_of(path, accounts, on_step=on_step, catch_up_seconds=catch_up_seconds)
+    return Promoter(topology_file(path), FileLocks(path), accounts, settings or PromotionSettings(), on_step=on_step)
 
 
 def _print_step(text: str) -> None:
