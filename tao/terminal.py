@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ class WaitDisplay:
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -162,8 +161,8 @@ class Counting:
         self._display.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._display.__exit__(kind, error, at)
+    def __exit__(self, *_: object) -> None:
+        self._display.__exit__()
 
     def show(self, where: str, count: int) -> None:
         """Show that ``count`` items have been handled so far, and where the pass is now."""
@@ -197,7 +196,7 @@ class LoadDisplay:
             self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 
