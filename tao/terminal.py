@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
+from itertools import compress
 from typing import TYPE_CHECKING, Final, Self
 
 if TYPE_CHECKING:
@@ -21,12 +21,58 @@ if TYPE_CHECKING:
 
     from tao.admin.load.key_map import LoadProgress
 
-_PIPE_WIDTH = 1000
+_PIPE_WIDTH: Final = 1000
+_UNITS: Final = {"bytes": ("MB", 1e-6), "seconds": ("s", 1.0), "share": ("share %", 100.0), "rate": ("rate %", 100.0)}
+"""By the last word of a number's name: the words of its column in a table, and the factor of the unit used there."""
 
 
 def print_json(value: object) -> None:
-    """Print one JSON document; bytes become base64 text, as in schema files."""
+    """Print one JSON document; bytes become base64 text, as in schema files, and records objects."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2, default=_plain) + "\n")
+
+
+def fields_of(record: object) -> dict[str, object]:
+    """Return the fields of a record by name: of a mapping, a dataclass, a `msgspec.Struct` or a named tuple."""
+    if isinstance(record, Mapping):
+        return dict(record)
+    for names in ("__struct_fields__", "__dataclass_fields__", "_fields"):
+        if hasattr(record, names):
+            return {name: getattr(record, name) for name in getattr(record, names)}
+    raise TypeError(f"{type(record).__name__} is not a record")
+
+
+def print_records(records: Iterable[object], *names: str) -> None:
+    """Print a table of records with these fields, or with all of them; nothing without a record.
+
+    The columns are called like the fields, with a shorter unit: bytes are shown in MB, shares and rates in percent.
+    A field with a plural name is a count. Numbers are aligned on the right."""
+    rows = [fields_of(record) for record in records]
+    columns = names or tuple(dict.fromkeys(name for row in rows for name in row))
+    if rows:
+        titles = {name: _title(name) for name in columns}
+        cells = [[_cell(name, row.get(name)) for name in columns] for row in rows]
+        numeric = [all(_is_number(cell) for cell in column) for column in zip(*cells, strict=True)]
+        print_table([*titles.values()], cells, right=[*compress(titles.values(), numeric)])
+
+
+def _title(name: str) -> str:
+    *words, last = name.split("_")
+    return " ".join((*words, _UNITS[last][0] if last in _UNITS else last))
+
+
+def _cell(name: str, value: object) -> str:
+    last = name.rpartition("_")[2]
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, (int, float)) and last in _UNITS:
+        return text_of(float(value * _UNITS[last][1]))
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(text_of, value)) or text_of(None)
+    return f"{value:,}" if isinstance(value, int) and last.endswith("s") else text_of(None if value == "" else value)
+
+
+def _is_number(cell: str) -> bool:
+    return cell == text_of(None) or not cell.strip("0123456789,.")
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, right: Sequence[str] = ()) -> None:
@@ -67,11 +113,7 @@ def counted(number: int, one: str, many: str = "") -> str:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return base64.b64encode(value).decode()
-    if isinstance(value, Mapping):
-        return dict(value)
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+    return base64.b64encode(value).decode() if isinstance(value, (bytes, bytearray, memoryview)) else fields_of(value)
 
 
 LINE_SECONDS: Final = 5.0
@@ -94,7 +136,7 @@ class WaitDisplay:
             self._status.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
 
@@ -119,8 +161,8 @@ class Counting:
         self._display.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._display.__exit__(kind, error, at)
+    def __exit__(self, *_: object) -> None:
+        self._display.__exit__()
 
     def show(self, where: str, count: int) -> None:
         """Show that ``count`` items have been handled so far, and where the pass is now."""
@@ -154,7 +196,7 @@ class LoadDisplay:
             self._bars.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 

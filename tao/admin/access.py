@@ -55,6 +55,11 @@ class Access:
 async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None) -> AsyncIterator[Access]:
     """Give access to a cluster; connections open on demand and are closed at the end. ``token``: the shared secret."""
     routes = Routes(login.topology)
+    servers = {each.server.name: each.server for each in login.topology.database_servers}
+
+    def account(name: str) -> ServerAccount:
+        server = servers[name]
+        return ServerAccount(server.host, server.port, login.user, login.password, server.socket)
 
     def master(shard: int) -> str:
         return routes.database_server(shard, routes.master_region(shard)).name
@@ -63,29 +68,17 @@ async def access_of(login: ReaderLogin, token: str, tls: TlsFiles | None = None)
         return Scans(lambda shard: routes.database_server(shard, region).name, pools)
 
     tables = edge_tables_of(lambda: login.schema)
-    async with reader_pools(login) as pools, operator_links(token, tls) as links:
-        yield Access(
-            routes=routes,
-            links=links,
-            store=MySqlReadStore(master, master, pools, tables),
-            scans=Scans(master, pools),
-            slow_scans=Scans(master, pools, page_seconds=SLOW_PAGE_SECONDS),
-            intents=MySqlWriteStore(master, pools, tables),
-            scans_in=scans_in,
-        )
-
-
-@asynccontextmanager
-async def reader_pools(login: ReaderLogin) -> AsyncIterator[Pools]:
-    """Give connection pools of every database server, for the read-only account, and close them at the end."""
-    servers = {server.name: server for database in login.topology.databases for server in database.servers.values()}
-
-    def account(name: str) -> ServerAccount:
-        server = servers[name]
-        return ServerAccount(server.host, server.port, login.user, login.password, server.socket)
-
     pools = Pools(account, READ_SETUP)
     try:
-        yield pools
+        async with operator_links(token, tls) as links:
+            yield Access(
+                routes=routes,
+                links=links,
+                store=MySqlReadStore(master, master, pools, tables),
+                scans=Scans(master, pools),
+                slow_scans=Scans(master, pools, page_seconds=SLOW_PAGE_SECONDS),
+                intents=MySqlWriteStore(master, pools, tables),
+                scans_in=scans_in,
+            )
     finally:
         await pools.close()

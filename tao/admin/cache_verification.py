@@ -10,24 +10,21 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from tao.model.errors import TaoError
+from tao.admin.comparison import Report, ServerReport
 from tao.model.graph import version_of
 from tao.model.ports import ReadStore
 from tao.model.queries import CountQuery, ObjectQuery, Query, RangeQuery
-from tao.model.topology import CacheServer
 from tao.observability.consistency import MeasuredConsistency
 from tao.routing.routes import Routes
 from tao.serving.inspection import Verdict, compare_list, compare_value
-from tao.wire.links import Links
+from tao.wire.links import Link, Links
 from tao.wire.v1 import session_pb2 as pb
 
 PAGE_ENTRIES: Final = 500
 CALL_SECONDS: Final = 10.0
-MAX_FINDINGS: Final = 1_000
-"""So many wrong entries are described; further ones are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,44 +57,22 @@ class Finding:
     stored_version: int
 
 
-@dataclass(slots=True)
-class ServerReport:
-    """The result at one server. ``in_flight``: entries that differed at first and not any more."""
+@dataclass(slots=True, kw_only=True)
+class CacheReport(ServerReport):
+    """The result at one cache server."""
 
-    server: str
     role: str
     entries: int = 0
-    in_flight: int = 0
-    wrong: int = 0
-    error: str = ""
 
 
 @dataclass(slots=True)
-class CachesReport:
+class CachesReport(Report[CacheReport, Finding]):
     """The result of `verify_caches`."""
-
-    servers: list[ServerReport] = field(default_factory=list)
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def wrong(self) -> int:
-        """The number of wrong entries at all servers."""
-        return sum(server.wrong for server in self.servers)
-
-    @property
-    def unchecked(self) -> int:
-        """The number of servers that could not be asked, or only in part."""
-        return sum(bool(server.error) for server in self.servers)
 
     @property
     def consistency(self) -> MeasuredConsistency:
         """The consistency over all entries that were compared."""
         return MeasuredConsistency(sum(server.entries for server in self.servers), self.wrong)
-
-    @property
-    def clean(self) -> bool:
-        """True when no compared entry is wrong and every server could be asked."""
-        return not self.wrong and not self.unchecked
 
 
 async def verify_caches(
@@ -113,19 +88,13 @@ async def verify_caches(
 
     ``on_progress`` receives a server's name and how many of its entries have been compared."""
     report = CachesReport()
-    for region in routes.topology.regions:
-        for tier in (region.leaders, *region.followers):
-            for server in tier.servers:
-                role = routes.locate(server.name).role
-                line = ServerReport(server.name, role)
-                report.servers.append(line)
-                checker = _ServerCheck(server, line, links, store, report.findings, recheck_seconds)
-                try:
-                    for shard in routes.shards_of(server.name):
-                        await checker.check_shard(shard, sample)
-                        on_progress(server.name, line.entries)
-                except TaoError as error:
-                    line.error = error.message
+    for place, server in routes.topology.cache_servers:
+        line = CacheReport(server=server.name, role=place.role)
+        with report.checking(line):
+            checker = _ServerCheck(links.to(server), line, store, report, recheck_seconds)
+            for shard in routes.shards_of(server.name):
+                await checker.check_shard(shard, sample)
+                on_progress(server.name, line.entries)
     return report
 
 
@@ -133,18 +102,12 @@ class _ServerCheck:
     """Compares the entries of one server."""
 
     def __init__(
-        self,
-        server: CacheServer,
-        line: ServerReport,
-        links: Links,
-        store: ReadStore,
-        findings: list[Finding],
-        recheck_seconds: float,
+        self, link: Link, line: CacheReport, store: ReadStore, report: CachesReport, recheck_seconds: float
     ) -> None:
-        self._link: Final = links.to(server)
+        self._link: Final = link
         self._line: Final = line
         self._store: Final = store
-        self._findings: Final = findings
+        self._report: Final = report
         self._recheck_seconds: Final = recheck_seconds
 
     async def check_shard(self, shard: int, sample: Sample) -> None:
@@ -176,19 +139,9 @@ class _ServerCheck:
             if verdict is Verdict.EQUAL or (verdict is Verdict.BEHIND and version_of(entry.value) >= due[_key(entry)]):
                 self._line.in_flight += 1
                 continue
-            self._line.wrong += 1
-            if len(self._findings) < MAX_FINDINGS:
-                self._findings.append(
-                    Finding(
-                        self._line.server,
-                        entry.kind,
-                        entry.id,
-                        entry.atype,
-                        verdict.value,
-                        version_of(entry.value),
-                        version_of(stored),
-                    )
-                )
+            versions = version_of(entry.value), version_of(stored)
+            finding = Finding(self._line.server, entry.kind, entry.id, entry.atype, verdict.value, *versions)
+            self._report.add(self._line, finding)
 
     async def _held_now(self, entries: Sequence[pb.CachedEntry]) -> list[pb.CachedEntry]:
         """Return the entries of the same keys as the server holds them now. A key that it has dropped is not wrong."""

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tao.client import ClientSettings, Credentials, Graph, connect
 from tao.client.configuration import read_target
 from tao.model.errors import TaoError
-from tao.model.topology import CacheServer, Topology
+from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.links import Links, LinkSettings
 from tao.wire.tls import TlsFiles
@@ -33,13 +33,6 @@ class ClusterTarget:
     """Certificates; None connects without TLS."""
     secret: str = field(default="", repr=False)
     """The cluster's shared secret; empty when it has none."""
-
-
-class PlacedServer(NamedTuple):
-    """A cache server and its role, ``leader`` or ``follower``."""
-
-    role: str
-    server: CacheServer
 
 
 @asynccontextmanager
@@ -84,16 +77,6 @@ async def current_schema(target: ClusterTarget) -> Schema:
     """Return the schema that a follower uses now."""
     async with open_graph(target) as graph:
         return graph.schema
-
-
-def cache_servers(topology: Topology) -> list[PlacedServer]:
-    """List all cache servers: the leaders of all regions first, then the followers."""
-    regions = topology.regions
-    leaders = [PlacedServer("leader", server) for region in regions for server in region.leaders.servers]
-    followers = [
-        PlacedServer("follower", server) for region in regions for tier in region.followers for server in tier.servers
-    ]
-    return leaders + followers
 
 
 async def ask_each(asked: Iterable[_Asked], ask: Callable[[_Asked], Awaitable[_Answer]]) -> list[_Answer | TaoError]:

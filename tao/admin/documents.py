@@ -71,31 +71,24 @@ def type_name(schema: Schema, atype: int) -> str:
 
 def find_tier(topology: Topology, text: str) -> tuple[str, str]:
     """Return the region and the tier that ``text`` names, as TIER or REGION/TIER. Raises `TopologyError`."""
-    places = [(region.name, each.name) for region in topology.regions for each in (region.leaders, *region.followers)]
-    fitting = [place for place in places if text in (place[1], "/".join(place))]
+    fitting = [place for place in topology.tiers if text in (place.tier.name, place.path)]
     if len(fitting) == 1:
-        return fitting[0]
-    known = ", ".join("/".join(place) for place in fitting or places)
+        return fitting[0].region.name, fitting[0].tier.name
+    known = ", ".join(place.path for place in fitting or topology.tiers)
     raise TopologyError(f"{text!r} names {'no tier' if not fitting else 'several tiers'}; name one of {known}")
 
 
 def is_database_server(topology: Topology, name: str) -> bool:
     """True when a server of this name belongs to a database, and not to a cache tier."""
-    return any(name == server.name for database in topology.databases for server in database.servers.values())
+    return any(each.server.name == name for each in topology.database_servers)
 
 
 def database_of_server(topology: Topology, name: str) -> Database:
     """Return the database that a database server belongs to. Raises `TopologyError` when there is no such server."""
-    for database in topology.databases:
-        if any(server.name == name for server in database.servers.values()):
-            return database
+    for each in topology.database_servers:
+        if each.server.name == name:
+            return each.database
     raise TopologyError(f"there is no database server {name!r}")
-
-
-def with_mark(topology: Topology, name: str, *, down: bool) -> Topology:
-    """Return the topology with a cache or database server marked down or up by hand. Raises `TopologyError`."""
-    mark = edits.mark_database_server if is_database_server(topology, name) else edits.mark_server
-    return mark(topology, name, down)
 
 
 async def mark_in_file(
@@ -109,7 +102,7 @@ async def mark_in_file(
         before = await store.load()
         if check is not None:
             check(before, name)
-        after = with_mark(before, name, down=down)
+        after = edits.mark_any(before, name, down)
         if msgspec.structs.replace(after, version=before.version) == before:
             return before
         try:
@@ -149,15 +142,12 @@ def topology_changes(before: Topology, after: Topology) -> list[TopologyChange]:
 
 def _servers(found: Topology) -> dict[str, str]:
     caches = {
-        server.name: f"{region.name}/{tier.name} {server.grpc} {'down' if server.down else 'up'}"
-        for region in found.regions
-        for tier in (region.leaders, *region.followers)
-        for server in tier.servers
+        server.name: f"{place.path} {server.grpc} {'down' if server.down else 'up'}"
+        for place, server in found.cache_servers
     }
     databases = {
         server.name: f"{database.name} in {region} {'down' if server.down else 'up'}"
-        for database in found.databases
-        for region, server in database.servers.items()
+        for database, region, server in found.database_servers
     }
     return {**caches, **databases}
 
@@ -165,19 +155,17 @@ def _servers(found: Topology) -> dict[str, str]:
 def _hosts(found: Topology) -> dict[str, list[tuple[str, ...]]]:
     routes = Routes(found)
     return {
-        f"{region.name}/{tier.name}": [
-            tuple(server.name for server in routes.tier(region.name, tier.name).hosts(shard))
+        place.path: [
+            tuple(server.name for server in routes.tier(place.region.name, place.tier.name).hosts(shard))
             for shard in range(found.shards)
         ]
-        for region in found.regions
-        for tier in (region.leaders, *region.followers)
+        for place in found.tiers
     }
 
 
 def _mappings(found: Topology) -> str:
     return ", ".join(
-        f"{region.name}/{tier.name} {shard}: {' '.join(servers)}"
-        for region in found.regions
-        for tier in (region.leaders, *region.followers)
-        for shard, servers in tier.moved.items()
+        f"{place.path} {shard}: {' '.join(servers)}"
+        for place in found.tiers
+        for shard, servers in place.tier.moved.items()
     )

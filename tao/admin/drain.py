@@ -19,17 +19,18 @@ from typing import Any, Final
 
 import msgspec
 
+from tao.admin.connection import ask_each
 from tao.admin.documents import database_of_server, mark_in_file, topology_file
-from tao.admin.server_stats import HTTP_OK, Stats, server_stats
+from tao.admin.server_stats import Stats, admin_addresses, server_stats, unreadiness
 from tao.model.errors import OperatorError, TaoError, TopologyError
-from tao.model.topology import Tier, Topology
+from tao.model.topology import Topology
 from tao.replication.accounts import SERVICES
 from tao.replication.locks import FileLocks, hold_exclusively, mastership_lock
 from tao.replication.promotion import Promoter, PromotionSettings
 from tao.replication.replication_set import NotCaughtUp, ReplicationSet, SetAccounts
 from tao.replication.server_statements import server_processes
 from tao.routing.routes import Routes
-from tao.runtime.admin_client import NobodyListens, admin_get
+from tao.runtime.admin_client import NobodyListens
 from tao.storage.session import DatabaseSession
 
 PAUSE_SECONDS: Final = 0.1
@@ -139,7 +140,7 @@ async def until_none(missing: Callable[[], Awaitable[list[str]]], timeout_second
 
 def check_seen(topology: Topology) -> None:
     """Raise `OperatorError` when a server has no admin address."""
-    unseen = [name for name, (admin, _) in _looked_at(topology).items() if not admin]
+    unseen = [name for name, admin in admin_addresses(topology).items() if not admin]
     if unseen:
         they = "has no admin address" if len(unseen) == 1 else "have no admin addresses"
         raise OperatorError(
@@ -155,26 +156,16 @@ async def figures(topology: Topology, *, wanted: str = "") -> dict[str, dict[str
     marked down, unless it is ``wanted``: its machine may be lost, and nobody uses it. `Any`: each role has its own
     figures."""
 
-    async def one(name: str, admin: str, down: bool) -> dict[str, Any] | None:
-        try:
-            return await server_stats(admin)
-        except NobodyListens:
-            return None  # it reads the topology when it starts
-        except TaoError:
-            return None if down and name != wanted else {}
-
-    looked_at = {name: place for name, place in _looked_at(topology).items() if place[0]}
-    answers = await asyncio.gather(*(one(name, *place) for name, place in looked_at.items()))
-    return {name: stats for name, stats in zip(looked_at, answers, strict=True) if stats is not None}
-
-
-def _looked_at(topology: Topology) -> dict[str, tuple[str, bool]]:
-    """Return the admin address of every cache server and tailer, and whether it is marked down."""
-    found: dict[str, tuple[str, bool]] = {}
-    for region in topology.regions:
-        for tier in (region.leaders, *region.followers):
-            found.update({server.name: (server.admin, server.down) for server in tier.servers})
-        found.update({tailer.name: (tailer.admin, False) for tailer in region.tailers})
+    ignored = {server.name for _, server in topology.cache_servers if server.down and server.name != wanted}
+    asked = {name: admin for name, admin in admin_addresses(topology).items() if admin}
+    found: dict[str, dict[str, Any]] = {}
+    for name, answer in zip(asked, await ask_each(asked.values(), server_stats), strict=True):
+        if isinstance(answer, NobodyListens):
+            continue  # it reads the topology when it starts
+        if not isinstance(answer, TaoError):
+            found[name] = answer
+        elif name not in ignored:
+            found[name] = {}
     return found
 
 
@@ -183,10 +174,10 @@ async def not_ready(name: str, admin: str) -> list[str]:
     if not admin:
         raise OperatorError(f"{name} has no admin address in the topology: add one, so that its readiness can be seen")
     try:
-        status, body = await admin_get(admin, "/ready")
+        reason = await unreadiness(admin)
     except TaoError as error:
         return [f"{name} to answer ({error.message})"]
-    return [] if status == HTTP_OK else [f"{name} to be ready: {body.decode(errors='replace').strip()}"]
+    return [f"{name} to be ready: {reason}"] if reason else []
 
 
 class Quiet:
@@ -241,25 +232,17 @@ def _has_all(topology: Topology, leader: str, stats: Stats) -> bool:
 
 def _others(topology: Topology, name: str) -> Sequence[str]:
     """Return the servers of the same tier that are not marked down."""
-    return [server.name for server in _tier_of(topology, name).servers if server.name != name and not server.down]
-
-
-def _tier_of(topology: Topology, name: str) -> Tier:
-    for region in topology.regions:
-        for tier in (region.leaders, *region.followers):
-            if any(server.name == name for server in tier.servers):
-                return tier
-    raise TopologyError(f"there is no server {name!r}")
+    return [server.name for server in topology.place_of(name).tier.servers if server.name != name and not server.down]
 
 
 def _check_stand_in(topology: Topology, name: str) -> None:
     """Raise `TopologyError` when no server would be left to replace this one."""
-    tier = _tier_of(topology, name)
+    place = topology.place_of(name)
     if _others(topology, name):
         return
-    region = next(each for each in topology.regions if tier in (each.leaders, *each.followers))
+    region, tier = place
     behind = [each for each in region.followers if each != tier and any(not server.down for server in each.servers)]
-    if tier == region.leaders or not behind:
+    if place.role == "leader" or not behind:
         raise TopologyError(
             f"{name} is the last server of {tier.name} in {region.name} that is not marked down: no other server could "
             "replace it"

@@ -6,20 +6,19 @@ Pages are read at different moments: the export of a graph that is being written
 from __future__ import annotations
 
 import csv
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TextIO
 
-from tao.admin.access import ReaderLogin, reader_pools
+from tao.admin.access import ReaderLogin, access_of
 from tao.admin.field_text import text_of_value
 from tao.admin.load.key_map import KeyMap
 from tao.model.errors import OperatorError
-from tao.routing.routes import Routes
 from tao.schema.codec import decode_fields
 from tao.schema.types import GraphType
 from tao.storage.names import DEFAULT_EDGE_TABLE
-from tao.storage.scans import FIRST_EDGE, Scans
+from tao.storage.scans import FIRST_EDGE
 
 _PAGE_ROWS: Final = 2000
 
@@ -33,10 +32,10 @@ async def export_objects(file: TextIO, login: ReaderLogin, otype: str, key_colum
     writer.writerow([key_column, *(each.name for each in found.fields)])
     count = 0
     with _naming(keys) as naming:
-        async with _scans(login) as scans:
+        async with access_of(login, token="") as access:
             for shard in range(login.topology.shards):
                 last = 0
-                while page := await scans.scan_objects(shard, last, _PAGE_ROWS):
+                while page := await access.scans.scan_objects(shard, last, _PAGE_ROWS):
                     last = page[-1].id
                     rows = [row for row in page if row.otype == found.number and not row.deleted]
                     names = naming.names_of(row.id for row in rows)
@@ -53,14 +52,15 @@ async def export_edges(
     ``columns``: names of the columns of ``id1`` and ``id2``. ``keys``: as in `export_objects`."""
     found = login.schema.atype(atype)
     symmetric = found.inverse == found.number
+    table = found.table or DEFAULT_EDGE_TABLE
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow([*columns, "time", *(each.name for each in found.fields)])
     count = 0
     with _naming(keys) as naming:
-        async with _scans(login) as scans:
+        async with access_of(login, token="") as access:
             for shard in range(login.topology.shards):
                 last = FIRST_EDGE
-                while page := await scans.scan_edges(shard, found.table or DEFAULT_EDGE_TABLE, last, _PAGE_ROWS):
+                while page := await access.scans.scan_edges(shard, table, last, _PAGE_ROWS):
                     last = page[-1][0]
                     rows = [
                         (key, edge)
@@ -107,10 +107,3 @@ def _naming(keys: Path | None) -> Iterator[_Naming]:
         return
     with KeyMap(keys, must_exist=True) as key_map:
         yield _Naming(key_map)
-
-
-@asynccontextmanager
-async def _scans(login: ReaderLogin) -> AsyncIterator[Scans]:
-    routes = Routes(login.topology)
-    async with reader_pools(login) as pools:
-        yield Scans(lambda shard: routes.database_server(shard, routes.master_region(shard)).name, pools)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tao.admin.connection import ask_each, cache_servers
+from tao.admin.connection import ask_each
 from tao.model.errors import TaoError, TopologyError
 from tao.model.topology import CacheServer
 from tao.routing.routes import Routes
@@ -77,17 +77,17 @@ def plan_invalidation(routes: Routes, shards: Sequence[int], servers: Sequence[s
     wanted = tuple(sorted(set(shards))) or tuple(range(routes.shards))
     steps: list[Step] = []
     results: dict[str, ServerResult] = {}
-    for role, server in cache_servers(routes.topology):
+    for place, server in routes.topology.cache_servers:
         if servers and server.name not in servers:
             continue
-        place = routes.locate(server.name)
+        region = place.region.name
         has = len(set(routes.shards_of(server.name)).intersection(wanted))
-        results[server.name] = ServerResult(server.name, role, place.region, has)
-        if role == "follower":
+        results[server.name] = ServerResult(server.name, place.role, region, has)
+        if place.role == "follower":
             steps.append(Step(2, server, wanted))
             continue
-        mastered = tuple(shard for shard in wanted if routes.master_region(shard) == place.region)
-        others = tuple(shard for shard in wanted if routes.master_region(shard) != place.region)
+        mastered = tuple(shard for shard in wanted if routes.master_region(shard) == region)
+        others = tuple(shard for shard in wanted if routes.master_region(shard) != region)
         steps += [Step(stage, server, part) for stage, part in enumerate((mastered, others)) if part]
     return Plan(wanted, tuple(sorted(steps, key=lambda step: step.stage)), results)
 

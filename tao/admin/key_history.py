@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tao.admin.connection import ask_each, cache_servers
+from tao.admin.connection import ask_each
 from tao.cache.outcomes import Applied
 from tao.model.errors import InvalidArgument, TaoError
 from tao.model.graph import version_of
@@ -123,15 +123,15 @@ async def key_timeline(
     if key >> SHARD_SHIFT >= routes.shards:
         raise InvalidArgument(f"id {key} is of shard {key >> SHARD_SHIFT}; this cluster has {routes.shards} shards")
     history = KeyTimeline()
-    servers = cache_servers(routes.topology)
+    servers = routes.topology.cache_servers
     answers = await ask_each([server for _, server in servers], ask)
     # After the servers: the leader caches what it reads for this, and must be inspected as it was before.
     try:
         history.stored_version = await _stored_version(routes, links, key, atype)
     except TaoError as error:
         history.stored_error = error.message
-    for (role, server), answer in zip(servers, answers, strict=True):
-        region = routes.locate(server.name).region
+    for (place, server), answer in zip(servers, answers, strict=True):
+        role, region = place.role, place.region.name
         if isinstance(answer, TaoError):
             history.servers.append(Holding(server.name, role, region, error=answer.message))
             continue

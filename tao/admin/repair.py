@@ -37,7 +37,6 @@ from tao.routing.routes import Routes
 from tao.schema.registry import Schema
 from tao.storage.names import DEFAULT_EDGE_TABLE
 from tao.storage.scans import FIRST_EDGE, FIRST_LIST, Scans
-from tao.storage.writes import MySqlWriteStore
 from tao.wire.convert import touch_to_pb
 from tao.wire.links import Link, Links
 from tao.wire.v1 import session_pb2 as pb
@@ -103,20 +102,19 @@ async def _repair_by_leader(
     return list(results.values())
 
 
-async def find_old_intents(routes: Routes, store: MySqlWriteStore, *, before_unix_ms: int) -> list[IntentRow]:
-    """Return the intents that were written before a time, the oldest first, at most `MAX_FOUND`."""
-    return await store.old_intents(range(routes.shards), before_unix_ms=before_unix_ms, limit=MAX_FOUND)
+async def _settle(link: Link, pairs: Iterable[pb.Pair]) -> int:
+    answer = await link.ask(pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs)), _CALL_SECONDS)
+    return answer.settled_pairs.settled
 
 
 async def settle_intents(routes: Routes, links: Links, intents: Sequence[IntentRow]) -> list[LeaderResult]:
     """Have the coordinating leaders settle these intents."""
 
     async def ask(link: Link, some: Sequence[IntentRow]) -> int:
-        pairs = [
-            pb.Pair(low_id=each.low_id, high_id=each.high_id, atypes=each.atypes, token=each.token) for each in some
-        ]
-        answer = await link.ask(pb.Request(settle_pairs=pb.SettlePairs(pairs=pairs)), _CALL_SECONDS)
-        return answer.settled_pairs.settled
+        return await _settle(
+            link,
+            [pb.Pair(low_id=each.low_id, high_id=each.high_id, atypes=each.atypes, token=each.token) for each in some],
+        )
 
     return await _repair_by_leader(routes, links, intents, lambda each: each.low_id >> SHARD_SHIFT, ask)
 
@@ -230,9 +228,9 @@ async def repair_pairs(routes: Routes, links: Links, pairs: Sequence[BrokenPair]
     """Have the coordinating leaders copy or delete the edge at the larger id of these pairs."""
 
     async def ask(link: Link, some: Sequence[BrokenPair]) -> int:
-        batch = [pb.Pair(low_id=pair.low_id, high_id=pair.high_id, atypes=[pair.atype]) for pair in some]
-        answer = await link.ask(pb.Request(settle_pairs=pb.SettlePairs(pairs=batch)), _CALL_SECONDS)
-        return answer.settled_pairs.settled
+        return await _settle(
+            link, [pb.Pair(low_id=pair.low_id, high_id=pair.high_id, atypes=[pair.atype]) for pair in some]
+        )
 
     return await _repair_by_leader(routes, links, pairs, lambda pair: pair.low_id >> SHARD_SHIFT, ask)
 
@@ -385,7 +383,8 @@ async def find_faults(
     found = Faults()
     if inverses:
         before = int((time.time() - OLD_INTENT_SECONDS) * 1000)
-        found.intents = await find_old_intents(access.routes, access.intents, before_unix_ms=before)
+        shards = range(access.routes.shards)
+        found.intents = await access.intents.old_intents(shards, before_unix_ms=before, limit=MAX_FOUND)
         found.pairs = await find_broken_pairs(access.routes, schema, access.scans, access.store, on_progress=on_edges)
     if counts:
         found.counts = await find_wrong_counts(access.routes, schema, access.slow_scans, on_progress=on_lists)
@@ -394,11 +393,8 @@ async def find_faults(
 
 async def repair_faults(access: Access, faults: Faults) -> Repairs:
     """Have the leaders repair the faults. Intents come first: their pairs may be among those that disagree."""
-    done = Repairs()
-    if faults.intents:
-        done.intents = await settle_intents(access.routes, access.links, faults.intents)
-    if faults.pairs:
-        done.pairs = await repair_pairs(access.routes, access.links, faults.pairs)
-    if faults.counts:
-        done.counts = await repair_counts(access.routes, access.links, faults.counts)
-    return done
+    return Repairs(
+        await settle_intents(access.routes, access.links, faults.intents),
+        await repair_pairs(access.routes, access.links, faults.pairs),
+        await repair_counts(access.routes, access.links, faults.counts),
+    )

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
-from tao.admin.cache_verification import MAX_FINDINGS
-from tao.model.errors import TaoError
+from tao.admin.comparison import Report, ServerReport
 from tao.model.graph import EdgeKey, ListKey
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema
@@ -43,39 +42,16 @@ class Difference:
     at_replica: bool
 
 
-@dataclass(slots=True)
-class ReplicaReport:
-    """The result at one replica. ``in_flight``: rows that differed at first, and were equal or newer later."""
+@dataclass(slots=True, kw_only=True)
+class ReplicaReport(ServerReport):
+    """The result at one replica."""
 
-    server: str
     region: str
     rows: int = 0
-    in_flight: int = 0
-    wrong: int = 0
-    error: str = ""
 
 
-@dataclass(slots=True)
-class ReplicasReport:
-    """The result of `compare_replicas`."""
-
-    servers: list[ReplicaReport] = field(default_factory=list)
-    findings: list[Difference] = field(default_factory=list)
-
-    @property
-    def wrong(self) -> int:
-        """The number of wrong rows at all replicas."""
-        return sum(server.wrong for server in self.servers)
-
-    @property
-    def unchecked(self) -> int:
-        """The number of servers that could not be read, or only in part."""
-        return sum(bool(server.error) for server in self.servers)
-
-    @property
-    def clean(self) -> bool:
-        """True when no row is wrong and every server could be read."""
-        return not self.wrong and not self.unchecked
+ReplicasReport = Report[ReplicaReport, Difference]
+"""The result of `compare_replicas`."""
 
 
 async def compare_replicas(
@@ -95,21 +71,16 @@ async def compare_replicas(
     compared."""
     report = ReplicasReport()
     tables = _tables(schema)
-    for database in routes.topology.databases:
-        for region, server in database.servers.items():
-            if region == database.master_region:
-                continue
-            line = ReplicaReport(server.name, region)
-            report.servers.append(line)
-            check = _ReplicaCheck(line, masters, scans_in(region), report.findings, recheck_seconds, page_rows)
-            try:
-                for first, last in database.shards:
-                    for shard in range(first, last + 1):
-                        for table, (start, scan) in tables.items():
-                            await check.check_table(shard, table, start, scan)
-                        on_progress(server.name, line.rows)
-            except TaoError as error:
-                line.error = error.message
+    for database, region, server in routes.topology.database_servers:
+        if region == database.master_region:
+            continue
+        line = ReplicaReport(server=server.name, region=region)
+        with report.checking(line):
+            check = _ReplicaCheck(line, masters, scans_in(region), report, recheck_seconds, page_rows)
+            for shard in (shard for first, last in database.shards for shard in range(first, last + 1)):
+                for table, (start, scan) in tables.items():
+                    await check.check_table(shard, table, start, scan)
+                on_progress(server.name, line.rows)
     return report
 
 
@@ -121,14 +92,14 @@ class _ReplicaCheck:
         line: ReplicaReport,
         master: Scans,
         replica: Scans,
-        findings: list[Difference],
+        report: ReplicasReport,
         recheck_seconds: float,
         page_rows: int,
     ) -> None:
         self._line: Final = line
         self._master: Final = master
         self._replica: Final = replica
-        self._findings: Final = findings
+        self._report: Final = report
         self._recheck_seconds: Final = recheck_seconds
         self._page_rows: Final = page_rows
 
@@ -155,11 +126,8 @@ class _ReplicaCheck:
                 if at_master == at_replica or at_replica != seen.get(key):
                     self._line.in_flight += 1
                     continue
-                self._line.wrong += 1
-                if len(self._findings) < MAX_FINDINGS:
-                    self._findings.append(
-                        Difference(self._line.server, shard, table, key, at_master is not None, at_replica is not None)
-                    )
+                found = at_master is not None, at_replica is not None
+                self._report.add(self._line, Difference(self._line.server, shard, table, key, *found))
 
     async def _both(self, shard: int, scan: ScanPage, key: Key) -> tuple[object, object]:
         """Return the row as the master and the replica have it now: the first one behind the key before it."""

@@ -73,16 +73,15 @@ class Replica:
 
 def masters(topology: Topology) -> list[DatabaseServer]:
     """Return the master of each database."""
-    return [database.servers[database.master_region] for database in topology.databases]
+    return [each.server for each in topology.database_servers if each.is_master]
 
 
 def replicas(topology: Topology) -> list[Replica]:
     """Return all database servers that are not masters."""
     return [
-        Replica(server, region, database.servers[database.master_region])
-        for database in topology.databases
-        for region, server in database.servers.items()
-        if region != database.master_region
+        Replica(each.server, each.region, each.database.servers[each.database.master_region])
+        for each in topology.database_servers
+        if not each.is_master
     ]
 
 
@@ -181,7 +180,7 @@ async def replication_states(topology: Topology, administrator: Account) -> dict
             error=status.error,
         )
 
-    servers = [server for database in topology.databases for server in database.servers.values()]
+    servers = [each.server for each in topology.database_servers]
     states = await asyncio.gather(*map(one, servers))
     return {server.name: state for server, state in zip(servers, states, strict=True)}
 

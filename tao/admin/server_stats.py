@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from tao.admin.connection import ClusterTarget, current_topology, operator_links
+from tao.admin.connection import ClusterTarget, ask_each, current_topology, operator_links
 from tao.admin.documents import find_tier
 from tao.cache.memory_advice import ArenaUse
 from tao.model.errors import OperatorError, ProtocolError, TaoError, Unavailable
@@ -30,13 +30,20 @@ Traffic = Mapping[tuple[str, str], pb.Traffic | TaoError]
 """The traffic of each server, or the error, by tier (as ``region/tier``) and server name."""
 
 
+async def unreadiness(address: str) -> str:
+    """Return why the server at an admin address is not ready, as it says itself; an empty text when it is ready.
+
+    Raises what `admin_get` raises."""
+    status, body = await admin_get(address, "/ready")
+    return "" if status == HTTP_OK else body.decode(errors="replace").strip() or f"status {status}"
+
+
 async def is_ready(address: str) -> bool:
     """True when the server at this admin address is ready; False when it is not, or does not answer."""
     try:
-        status, _ = await admin_get(address, "/ready")
+        return not await unreadiness(address)
     except Unavailable:
         return False
-    return status == HTTP_OK
 
 
 async def wait_until_ready(address: str, timeout_seconds: float) -> None:
@@ -46,13 +53,11 @@ async def wait_until_ready(address: str, timeout_seconds: float) -> None:
         async with asyncio.timeout(timeout_seconds):
             while True:
                 try:
-                    status, body = await admin_get(address, "/ready")
+                    last = (await unreadiness(address))[:200]
                 except Unavailable as error:
                     last = error.message
-                else:
-                    if status == HTTP_OK:
-                        return
-                    last = body.decode(errors="replace").strip()[:200]
+                if not last:
+                    return
                 await asyncio.sleep(_READY_PAUSE_SECONDS)
     except TimeoutError:
         raise OperatorError(f"not ready within {timeout_seconds:g} s ({last})") from None
@@ -74,29 +79,22 @@ async def server_stats(address: str) -> dict[str, Any]:
     return figures
 
 
-def servers_by_tier(topology: Topology) -> list[tuple[str, CacheServer]]:
-    """List every cache server with its tier, as ``region/tier``; followers first."""
-    return [
-        (f"{region.name}/{tier.name}", server)
-        for region in topology.regions
-        for tier in (*region.followers, region.leaders)
-        for server in tier.servers
-    ]
+def admin_addresses(topology: Topology) -> dict[str, str]:
+    """Return the admin address of every cache server and tailer by name, empty where the topology has none."""
+    servers = {server.name: server.admin for _, server in topology.cache_servers}
+    return servers | {tailer.name: tailer.admin for region in topology.regions for tailer in region.tailers}
 
 
 async def cache_server_stats(topology: Topology) -> dict[str, Stats | TaoError]:
     """Return the figures of every cache server by name, or the error of one that does not answer."""
 
-    async def ask(server: CacheServer) -> Stats | TaoError:
+    async def ask(server: CacheServer) -> Stats:
         if not server.admin:
-            return OperatorError("has no admin address in the topology")
-        try:
-            return await server_stats(server.admin)
-        except TaoError as error:
-            return error
+            raise OperatorError("has no admin address in the topology")
+        return await server_stats(server.admin)
 
-    servers = [server for _, server in servers_by_tier(topology)]
-    answers = await asyncio.gather(*map(ask, servers))
+    servers = [server for _, server in topology.cache_servers]
+    answers = await ask_each(servers, ask)
     return {server.name: answer for server, answer in zip(servers, answers, strict=True)}
 
 
@@ -130,22 +128,17 @@ async def follower_traffic(target: ClusterTarget, limit: int, tier: str | None) 
     topology = await current_topology(target)
     wanted = find_tier(topology, tier) if tier is not None else None
     asked = [
-        (f"{region.name}/{each.name}", server)
-        for region in topology.regions
-        for each in region.followers
-        for server in each.servers
-        if wanted in (None, (region.name, each.name))
+        (place.path, server)
+        for place, server in topology.cache_servers
+        if place.role == "follower" and wanted in (None, (place.region.name, place.tier.name))
     ]
     async with operator_links(target.secret, target.tls) as links:
 
-        async def ask(server: CacheServer) -> pb.Traffic | TaoError:
+        async def ask(server: CacheServer) -> pb.Traffic:
             request = pb.Request(inspect=pb.Inspect(hot_limit=_LIMIT_FACTOR * limit))
-            try:
-                return (await links.to(server).ask(request, _TRAFFIC_SECONDS)).inspection.traffic
-            except TaoError as error:
-                return error
+            return (await links.to(server).ask(request, _TRAFFIC_SECONDS)).inspection.traffic
 
-        answers = await asyncio.gather(*(ask(server) for _, server in asked))
+        answers = await ask_each([server for _, server in asked], ask)
     return topology, {(place, server.name): each for (place, server), each in zip(asked, answers, strict=True)}
 
 

@@ -14,10 +14,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tao.admin.server_stats import HTTP_OK, server_stats
+from tao.admin.server_stats import admin_addresses, server_stats, unreadiness
 from tao.model.errors import TaoError
-from tao.model.topology import CacheServer, Database, Region, TailerProcess, Topology
-from tao.runtime.admin_client import admin_get
+from tao.model.topology import CacheServer, Database, PlacedServer, Region, TailerProcess, Topology
 
 UP: Final = "ready"
 UNREACHABLE: Final = "does not answer"
@@ -111,11 +110,7 @@ async def cluster_view(topology: Topology, max_staleness_seconds: float) -> View
     """Ask every leader, follower and tailer on its admin port and return the view. It asks no database.
 
     A region that may be further behind its masters than ``max_staleness_seconds`` is a problem."""
-    addresses: dict[str, str] = {}
-    for region in topology.regions:
-        for tier in (region.leaders, *region.followers):
-            addresses.update({server.name: server.admin for server in tier.servers})
-        addresses.update({tailer.name: tailer.admin for tailer in region.tailers})
+    addresses = admin_addresses(topology)
     answers = await asyncio.gather(*map(_ask, addresses.values()))
     return view_of(topology, dict(zip(addresses, answers, strict=True)), max_staleness_seconds)
 
@@ -125,40 +120,34 @@ async def _ask(admin: str) -> Answer:
         return Answer({}, "it has no admin address in the topology")
     try:
         stats = await server_stats(admin)
-        ready, body = await admin_get(admin, "/ready")
+        return Answer(stats, await unreadiness(admin))
     except TaoError as error:
         return Answer({}, error.message)
-    return Answer(stats, "" if ready == HTTP_OK else body.decode(errors="replace").strip())
 
 
 def view_of(topology: Topology, answers: Mapping[str, Answer], max_staleness_seconds: float) -> View:
     """Return the view. ``answers``: by name, for every leader, follower and tailer of the topology."""
-    regions = topology.regions
+    servers = topology.cache_servers
     return View(
         topology_version=topology.version,
         problems=list(_problems(topology, answers, max_staleness_seconds)),
-        leaders=[
-            _leader(region.name, server, answers[server.name])
-            for region in regions
-            for server in region.leaders.servers
+        leaders=[_leader(each, answers[each.server.name]) for each in servers if each.place.role == "leader"],
+        followers=[_follower(each, answers[each.server.name]) for each in servers if each.place.role == "follower"],
+        tailers=[
+            _tailer(region.name, tailer, answers[tailer.name])
+            for region in topology.regions
+            for tailer in region.tailers
         ],
-        followers=[
-            _follower(region.name, tier.name, server, answers[server.name])
-            for region in regions
-            for tier in region.followers
-            for server in tier.servers
-        ],
-        tailers=[_tailer(region.name, tailer, answers[tailer.name]) for region in regions for tailer in region.tailers],
         databases=[_database(database, topology, answers, max_staleness_seconds) for database in topology.databases],
     )
 
 
-def _leader(region: str, server: CacheServer, answer: Answer) -> LeaderRow:
+def _leader(placed: PlacedServer, answer: Answer) -> LeaderRow:
     stats = answer.stats
     return LeaderRow(
-        name=server.name,
-        region=region,
-        state=_state(server, answer),
+        name=placed.server.name,
+        region=placed.place.region.name,
+        state=_state(placed.server, answer),
         owned_shards=stats.get("owned_shards"),
         hosted_shards=stats.get("hosted_shards"),
         subscribers=stats.get("delivery", {}).get("subscribers"),
@@ -168,16 +157,15 @@ def _leader(region: str, server: CacheServer, answer: Answer) -> LeaderRow:
     )
 
 
-def _follower(region: str, tier: str, server: CacheServer, answer: Answer) -> FollowerRow:
-    stats = answer.stats
+def _follower(placed: PlacedServer, answer: Answer) -> FollowerRow:
     return FollowerRow(
-        name=server.name,
-        region=region,
-        tier=tier,
-        state=_state(server, answer),
-        hit_rate=stats.get("hit_rate"),
-        unsubscribed_shards=stats.get("unsubscribed_shards"),
-        staleness_seconds=_worst(stats),
+        name=placed.server.name,
+        region=placed.place.region.name,
+        tier=placed.place.tier.name,
+        state=_state(placed.server, answer),
+        hit_rate=answer.stats.get("hit_rate"),
+        unsubscribed_shards=answer.stats.get("unsubscribed_shards"),
+        staleness_seconds=_worst(answer.stats),
     )
 
 
@@ -270,30 +258,21 @@ def _problems(topology: Topology, answers: Mapping[str, Answer], max_staleness_s
                 f"writes acknowledged now would be lost with {master}. Finish what was begun (tao undrain, tao reseed, "
                 "tao rejoin); a watcher has them wait as soon as a replica that is not marked down acknowledges"
             )
-    for region in topology.regions:
-        for role, server in _cache_servers(region):
-            yield from _cache_server_problems(region.name, role, server, answers[server.name], topology.version)
+    for placed in topology.cache_servers:
+        yield from _cache_server_problems(placed, answers[placed.server.name], topology.version)
     for region in topology.regions:
         for tailer in region.tailers:
             yield from _tailer_problems(region.name, tailer, answers[tailer.name])
         for database in topology.databases:
             yield from _staleness_problems(region, database, topology, answers, max_staleness_seconds)
-    for database in topology.databases:
-        for server_region, database_server in database.servers.items():
-            if database_server.down:
-                yield f"{server_region}: the database server {database_server.name} is marked down in the topology"
+    for each in topology.database_servers:
+        if each.server.down:
+            yield f"{each.region}: the database server {each.server.name} is marked down in the topology"
 
 
-def _cache_servers(region: Region) -> Iterator[tuple[str, CacheServer]]:
-    for server in region.leaders.servers:
-        yield "leader", server
-    for tier in region.followers:
-        for server in tier.servers:
-            yield "follower", server
-
-
-def _cache_server_problems(region: str, role: str, server: CacheServer, answer: Answer, version: int) -> Iterator[str]:
-    who = f"{region}: {role} {server.name}"
+def _cache_server_problems(placed: PlacedServer, answer: Answer, version: int) -> Iterator[str]:
+    place, server = placed
+    who = f"{place.region.name}: {place.role} {server.name}"
     marked = ", and is marked down in the topology" if server.down else ""
     if answer.state == UNREACHABLE:
         yield f"{who} does not answer{marked}: {answer.reason}"
@@ -334,7 +313,7 @@ def _staleness_problems(
             yield f"{region.name}: the topology names no tailer that reads {database.name}: its staleness is unknown"
         return  # one region without tailers measures nothing; its leaders report every write but foreign ones
     behind: dict[str, float | None] = {}
-    for _, server in _cache_servers(region):
+    for server in (server for tier in region.tiers for server in tier.servers):
         ages = answers[server.name].stats.get("staleness_seconds", {})
         if database.name in ages:
             behind[server.name] = ages[database.name]

@@ -1,7 +1,7 @@
 """The commands of `tao`: each parses its options, calls `tao.admin`, and prints a table or JSON.
 
-A command that changes something shows what it will do and asks, unless `--yes` is given. Commands import what they need
-when they run, so that `tao --help` is quick.
+A command that changes something shows what it will do and asks, unless `--yes` is given. The module of a command is
+imported when the command is called, so that `tao --help` is quick.
 """
 
 from __future__ import annotations

@@ -3,30 +3,64 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import click
 
 from tao import __version__
-from tao.cli.databases import accounts, migrate, replicate
-from tao.cli.demo import demo
-from tao.cli.dev import dev
-from tao.cli.drain import drain, undrain
-from tao.cli.export import export
-from tao.cli.frame import TaoGroup
-from tao.cli.graph import add, count, delete, get, list_
-from tao.cli.history import history, story
-from tao.cli.invalidate import invalidate
-from tao.cli.load import load
-from tao.cli.mastership import promote, rejoin, reseed
-from tao.cli.repair import repair
-from tao.cli.schema import schema
-from tao.cli.servers import follower, leader, ready, tailer, watcher
-from tao.cli.shard import shard
-from tao.cli.stats import arenas, stats
-from tao.cli.status import status
-from tao.cli.topology import topology
-from tao.cli.verify import verify
+from tao.cli.frame import Entry, TaoGroup
+from tao.cli.options import global_options
 
+COMMANDS: Final = {
+    "accounts": Entry("databases", "Create the four accounts on every database server, or set their passwords."),
+    "add": Entry("graph", "Add an object or an edge."),
+    "arenas": Entry(
+        "stats", "Show the arenas of every server: their budgets, their content, and how long entries stay."
+    ),
+    "count": Entry("graph", "Show how many edges an association list has."),
+    "delete": Entry("graph", "Delete an object or an edge."),
+    "demo": Entry(
+        "demo",
+        "Show a whole cluster at work: a page for two viewers, a social graph cold and warm, writes, a check, two "
+        "regions.",
+    ),
+    "dev": Entry("dev", "Run a development cluster on this machine."),
+    "drain": Entry("drain", "Take SERVER out of use, and say when it is safe to stop it."),
+    "export": Entry("export", "Write objects or edges as CSV, in the formats that `tao load` reads."),
+    "follower": Entry("servers", "Run a follower: the cache server that clients talk to."),
+    "get": Entry("graph", "Show an object."),
+    "history": Entry(
+        "history", "Show what happened to an object (ID) or an association list (ID ATYPE) at every server."
+    ),
+    "invalidate": Entry("invalidate", "Have caches drop what they hold and read it again from the databases."),
+    "leader": Entry("servers", "Run a leader: the cache server that talks to the databases and orders the writes."),
+    "list": Entry("graph", "Show the edges of an association list, newest first."),
+    "load": Entry("load", "Load objects and edges from CSV files."),
+    "migrate": Entry("databases", "Create the tables of every shard, or bring them up to date."),
+    "promote": Entry("mastership", "Make another region's server the master of DATABASE."),
+    "ready": Entry("servers", "Ask a server whether it is ready for traffic."),
+    "rejoin": Entry("mastership", "Have SERVER, a former master that is back, follow the master of its database."),
+    "repair": Entry(
+        "repair", "Find edges whose inverse is missing or differs, and lists whose count is wrong, and repair them."
+    ),
+    "replicate": Entry("databases", "Have every replica follow its master, as the topology names it."),
+    "reseed": Entry("mastership", "Rebuild SERVER, a replica of its database, from the master."),
+    "schema": Entry("schema", "Check and show schemas."),
+    "shard": Entry("shard", "Show which shards are read most, and change how many servers of a tier serve a shard."),
+    "stats": Entry(
+        "stats", "Show hit rates, cache entries and bytes of every server and of its arenas, since it started."
+    ),
+    "status": Entry("status", "Show what is wrong with the cluster, then all regions, servers and databases."),
+    "tailer": Entry("servers", "Run a tailer: it reads a database's binlog and reports changes to the leaders."),
+    "topology": Entry("topology", "Show and change the topology document."),
+    "undrain": Entry("drain", "Put SERVER, which runs again, back into use."),
+    "verify": Entry("verify", "Compare every cache of every region with the master databases."),
+    "watcher": Entry(
+        "servers", "Run a watcher: it marks lost servers down, renews the masters' leases, and replaces a lost master."
+    ),
+    "story": Entry("history", ""),
+}
+"""Each command by its name: the module that defines it, and the first sentence of its help; none for a hidden one."""
 _pem = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
@@ -38,7 +72,11 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
         context.exit()
 
 
-@click.group(cls=TaoGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=TaoGroup,
+    entries=COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -60,11 +98,13 @@ def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> 
     help="The certificate to show to servers that demand one (PEM).",
 )
 @click.option("--private-key", type=_pem, envvar="TAO_PRIVATE_KEY", help="The private key of --certificate (PEM).")
+@global_options
 @click.pass_context
 def tao(context: click.Context, ca: Path | None, certificate: Path | None, private_key: Path | None) -> None:
     """A geographically distributed, read-through graph cache over sharded MySQL.
 
-    `tao dev up` starts a whole cluster on this machine; commands that name no other cluster use it.
+    `tao dev up` starts a whole cluster on this machine; commands that name no other cluster use it. --connect,
+    --state-dir and --json are accepted before a command and after it.
 
     Exit status: 0 done; 1 a negative answer (nothing found, differences found, declined); 2 a wrong option or setup; 3
     the request failed; 4 done, with something left to do; 130 interrupted.
@@ -73,41 +113,3 @@ def tao(context: click.Context, ca: Path | None, certificate: Path | None, priva
         from tao.wire.tls import TlsFiles
 
         context.obj = TlsFiles(certificate, private_key, ca)
-
-
-for command in (
-    follower,
-    leader,
-    tailer,
-    watcher,
-    accounts,
-    migrate,
-    replicate,
-    promote,
-    rejoin,
-    reseed,
-    drain,
-    undrain,
-    ready,
-    dev,
-    demo,
-    schema,
-    topology,
-    shard,
-    get,
-    list_,
-    count,
-    add,
-    delete,
-    stats,
-    arenas,
-    status,
-    load,
-    export,
-    verify,
-    repair,
-    history,
-    story,
-    invalidate,
-):
-    tao.add_command(command)

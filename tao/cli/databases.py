@@ -9,19 +9,27 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from tao.cli.connection import password_of
-from tao.cli.frame import ask, run
-from tao.cli.options import json_option, yes_option
-
-if TYPE_CHECKING:
-    from tao.admin.replication import ReplicationAccounts, ReplicationStep
-    from tao.model.topology import Database, DatabaseServer, Topology
-    from tao.replication.accounts import ServiceAccounts
-    from tao.storage.session import ServerAccount
+from tao.admin.documents import load_topology, read_schema
+from tao.admin.replication import (
+    NOTHING_TO_DO,
+    ReplicationAccounts,
+    ReplicationStep,
+    apply_replication,
+    member_states,
+    plan_replication,
+)
+from tao.cli.frame import ask, run, show
+from tao.cli.logins import password_of
+from tao.cli.options import given, json_option, yes_option
+from tao.model.topology import Database, DatabaseServer, Topology
+from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts, ensure_accounts
+from tao.storage.migrations import migrate as migrate_shards
+from tao.storage.session import ServerAccount
+from tao.terminal import Counting, WaitDisplay, counted, print_records
 
 _ADMINISTRATOR: Final = "tao_admin"
 _topology_option = click.option(
@@ -58,16 +66,12 @@ _administrator_option = click.option(
 )
 @yes_option
 @json_option
-def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: bool, as_json: bool) -> None:
+def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...]) -> None:
     """Create the four accounts on every database server, or set their passwords.
 
     tao_admin (migrations), tao_leader (reads and writes), tao_reader (reads), tao_replicator (reads the binlog). Their
     passwords are taken from TAO_ADMIN_PASSWORD, TAO_LEADER_PASSWORD, TAO_READER_PASSWORD and TAO_REPLICATOR_PASSWORD.
     """
-    from tao.admin.documents import load_topology
-    from tao.replication.accounts import LOOPBACK_HOSTS, Account, ServiceAccounts
-    from tao.terminal import print_json
-
     wanted = ServiceAccounts(
         administrator=Account(_ADMINISTRATOR, password_of("TAO_ADMIN_PASSWORD")),
         leader=Account("tao_leader", password_of("TAO_LEADER_PASSWORD")),
@@ -76,24 +80,16 @@ def accounts(topology_file: Path, as_user: str, hosts: tuple[str, ...], yes: boo
     )
     password = os.environ.get("TAO_ROOT_PASSWORD", "")  # through a socket root often needs none
     hosts = hosts or LOOPBACK_HOSTS
-    databases = load_topology(topology_file).databases
-    servers = [server for database in databases for server in database.servers.values()]
-    names = ", ".join(server.name for server in servers)
-    ask(f"Create the four accounts, for connections from {', '.join(hosts)}, on {names}?", yes)
-    run(_make_accounts([(each.name, _login(each, as_user, password)) for each in servers], wanted, hosts))
-    if as_json:
-        print_json({"servers": [server.name for server in servers], "hosts": list(hosts)})
-    else:
-        click.echo(f"accounts are ready on {names}")
+    servers = [each.server for each in load_topology(topology_file).database_servers]
+    names = [server.name for server in servers]
+    ask(f"Create the four accounts, for connections from {', '.join(hosts)}, on {', '.join(names)}?")
 
+    async def work() -> None:
+        for server in servers:
+            await ensure_accounts(_login(server, as_user, password), server.name, wanted, hosts)
 
-async def _make_accounts(
-    logins: list[tuple[str, ServerAccount]], wanted: ServiceAccounts, hosts: tuple[str, ...]
-) -> None:
-    from tao.replication.accounts import ensure_accounts
-
-    for name, login in logins:
-        await ensure_accounts(login, name, wanted, hosts)
+    run(work())
+    show({"servers": names, "hosts": hosts}, lambda: click.echo(f"accounts are ready on {', '.join(names)}"))
 
 
 @click.command()
@@ -108,39 +104,33 @@ async def _make_accounts(
 @_administrator_option
 @yes_option
 @json_option
-def migrate(topology_file: Path, schema_file: Path, as_user: str, yes: bool, as_json: bool) -> None:
+def migrate(topology_file: Path, schema_file: Path, as_user: str) -> None:
     """Create the tables of every shard, or bring them up to date.
 
     It works on each database's master; replicas follow by replication. Run it before the first start, after an upgrade,
     and when the schema names a new custom table.
     """
-    from tao.admin.documents import load_topology, read_schema
-    from tao.terminal import counted, print_json
-
     topology = load_topology(topology_file)
     tables = read_schema(schema_file)[0].custom_tables()
     password = password_of("TAO_ADMIN_PASSWORD")
     names = ", ".join(_master(database).name for database in topology.databases)
-    ask(f"Bring {counted(topology.shards, 'shard')} on {names} up to date?", yes)
+    shards = counted(topology.shards, "shard")
+    ask(f"Bring {shards} on {names} up to date?")
     changed = {
         database.name: run(_migrate(database, tables, _login(_master(database), as_user, password)))
         for database in topology.databases
     }
-    if as_json:
-        print_json({"shards": topology.shards, "changed": changed})
-    else:
-        click.echo(f"{sum(changed.values()):,} of {counted(topology.shards, 'shard')} were changed; all are up to date")
+    show(
+        {"shards": topology.shards, "changed": changed},
+        lambda: click.echo(f"{sum(changed.values()):,} of {shards} were changed; all are up to date"),
+    )
 
 
 async def _migrate(database: Database, tables: dict[str, int], login: ServerAccount) -> int:
-    from tao.storage.migrations import migrate as migrate_shards
-    from tao.terminal import Counting
-
-    shards = [shard for first, last in database.shards for shard in range(first, last + 1)]
     with Counting("shards up to date") as counting:
         return await migrate_shards(
             login,
-            shards,
+            [shard for first, last in database.shards for shard in range(first, last + 1)],
             tables,
             _master(database).name,
             version_epoch=database.version_epoch,
@@ -153,8 +143,6 @@ def _master(database: Database) -> DatabaseServer:
 
 
 def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
-    from tao.storage.session import ServerAccount
-
     return ServerAccount(server.host, server.port, user, password, server.socket)
 
 
@@ -173,51 +161,32 @@ def _login(server: DatabaseServer, user: str, password: str) -> ServerAccount:
 )
 @yes_option
 @json_option
-def replicate(topology_file: Path, as_user: str, anew: bool, wait_seconds: float, yes: bool, as_json: bool) -> None:
+def replicate(topology_file: Path, as_user: str, anew: bool, wait_seconds: float) -> None:
     """Have every replica follow its master, as the topology names it.
 
     Replicas that follow already are left alone. It refuses, before it changes anything, where the topology's master
     follows another server, and where a replica has transactions that its master lacks. The password with which
     replicas log in is taken from TAO_REPLICATOR_PASSWORD.
     """
-    import dataclasses
-
-    from tao.admin.documents import load_topology
-    from tao.admin.replication import NOTHING_TO_DO, ReplicationAccounts, member_states, plan_replication
-    from tao.replication.accounts import Account
-    from tao.terminal import counted, print_json, print_table
-
     topology = load_topology(topology_file)
     accounts = ReplicationAccounts(
         Account(as_user, password_of("TAO_ADMIN_PASSWORD")),
         Account("tao_replicator", password_of("TAO_REPLICATOR_PASSWORD")),
     )
     steps = plan_replication(topology, run(member_states(topology, accounts.administrator)), anew=anew)
-    if not as_json:
-        print_table(
-            ("database", "server", "part", "to do"),
-            [
-                (step.database, step.server, f"replica of {step.follows}" if step.follows else "master", step.action)
-                for step in steps
-            ],
-        )
+    if not given("as_json"):
+        print_records(steps)
     changed = [step.server for step in steps if step.action != NOTHING_TO_DO]
     if changed:
-        ask(f"Change replication on {', '.join(changed)}?", yes)
+        ask(f"Change replication on {', '.join(changed)}?")
     run(_replicate(topology, steps, accounts, wait_seconds))
-    if as_json:
-        print_json({"servers": [dataclasses.asdict(step) for step in steps]})
-    else:
-        up_to_date = sum(bool(step.follows) for step in steps)
-        servers, replicas = counted(len(changed), "server"), counted(up_to_date, "replica")
-        click.echo(f"{servers} changed; {replicas} up to date with the masters")
+    replicas = counted(sum(bool(step.follows) for step in steps), "replica")
+    done = f"{counted(len(changed), 'server')} changed; {replicas} up to date with the masters"
+    show({"servers": steps}, lambda: click.echo(done))
 
 
 async def _replicate(
     topology: Topology, steps: list[ReplicationStep], accounts: ReplicationAccounts, wait_seconds: float
 ) -> None:
-    from tao.admin.replication import apply_replication
-    from tao.terminal import WaitDisplay
-
     with WaitDisplay() as display:
         await apply_replication(topology, steps, accounts, wait_seconds, display.show)

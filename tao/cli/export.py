@@ -5,18 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
-from tao.cli.connection import reader_login
+from tao.admin.access import ReaderLogin
+from tao.admin.export import export_edges, export_objects
 from tao.cli.frame import run
-from tao.cli.options import combined, document_option, reader_options
+from tao.cli.logins import reader_login
+from tao.cli.options import combined, reader_options
 from tao.model.errors import OperatorError
 from tao.terminal import counted
-
-if TYPE_CHECKING:
-    from tao.admin.access import ReaderLogin
 
 
 @click.group()
@@ -36,7 +35,6 @@ _output_options = combined(
         "--keys", type=click.Path(path_type=Path), help="Write the external keys of this key map instead of ids."
     ),
     reader_options,
-    document_option,
 )
 
 
@@ -44,11 +42,9 @@ _output_options = combined(
 @click.option("--otype", required=True, help="The type of the objects.")
 @click.option("--key", "key_column", default="id", show_default=True, help="The name of the column with ids or keys.")
 @_output_options
-def objects(otype: str, key_column: str, out: Path, keys: Path | None, **login: Any) -> None:
+def objects(otype: str, key_column: str, out: Path, keys: Path | None) -> None:
     """Write all objects of a type: the id (or external key) and the fields of each."""
-    from tao.admin.export import export_objects
-
-    _write(out, lambda file, found: export_objects(file, found, otype, key_column, keys), login)
+    _write(out, lambda file, login: export_objects(file, login, otype, key_column, keys))
 
 
 @export.command()
@@ -56,22 +52,20 @@ def objects(otype: str, key_column: str, out: Path, keys: Path | None, **login: 
 @click.option("--from", "from_column", default="id1", show_default=True, help="The name of the column with id1.")
 @click.option("--to", "to_column", default="id2", show_default=True, help="The name of the column with id2.")
 @_output_options
-def edges(atype: str, from_column: str, to_column: str, out: Path, keys: Path | None, **login: Any) -> None:
+def edges(atype: str, from_column: str, to_column: str, out: Path, keys: Path | None) -> None:
     """Write all edges of a type: both ids (or keys), the time and the fields; of a symmetric type each pair once."""
-    from tao.admin.export import export_edges
-
-    _write(out, lambda file, found: export_edges(file, found, atype, (from_column, to_column), keys), login)
+    _write(out, lambda file, login: export_edges(file, login, atype, (from_column, to_column), keys))
 
 
-def _write(out: Path, work: Callable[[TextIO, ReaderLogin], Coroutine[Any, Any, int]], login: dict[str, Any]) -> None:
-    found = reader_login(**login)
+def _write(out: Path, work: Callable[[TextIO, ReaderLogin], Coroutine[Any, Any, int]]) -> None:
+    login = reader_login()
     if str(out) == "-":
-        count = run(work(sys.stdout, found))
+        count = run(work(sys.stdout, login))
     else:
         draft = out.with_name(f"{out.name}.draft")
         try:
             with draft.open("w", encoding="utf-8", newline="") as file:
-                count = run(work(file, found))
+                count = run(work(file, login))
             draft.replace(out)
         except OSError as error:
             raise OperatorError(f"cannot write {out}: {error.strerror}") from error

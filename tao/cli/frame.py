@@ -11,15 +11,19 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Coroutine, Iterator, Sequence
+from collections import UserDict
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
 
 from tao.cli.extras import missing_module_text
+from tao.cli.options import given
 from tao.model.errors import OperatorError, RequestError, TaoError
+from tao.terminal import print_json
 
 DECLINED_STATUS = 1
 OPERATOR_STATUS = 2
@@ -29,8 +33,51 @@ INTERRUPTED_STATUS = 130
 _Result = TypeVar("_Result")
 
 
+class Entry(NamedTuple):
+    """A command that is imported when it is used: the module of `tao.cli` that defines it, and its help in short."""
+
+    module: str
+    summary: str
+
+
+class _Commands(UserDict[str, click.Command]):
+    """Commands by name. Each is imported when it is looked up; until then a stub has its help in short."""
+
+    def __init__(self, entries: Mapping[str, Entry]) -> None:
+        self._modules = {name: entry.module for name, entry in entries.items()}
+        super().__init__(
+            {
+                name: click.Command(name, short_help=entry.summary, hidden=not entry.summary)
+                for name, entry in entries.items()
+            }
+        )
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name in self._modules:
+            module = vars(import_module(f"tao.cli.{self._modules[name]}"))
+            self.data[name] = module.get(f"{name}_") or module[name]  # `list` is a built-in name
+            del self._modules[name]
+        return self.data[name]
+
+
 class TaoGroup(click.Group):
-    """The top-level group: turns errors into lines and exit statuses."""
+    """The top-level group: imports commands when they are used, and turns errors into lines and exit statuses."""
+
+    def __init__(self, *given: Any, entries: Mapping[str, Entry] | None = None, **attributes: Any) -> None:
+        """Take the arguments of `click.Group` (`Any`: as there), and the commands to import."""
+        super().__init__(*given, **attributes)
+        self.commands: _Commands = _Commands(entries or {})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, or its stub, which is enough for help."""
+        return self.commands.data.get(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Import the command that is called."""
+        self.commands.get(args[0])
+        return super().resolve_command(ctx, args)
 
     def main(
         self,
@@ -79,11 +126,19 @@ def fail(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def ask(question: str, yes: bool) -> None:
-    """Ask for confirmation on standard error; return when the answer is yes or ``yes`` is set, else exit.
+def show(document: object, text: Callable[[], None]) -> None:
+    """Print the result of a command: with ``--json`` the document, else what ``text`` prints."""
+    if given("as_json"):
+        print_json(document)
+    else:
+        text()
+
+
+def ask(question: str) -> None:
+    """Ask for confirmation on standard error; return when the answer is yes or ``--yes`` is given, else exit.
 
     click's own prompt is not used: it treats "no" and the end of the input like Ctrl-C."""
-    if yes:
+    if given("yes"):
         return
     click.echo(f"{question} [y/N]: ", nl=False, err=True)
     sys.stderr.flush()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
-from tao.cli.connection import target_of
-from tao.cli.frame import ask, run
-from tao.cli.options import connect_option, json_option, token_option, yes_option
-from tao.terminal import counted, print_json, print_table
-
-if TYPE_CHECKING:
-    from tao.admin.connection import ClusterTarget
-    from tao.admin.invalidation import Plan, ServerResult, Types
+from tao.admin.connection import current_schema, current_topology
+from tao.admin.invalidation import Plan, ServerResult, Types, plan_invalidation, types_named
+from tao.admin.invalidation import invalidate as invalidate_all
+from tao.cli.connection import links_of_command, target_of
+from tao.cli.frame import ask, run, show
+from tao.cli.options import given, global_options, token_option, yes_option
+from tao.routing.routes import Routes
+from tao.terminal import Counting, counted, fields_of, print_records
 
 _NAMED_SHARDS = 10
 
@@ -59,17 +57,9 @@ class ShardRange(click.ParamType[tuple[int, int]]):
 )
 @token_option
 @yes_option
-@connect_option
-@json_option
+@global_options
 def invalidate(
-    shards: tuple[int, ...],
-    ranges: tuple[tuple[int, int], ...],
-    servers: tuple[str, ...],
-    types: tuple[str, ...],
-    token: str,
-    yes: bool,
-    connect: str | None,
-    as_json: bool,
+    shards: tuple[int, ...], ranges: tuple[tuple[int, int], ...], servers: tuple[str, ...], types: tuple[str, ...]
 ) -> int:
     """Have caches drop what they hold and read it again from the databases.
 
@@ -81,47 +71,33 @@ def invalidate(
     Leaders come first, then followers. At a follower alone (--server) it fills again with what its leader holds. Exit
     status 1 when a server could not be reached.
     """
-    import dataclasses
-
-    from tao.admin.connection import current_schema, current_topology
-    from tao.admin.invalidation import Types, plan_invalidation, types_named
-    from tao.routing.routes import Routes
-
     if not (shards or ranges or servers or types):
         raise click.UsageError("name what to drop: --shard, --range, --server or --type")
     wanted = {*shards, *(shard for first, last in ranges for shard in range(first, last + 1))}
-    target = target_of(connect, token)
+    target = target_of()
     plan = plan_invalidation(Routes(run(current_topology(target))), sorted(wanted), servers)
     numbers = types_named(run(current_schema(target)), types) if types else Types()
     what = f"everything of type {', '.join(types)}" if types else "everything"
-    if not as_json:
+    if not given("as_json"):
         click.echo(f"{what} in {_shards_text(plan)}:")
-        print_table(
-            ("server", "role", "region", "shards"),
-            [(each.server, each.role, each.region, each.has) for each in plan.results.values()],
-            right=("shards",),
-        )
-    ask(f"Drop {what} at {counted(len(plan.results), 'server')}?", yes)
-    results = run(_invalidate(plan, target, numbers))
-    failed = [each for each in results if each.error]
-    if as_json:
-        print_json(
-            {
-                "shards": len(plan.shards),
-                "types": dataclasses.asdict(numbers),
-                # "voided" is the former name of "invalidated".
-                "servers": [{**dataclasses.asdict(each), "voided": each.invalidated} for each in results],
-                "unreachable": [each.server for each in failed],
-            }
-        )
-    else:
-        print_table(
-            ("server", "role", "region", "shards dropped", "error"),
-            [(each.server, each.role, each.region, each.invalidated, each.error or None) for each in results],
-            right=("shards dropped",),
-        )
+        print_records(plan.results.values(), "server", "role", "region", "has")
+    ask(f"Drop {what} at {counted(len(plan.results), 'server')}?")
+    results = run(_invalidate(plan, numbers))
+    failed = [each.server for each in results if each.error]
+
+    def text() -> None:
+        print_records(results, "server", "role", "region", "invalidated", "error")
         if failed:
             click.echo(f"{counted(len(failed), 'server')} may still serve it: repeat when they are reachable", err=True)
+
+    document = {
+        "shards": len(plan.shards),
+        "types": numbers,
+        # "voided" is the former name of "invalidated".
+        "servers": [{**fields_of(each), "voided": each.invalidated} for each in results],
+        "unreachable": failed,
+    }
+    show(document, text)
     return int(bool(failed))
 
 
@@ -131,11 +107,7 @@ def _shards_text(plan: Plan) -> str:
     return counted(len(plan.shards), "shard")
 
 
-async def _invalidate(plan: Plan, target: ClusterTarget, types: Types) -> list[ServerResult]:
-    from tao.admin.connection import operator_links
-    from tao.admin.invalidation import invalidate as invalidate_all
-    from tao.terminal import Counting
-
+async def _invalidate(plan: Plan, types: Types) -> list[ServerResult]:
     with Counting("shards invalidated") as counting:
-        async with operator_links(target.secret, target.tls) as links:
+        async with links_of_command() as links:
             return await invalidate_all(plan, links, types, counting.show)

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from tao.admin.load.pipeline import PipelineSettings
+from tao.admin.load.session import (
+    EdgeInput,
+    LoadInput,
+    ObjectInput,
+    OnProgress,
+    Summary,
+    load_edges,
+    load_objects,
+)
 from tao.cli.connection import target_of
-from tao.cli.frame import INTERRUPTED_STATUS, fail, run
-from tao.cli.options import combined, connect_option, json_option, region_option
-from tao.terminal import counted, print_json, print_pairs
-
-if TYPE_CHECKING:
-    from tao.admin.load.session import LoadInput, OnProgress, Summary
+from tao.cli.frame import INTERRUPTED_STATUS, fail, run, show
+from tao.cli.options import combined, region_options
+from tao.terminal import LoadDisplay, counted, print_pairs
 
 REJECTED_STATUS = 1
 
@@ -48,6 +55,7 @@ _input_options = combined(
     click.option("--delimiter", default=",", show_default=True, help="The character between two cells."),
     click.option(
         "--batch",
+        "batch_records",
         type=click.IntRange(1, 6000),
         default=512,
         show_default=True,
@@ -55,14 +63,13 @@ _input_options = combined(
     ),
     click.option(
         "--in-flight",
+        "batches_in_flight",
         type=click.IntRange(1, 64),
         default=4,
         show_default=True,
         help="The number of batches that are written at once.",
     ),
-    connect_option,
-    region_option,
-    json_option,
+    region_options,
 )
 
 
@@ -70,19 +77,14 @@ _input_options = combined(
 @click.option("--otype", required=True, help="The type of the objects.")
 @click.option("--key", "key_column", required=True, metavar="COLUMN", help="The column with the external key.")
 @_input_options
-def objects(
-    otype: str, key_column: str, batch: int, in_flight: int, connect: str | None, as_json: bool, **given: Any
-) -> int:
+def objects(otype: str, key_column: str, **inputs: Any) -> int:  # Any: the input options
     """Load objects, one from each line of FILE ("-" reads standard input).
 
     An object that was loaded before with the same fields stays as it is; with other fields its line is rejected.
     """
-    from tao.admin.load.pipeline import PipelineSettings
-    from tao.admin.load.session import ObjectInput, load_objects
-
-    source, objects = _load_input(**given), ObjectInput(otype, key_column)
-    target, settings = target_of(connect), PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
-    return _show(lambda on_progress: load_objects(target, source, objects, settings, on_progress), as_json)
+    source, settings = _inputs(**inputs)
+    objects = ObjectInput(otype, key_column)
+    return _load(lambda on_progress: load_objects(target_of(), source, objects, settings, on_progress))
 
 
 @load.command()
@@ -103,34 +105,30 @@ def objects(
     "[default: the Unix second in which the first run began]",
 )
 @_input_options
-def edges(
+def edges(  # Any: the input options
     atype: str,
     from_column: str,
     to_column: str,
     from_otype: str | None,
     to_otype: str | None,
     edge_time: str | None,
-    batch: int,
-    in_flight: int,
-    connect: str | None,
-    as_json: bool,
-    **given: Any,
+    **inputs: Any,
 ) -> int:
     """Load edges with their inverses, one from each line of FILE ("-" reads standard input)."""
-    from tao.admin.load.pipeline import PipelineSettings
-    from tao.admin.load.session import EdgeInput, load_edges
-
-    source = _load_input(**given)
-    target, settings = target_of(connect), PipelineSettings(batch_records=batch, batches_in_flight=in_flight)
+    source, settings = _inputs(**inputs)
     edges = EdgeInput(atype, (from_column, to_column), (from_otype, to_otype), edge_time)
-    return _show(lambda on_progress: load_edges(target, source, edges, settings, on_progress), as_json)
+    return _load(lambda on_progress: load_edges(target_of(), source, edges, settings, on_progress))
 
 
-def _load_input(
-    file: Path, renamed: tuple[str, ...], keys: Path | None, raw_ids: bool, name: str | None, delimiter: str
-) -> LoadInput:
-    from tao.admin.load.session import LoadInput
-
+def _inputs(
+    file: Path,
+    renamed: tuple[str, ...],
+    keys: Path | None,
+    raw_ids: bool,
+    name: str | None,
+    delimiter: str,
+    **pipeline: int,
+) -> tuple[LoadInput, PipelineSettings]:
     if len(delimiter) != 1:
         raise click.UsageError(f"--delimiter {delimiter!r} must be one character")
     mapping = {}
@@ -141,23 +139,20 @@ def _load_input(
         mapping[column] = field
     found = LoadInput(file, name, keys, delimiter, mapping, raw_ids)
     found.check()
-    return found
+    return found, PipelineSettings(**pipeline)
 
 
-def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: bool) -> int:
-    import msgspec
-
-    from tao.terminal import LoadDisplay
-
+def _load(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]]) -> int:
     with LoadDisplay() as display:
         try:
             summary = run(work(display.show))
         except KeyboardInterrupt:
             fail("interrupted: repeat the same command to continue from here", INTERRUPTED_STATUS)
-    status = REJECTED_STATUS if summary.rejected else 0
-    if as_json:
-        print_json(msgspec.to_builtins(summary))
-        return status
+    show(summary, lambda: _print(summary))
+    return REJECTED_STATUS if summary.rejected else 0
+
+
+def _print(summary: Summary) -> None:
     pending = f"{counted(summary.inverse_pending, 'edge')}: their other ends follow within seconds"
     print_pairs(
         {
@@ -169,4 +164,3 @@ def _show(work: Callable[[OnProgress], Coroutine[Any, Any, Summary]], as_json: b
             **({"pending": pending} if summary.inverse_pending else {}),
         }
     )
-    return status

@@ -9,21 +9,21 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
-from tao.cli.connection import mastership_login
-from tao.cli.frame import INCOMPLETE_STATUS, ask, run
-from tao.cli.options import changing_options
-from tao.terminal import LINE_SECONDS, counted, print_json, print_pairs, print_table
-
-if TYPE_CHECKING:
-    from tao.replication.database_copy import CopyProgress
-    from tao.replication.promotion import Promoter, PromotionStep
-    from tao.replication.promotion_plan import SetMember
-    from tao.replication.replica_seed import SeedPlan, SeedStep
-    from tao.replication.replication_set import SetAccounts
+from tao.admin.documents import database_of_server, load_topology, topology_file
+from tao.cli.frame import INCOMPLETE_STATUS, ask, run, show
+from tao.cli.logins import mastership_login
+from tao.cli.options import changing_options, given
+from tao.replication.database_copy import CopyProgress
+from tao.replication.locks import FileLocks
+from tao.replication.promotion import Promoter, PromotionSettings, PromotionStep
+from tao.replication.promotion_plan import PromotionRequest, SetMember, check_before
+from tao.replication.replica_seed import Reseeder, SeedPlan, SeedStep
+from tao.replication.replication_set import SetAccounts, find_database
+from tao.terminal import LINE_SECONDS, counted, print_pairs, print_records
 
 _MB: Final = 1 << 20
 
@@ -42,15 +42,7 @@ _MB: Final = 1 << 20
     "repeated.",
 )
 @changing_options
-def promote(
-    database: str,
-    region: str | None,
-    master_lost: bool,
-    without: tuple[str, ...],
-    file: Path | None,
-    yes: bool,
-    as_json: bool,
-) -> int:
+def promote(database: str, region: str | None, master_lost: bool, without: tuple[str, ...]) -> int:
     """Make another region's server the master of DATABASE.
 
     While the master answers, nothing is lost: it is closed to writes, and the new one gets all that it has. Writes wait
@@ -60,29 +52,20 @@ def promote(
     Exit status 4: it is done, but a server does not follow the new master, or commits wait for no replica though the
     topology says so.
     """
-    import msgspec
-
-    from tao.admin.documents import load_topology
-    from tao.replication.promotion_plan import PromotionRequest, check_before
-    from tao.replication.replication_set import find_database
-
-    path, accounts = mastership_login(file)
+    path, accounts = mastership_login()
     found = find_database(load_topology(path), database)
     others = sorted(set(found.servers) - {found.master_region})
     request = PromotionRequest(region or (others[0] if len(others) == 1 else None), master_lost, frozenset(without))
-    promoter = shown_promoter(path, accounts, as_json)
-    members = run(promoter.observe(database))
-    if not as_json:
-        _print_members(members)
+    promoter = shown_promoter(path, accounts)
+    members = _observe(promoter, database)
     if request.region != found.master_region:
         check_before(members, request)
     target = "the most advanced server" if request.region is None else found.servers[request.region].name
-    ask(f"Make {target} the master of {database}?", yes)
+    ask(f"Make {target} the master of {database}?")
     done = run(promoter.promote(database, request))
     alone = found.semi_sync and not done.waits_for_replica
-    if as_json:
-        print_json(msgspec.to_builtins(done))
-    else:
+
+    def text() -> None:
         version = f"version epoch {done.version_epoch}, topology {done.topology_version}"
         click.echo(f"{done.master} is the master of {database}: {version}")
         for name, why in done.left.items():
@@ -91,39 +74,36 @@ def promote(
             click.echo(f"{name} has no tables, so no promotion of it was interrupted: {why}", err=True)
         if alone:
             click.echo("no replica acknowledges: commits wait for none until one is back (`tao rejoin`)", err=True)
+
+    show(done, text)
     return INCOMPLETE_STATUS if done.left or alone else 0
 
 
 @click.command()
 @click.argument("server")
 @changing_options
-def rejoin(server: str, file: Path | None, yes: bool, as_json: bool) -> None:
+def rejoin(server: str) -> None:
     """Have SERVER, a former master that is back, follow the master of its database.
 
     It is compared with the master first. A server with transactions that the master never had is refused: `tao reseed`
     rebuilds it.
     """
-    from tao.admin.documents import database_of_server, load_topology
-
-    path, accounts = mastership_login(file)
+    path, accounts = mastership_login()
     database = database_of_server(load_topology(path), server)
     master = database.servers[database.master_region].name
-    promoter = shown_promoter(path, accounts, as_json)
-    if not as_json:
-        _print_members(run(promoter.observe(database.name)))
-    ask(f"Close {server} to writes and have it follow {master}?", yes)
+    promoter = shown_promoter(path, accounts)
+    if not given("as_json"):
+        _observe(promoter, database.name)
+    ask(f"Close {server} to writes and have it follow {master}?")
     run(promoter.rejoin(database.name, server))
-    if as_json:
-        print_json({"server": server, "follows": master})
-    else:
-        click.echo(f"{server} follows, and has caught up")
+    show({"server": server, "follows": master}, lambda: click.echo(f"{server} follows, and has caught up"))
 
 
 @click.command()
 @click.argument("server")
 @click.option("--dry-run", is_flag=True, help="Show what it would do, and change nothing.")
 @changing_options
-def reseed(server: str, dry_run: bool, file: Path | None, yes: bool, as_json: bool) -> None:
+def reseed(server: str, dry_run: bool) -> None:
     """Rebuild SERVER, a replica of its database, from the master.
 
     For a former master that has diverged, an empty server, and one whose seeding was interrupted. The server is marked
@@ -131,60 +111,59 @@ def reseed(server: str, dry_run: bool, file: Path | None, yes: bool, as_json: bo
     or mysqldump) while writes go on, and the server follows it. Nobody reads from it until it has caught up.
     Passwords: TAO_ADMIN_PASSWORD, TAO_REPLICATOR_PASSWORD.
     """
-    import msgspec
-
-    from tao.admin.documents import database_of_server, load_topology
-    from tao.admin.mastership import reseeder_of
-
-    path, accounts = mastership_login(file)
+    path, accounts = mastership_login()
     database_of_server(load_topology(path), server)
-    progress = _SeedProgress(silent=as_json)
-    reseeder = reseeder_of(path, accounts, on_step=progress.step, on_copied=progress.copied)
+    progress = _SeedProgress()
+    store, locks, settings = topology_file(path), FileLocks(path), PromotionSettings()
+    promoter = Promoter(store, locks, accounts, settings)
+    reseeder = Reseeder(store, locks, accounts, settings, promoter, on_step=progress.step, on_copied=progress.copied)
     plan = run(reseeder.plan(server))
-    if dry_run and as_json:
-        print_json(msgspec.to_builtins(plan))
-    if not as_json:
-        _print_plan(plan)
     if dry_run:
+        show(plan, lambda: _print_plan(plan))
         return
-    ask(f"Drop all that {server} has, and copy {plan.master} to it?", yes)
+    if not given("as_json"):
+        _print_plan(plan)
+    ask(f"Drop all that {server} has, and copy {plan.master} to it?")
     done = run(reseeder.seed(server))
-    if as_json:
-        print_json(msgspec.to_builtins(done))
-    else:
-        click.echo(f"{server} has {counted(done.shards, 'shard')}, follows {done.follows}, and has caught up")
+    seeded = f"{server} has {counted(done.shards, 'shard')}, follows {done.follows}, and has caught up"
+    show(done, lambda: click.echo(seeded))
 
 
-def shown_promoter(
-    path: Path, accounts: SetAccounts, as_json: bool, *, catch_up_seconds: float | None = None
-) -> Promoter:
-    """Return a promoter that prints its steps to standard error, unless the output is JSON."""
-    from tao.admin.mastership import promoter_of
+def shown_promoter(path: Path, accounts: SetAccounts, settings: PromotionSettings | None = None) -> Promoter:
+    """Return a promoter of the databases in a topology file, which prints its steps unless the output is JSON."""
 
     async def on_step(step: PromotionStep) -> None:
-        if not as_json:
-            click.echo(f"… {step.value}", err=True)
+        _print_step(step.value)
 
-    return promoter_of(path, accounts, on_step=on_step, catch_up_seconds=catch_up_seconds)
+    return Promoter(topology_file(path), FileLocks(path), accounts, settings or PromotionSettings(), on_step=on_step)
 
 
-def _print_members(members: list[SetMember]) -> None:
-    print_table(
-        ("server", "region", "part", "writes", "follows", "receives", "has", "error"),
-        [
-            (
-                member.name,
-                member.region,
-                "master" if member.is_master else "replica",
-                None if member.state is None else "closed" if member.state.read_only else "open",
-                None if member.state is None or member.state.following is None else member.state.following.source,
-                "yes" if member.receives else "no",
-                None if member.state is None else str(member.state.received),
-                member.error or None,
-            )
-            for member in members
-        ],
-    )
+def _print_step(text: str) -> None:
+    if not given("as_json"):
+        click.echo(f"… {text}", err=True)
+        sys.stderr.flush()
+
+
+def _observe(promoter: Promoter, database: str) -> list[SetMember]:
+    """Return the servers of a database, and print them unless the output is JSON."""
+    members = run(promoter.observe(database))
+    if not given("as_json"):
+        print_records(_member_row(member) for member in members)
+    return members
+
+
+def _member_row(member: SetMember) -> dict[str, object]:
+    state = member.state
+    return {
+        "server": member.name,
+        "region": member.region,
+        "part": "master" if member.is_master else "replica",
+        "writes": None if state is None else "closed" if state.read_only else "open",
+        "follows": None if state is None or state.following is None else state.following.source,
+        "receives": member.receives,
+        "has": None if state is None else str(state.received),
+        "error": member.error,
+    }
 
 
 def _print_plan(plan: SeedPlan) -> None:
@@ -202,18 +181,15 @@ def _print_plan(plan: SeedPlan) -> None:
 class _SeedProgress:
     """Prints the steps of a seeding to standard error, and the progress of the copy every few seconds."""
 
-    def __init__(self, *, silent: bool) -> None:
-        self._silent = silent
+    def __init__(self) -> None:
         self._next_line_at = 0.0
 
     async def step(self, step: SeedStep) -> None:
-        if not self._silent:
-            click.echo(f"… {step.value}", err=True)
+        _print_step(step.value)
         self._next_line_at = time.monotonic() + LINE_SECONDS
 
     def copied(self, copied: CopyProgress, shards: int) -> None:
-        if not self._silent and time.monotonic() >= self._next_line_at:
+        if time.monotonic() >= self._next_line_at:
             self._next_line_at = time.monotonic() + LINE_SECONDS
-            text = f"  {copied.statement_bytes / _MB:,.0f} MB of statements, shard {copied.schemas:,} of {shards:,}"
-            click.echo(text, err=True)
-            sys.stderr.flush()
+            size = f"{copied.statement_bytes / _MB:,.0f} MB of statements"
+            _print_step(f"{size}, shard {copied.schemas:,} of {shards:,}")

@@ -1,71 +1,50 @@
-"""The options that several commands share, each defined once."""
+"""The options that several commands share, each defined once, and what they were given.
+
+A shared option is accepted after a command and before it (``tao --json get 7``); the one after the command wins. A
+command that has a parameter of the option's name receives the value; all others leave it to the functions that use it,
+which ask `given`.
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Adds options to a command. (`Any`: a command's parameters are its own.)"""
 
 DEFAULT_STATE_DIR: Final = Path(".tao-dev")
-REGION_KEY: Final = "tao.region"
-"""The key under which the running command's context keeps the value of ``--region``."""
 _FILE: Final = click.Path(path_type=Path)
 
 
-def _keep_region(context: click.Context, _: click.Parameter, region: str | None) -> None:
-    context.meta[REGION_KEY] = region
+def given(name: str) -> Any:  # Any: each option has its own type
+    """Return the value of a shared option of the running command; None when the command does not have it."""
+    context = click.get_current_context(silent=True)
+    return None if context is None else context.meta.get(f"tao.{name}")
 
 
-json_option: Decorator = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
-yes_option: Decorator = click.option("--yes", is_flag=True, help="Do it without asking for confirmation.")
-token_option: Decorator = click.option(
-    "--token", envvar="TAO_TOKEN", default="", help="The cluster's shared secret, if it has one."
-)
-connect_option: Decorator = click.option(
-    "--connect",
-    envvar="TAO_CONNECT",
-    metavar="ADDRESS|FILE",
-    help="A follower's host:port, or a topology file.  [default: the development cluster in ./.tao-dev]",
-)
-document_option: Decorator = click.option(
-    "--connect",
-    envvar="TAO_CONNECT",
-    metavar="FILE",
-    help="The topology file, which names the databases.  [default: the development cluster in ./.tao-dev]",
-)
-region_option: Decorator = click.option(
-    "--region",
-    envvar="TAO_REGION",
-    expose_value=False,
-    callback=_keep_region,
-    help="The region whose followers are asked.  [default: the region of the named follower, else the first one]",
-)
-topology_option: Decorator = click.option(
-    "--topology",
-    "file",
-    envvar="TAO_TOPOLOGY",
-    type=_FILE,
-    metavar="FILE",
-    help="The topology document.  [default: that of the development cluster in ./.tao-dev]",
-)
-tier_option: Decorator = click.option(
-    "--tier",
-    required=True,
-    metavar="TIER",
-    help="The tier's name, or REGION/TIER where several regions have a tier of that name.",
-)
-state_dir_option: Decorator = click.option(
-    "--state-dir",
-    type=_FILE,
-    default=DEFAULT_STATE_DIR,
-    show_default=True,
-    help="The folder that holds the cluster's data, logs and records.",
-)
+def _keep(context: click.Context, parameter: click.Parameter, value: object) -> object:
+    name = str(parameter.name)
+    if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        context.meta[f"tao.{name}"] = value
+    return context.meta.setdefault(f"tao.{name}", value)
+
+
+def shared(*names: str, **attributes: Any) -> Decorator:  # Any: as in click
+    """Return the decorator of a shared option."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        option = click.option(*names, callback=_keep, expose_value=False, **attributes)(command)
+        added: click.Parameter = option.__click_params__[-1]  # type: ignore[attr-defined]  # click keeps them there
+        added.expose_value = added.name in inspect.signature(command).parameters
+        return option
+
+    return add
 
 
 def combined(*options: Decorator) -> Decorator:
@@ -79,16 +58,66 @@ def combined(*options: Decorator) -> Decorator:
     return add
 
 
+json_option: Decorator = shared("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+yes_option: Decorator = shared("--yes", is_flag=True, help="Do it without asking for confirmation.")
+token_option: Decorator = shared(
+    "--token", envvar="TAO_TOKEN", default="", help="The cluster's shared secret, if it has one."
+)
+state_dir_option: Decorator = shared(
+    "--state-dir",
+    type=_FILE,
+    default=DEFAULT_STATE_DIR,
+    show_default=True,
+    help="The folder that holds the development cluster's data, logs and records.",
+)
+_connect_option: Decorator = shared(
+    "--connect",
+    envvar="TAO_CONNECT",
+    metavar="ADDRESS|FILE",
+    help="A follower's host:port, or a topology file.  [default: the development cluster in --state-dir]",
+)
+_document_option: Decorator = shared(
+    "--connect",
+    envvar="TAO_CONNECT",
+    metavar="FILE",
+    help="The topology file, which names the databases.  [default: the development cluster in --state-dir]",
+)
+_region_option: Decorator = shared(
+    "--region",
+    envvar="TAO_REGION",
+    help="The region whose followers are asked.  [default: the region of the named follower, else the first one]",
+)
+_topology_option: Decorator = shared(
+    "--topology",
+    "file",
+    envvar="TAO_TOPOLOGY",
+    type=_FILE,
+    metavar="FILE",
+    help="The topology document.  [default: that of the development cluster in --state-dir]",
+)
+tier_option: Decorator = click.option(
+    "--tier",
+    required=True,
+    metavar="TIER",
+    help="The tier's name, or REGION/TIER where several regions have a tier of that name.",
+)
+global_options: Decorator = combined(_connect_option, state_dir_option, json_option)
+"""Options that `tao` itself takes for the command that follows."""
+region_options: Decorator = combined(_connect_option, _region_option, state_dir_option, json_option)
+"""Options of commands that ask the followers of one region."""
 reader_options: Decorator = combined(
-    click.option("--schema", "schema_file", type=_FILE, help="The schema file of the cluster."),
-    click.option("--reader-user", default="tao_reader", show_default=True, help="The read-only database account."),
-    click.option(
+    shared("--schema", "schema_file", type=_FILE, help="The schema file of the cluster."),
+    shared("--reader-user", default="tao_reader", show_default=True, help="The read-only database account."),
+    shared(
         "--reader-password",
         envvar="TAO_READER_PASSWORD",
         help="Password of that account; better set TAO_READER_PASSWORD, which other users of the machine cannot see.",
     ),
+    _document_option,
+    state_dir_option,
 )
-database_options: Decorator = combined(reader_options, token_option, document_option, json_option)
-"""Options of commands that read databases and caches."""
-changing_options: Decorator = combined(topology_option, yes_option, json_option)
-"""Options of commands that change the topology document."""
+"""Options of commands that read the databases."""
+topology_options: Decorator = combined(_topology_option, state_dir_option, json_option)
+"""Options of commands that read the topology document."""
+changing_options: Decorator = combined(topology_options, yes_option)
+"""Options of commands that change the topology document, or a server that it names."""

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
+from tao.admin.connection import current_topology
+from tao.admin.status import View, cluster_view
 from tao.cli.connection import target_of
-from tao.cli.frame import run
-from tao.cli.options import connect_option, json_option, region_option
-from tao.terminal import counted, print_json, print_table, text_of
-
-if TYPE_CHECKING:
-    from tao.admin.status import View
+from tao.cli.frame import run, show
+from tao.cli.options import region_options
+from tao.terminal import counted, fields_of, print_records, text_of
 
 
 @click.command()
-@connect_option
-@region_option
-@json_option
+@region_options
 @click.option(
     "--max-staleness",
     "max_staleness_seconds",
@@ -28,80 +23,33 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Report a region that may be further behind its masters than this, in seconds.",
 )
-def status(connect: str | None, as_json: bool, max_staleness_seconds: float) -> int:
+def status(max_staleness_seconds: float) -> int:
     """Show what is wrong with the cluster, then all regions, servers and databases.
 
     It asks every server's admin port, and no database. Exit status 1 when something is wrong.
     """
-    import msgspec
-
-    found = run(_view(connect, max_staleness_seconds))
-    if as_json:
-        print_json(msgspec.to_builtins(found))
-    else:
-        _print(found)
+    found = run(_view(max_staleness_seconds))
+    show(found, lambda: _print(found))
     return int(bool(found.problems))
 
 
-async def _view(connect: str | None, max_staleness_seconds: float) -> View:
-    from tao.admin.connection import current_topology
-    from tao.admin.status import cluster_view
-
-    return await cluster_view(await current_topology(target_of(connect)), max_staleness_seconds)
+async def _view(max_staleness_seconds: float) -> View:
+    return await cluster_view(await current_topology(target_of()), max_staleness_seconds)
 
 
 def _print(found: View) -> None:
     click.echo(f"topology {found.topology_version}")
-    if found.problems:
-        click.echo(f"{counted(len(found.problems), 'problem')}:")
-        for problem in found.problems:
-            click.echo(f"  {text_of(problem)}")
-    else:
-        click.echo("nothing is wrong")
+    click.echo(f"{counted(len(found.problems), 'problem')}:" if found.problems else "nothing is wrong")
+    for problem in found.problems:
+        click.echo(f"  {text_of(problem)}")
+    for role, servers in (("leader", found.leaders), ("follower", found.followers), ("tailer", found.tailers)):
+        if servers:
+            click.echo()
+            rows = [fields_of(server) for server in servers]
+            print_records({role: row.pop("name"), **row} for row in rows)
     click.echo()
-    numbers: tuple[str, ...] = ("owned", "hosted", "subscribers", "inconsistent", "behind s")
-    print_table(
-        ("leader", "region", "state", *numbers),
-        [
-            (
-                *(each.name, each.region, each.state),
-                *(each.owned_shards, each.hosted_shards, each.subscribers),
-                *(each.inconsistencies, each.staleness_seconds),
-            )
-            for each in found.leaders
-        ],
-        right=numbers,
-    )
-    click.echo()
-    numbers = ("hit rate %", "unsubscribed", "behind s")
-    print_table(
-        ("follower", "region", "tier", "state", *numbers),
-        [
-            (
-                *(each.name, each.region, each.tier, each.state),
-                None if each.hit_rate is None else 100 * each.hit_rate,
-                *(each.unsubscribed_shards, each.staleness_seconds),
-            )
-            for each in found.followers
-        ],
-        right=numbers,
-    )
-    if found.tailers:
-        click.echo()
-        print_table(
-            ("tailer", "region", "database", "state", "lag s", "position"),
-            [
-                (each.name, each.region, each.database, each.state, each.lag_seconds, each.position)
-                for each in found.tailers
-            ],
-            right=("lag s",),
-        )
-    click.echo()
-    print_table(
-        ("database", "master region", "server", "state"),
-        [
-            (database.name, database.master_region, server, state)
-            for database in found.databases
-            for server, state in database.servers.items()
-        ],
+    print_records(
+        {"database": database.name, "master region": database.master_region, "server": server, "state": state}
+        for database in found.databases
+        for server, state in database.servers.items()
     )

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 import click
 
-from tao.cli.connection import reader_login, tls_of_command
-from tao.cli.frame import run
-from tao.cli.options import database_options
-from tao.terminal import Counting, counted, print_json, print_table
-
-if TYPE_CHECKING:
-    from tao.admin.access import ReaderLogin
-    from tao.admin.cache_verification import CachesReport, Sample
-    from tao.admin.replica_verification import ReplicasReport
-    from tao.schema.registry import Schema
+from tao.admin.access import ReaderLogin
+from tao.admin.cache_verification import CachesReport, Finding, Sample, verify_caches
+from tao.admin.documents import type_name
+from tao.admin.replica_verification import ReplicasReport, compare_replicas
+from tao.cli.frame import run, show
+from tao.cli.logins import databases_of_command, reader_login
+from tao.cli.options import json_option, reader_options, token_option
+from tao.schema.registry import Schema
+from tao.terminal import Counting, counted, fields_of, print_records
 
 _SHOWN_FINDINGS = 20
 
@@ -48,8 +45,10 @@ class SampleType(click.ParamType["Sample"]):
     help="Compare about N entries of each shard at each server, or N% of them, evenly spread.  [default: all]",
 )
 @click.option("--all-regions", is_flag=True, help="Compare every replica with its master too, row by row.")
-@database_options
-def verify(sample: Sample, all_regions: bool, token: str, as_json: bool, **login: Any) -> int:
+@reader_options
+@token_option
+@json_option
+def verify(sample: Sample, all_regions: bool) -> int:
     """Compare every cache of every region with the master databases.
 
     An entry that differs is read again after two seconds: it was in flight when it has reached the version that the
@@ -57,65 +56,50 @@ def verify(sample: Sample, all_regions: bool, token: str, as_json: bool, **login
 
     Exit status 1 when an entry is wrong or a server could not be asked.
     """
-    found = reader_login(**login)
-    report = run(_verify(found, token, sample))
-    replicas = run(_verify_replicas(found, token)) if all_regions else None
-    _show_reports(report, replicas, found.schema, as_json)
+    login = reader_login()
+    report = run(_verify(login, sample))
+    replicas = run(_verify_replicas(login)) if all_regions else None
+
+    def text() -> None:
+        _show_caches(report, login.schema)
+        if replicas is not None:
+            _show_replicas(replicas)
+
+    show(_document(report, replicas, login.schema), text)
     return 0 if report.clean and (replicas is None or replicas.clean) else 1
 
 
-async def _verify(login: ReaderLogin, token: str, sample: Sample) -> CachesReport:
-    from tao.admin.access import access_of
-    from tao.admin.cache_verification import verify_caches
-
+async def _verify(login: ReaderLogin, sample: Sample) -> CachesReport:
     with Counting("entries compared") as counting:
-        async with access_of(login, token, tls_of_command()) as access:
+        async with databases_of_command(login) as access:
             return await verify_caches(
                 access.routes, access.links, access.store, sample=sample, on_progress=counting.show
             )
 
 
-async def _verify_replicas(login: ReaderLogin, token: str) -> ReplicasReport:
-    from tao.admin.access import access_of
-    from tao.admin.replica_verification import compare_replicas
-
+async def _verify_replicas(login: ReaderLogin) -> ReplicasReport:
     with Counting("rows compared") as counting:
-        async with access_of(login, token, tls_of_command()) as access:
+        async with databases_of_command(login) as access:
             return await compare_replicas(
                 access.routes, login.schema, access.scans, access.scans_in, on_progress=counting.show
             )
 
 
-def _show_reports(report: CachesReport, replicas: ReplicasReport | None, schema: Schema, as_json: bool) -> None:
-    import dataclasses
+def _document(report: CachesReport, replicas: ReplicasReport | None, schema: Schema) -> dict[str, object]:
+    def totals(found: CachesReport | ReplicasReport) -> dict[str, object]:
+        return {"wrong": found.wrong, "unchecked_servers": found.unchecked, "clean": found.clean}
 
-    from tao.admin.documents import type_name
-
-    if as_json:
-        findings = [
-            {**dataclasses.asdict(each), "atype": type_name(schema, each.atype) or None} for each in report.findings
-        ]
-        consistency = {**dataclasses.asdict(report.consistency), "nines": report.consistency.nines}
-        found = {**dataclasses.asdict(report), "findings": findings, **_totals(report), "consistency": consistency}
-        if replicas is not None:
-            found["replicas"] = {**dataclasses.asdict(replicas), **_totals(replicas)}
-        print_json(found)
-        return
-    _show_caches(report, schema)
-    if replicas is not None:
-        _show_replicas(replicas)
-
-
-def _totals(report: CachesReport | ReplicasReport) -> dict[str, object]:
-    return {"wrong": report.wrong, "unchecked_servers": report.unchecked, "clean": report.clean}
+    return {
+        "servers": report.servers,
+        "findings": [{**fields_of(each), "atype": type_name(schema, each.atype) or None} for each in report.findings],
+        **totals(report),
+        "consistency": {**fields_of(report.consistency), "nines": report.consistency.nines},
+        **({} if replicas is None else {"replicas": {**fields_of(replicas), **totals(replicas)}}),
+    }
 
 
 def _show_replicas(report: ReplicasReport) -> None:
-    print_table(
-        ("replica", "region", "rows", "in flight", "wrong", "error"),
-        [(line.server, line.region, line.rows, line.in_flight, line.wrong, line.error) for line in report.servers],
-        right=("rows", "in flight", "wrong"),
-    )
+    print_records(report.servers, "server", "region", "rows", "in_flight", "wrong", "error")
     for finding in report.findings[:_SHOWN_FINDINGS]:
         fault = "differs" if finding.at_master and finding.at_replica else "is missing"
         where = "" if fault == "differs" else " at the replica" if finding.at_master else " at the master"
@@ -126,27 +110,23 @@ def _show_replicas(report: ReplicasReport) -> None:
 
 
 def _show_caches(report: CachesReport, schema: Schema) -> None:
-    from tao.admin.documents import type_name
-
-    print_table(
-        ("server", "role", "entries", "in flight", "wrong", "error"),
-        [(line.server, line.role, line.entries, line.in_flight, line.wrong, line.error) for line in report.servers],
-        right=("entries", "in flight", "wrong"),
-    )
+    print_records(report.servers, "server", "role", "entries", "in_flight", "wrong", "error")
     for finding in report.findings[:_SHOWN_FINDINGS]:
-        click.echo(
-            f"{finding.server}: {finding.kind} {finding.id}"
-            + (f" type {type_name(schema, finding.atype)}" if finding.atype else "")
-            + (
-                f" has the same version, other content: version {finding.cached_version}"
-                if finding.cached_version == finding.stored_version
-                else f" is {finding.verdict}: version {finding.cached_version} cached, {finding.stored_version} stored"
-            )
-        )
+        click.echo(_finding_text(finding, schema))
     compared = counted(report.consistency.looks, "entry", "entries")
     click.echo(f"{compared} compared, {_outcome(report, 'all caches equal the databases')}")
     if report.consistency.looks:
         click.echo(f"consistency: {report.consistency.text('entries')}")
+
+
+def _finding_text(finding: Finding, schema: Schema) -> str:
+    atype = f" type {type_name(schema, finding.atype)}" if finding.atype else ""
+    cached, stored = finding.cached_version, finding.stored_version
+    if cached == stored:
+        what = f"has the same version, other content: version {cached}"
+    else:
+        what = f"is {finding.verdict}: version {cached} cached, {stored} stored"
+    return f"{finding.server}: {finding.kind} {finding.id}{atype} {what}"
 
 
 def _outcome(report: CachesReport | ReplicasReport, clean: str) -> str:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import reduce
-from typing import Final
+from typing import Final, TypedDict
 
 from tao.client.validation import check_staleness
 from tao.model.errors import InvalidArgument
@@ -93,11 +93,26 @@ CACHED: Final = Consistency()
 MASTER: Final = Consistency(critical=True)
 
 
+class Freshness(TypedDict, total=False):
+    """The keywords of every read: ``consistency``, or short forms of it, which demand all that they name together."""
+
+    consistency: Consistency | None
+    critical: bool
+    """Short for `Consistency.master`."""
+    after: After
+    """Short for `Consistency.at_least`."""
+    max_staleness_ms: int | None
+    """Short for `Consistency.max_staleness`, in milliseconds."""
+
+
 def from_keywords(
-    consistency: Consistency | None, critical: bool, after: After, max_staleness_ms: int | None
+    consistency: Consistency | None = None,
+    critical: bool = False,
+    after: After = None,
+    max_staleness_ms: int | None = None,
 ) -> Consistency | None:
-    """Return the value that the short forms stand for, or ``consistency`` when none of them is given. Raises
-    `InvalidArgument` when both are given, and for a token or a bound that is not valid."""
+    """Return the value that the keywords of a read stand for, or None when they demand nothing. Raises
+    `InvalidArgument` for ``consistency`` beside a short form, and for a token or a bound that is not valid."""
     if not critical and after is None and max_staleness_ms is None:
         return consistency
     if consistency is not None:

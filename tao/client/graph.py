@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from types import TracebackType
 from typing import Any, Self
 
 from tao.client.configuration import ClientConfiguration, LinkPool, read_target
@@ -60,9 +59,7 @@ class Graph(WriteOperations):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
 
@@ -91,9 +88,7 @@ class PendingGraph:
         self._graph = await self._open()
         return self._graph
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._graph is not None:
             await self._graph.close()
 

@@ -20,11 +20,11 @@ from binascii import Error as NotBase64
 from binascii import crc32
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
 
-from tao.client.consistency import After, Consistency, from_keywords
+from tao.client.consistency import Consistency, Freshness, from_keywords
 from tao.client.operations import Operations, all_or_raise
 from tao.client.request_builder import ListQuery, ListRow, build_each
 from tao.client.validation import MAX_LIMIT, check_ids, check_number, check_otype, shard_in
@@ -62,16 +62,11 @@ class ReadOperations(Operations):
         self,
         id: int,
         otype: str | None = None,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> Object | None:
         """Return an object, or None when there is none. Raises `WrongType` when ``otype`` is given and the object is of
         another type."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         if type(id) is not int or not 0 < id <= MAX_ID:
             self._builder.object_row(id)
         if otype is not None:
@@ -89,15 +84,10 @@ class ReadOperations(Operations):
     async def obj_get_many(
         self,
         ids: Iterable[int],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> list[Object | None]:
         """Return objects in the order of their ids, None for each that does not exist. Raises `SomeFailed`."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         checked = check_ids(ids, "ids")
         if checked:
             shard_in(self._builder.shards, max(checked), "id")  # the highest id has the highest shard
@@ -115,17 +105,12 @@ class ReadOperations(Operations):
         id2s: Iterable[int],
         high: int | None = None,
         low: int | None = None,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> AssocList:
         """Return the edges to ``id2s`` that exist and have ``high >= time >= low``, newest first. One query takes at
         most 6,000 id2s; an id2 named twice is answered once. For a type with ``reverse_lookup``, a long list is
         answered by the inverse lists (`tao.client.reverse_lookup`)."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         row, assoc_type = self._builder.edges(id1, atype, id2s, high, low)
         if assoc_type.reverse_lookup:
             consistency = self._demand_of(consistency)
@@ -142,15 +127,10 @@ class ReadOperations(Operations):
     async def assoc_get_many(
         self,
         queries: Iterable[Sequence[Any]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
         """Do `assoc_get` for each ``(id1, atype, id2s[, high[, low]])``. Raises `SomeFailed`."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         checked = build_each(self._builder.edges, queries, 3, 5)
         if not any(atype.reverse_lookup for _, atype in checked):
             return await self._lists(EDGES, checked, consistency)
@@ -160,30 +140,20 @@ class ReadOperations(Operations):
         self,
         id1: int,
         atype: str,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> int:
         """Return how many edges an association list has."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         row, _ = self._builder.count(id1, atype)
         return _count(await self._read(COUNT, row, consistency))
 
     async def assoc_count_many(
         self,
         lists: Iterable[tuple[int, str]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> list[int]:
         """Do `assoc_count` for each ``(id1, atype)``. Raises `SomeFailed`."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         rows = [row for row, _ in build_each(self._builder.count, lists, 2, 2)]
         values = await self._read_many(COUNT, rows, consistency)
         return all_or_raise(_each_or_error(_count, values))
@@ -194,31 +164,21 @@ class ReadOperations(Operations):
         atype: str,
         pos: int,
         limit: int,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> AssocList:
         """Return edges ``pos … pos + limit - 1`` of an association list, newest first. A limit above the type's limit
         is cut to it, and the result's ``limit_cut`` is True then."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         row, assoc_type = self._builder.range(id1, atype, pos, limit)
         return AssocList(id1, assoc_type, await self._read(RANGE, row, consistency))
 
     async def assoc_range_many(
         self,
         queries: Iterable[tuple[int, str, int, int]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
         """Do `assoc_range` for each ``(id1, atype, pos, limit)``. Raises `SomeFailed`."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         return await self._lists(RANGE, build_each(self._builder.range, queries, 4, 4), consistency)
 
     async def assoc_time_range(
@@ -228,30 +188,20 @@ class ReadOperations(Operations):
         high: int | None,
         low: int | None,
         limit: int,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> AssocList:
         """Return at most ``limit`` edges with ``high >= time >= low``, newest first. None is no bound."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         row, assoc_type = self._builder.time_range(id1, atype, high, low, limit)
         return AssocList(id1, assoc_type, await self._read(TIME_RANGE, row, consistency))
 
     async def assoc_time_range_many(
         self,
         queries: Iterable[tuple[int, str, int | None, int | None, int]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> list[AssocList]:
         """Do `assoc_time_range` for each ``(id1, atype, high, low, limit)``. Raises `SomeFailed`."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         return await self._lists(TIME_RANGE, build_each(self._builder.time_range, queries, 5, 5), consistency)
 
     async def assoc_page(
@@ -262,17 +212,12 @@ class ReadOperations(Operations):
         cursor: str | None = None,
         high: int | None = None,
         low: int | None = None,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> AssocPage:
         """Return a page of at most ``limit`` edges (and at most the type's limit) with ``high >= time >= low``, newest
         first: the first page, or the one after the page that returned ``cursor`` for the same bounds. Raises
         `InvalidArgument` for a text that is no cursor, and for the cursor of another list."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
+        consistency = from_keywords(**freshness) if freshness else None
         check_number(limit, "limit", 1, MAX_LIMIT)
         (_, number, upper, lower, _, _), assoc_type = self._builder.time_range(id1, atype, high, low, limit)
         page_limit = min(limit, assoc_type.limit)
@@ -295,19 +240,14 @@ class ReadOperations(Operations):
         high: int | None = None,
         low: int | None = None,
         page: int = PAGE_EDGES,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> AsyncIterator[Assoc]:
         """Iterate over all edges with ``high >= time >= low``, newest first: ``async for edge in graph.assoc_iter(…)``.
         ``page`` is the number of edges per query. The head of `tao.client.reads` says which edges a walk sees while the
         list is written. Raises as `assoc_page`, for a wrong argument at the first step."""
-        if critical or after is not None or max_staleness_ms is not None:
-            consistency = from_keywords(consistency, critical, after, max_staleness_ms)
         cursor: str | None = None
         while True:
-            result = await self.assoc_page(id1, atype, page, cursor, high, low, consistency=consistency)
+            result = await self.assoc_page(id1, atype, page, cursor, high, low, **freshness)
             for edge in result.edges:
                 yield edge
             cursor = result.cursor

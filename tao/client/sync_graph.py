@@ -7,8 +7,6 @@ After ``os.fork`` (pre-fork servers) the child starts a loop of its own. It leav
 unclosed: loop and sockets are shared with the parent, and closing them in the child would disturb the parent.
 """
 
-# ruff: noqa: A002 - `id` is what an object's id is called in the paper, the design and every other client
-
 from __future__ import annotations
 
 import asyncio
@@ -16,30 +14,30 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 import uvloop
 
-from tao.client.consistency import After, Consistency, from_keywords
+from tao.client.consistency import Freshness
 from tao.client.diagnostics import ClientStats, Trace
 from tao.client.graph import Graph, connect
 from tao.client.own_writes import Recording
-from tao.client.reads import PAGE_EDGES, AssocPage
+from tao.client.reads import PAGE_EDGES
 from tao.client.settings import ClientSettings
-from tao.client.values import Assoc, AssocList, Object
+from tao.client.values import Assoc
 from tao.model.errors import Unavailable
 from tao.model.tokens import WriteToken
 from tao.model.topology import Topology
 from tao.schema.registry import Schema
 from tao.wire.identity import Credentials
 
+Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 Opener = Callable[[], Coroutine[Any, Any, Graph]]
-Fields = Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +101,7 @@ class GraphThread:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _forget_parent(self) -> None:
@@ -147,6 +143,18 @@ def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
     thread.join()
     loop.close()
+
+
+def blocking(
+    operation: Callable[Concatenate[Graph, Arguments], Coroutine[Any, Any, Result]],
+) -> Callable[Concatenate[GraphThread, Arguments], Result]:
+    """Return the operation of a graph as a method that blocks until it is done, with its signature and docstring."""
+
+    @wraps(operation)
+    def run(self: GraphThread, /, *given: Arguments.args, **named: Arguments.kwargs) -> Result:
+        return self._run(lambda graph: operation(graph, *given, **named))
+
+    return run
 
 
 class SyncGraph(GraphThread):
@@ -196,155 +204,30 @@ class SyncGraph(GraphThread):
         with self._open().graph.recording() as recording:
             yield recording
 
-    def obj_get(
-        self,
-        id: int,
-        otype: str | None = None,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> Object | None:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.obj_get(id, otype, consistency=demand))
-
-    def obj_get_many(
-        self,
-        ids: Iterable[int],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> list[Object | None]:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.obj_get_many(ids, consistency=demand))
-
-    def assoc_get(
-        self,
-        id1: int,
-        atype: str,
-        id2s: Iterable[int],
-        high: int | None = None,
-        low: int | None = None,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> AssocList:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_get(id1, atype, id2s, high, low, consistency=demand))
-
-    def assoc_get_many(
-        self,
-        queries: Iterable[Sequence[Any]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> list[AssocList]:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_get_many(queries, consistency=demand))
-
-    def assoc_count(
-        self,
-        id1: int,
-        atype: str,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> int:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_count(id1, atype, consistency=demand))
-
-    def assoc_count_many(
-        self,
-        lists: Iterable[tuple[int, str]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> list[int]:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_count_many(lists, consistency=demand))
-
-    def assoc_range(
-        self,
-        id1: int,
-        atype: str,
-        pos: int,
-        limit: int,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> AssocList:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_range(id1, atype, pos, limit, consistency=demand))
-
-    def assoc_range_many(
-        self,
-        queries: Iterable[tuple[int, str, int, int]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> list[AssocList]:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_range_many(queries, consistency=demand))
-
-    def assoc_time_range(
-        self,
-        id1: int,
-        atype: str,
-        high: int | None,
-        low: int | None,
-        limit: int,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> AssocList:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_time_range(id1, atype, high, low, limit, consistency=demand))
-
-    def assoc_time_range_many(
-        self,
-        queries: Iterable[tuple[int, str, int | None, int | None, int]],
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> list[AssocList]:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_time_range_many(queries, consistency=demand))
-
-    def assoc_page(
-        self,
-        id1: int,
-        atype: str,
-        limit: int,
-        cursor: str | None = None,
-        high: int | None = None,
-        low: int | None = None,
-        *,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
-    ) -> AssocPage:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
-        return self._run(lambda graph: graph.assoc_page(id1, atype, limit, cursor, high, low, consistency=demand))
+    obj_get = blocking(Graph.obj_get)
+    obj_get_many = blocking(Graph.obj_get_many)
+    assoc_get = blocking(Graph.assoc_get)
+    assoc_get_many = blocking(Graph.assoc_get_many)
+    assoc_count = blocking(Graph.assoc_count)
+    assoc_count_many = blocking(Graph.assoc_count_many)
+    assoc_range = blocking(Graph.assoc_range)
+    assoc_range_many = blocking(Graph.assoc_range_many)
+    assoc_time_range = blocking(Graph.assoc_time_range)
+    assoc_time_range_many = blocking(Graph.assoc_time_range_many)
+    assoc_page = blocking(Graph.assoc_page)
+    obj_add = blocking(Graph.obj_add)
+    obj_add_many = blocking(Graph.obj_add_many)
+    obj_update = blocking(Graph.obj_update)
+    obj_update_many = blocking(Graph.obj_update_many)
+    obj_delete = blocking(Graph.obj_delete)
+    obj_delete_many = blocking(Graph.obj_delete_many)
+    assoc_add = blocking(Graph.assoc_add)
+    assoc_add_many = blocking(Graph.assoc_add_many)
+    assoc_delete = blocking(Graph.assoc_delete)
+    assoc_delete_many = blocking(Graph.assoc_delete_many)
+    assoc_change_type = blocking(Graph.assoc_change_type)
+    assoc_change_type_many = blocking(Graph.assoc_change_type_many)
+    reserve_ids = blocking(Graph.reserve_ids)
 
     def assoc_iter(
         self,
@@ -354,55 +237,12 @@ class SyncGraph(GraphThread):
         high: int | None = None,
         low: int | None = None,
         page: int = PAGE_EDGES,
-        consistency: Consistency | None = None,
-        critical: bool = False,
-        after: After = None,
-        max_staleness_ms: int | None = None,
+        **freshness: Unpack[Freshness],
     ) -> Iterator[Assoc]:
-        demand = from_keywords(consistency, critical, after, max_staleness_ms)
         cursor: str | None = None
         while True:
-            result = self.assoc_page(id1, atype, page, cursor, high, low, consistency=demand)
+            result = self.assoc_page(id1, atype, page, cursor, high, low, **freshness)
             yield from result.edges
             cursor = result.cursor
             if cursor is None:
                 return
-
-    def obj_add(self, otype: str, fields: Fields | None = None, near: int | None = None, id: int | None = None) -> int:
-        return self._run(lambda graph: graph.obj_add(otype, fields, near, id))
-
-    def obj_add_many(self, objects: Iterable[Sequence[Any]]) -> list[int]:
-        return self._run(lambda graph: graph.obj_add_many(objects))
-
-    def obj_update(self, id: int, fields: Fields, otype: str | None = None) -> bool:
-        return self._run(lambda graph: graph.obj_update(id, fields, otype))
-
-    def obj_update_many(self, updates: Iterable[Sequence[Any]]) -> list[bool]:
-        return self._run(lambda graph: graph.obj_update_many(updates))
-
-    def obj_delete(self, id: int) -> bool:
-        return self._run(lambda graph: graph.obj_delete(id))
-
-    def obj_delete_many(self, ids: Iterable[int]) -> list[bool]:
-        return self._run(lambda graph: graph.obj_delete_many(ids))
-
-    def assoc_add(self, id1: int, atype: str, id2: int, time: int | None = None, fields: Fields | None = None) -> None:
-        return self._run(lambda graph: graph.assoc_add(id1, atype, id2, time, fields))
-
-    def assoc_add_many(self, edges: Iterable[Sequence[Any]]) -> None:
-        return self._run(lambda graph: graph.assoc_add_many(edges))
-
-    def assoc_delete(self, id1: int, atype: str, id2: int) -> bool:
-        return self._run(lambda graph: graph.assoc_delete(id1, atype, id2))
-
-    def assoc_delete_many(self, edges: Iterable[tuple[int, str, int]]) -> list[bool]:
-        return self._run(lambda graph: graph.assoc_delete_many(edges))
-
-    def assoc_change_type(self, id1: int, atype: str, id2: int, new_atype: str) -> bool:
-        return self._run(lambda graph: graph.assoc_change_type(id1, atype, id2, new_atype))
-
-    def assoc_change_type_many(self, edges: Iterable[tuple[int, str, int, str]]) -> list[bool]:
-        return self._run(lambda graph: graph.assoc_change_type_many(edges))
-
-    def reserve_ids(self, count: int, near: int | None = None, shard: int | None = None) -> list[int]:
-        return self._run(lambda graph: graph.reserve_ids(count, near, shard))

@@ -91,9 +91,9 @@ def check_limit(limit: object) -> int:
     return check_number(limit, "limit", 0, MAX_LIMIT)
 
 
-def check_otype(schema: Schema, name: object, argument: str = "otype") -> ObjectType:
+def check_otype(schema: Schema, name: object) -> ObjectType:
     """Return the object type of a name. Raises `InvalidArgument`, or `UnknownType` that names similar types."""
-    return schema.otype(_type_name(name, argument))
+    return schema.otype(_type_name(name, "otype"))
 
 
 def check_atype(schema: Schema, name: object, argument: str = "atype") -> AssocType:

@@ -95,7 +95,6 @@ class ShardInvalidation(msgspec.Struct, frozen=True, tag="invalidate_shard"):
 
 Change = ObjectChange | ListChange
 Message = ObjectChange | ListChange | ObjectInvalidation | ListInvalidation | ShardInvalidation
-Changeset = tuple[Change, ...]
 
 
 class ShardMessages(msgspec.Struct, frozen=True):

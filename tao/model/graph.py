@@ -19,7 +19,6 @@ import msgspec
 MAX_TIME: Final = (1 << 63) - 1
 MAX_OBJECT_DATA_BYTES: Final = 1 << 20
 MAX_ASSOC_DATA_BYTES: Final = 1 << 16
-DEFAULT_TABLE_DATA_BYTES: Final = 255
 MAX_ID2_SET: Final = 6000
 ABSENT: Final = 0
 """The otype in the encoded value of an object that does not exist."""

@@ -6,7 +6,13 @@ changes by compare-and-set on ``version``; `tao.topology` stores and watches it.
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import msgspec
+
+from tao.model.errors import TopologyError
+
+Role = Literal["leader", "follower"]
 
 
 class ServerAddress(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +77,11 @@ class Region(msgspec.Struct, frozen=True, kw_only=True):
     followers: tuple[Tier, ...]
     tailers: tuple[TailerProcess, ...] = ()
 
+    @property
+    def tiers(self) -> tuple[Tier, ...]:
+        """The leader tier, then the follower tiers."""
+        return (self.leaders, *self.followers)
+
 
 class DatabaseAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The TCP address of a database server."""
@@ -122,3 +133,66 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True):
     regions: tuple[Region, ...]
     databases: tuple[Database, ...]
     marked_by_watcher: tuple[str, ...] = ()
+
+    @property
+    def tiers(self) -> list[PlacedTier]:
+        """The tiers of all regions, each region's leaders first."""
+        return [PlacedTier(region, tier) for region in self.regions for tier in region.tiers]
+
+    @property
+    def cache_servers(self) -> list[PlacedServer]:
+        """The cache servers of all tiers, each region's leaders first."""
+        return [PlacedServer(placed, server) for placed in self.tiers for server in placed.tier.servers]
+
+    def place_of(self, name: str) -> PlacedTier:
+        """Return the tier of a cache server. Raises `TopologyError` when there is no such server."""
+        for place, server in self.cache_servers:
+            if server.name == name:
+                return place
+        raise TopologyError(f"there is no cache server {name!r}")
+
+    @property
+    def database_servers(self) -> list[PlacedDatabaseServer]:
+        """The servers of all databases."""
+        return [
+            PlacedDatabaseServer(database, region, server)
+            for database in self.databases
+            for region, server in database.servers.items()
+        ]
+
+
+class PlacedTier(NamedTuple):
+    """A tier and its region."""
+
+    region: Region
+    tier: Tier
+
+    @property
+    def path(self) -> str:
+        """``region/tier``."""
+        return f"{self.region.name}/{self.tier.name}"
+
+    @property
+    def role(self) -> Role:
+        """What the servers of the tier are."""
+        return "leader" if self.tier is self.region.leaders else "follower"
+
+
+class PlacedServer(NamedTuple):
+    """A cache server and its place."""
+
+    place: PlacedTier
+    server: CacheServer
+
+
+class PlacedDatabaseServer(NamedTuple):
+    """A database server, its database and its region."""
+
+    database: Database
+    region: str
+    server: DatabaseServer
+
+    @property
+    def is_master(self) -> bool:
+        """True for the master of the database."""
+        return self.region == self.database.master_region

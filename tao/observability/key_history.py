@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Final
 
 from tao.cache.key_recorder import KeyEvent, KeyHistory
@@ -100,5 +99,5 @@ class _Because:
         self._before = self._story.cause
         self._story.cause = self._cause
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._story.cause = self._before

@@ -106,16 +106,15 @@ class _Family:
 
 
 class Metrics:
-    """The instruments of one server. Names are given without the namespace and must end in their unit.
+    """The instruments of one server. Names are given without the prefix ``tao_`` and must end in their unit.
 
     Every method that makes an instrument raises `ValueError` for a name without a unit, for a second instrument of the
     same name and labels, and for one that differs in kind or label names from the others of its name. These are
     programming mistakes.
     """
 
-    def __init__(self, *, role: str, server: str, namespace: str = "tao", process: bool = True) -> None:
+    def __init__(self, *, role: str, server: str, process: bool = True) -> None:
         """``process``: also collect CPU, memory, open files and garbage collections of this process."""
-        self._namespace = namespace
         self._constant: Labels = (("role", role), ("server", server))
         self._families: dict[str, _Family] = {}
         self._registry = CollectorRegistry(auto_describe=False)
@@ -163,12 +162,12 @@ class Metrics:
         return generate_latest(self._registry)
 
     def snapshot(self) -> dict[str, list[dict[str, object]]]:
-        """Return the metrics for people and JSON: per name (with namespace) a list of ``{"labels": {…}, "value": …}``,
+        """Return the metrics for people and JSON: per name (with its prefix) a list of ``{"labels": {…}, "value": …}``,
         or for histograms ``{"labels", "count", "sum", "p50", "p95", "p99"}``, where quantiles are bucket bounds.
         Constant labels and metrics of the process are left out."""
         found: dict[str, list[dict[str, object]]] = {}
         for family in self._families.values():
-            rows = found[f"{self._namespace}_{family.name}"] = []
+            rows = found[f"tao_{family.name}"] = []
             for labels, value in _values(family):
                 row: dict[str, object] = {"labels": dict(labels)}
                 if isinstance(value, Histogram):
@@ -184,7 +183,7 @@ class Metrics:
         constant_names = [name for name, _ in self._constant]
         constant = [value for _, value in self._constant]
         for family in self._families.values():
-            name = f"{self._namespace}_{family.name}"
+            name = f"tao_{family.name}"
             label_names = [*constant_names, *family.label_names]
             counters = CounterMetricFamily(name, family.help, labels=label_names)
             gauges = GaugeMetricFamily(name, family.help, labels=label_names)

@@ -29,6 +29,12 @@ from tao.storage.names import schema_name
 from tao.storage.result_packets import Columns, Row
 from tao.storage.session import DatabaseSession
 
+RETRY_SECONDS: Final = 1
+"""Pause between a replica's attempts to connect. Short, so that replication resumes as soon as an outage between
+regions ends."""
+HEARTBEAT_SECONDS: Final = 1
+"""Interval at which an idle master sends heartbeats. A replica that receives nothing for its server's
+``replica_net_timeout``, a multiple of this, reconnects, so that a dead connection is not mistaken for an idle one."""
 _RUNNING: Final = "Yes"
 _STOPPED: Final = "No"
 
@@ -42,19 +48,6 @@ class ReplicationSource:
     user: str
     """An account that may only read the binlog (`ServiceAccounts.replicator`)."""
     password: str = field(repr=False)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicationSettings:
-    """The timing of a replica's connection to its master."""
-
-    retry_seconds: int = 1
-    """Pause between attempts to connect. Short, so that replication resumes as soon as an outage between regions
-    ends."""
-    heartbeat_seconds: int = 1
-    """Interval at which an idle master sends heartbeats. A replica that receives nothing for its server's
-    ``replica_net_timeout``, a multiple of this, reconnects, so that a dead connection is not mistaken for an idle one.
-    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +73,13 @@ class ReplicationStatus:
     """The last error of receiving or applying, or an empty string."""
 
 
-async def attach(
-    session: DatabaseSession, source: ReplicationSource, *, deadline: float, settings: ReplicationSettings | None = None
-) -> None:
+async def attach(session: DatabaseSession, source: ReplicationSource, *, deadline: float) -> None:
     """Make the server a read-only replica of ``source`` from its current position, whatever it followed before.
 
     Returns before it has connected; `replication_status` reports the outcome. Raises a `TaoError` when refused.
     """
-    settings = settings or ReplicationSettings()
     where = (source.host, source.port, source.user, source.password)
-    timing = (settings.retry_seconds, settings.heartbeat_seconds)
+    timing = (RETRY_SECONDS, HEARTBEAT_SECONDS)
     await set_read_only(session, True, deadline=deadline)
     if session.dialect is Dialect.MARIADB:
         await session.run("STOP SLAVE", deadline=deadline)

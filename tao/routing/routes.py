@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 from tao.model.errors import InvalidArgument, TopologyError
-from tao.model.topology import CacheServer, Database, DatabaseServer, Region, Tier, Topology
+from tao.model.topology import CacheServer, Database, DatabaseServer, PlacedTier, Region, Role, Tier, Topology
 from tao.routing.shard_map import Ring, ShardMap
-
-Role = Literal["leader", "follower"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +111,9 @@ class Routes:
         self._regions: Final[dict[str, Region]] = {region.name: region for region in topology.regions}
         self._servers: Final[dict[str, CacheServer]] = {}
         self._locations: Final[dict[str, ServerLocation]] = {}
-        for region in topology.regions:
-            for tier, role in _tiers(region):
-                for server in tier.servers:
-                    self._servers[server.name] = server
-                    self._locations[server.name] = ServerLocation(region.name, tier.name, role)
+        for place, server in topology.cache_servers:
+            self._servers[server.name] = server
+            self._locations[server.name] = ServerLocation(place.region.name, place.tier.name, place.role)
         self._tiers: Final[dict[tuple[str, str], TierRoutes]] = {}
         self._former: Final = dict(former._tiers) if former is not None else {}
         databases: list[Database | None] = [None] * topology.shards
@@ -131,8 +127,10 @@ class Routes:
         key = (region, tier_name)
         found = self._tiers.get(key)
         if found is None:
-            for tier, role in _tiers(self.region(region)):
+            found_region = self.region(region)
+            for tier in found_region.tiers:
                 if tier.name == tier_name:
+                    role = PlacedTier(found_region, tier).role
                     found = TierRoutes(region, tier, role, self.shards, self._former.pop(key, None))
                     self._tiers[key] = found
                     return found
@@ -204,7 +202,3 @@ class Routes:
     def master_region(self, shard: int) -> str:
         """Return the region with the master of the shard's database. Raises `InvalidArgument` for an unknown shard."""
         return self.database_of(shard).master_region
-
-
-def _tiers(region: Region) -> list[tuple[Tier, Role]]:
-    return [(region.leaders, "leader"), *((tier, "follower") for tier in region.followers)]

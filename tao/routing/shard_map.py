@@ -5,7 +5,7 @@ hash, so adding or removing a server moves only the shards that it gains or lose
 numbers alone, so clients and servers in any language and on any machine compute the same owners.
 
 The map is computed once per topology, so that a request pays one index. The ring places every shard, an operator's
-explicit mapping takes precedence over it, and a clone count adds servers that serve reads beside the home. Clients and
+explicit mapping takes precedence over it and names the servers that serve reads beside the home. Clients and
 servers compute the map from the same topology document and so agree without communication.
 """
 
@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 from typing import Final
 
 import xxhash
@@ -24,19 +23,13 @@ from tao.model.errors import InvalidArgument, TopologyError
 from tao.model.ids import MAX_SHARDS
 
 MAX_POINTS: Final = 1 << 20  # about 16 MB and a second to build, far more than any tier needs
+POINTS_PER_WEIGHT: Final = 256
+"""Points of a server of weight 1, the same for clients and servers. A server's part of the ring deviates from its fair
+share by 1/√points, here 6 % (one standard deviation), so in a tier of up to 64 servers each stays within 0.65 to 1.35
+of its share. More points would improve the balance, but cost every client memory and time at every change of the
+topology: 64 servers take about 10 ms."""
 _POINT_SEED: Final = 0x7A0
 _SHARD_SEED: Final = 0x7A1  # different, so that no shard hashes onto a server's point by construction
-
-
-@dataclass(frozen=True, slots=True)
-class RingSettings:
-    """Settings of a ring. Clients and servers must use the same values."""
-
-    virtual_nodes_per_weight: int = 256
-    """Points of a server of weight 1. A server's part of the ring deviates from its fair share by 1/√points, here 6 %
-    (one standard deviation), so in a tier of up to 64 servers each stays within 0.65 to 1.35 of its share. More points
-    would improve the balance, but cost every client memory and time at every change of the topology: 64 servers take
-    about 10 ms."""
 
 
 class Ring:
@@ -44,12 +37,11 @@ class Ring:
 
     __slots__ = ("_hashes", "_owners", "names")
 
-    def __init__(self, servers: Mapping[str, float], settings: RingSettings | None = None) -> None:
+    def __init__(self, servers: Mapping[str, float]) -> None:
         """Build the ring from ``servers``, which maps names to weights.
 
         Raises `TopologyError` when no weight is above 0, one is negative, or there are more than `MAX_POINTS`."""
-        per_weight = (settings or RingSettings()).virtual_nodes_per_weight
-        points = {name: _points(name, weight, per_weight) for name, weight in servers.items()}
+        points = {name: _points(name, weight) for name, weight in servers.items()}
         if not any(points.values()):
             raise TopologyError("a tier needs at least one server whose weight is above 0")
         if sum(points.values()) > MAX_POINTS:
@@ -97,11 +89,11 @@ class Ring:
         return bisect_left(self._hashes, xxhash.xxh3_64_intdigest(shard.to_bytes(8, "little"), _SHARD_SEED))
 
 
-def _points(name: str, weight: float, per_weight: int) -> int:
+def _points(name: str, weight: float) -> int:
     if not 0 <= weight <= MAX_POINTS:  # also refuses NaN
         raise TopologyError(f"server {name!r} has weight {weight}; weights are 0 to {MAX_POINTS}")
     # A small weight still means some points: rounding it to none would silently remove the server.
-    return max(1, round(weight * per_weight)) if weight > 0 else 0
+    return max(1, round(weight * POINTS_PER_WEIGHT)) if weight > 0 else 0
 
 
 Servers = tuple[str, ...]
@@ -117,15 +109,11 @@ class ShardMap:
         self,
         shards: int,
         ring: Ring,
-        explicit: Mapping[int, str | Iterable[str]] | None = None,
-        clones: Mapping[int, int] | None = None,
+        explicit: Mapping[int, Servers],
     ) -> None:
-        """Compute the map.
+        """Compute the map. ``explicit`` maps a shard to its home and its clones, in order.
 
-        ``explicit`` maps a shard to its home, or to its home and clones in order. ``clones`` maps a shard to the number
-        of servers that serve it, including the home (all, when the tier has fewer); the ring names those that
-        ``explicit`` does not. Raises `TopologyError` for an invalid shard count, shard, server or clone count.
-        """
+        Raises `TopologyError` for an invalid shard count, shard or server."""
         if not 1 <= shards <= MAX_SHARDS:
             raise TopologyError(f"there can be 1 to {MAX_SHARDS} shards, not {shards}")
         self.shards: Final = shards
@@ -133,12 +121,10 @@ class ShardMap:
         # One shared tuple per server: 65,536 tuples, one per shard, would cost every client megabytes.
         singles = {name: (name,) for name in ring.names}
         servers: list[Servers] = [singles[ring.owner(shard)] for shard in range(shards)]
-        for shard, named in (explicit or {}).items():
-            servers[self._known(shard)] = _checked(shard, (named,) if isinstance(named, str) else tuple(named), ring)
-        for shard, count in (clones or {}).items():
-            if count < 1:
-                raise TopologyError(f"shard {shard} is to be served by {count} servers; it needs at least 1")
-            servers[shard] = self._extended(shard, servers[self._known(shard)], count)
+        for shard, named in explicit.items():
+            if not 0 <= shard < shards:
+                raise TopologyError(f"the mapping names shard {shard}; shards are 0 to {shards - 1}")
+            servers[shard] = _checked(shard, named, ring)
         self._servers: Final = tuple(servers)
 
     def servers(self, shard: int) -> Servers:
@@ -161,17 +147,6 @@ class ShardMap:
             return named[0]
         successors = self._ring.owners(shard, len(self._ring.names))
         return next((name for name in (*named, *successors) if name not in down), named[0])
-
-    def _extended(self, shard: int, servers: Servers, count: int) -> Servers:
-        if len(servers) >= count:
-            return servers
-        ordered = dict.fromkeys((*servers, *self._ring.owners(shard, count)))
-        return tuple(ordered)[:count]
-
-    def _known(self, shard: int) -> int:
-        if not 0 <= shard < self.shards:
-            raise TopologyError(f"the mapping names shard {shard}; shards are 0 to {self.shards - 1}")
-        return shard
 
 
 def _checked(shard: int, servers: Servers, ring: Ring) -> Servers:

@@ -14,9 +14,9 @@ class LoopClock:
 
     __slots__ = ("monotonic",)
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(self) -> None:
         # Bound once, because cache hits read the time.
-        self.monotonic = (loop or asyncio.get_running_loop()).time
+        self.monotonic = asyncio.get_running_loop().time
 
     @staticmethod
     def unix_ms() -> int:

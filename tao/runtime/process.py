@@ -16,7 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Protocol, TextIO, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import uvloop
 
@@ -63,29 +63,22 @@ class ProcessSettings:
 
 
 def run_server(
-    build: Callable[[], Awaitable[RunningServer]],
-    *,
-    log: Logger,
-    settings: ProcessSettings | None = None,
-    stderr: TextIO | None = None,
+    build: Callable[[], Awaitable[RunningServer]], *, log: Logger, settings: ProcessSettings | None = None
 ) -> int:
     """Run one server in this process on uvloop until a signal stops it. Returns the exit status.
 
     ``build`` starts everything and returns when the server serves; it is cancelled when the signal comes first.
     """
-    life = _Life(build, log, settings or ProcessSettings(), stderr or sys.stderr)
+    life = _Life(build, log, settings or ProcessSettings())
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(life.live())
 
 
 class _Life:
-    def __init__(
-        self, build: Callable[[], Awaitable[RunningServer]], log: Logger, settings: ProcessSettings, stderr: TextIO
-    ) -> None:
+    def __init__(self, build: Callable[[], Awaitable[RunningServer]], log: Logger, settings: ProcessSettings) -> None:
         self._build = build
         self._log = log
         self._settings = settings
-        self._stderr = stderr
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._reload = asyncio.Event()
@@ -114,7 +107,7 @@ class _Life:
             server = starting.result()
         except (OperatorError, OSError) as error:
             # An OSError while starting is a taken port, a missing file, or a folder that may not be written.
-            self._stderr.write(f"tao: {error}\n")
+            sys.stderr.write(f"tao: {error}\n")
             return EXIT_OPERATOR
         except Exception:  # noqa: BLE001 - the end of the process; the log is where the traceback is read
             self._log.exception("start failed")

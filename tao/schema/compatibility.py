@@ -65,11 +65,6 @@ def compare(old: Schema, new: Schema) -> list[Change]:
     return sorted(changes, key=lambda change: (change.path, change.kind))
 
 
-def is_compatible(changes: Iterable[Change]) -> bool:
-    """Return whether all changes may be made while serving."""
-    return all(change.compatible for change in changes)
-
-
 _Numbered = ObjectType | AssocType | Field
 
 

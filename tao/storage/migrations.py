@@ -34,6 +34,13 @@ _RECORD_TABLE: Final = (
 
 Progress = Callable[[int, int], None]
 """Called with the number of shards done and the number of all shards."""
+PARALLEL_SHARDS: Final = 4
+"""Making tables is bound by syncs, which the server merges when several connections wait; more connections gain
+nothing."""
+SHARD_SECONDS: Final = 60.0
+"""Time of one shard's packet; a rebuild of a large table belongs to an online tool."""
+CONNECT_SECONDS: Final = 5.0
+"""Time to connect; the server is expected to be up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +52,6 @@ class Migration:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationSettings:
-    """Bounds of a run of migrations."""
-
-    parallel_shards: int = 4
-    """Making tables is bound by syncs, which the server merges when several connections wait; more connections gain
-    nothing."""
-    shard_seconds: float = 60.0
-    """Time of one shard's packet; a rebuild of a large table belongs to an online tool."""
-    connect_seconds: float = 5.0
-    """Time to connect; the server is expected to be up."""
-
-
 def sql_folder() -> Path:
     """Return the folder of the files: beside the package in a source checkout, inside it in a wheel."""
     package = Path(__file__).resolve().parents[1]
@@ -67,10 +61,10 @@ def sql_folder() -> Path:
     raise OperatorError(f"the SQL files are neither in {package / '_sql'} nor in {package.parent / 'sql'}: reinstall")
 
 
-def load_migrations(folder: Path | None = None) -> tuple[Migration, ...]:
+def load_migrations() -> tuple[Migration, ...]:
     """Return all numbered migrations, ascending. Raises `OperatorError` when a number is missing or taken twice."""
     found = []
-    for path in sorted((folder or sql_folder()).glob("*.sql")):
+    for path in sorted(sql_folder().glob("*.sql")):
         matched = _NUMBERED.match(path.name)
         if matched:
             found.append(Migration(int(matched[1]), path.stem, path.read_text(encoding="utf-8").strip()))
@@ -87,7 +81,6 @@ async def migrate(
     *,
     version_epoch: int = FIRST_EPOCH,
     progress: Progress | None = None,
-    settings: MigrationSettings | None = None,
 ) -> int:
     """Bring the schemas of ``shards`` on one server up to date. Returns how many needed it.
 
@@ -98,9 +91,8 @@ async def migrate(
 
     Raises `OperatorError`, `Unavailable` or `DeadlineExceeded`; shards done stay done, and a second run goes on.
     """
-    settings = settings or MigrationSettings()
     migrations = load_migrations()
-    todo = await _due(account, shards, migrations, _checked(tables), settings)
+    todo = await _due(account, shards, migrations, _checked(tables))
     done = len(shards) - len(todo)
     if progress is not None:
         progress(done, len(shards))
@@ -108,9 +100,9 @@ async def migrate(
 
     async def work() -> None:
         nonlocal done
-        async with _connected(account, settings) as session:
+        async with _connected(account) as session:
             for statements in queue:
-                deadline = asyncio.get_running_loop().time() + settings.shard_seconds
+                deadline = asyncio.get_running_loop().time() + SHARD_SECONDS
                 sql = "; ".join(statement.rstrip("; \n") for statement in statements)
                 await session.run(sql, (master_server, version_epoch), deadline=deadline)
                 done += 1
@@ -119,7 +111,7 @@ async def migrate(
 
     try:
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(settings.parallel_shards, len(todo))):
+            for _ in range(min(PARALLEL_SHARDS, len(todo))):
                 workers.create_task(work())
     except ExceptionGroup as group:
         raise group.exceptions[0] from None
@@ -131,11 +123,10 @@ async def _due(
     shards: Sequence[int],
     migrations: Sequence[Migration],
     tables: Sequence[str],
-    settings: MigrationSettings,
 ) -> dict[int, list[str]]:
     """Return the statements that each shard still needs; shards that need none are left out."""
-    async with _connected(account, settings) as session:
-        deadline = asyncio.get_running_loop().time() + settings.shard_seconds
+    async with _connected(account) as session:
+        deadline = asyncio.get_running_loop().time() + SHARD_SECONDS
         (rows,) = await session.run(
             "SELECT table_schema, table_name FROM information_schema.tables WHERE table_schema LIKE 'tao\\_%%'",
             deadline=deadline,
@@ -190,8 +181,8 @@ def _checked(tables: Mapping[str, int]) -> list[str]:
 
 
 @asynccontextmanager
-async def _connected(account: ServerAccount, settings: MigrationSettings) -> AsyncIterator[DatabaseSession]:
-    deadline = asyncio.get_running_loop().time() + settings.connect_seconds
+async def _connected(account: ServerAccount) -> AsyncIterator[DatabaseSession]:
+    deadline = asyncio.get_running_loop().time() + CONNECT_SECONDS
     session = await open_session(account, "for migrations", SessionSetup(writes=True), deadline=deadline)
     try:
         yield session

@@ -173,9 +173,7 @@ class DatabaseSession:
                 is_at_end = await connection.rows(rows, _ROWS_PER_TURN, deadline)
 
 
-async def open_session(
-    account: ServerAccount, server: str, setup: SessionSetup, *, deadline: float, schema: str | None = None
-) -> DatabaseSession:
+async def open_session(account: ServerAccount, server: str, setup: SessionSetup, *, deadline: float) -> DatabaseSession:
     """Connect and set up. Raises `ConnectionLost` (also when it takes too long), or `OperatorError` when refused."""
     connection: Any = None
     try:
@@ -186,7 +184,6 @@ async def open_session(
                 unix_socket=account.socket or None,
                 user=account.user,
                 password=account.password,
-                db=schema,
                 charset="utf8mb4",
                 autocommit=None,
                 program_name="tao",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -39,29 +38,21 @@ WRITE_SETUP: Final = SessionSetup(writes=True)
 _UNION: Final = " UNION ALL "
 
 
-@dataclass(frozen=True, slots=True)
-class TransactionSettings:
-    """Bounds of write transactions."""
-
-    lock_wait_milliseconds: int = 300
-    """For locking the shard rows, and again for the touched rows. The commit lane waits meanwhile. Legitimate holders
-    (other lanes, a takeover) take a few milliseconds."""
-    probe_milliseconds: int = 20
-    """Per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a
-    millisecond."""
-    rollback_seconds: float = 1.0
-    """A rollback that takes longer is left to the server, by closing the connection."""
+LOCK_WAIT_MILLISECONDS: Final = 300
+"""For locking the shard rows, and again for the touched rows. The commit lane waits meanwhile. Legitimate holders
+(other lanes, a takeover) take a few milliseconds."""
+PROBE_MILLISECONDS: Final = 20
+"""Per shard, to find the shard that blocks after a lock was not acquired. Free locks take well under a millisecond."""
+ROLLBACK_SECONDS: Final = 1.0
+"""A rollback that takes longer is left to the server, by closing the connection."""
 
 
 class MySqlTransaction:
     """See `tao.model.ports.Transaction`. Made by `MySqlWriteStore.transaction`."""
 
-    def __init__(
-        self, pool: Pool, edge_tables: EdgeTables, settings: TransactionSettings, *, timeout_seconds: float
-    ) -> None:
+    def __init__(self, pool: Pool, edge_tables: EdgeTables, *, timeout_seconds: float) -> None:
         self._pool = pool
         self._edge_tables = edge_tables
-        self._settings = settings
         self._timeout_seconds = timeout_seconds
         self._deadline = 0.0
         self._session: DatabaseSession | None = None
@@ -142,7 +133,7 @@ class MySqlTransaction:
             raise InternalError("a transaction locks once, and first")
         self._is_open = True
         locks, reads = lock_shards(shards), lock_rows(keys, self._edge_tables)
-        sql, values = _begin(self._session, (locks, reads), self._settings.lock_wait_milliseconds)
+        sql, values = _begin(self._session, (locks, reads), LOCK_WAIT_MILLISECONDS)
         results = await self._session.run(sql, values, deadline=self._deadline)
         shard_rows = {row.shard: row for row in map(shard_row, results[1] if locks.parts else ())}
         return shard_rows, existing_rows(results[-1] if reads.parts else ())
@@ -156,7 +147,7 @@ class MySqlTransaction:
             if session is None or not session.is_open:
                 return -1
             texts = lock_shards([shard]), lock_rows(_keys_of(shard, keys), self._edge_tables)
-            sql, values = _begin(session, texts, self._settings.probe_milliseconds)
+            sql, values = _begin(session, texts, PROBE_MILLISECONDS)
             self._is_open = True
             try:
                 await session.run(sql, values, deadline=self._deadline)
@@ -197,7 +188,7 @@ class MySqlTransaction:
         if not self._session.is_open:
             return
         try:
-            deadline = asyncio.get_running_loop().time() + self._settings.rollback_seconds
+            deadline = asyncio.get_running_loop().time() + ROLLBACK_SECONDS
             await self._session.run("ROLLBACK", deadline=deadline)
         except TaoError:
             self._session.abort()  # the server rolls back what a closed connection had open
@@ -211,14 +202,12 @@ class MySqlWriteStore:
         master_of: Callable[[int], str],
         pools: Pools,
         edge_tables: EdgeTables,
-        settings: TransactionSettings | None = None,
     ) -> None:
         """``master_of``: shard → name of the server that is its master; ``pools`` are those of the leader's account,
         set up with `WRITE_SETUP`."""
         self._master_of = master_of
         self._pools = pools
         self._edge_tables = edge_tables
-        self._settings = settings or TransactionSettings()
 
     def server_of(self, shard: int) -> str:
         """Name of the shard's master server."""
@@ -226,9 +215,7 @@ class MySqlWriteStore:
 
     def transaction(self, server: str, *, timeout_seconds: float) -> MySqlTransaction:
         """A transaction on that server; ``timeout_seconds`` bounds it as a whole."""
-        return MySqlTransaction(
-            self._pools.of(server), self._edge_tables, self._settings, timeout_seconds=timeout_seconds
-        )
+        return MySqlTransaction(self._pools.of(server), self._edge_tables, timeout_seconds=timeout_seconds)
 
     async def take_ownership(self, shard: int, owner: str, *, timeout_seconds: float) -> ShardRow:
         """See the port. Raises `ShardBlocked`, `Unavailable`, `OutcomeUnknown` (the caller asks again: the generation
@@ -248,7 +235,7 @@ class MySqlWriteStore:
         select = "SELECT %s, master_server, version_epoch, owner, generation FROM " + table + " WHERE only_row = 1"
         text = StatementText()
         text.add("START TRANSACTION")
-        text.add(session.dialect.locking(f"{select} FOR UPDATE", self._settings.lock_wait_milliseconds), shard)
+        text.add(session.dialect.locking(f"{select} FOR UPDATE", LOCK_WAIT_MILLISECONDS), shard)
         text.add(f"UPDATE {table} SET generation = generation + 1, owner = %s WHERE only_row = 1", owner)
         text.add(select, shard)
         try:

@@ -89,20 +89,19 @@ def _faults(topology: Topology) -> Iterator[str]:
     if not topology.regions:
         yield "regions: there must be at least one"
     yield from _name_faults("regions", [region.name for region in topology.regions])
-    tiers = [(region, tier) for region in topology.regions for tier in (region.leaders, *region.followers)]
-    servers = [server.name for _, tier in tiers for server in tier.servers]
+    servers = [server.name for _, server in topology.cache_servers]
     servers += [tailer.name for region in topology.regions for tailer in region.tailers]
     yield from _name_faults("cache servers and tailers (of all regions and tiers)", servers)
     databases = {database.name for database in topology.databases}
     for region in topology.regions:
         yield from _region_faults(region, databases)
     regions = {region.name for region in topology.regions}
-    for region, tier in tiers:
-        yield from _tier_faults(f"{region.name}/{tier.name}", tier, topology.shards)
-        for server in tier.servers:
-            yield from _viewpoint_faults(f"{region.name}/{tier.name}/{server.name}", server.reached_from, regions)
+    for place in topology.tiers:
+        yield from _tier_faults(place.path, place.tier, topology.shards)
+        for server in place.tier.servers:
+            yield from _viewpoint_faults(f"{place.path}/{server.name}", server.reached_from, regions)
     yield from _name_faults("databases", [database.name for database in topology.databases])
-    database_servers = [server.name for database in topology.databases for server in database.servers.values()]
+    database_servers = [each.server.name for each in topology.database_servers]
     yield from _name_faults("database servers (of all databases)", database_servers)
     for database in topology.databases:
         yield from _database_faults(database, regions)
@@ -120,7 +119,7 @@ def _name_faults(where: str, names: list[str]) -> Iterator[str]:
 def _region_faults(region: Region, databases: set[str]) -> Iterator[str]:
     if not region.followers:
         yield f"{region.name}: has no follower tier; clients need at least one"
-    yield from _name_faults(f"tiers of {region.name}", [region.leaders.name, *(tier.name for tier in region.followers)])
+    yield from _name_faults(f"tiers of {region.name}", [tier.name for tier in region.tiers])
     for tailer in region.tailers:
         if tailer.database not in databases:
             yield f"{region.name}/{tailer.name}.database: there is no database {tailer.database!r}"

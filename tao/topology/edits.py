@@ -25,8 +25,8 @@ def mark_server(topology: Topology, name: str, down: bool) -> Topology:
     def mark(tier: Tier) -> Tier:
         return _with(tier, servers=tuple(_with(s, down=down) if s.name == name else s for s in tier.servers))
 
-    region, tier = _home_of(topology, name)
-    return _by_hand(_edit_tier(topology, region, tier, mark), name)
+    region, tier = topology.place_of(name)
+    return _by_hand(_edit_tier(topology, region.name, tier.name, mark), name)
 
 
 def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
@@ -35,7 +35,7 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     def mark(server: DatabaseServer) -> DatabaseServer:
         return _with(server, down=down) if server.name == name else server
 
-    if not any(server.name == name for database in topology.databases for server in database.servers.values()):
+    if name not in {each.server.name for each in topology.database_servers}:
         raise TopologyError(f"there is no database server {name!r}")
     databases = tuple(
         _with(database, servers={region: mark(server) for region, server in database.servers.items()})
@@ -44,11 +44,15 @@ def mark_database_server(topology: Topology, name: str, down: bool) -> Topology:
     return _by_hand(_next(topology, databases=databases), name)
 
 
+def mark_any(topology: Topology, name: str, down: bool) -> Topology:
+    """Mark a server as `mark_server` or `mark_database_server` does."""
+    databases = {each.server.name for each in topology.database_servers}
+    return (mark_database_server if name in databases else mark_server)(topology, name, down)
+
+
 def mark_by_watcher(topology: Topology, name: str, down: bool) -> Topology:
-    """Mark a server as `mark_server` or `mark_database_server` does, and note that a watcher did it, which will undo
-    it."""
-    databases = {server.name for database in topology.databases for server in database.servers.values()}
-    marked = (mark_database_server if name in databases else mark_server)(topology, name, down)
+    """Mark a server, and note that a watcher did it, which will undo it."""
+    marked = mark_any(topology, name, down)
     return _with(marked, marked_by_watcher=(*marked.marked_by_watcher, name) if down else marked.marked_by_watcher)
 
 
@@ -143,8 +147,8 @@ def remove_server(topology: Topology, name: str) -> Topology:
         servers = tuple(server for server in tier.servers if server.name != name)
         return _with(tier, servers=servers, moved=without(tier.moved), told=without(tier.told))
 
-    region, tier = _home_of(topology, name)
-    return _by_hand(_edit_tier(topology, region, tier, remove), name)
+    region, tier = topology.place_of(name)
+    return _by_hand(_edit_tier(topology, region.name, tier.name, remove), name)
 
 
 def _by_hand(topology: Topology, name: str) -> Topology:
@@ -153,17 +157,8 @@ def _by_hand(topology: Topology, name: str) -> Topology:
 
 def _names(topology: Topology) -> set[str]:
     """Return the names of cache servers and tailers, which share one namespace."""
-    tiers = [tier for region in topology.regions for tier in (region.leaders, *region.followers)]
     tailers = {tailer.name for region in topology.regions for tailer in region.tailers}
-    return tailers | {server.name for tier in tiers for server in tier.servers}
-
-
-def _home_of(topology: Topology, name: str) -> tuple[str, str]:
-    for region in topology.regions:
-        for tier in (region.leaders, *region.followers):
-            if any(server.name == name for server in tier.servers):
-                return region.name, tier.name
-    raise TopologyError(f"there is no cache server {name!r}")
+    return tailers | {server.name for _, server in topology.cache_servers}
 
 
 def _edit_tier(topology: Topology, region: str, tier: str, edit: Callable[[Tier], Tier]) -> Topology:

@@ -23,6 +23,13 @@ from tao.wire.v1 import session_pb2 as pb
 
 Asked = TypeVar("Asked", bound=Message)
 ChooseShard = Callable[[], int]
+ReadRequest = (
+    graph.ObjGetRequest
+    | graph.AssocCountRequest
+    | graph.AssocRangeRequest
+    | graph.AssocTimeRangeRequest
+    | graph.AssocGetRequest
+)
 
 
 class UnaryMethod(msgspec.Struct, frozen=True):
@@ -68,21 +75,12 @@ def _method(
 
 
 def _obj_get(asked: graph.ObjGetRequest) -> pb.Request:
-    return _read(
-        pb.ReadBatch(obj_ids=[asked.id], critical=asked.critical, max_staleness_ms=asked.max_staleness_ms),
-        asked.after,
-        asked.id,
-    )
+    return _read(pb.ReadBatch(obj_ids=[asked.id]), asked, asked.id)
 
 
 def _assoc_count(asked: graph.AssocCountRequest) -> pb.Request:
-    batch = pb.ReadBatch(
-        count_id1s=[asked.id1],
-        count_atypes=[asked.atype],
-        critical=asked.critical,
-        max_staleness_ms=asked.max_staleness_ms,
-    )
-    return _read(batch, asked.after, asked.id1, asked.atype)
+    batch = pb.ReadBatch(count_id1s=[asked.id1], count_atypes=[asked.atype])
+    return _read(batch, asked, asked.id1, asked.atype)
 
 
 def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
@@ -91,10 +89,8 @@ def _assoc_range(asked: graph.AssocRangeRequest) -> pb.Request:
         range_atypes=[asked.atype],
         range_positions=[asked.pos],
         range_limits=[asked.limit],
-        critical=asked.critical,
-        max_staleness_ms=asked.max_staleness_ms,
     )
-    return _read(batch, asked.after, asked.id1, asked.atype)
+    return _read(batch, asked, asked.id1, asked.atype)
 
 
 def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
@@ -105,10 +101,8 @@ def _assoc_time_range(asked: graph.AssocTimeRangeRequest) -> pb.Request:
         time_range_lows=[_checked_time(asked.low)],
         time_range_limits=[asked.limit],
         time_range_below_id2s=[_checked_id(asked.below_id2)] if asked.below_id2 else (),
-        critical=asked.critical,
-        max_staleness_ms=asked.max_staleness_ms,
     )
-    return _read(batch, asked.after, asked.id1, asked.atype)
+    return _read(batch, asked, asked.id1, asked.atype)
 
 
 def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
@@ -121,17 +115,17 @@ def _assoc_get(asked: graph.AssocGetRequest) -> pb.Request:
         get_id2s=asked.id2s,
         get_highs=[_checked_time(asked.high) if asked.HasField("high") else MAX_TIME],
         get_lows=[_checked_time(asked.low)],
-        critical=asked.critical,
-        max_staleness_ms=asked.max_staleness_ms,
     )
-    return _read(batch, asked.after, asked.id1, asked.atype)
+    return _read(batch, asked, asked.id1, asked.atype)
 
 
-def _read(batch: pb.ReadBatch, after: str, key_id: int, atype: int = 0) -> pb.Request:
-    """Return the request of one query, whose answer must be no older than the token ``after``. Raises `InvalidArgument`
-    for a text that is no token."""
-    if after:
-        token = WriteToken.from_text(after)
+def _read(batch: pb.ReadBatch, asked: ReadRequest, key_id: int, atype: int = 0) -> pb.Request:
+    """Return the request of one query with the freshness that is asked for. Raises `InvalidArgument` for a text that is
+    no token."""
+    batch.critical = asked.critical
+    batch.max_staleness_ms = asked.max_staleness_ms
+    if asked.after:
+        token = WriteToken.from_text(asked.after)
         minimum = token.minimum_of_list(ListKey(key_id, atype)) if atype else token.minimum_of_object(key_id)
         if token.is_critical(key_id >> SHARD_SHIFT):
             batch.critical = True
@@ -248,12 +242,7 @@ _WRITES: Final = (
     _method("AssocChangeType", graph.AssocChangeTypeRequest, _assoc_change_type, _write_reply),
 )
 _CONFIGURATION: Final = (
-    _method(
-        "ReserveObjectIds",
-        pb.ReserveIds,
-        lambda asked: pb.Request(reserve_ids=asked),
-        lambda answer: answer.reserved_ids,
-    ),
+    _method("ReserveObjectIds", pb.ReserveIds, lambda ids: pb.Request(reserve_ids=ids), lambda got: got.reserved_ids),
     _method("Topology", pb.GetTopology, lambda asked: pb.Request(get_topology=asked), lambda answer: answer.topology),
     _method("Schema", pb.GetSchema, lambda asked: pb.Request(get_schema=asked), lambda answer: answer.schema),
 )

@@ -16,7 +16,7 @@ TIERS = st.dictionaries(NAMES, st.sampled_from([1.0, 1.0, 2.0, 0.5]), min_size=1
 
 
 def homes(servers: dict[str, float]) -> list[str]:
-    shard_map = ShardMap(SHARDS, Ring(servers))
+    shard_map = ShardMap(SHARDS, Ring(servers), {})
     return [shard_map.home(shard) for shard in range(SHARDS)]
 
 

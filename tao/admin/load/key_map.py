@@ -10,7 +10,6 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import msgspec
@@ -79,7 +78,7 @@ class KeyMap:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._database.close()
 
     def otypes(self) -> list[str]:

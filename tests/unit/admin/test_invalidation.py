@@ -127,11 +127,11 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     async def topology_of(_: object) -> Topology:
         return make_topology()
 
-    async def work(plan: Any, _: object, types: Types) -> Any:
+    async def work(plan: Any, types: Types) -> Any:
         return await invalidate(plan, links(servers), types)
 
     monkeypatch.setattr("tao.cli.invalidate.target_of", lambda *_: None)
-    monkeypatch.setattr("tao.admin.connection.current_topology", topology_of)
+    monkeypatch.setattr("tao.cli.invalidate.current_topology", topology_of)
     monkeypatch.setattr(command, "_invalidate", work)
     return servers
 

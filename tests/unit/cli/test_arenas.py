@@ -48,8 +48,8 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> None:
         full = arena("default", 80 * MB, evictions=9_000, eviction_age_seconds=12.0, returns=[1_000, 1, 0, 0])
         return {"arenas": [full, arena("idle", 80 * MB, bytes=8 * MB)]}
 
-    monkeypatch.setattr("tao.cli.stats.target_of", lambda _: None)
-    monkeypatch.setattr("tao.admin.connection.current_topology", current_topology)
+    monkeypatch.setattr("tao.cli.stats.target_of", lambda: None)
+    monkeypatch.setattr("tao.cli.stats.current_topology", current_topology)
     monkeypatch.setattr("tao.admin.server_stats.server_stats", server_stats)
 
 
@@ -63,7 +63,7 @@ def test_every_arena_of_every_server_has_a_line_and_a_silent_server_is_named() -
     assert done.exit_code == 1
     assert "follower-1c: nobody there" in done.stderr
     assert [line.split()[:2] for line in lines[1:]] == [[s, a] for s in ANSWERING for a in ("default", "idle")]
-    assert lines[1].split()[2:] == ["80.0", "80.0", "5", "4", "3", "9,000", "12", "1,001"]
+    assert lines[1].split()[2:] == ["80.0", "80.0", "5", "4", "3", "9,000", "12.0", "1,001"]
 
 
 def test_budgets_are_proposed_for_the_servers_of_a_tier_together() -> None:

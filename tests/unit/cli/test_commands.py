@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.admin.documents import example_schema_file
-from tao.cli.commands import tao
+from tao.cli.commands import COMMANDS, tao
 from tao.cli.extras import missing_module_text
 from tao.devcluster.ports import LOOPBACK, reserve_port
 
@@ -43,6 +43,27 @@ def test_every_command_has_help() -> None:
         result = call(name, "--help")
         assert result.exit_code == 0
         assert "Usage:" in result.stdout
+
+
+def test_the_list_of_commands_shows_the_first_sentence_of_their_help() -> None:
+    shown = {name: command.get_short_help_str(1_000) for name, command in tao.commands.items() if not command.hidden}
+    assert shown == {name: entry.summary for name, entry in COMMANDS.items() if entry.summary}
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_connect_state_dir_and_json_are_accepted_before_and_after_the_command(before: bool, tmp_path: Path) -> None:
+    def called(options: tuple[str, ...], *command: str) -> Result:
+        return call(*options, *command) if before else call(*command, *options)
+
+    assert_operator_error(called(("--state-dir", "mine"), "get", "1"), "no cluster runs in mine")
+    assert_operator_error(called(("--state-dir", "mine"), "dev", "status"), "mine: start one with `tao dev up`")
+    assert called(("--connect", "127.0.0.1:1"), "get", "1").exit_code == 3
+    file = str(example_schema_file())
+    assert json.loads(called(("--json",), "schema", "check", file, file).stdout)["compatible"]
+
+
+def test_an_option_after_the_command_wins() -> None:
+    assert_operator_error(call("--state-dir", "one", "get", "1", "--state-dir", "other"), "no cluster runs in other")
 
 
 def test_help_imports_no_server_no_driver_and_no_transport() -> None:

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from tao.admin.connection import ClusterTarget, region_of
 from tao.cli.connection import target_of
-from tao.cli.options import region_option
+from tao.cli.options import region_options
 from tao.model.errors import TopologyError
 from tao.topology.document import dump_topology
 from tests.unit.leader.test_forwarded_writes import topology
@@ -25,11 +25,13 @@ def document(tmp_path: Path) -> str:
 
 def region_with(target: str, *arguments: str, environment: str | None = None) -> str:
     @click.command()
-    @region_option
+    @region_options
     def command() -> None:
-        click.echo(region_of(target_of(target)) or "its own")
+        click.echo(region_of(target_of()) or "its own")
 
-    result = CliRunner().invoke(command, list(arguments), env={"TAO_REGION": environment}, catch_exceptions=False)
+    result = CliRunner().invoke(
+        command, ["--connect", target, *arguments], env={"TAO_REGION": environment}, catch_exceptions=False
+    )
     assert result.exit_code == 0
     return result.stdout.strip()
 

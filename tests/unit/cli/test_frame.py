@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.cli.frame import TaoGroup, ask, run
+from tao.cli.options import yes_option
 from tao.model.errors import error_from_reason
 
 
@@ -20,10 +21,10 @@ def program() -> None:
 
 
 @program.command()
-@click.option("--yes", is_flag=True)
-def change(yes: bool) -> None:
+@yes_option
+def change() -> None:
     """Ask, and say that it was done."""
-    ask("Change it?", yes)
+    ask("Change it?")
     click.echo("done")
 
 

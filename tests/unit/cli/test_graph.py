@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 from click.testing import CliRunner, Result
@@ -23,7 +22,7 @@ LIMIT = SCHEMA.atype("friend").limit
 class Edge:
     id2: int
     time: int = 1
-    fields: tuple[tuple[str, int], ...] = ()
+    fields: dict[str, int] = field(default_factory=dict)
 
 
 class Edges(list[Edge]):
@@ -54,16 +53,12 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> FakeGraph:
     region = Region(name="east", leaders=Tier(name="leaders", servers=()), followers=(Tier(name="t", servers=servers),))
     fake = FakeGraph(Topology(version=1, shards=1, regions=(region,), databases=()))
 
-    @asynccontextmanager
-    async def graph_of(_: str | None) -> AsyncIterator[FakeGraph]:
-        yield fake
-
     async def current_topology(_: object) -> Topology:
         return fake.topology
 
-    monkeypatch.setattr("tao.cli.graph.graph_of", graph_of)
-    monkeypatch.setattr("tao.cli.stats.target_of", lambda _: None)
-    monkeypatch.setattr("tao.admin.connection.current_topology", current_topology)
+    monkeypatch.setattr("tao.cli.graph.on_graph", lambda work: asyncio.run(work(fake)))
+    monkeypatch.setattr("tao.cli.stats.target_of", lambda: None)
+    monkeypatch.setattr("tao.cli.stats.current_topology", current_topology)
     return fake
 
 

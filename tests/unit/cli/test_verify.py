@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tao.admin.access import ReaderLogin
-from tao.admin.cache_verification import CachesReport, Finding, Sample, ServerReport
+from tao.admin.cache_verification import CacheReport, CachesReport, Finding, Sample
 from tao.admin.documents import example_schema_file, read_schema
 from tao.admin.repair import BrokenPair, Faults, LeaderResult, Repairs, WrongCount
 from tao.cli import repair, verify
@@ -42,17 +42,17 @@ class Checked:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
-    found = Checked(CachesReport([ServerReport("follower-1a", "follower", entries=1_000)]), [])
+    found = Checked(CachesReport([CacheReport(server="follower-1a", role="follower", entries=1_000)]), [])
     login = ReaderLogin(Topology(version=1, shards=1, regions=(), databases=()), SCHEMA, "reader", "x")
 
     async def verify_caches(*_: Any) -> CachesReport:
         return found.report
 
-    async def find(_login: object, _token: str, only: str | None) -> Faults:
+    async def find(_login: object, only: str | None) -> Faults:
         counts = [] if only == "inverses" else found.counts
         return Faults([], [], counts) if only == "counts" else Faults(found.intents, found.pairs, counts)
 
-    async def work(_login: object, _token: str, faults: Faults) -> Repairs:
+    async def work(_login: object, faults: Faults) -> Repairs:
         found.repaired, found.recounted = len(faults.pairs), len(faults.counts)
         return Repairs(
             found.settled,
@@ -60,8 +60,8 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> Checked:
             [LeaderResult("leader-1", found.recounted, found.recounted)],
         )
 
-    monkeypatch.setattr(verify, "reader_login", lambda **_: login)
-    monkeypatch.setattr(repair, "reader_login", lambda **_: login)
+    monkeypatch.setattr(verify, "reader_login", lambda: login)
+    monkeypatch.setattr(repair, "reader_login", lambda: login)
     monkeypatch.setattr(verify, "_verify", verify_caches)
     monkeypatch.setattr(repair, "_find", find)
     monkeypatch.setattr(repair, "_repair", work)
@@ -96,7 +96,7 @@ def test_the_question_counts_what_would_be_deleted_and_a_no_changes_nothing(chec
 
 
 def test_a_server_that_could_not_be_asked_is_unchecked_and_not_wrong(checked: Checked) -> None:
-    checked.report.servers.append(ServerReport("follower-1b", "follower", error="it is away"))
+    checked.report.servers.append(CacheReport(server="follower-1b", role="follower", error="it is away"))
     result = call("verify")
     assert result.exit_code == 1
     assert "1,000 entries compared, none wrong; 1 server could not be checked" in result.stdout

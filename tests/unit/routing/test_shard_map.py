@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 
 from tao.model.errors import InvalidArgument, TopologyError
-from tao.routing.shard_map import MAX_POINTS, Ring, RingSettings, ShardMap
+from tao.routing.shard_map import MAX_POINTS, Ring, ShardMap
 
 
 def test_the_order_of_servers_in_the_topology_does_not_matter() -> None:
@@ -37,7 +37,7 @@ def test_a_server_of_weight_zero_gets_no_shards() -> None:
 
 
 def test_a_very_small_weight_still_gets_shards() -> None:
-    ring = Ring({"a": 1, "b": 1e-9}, RingSettings(virtual_nodes_per_weight=4))
+    ring = Ring({"a": 1, "b": 1e-9})
     assert {ring.owner(shard) for shard in range(1000)} == {"a", "b"}
 
 
@@ -64,53 +64,36 @@ RING = Ring({"a": 1, "b": 1, "c": 1, "d": 1})
 
 
 def test_without_mappings_every_shard_is_at_its_ring_owner() -> None:
-    shard_map = ShardMap(64, RING)
+    shard_map = ShardMap(64, RING, {})
     assert [shard_map.servers(shard) for shard in range(64)] == [(RING.owner(shard),) for shard in range(64)]
 
 
 def test_an_explicit_mapping_takes_precedence_over_the_ring_and_moves_nothing_else() -> None:
-    plain = ShardMap(64, RING)
-    target = next(name for name in "abcd" if name != plain.home(7))
-    moved = ShardMap(64, RING, explicit={7: target})
-    assert moved.home(7) == target
+    plain = ShardMap(64, RING, {})
+    target = next(name for name in "bcd" if name != plain.home(7))
+    moved = ShardMap(64, RING, {7: (target, "a")})
+    assert moved.servers(7) == (target, "a")
     assert [moved.servers(s) for s in range(64) if s != 7] == [plain.servers(s) for s in range(64) if s != 7]
-
-
-def test_clones_are_the_next_servers_along_the_ring() -> None:
-    shard_map = ShardMap(64, RING, clones={5: 3, 6: 99})
-    assert shard_map.servers(5) == RING.owners(5, 3)
-    assert shard_map.servers(6) == RING.owners(6, 4)
-
-
-def test_clones_of_a_moved_shard_keep_its_explicit_home() -> None:
-    last = RING.owners(5, 4)[3]
-    shard_map = ShardMap(64, RING, explicit={5: last, 6: ["b", "a"]}, clones={5: 2, 6: 1})
-    assert shard_map.servers(5) == (last, RING.owner(5))
-    assert shard_map.servers(6) == ("b", "a")
 
 
 @pytest.mark.parametrize("shard", [-1, 64, 65535])
 def test_an_unknown_shard_is_rejected(shard: int) -> None:
     with pytest.raises(InvalidArgument, match=f"no shard {shard}"):
-        ShardMap(64, RING).servers(shard)
+        ShardMap(64, RING, {}).servers(shard)
 
 
 @pytest.mark.parametrize(
-    ("shards", "explicit", "clones"),
+    ("shards", "explicit"),
     [
-        (0, {}, {}),
-        (65537, {}, {}),
-        (64, {64: "a"}, {}),
-        (64, {-1: "a"}, {}),
-        (64, {1: "x"}, {}),
-        (64, {1: []}, {}),
-        (64, {1: ["a", "a"]}, {}),
-        (64, {}, {64: 2}),
-        (64, {}, {1: 0}),
+        (0, {}),
+        (65537, {}),
+        (64, {64: ("a",)}),
+        (64, {-1: ("a",)}),
+        (64, {1: ("x",)}),
+        (64, {1: ()}),
+        (64, {1: ("a", "a")}),
     ],
 )
-def test_an_invalid_mapping_is_rejected(
-    shards: int, explicit: Mapping[int, str | list[str]], clones: Mapping[int, int]
-) -> None:
+def test_an_invalid_mapping_is_rejected(shards: int, explicit: Mapping[int, tuple[str, ...]]) -> None:
     with pytest.raises(TopologyError):
-        ShardMap(shards, RING, explicit, clones)
+        ShardMap(shards, RING, explicit)

@@ -12,7 +12,7 @@ from tao.storage.failures import ConnectionLost
 from tao.storage.pools import Pool
 from tao.storage.result_packets import Row
 from tao.storage.session import DatabaseSession
-from tao.storage.writes import MySqlTransaction, TransactionSettings
+from tao.storage.writes import MySqlTransaction
 from tests.unit.storage.test_session_faults import FailingConnection
 
 
@@ -54,7 +54,7 @@ class Lender:
         self.ended.append(error)
 
     def transaction(self) -> MySqlTransaction:
-        return MySqlTransaction(cast("Pool", self), lambda _: "assocs", TransactionSettings(), timeout_seconds=30)
+        return MySqlTransaction(cast("Pool", self), lambda _: "assocs", timeout_seconds=30)
 
 
 async def test_a_loan_without_an_answer_ends_with_what_was_found() -> None:
