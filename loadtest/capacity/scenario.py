@@ -35,9 +35,9 @@ from loadtest.capacity.model import DeploymentAssumptions, deployment, fit
 from loadtest.client_process import run_job
 from loadtest.conditions import together
 from loadtest.options import AWAITERS, FOLLOWER_COUNTS, GROWTHS, OBJECTS, SECONDS, Options
-from loadtest.published import figures
 from loadtest.published.jobs import FillJob, Subject
 from loadtest.published.run import SCHEMA
+from loadtest.published.workload import tao_atc13
 from loadtest.results import ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.target import OWN_TIER, pids_of, versions_of
@@ -141,7 +141,7 @@ class _CapacityRun:
         self._progress = progress
         self._capacity = capacity
         self._ids_file = str(settings.work_dir / "ids.bin")
-        self._object_bytes = round(figures.atc13().data_bytes["object_mean"])
+        self._object_bytes = round(tao_atc13().object_bytes.mean)
 
     async def measured(self) -> CapacityFigures:
         """Measure in the order in which the data grows."""

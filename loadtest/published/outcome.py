@@ -8,13 +8,12 @@ from typing import Any
 
 import msgspec
 
-from loadtest.published import figures
 from loadtest.published.conformity import Line, RequestTally, compare, reads_of
 from loadtest.published.driver import LoadResult
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.latencies import LatencySummary, MergedLatencies
 from loadtest.published.tier_watch import Counts, Second, Used
-from loadtest.published.workload import READS, Kind, workload_named
+from loadtest.published.workload import READS, Kind, published_results, workload_named
 from loadtest.results import Listing, Quantity
 
 
@@ -169,7 +168,7 @@ def quantities(measured: RunFigures) -> list[Quantity]:
 
 def latency_listing(measured: RunFigures) -> Listing:
     """Return figure 8 of the paper: hits and misses by operation, for TAO's workload beside the paper's."""
-    published: dict[str, Any] = figures.atc13().published_results if measured.workload == "tao_atc13" else {}
+    published = published_results() if measured.workload == "tao_atc13" else {}
     rows: list[tuple[str, ...]] = []
     for kind, found in measured.operations.items():
         for how in ("hit_ms", "miss_ms") if Kind(kind) in READS else ("all_ms",):

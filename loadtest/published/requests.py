@@ -12,9 +12,8 @@ from itertools import islice
 from random import Random
 from typing import Final, NamedTuple
 
-from loadtest.published.figures import TransactionSize
 from loadtest.published.graph_plan import FIRST_TIME, GraphPlan
-from loadtest.published.shapes import Popularity, Skew, geometric
+from loadtest.published.shapes import Popularity, Skew
 from loadtest.published.workload import LONG_LIST, Kind, Workload
 from tao.model.graph import MAX_TIME
 
@@ -179,7 +178,7 @@ class RequestStream(Iterator[WorkloadRequest]):
 
     def _assoc_get(self) -> WorkloadRequest:
         plan, chance, workload = self._plan, self._chance, self._workload
-        count = 1 if workload.ids_of_a_get is None else geometric(chance, workload.ids_of_a_get[0], 1, 128)
+        count = workload.ids_of_a_get.draw(chance)
         share = workload.non_empty.get(Kind.ASSOC_GET, 1.0)
         if chance.random() < share:
             node = self._non_empty()
@@ -195,12 +194,8 @@ class RequestStream(Iterator[WorkloadRequest]):
         return [self._plan.neighbour(node, index) for index in sorted(indexes)]
 
     def _read_many(self) -> WorkloadRequest:
-        return WorkloadRequest(
-            Kind.READ_MANY, others=tuple({self._object(): None for _ in range(self._many(self._workload.read_many))})
-        )
-
-    def _many(self, size: TransactionSize | None) -> int:
-        return 1 if size is None else geometric(self._chance, 1 / size.mean, 1, size.max)
+        count = self._workload.read_many.draw(self._chance)
+        return WorkloadRequest(Kind.READ_MANY, others=tuple({self._object(): None for _ in range(count)}))
 
     def _obj_add(self) -> WorkloadRequest:
         return WorkloadRequest(Kind.OBJ_ADD, size=self._plan.object_size(int(self._chance.random() * self._plan.nodes)))
@@ -236,8 +231,6 @@ class RequestStream(Iterator[WorkloadRequest]):
         return self._added_before()._replace(kind=Kind.ASSOC_CHANGE_TYPE)
 
     def _write_many(self) -> WorkloadRequest:
-        parts = {(each.node, each.others): each for each in (self._assoc_add() for _ in range(self._many_writes()))}
+        added = [self._assoc_add() for _ in range(self._workload.write_many.draw(self._chance))]
+        parts = {(each.node, each.others): each for each in added}
         return WorkloadRequest(Kind.WRITE_MANY, parts=tuple(parts.values()))
-
-    def _many_writes(self) -> int:
-        return self._many(self._workload.write_many)
