@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
-from loadtest.published.conformity import Line, RequestTally, compare, reads_of
+from loadtest.published.conformity import Line, RequestTally, compare
 from loadtest.published.driver import LoadResult
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.latencies import LatencySummary, MergedLatencies
-from loadtest.published.tier_watch import Counts, Second, Used
+from loadtest.published.tier_watch import Counts, difference
 from loadtest.published.workload import READS, Kind, published_results, workload_named
 from loadtest.results import Listing, Quantity
 
@@ -37,6 +38,17 @@ class MissCauses(msgspec.Struct, frozen=True, kw_only=True):
     """Reads of an entry that was dropped because a write could not be applied to it."""
     left_long_ago: float
     """All other misses: reads of keys evicted longer ago."""
+
+
+class Second(msgspec.Struct, frozen=True, kw_only=True):
+    """The counts of the tier between two samples, about a second apart."""
+
+    at: float
+    """The end of the interval, in seconds since measuring began."""
+    hits: int
+    misses: int
+    joined: int
+    """Misses that waited for a fetch that another had begun."""
 
 
 class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,25 +89,24 @@ class RunFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measured_of(
-    settings: dict[str, Any], plan: GraphPlan, cache_bytes: int, results: Sequence[LoadResult], used: Used
+    settings: dict[str, Any],
+    plan: GraphPlan,
+    cache_bytes: int,
+    results: Sequence[LoadResult],
+    samples: Sequence[Counts],
 ) -> RunFigures:
-    """Add up the results of all load processes."""
+    """Add up the results of all load processes; ``samples`` are the followers' counts, about a second apart."""
     workload = workload_named(settings["workload"])
-    merged, tally = MergedLatencies(), RequestTally()
+    merged, tally, failed_warming = MergedLatencies(), RequestTally(), Counter[str]()
     for result in results:
         merged.add(result.recording)
         tally.add(result.tally)
+        failed_warming.update(result.failed_warming)
     answered, failed = tally.answered, merged.failed.total()
-    reads = reads_of(tally)
     elapsed = max(result.elapsed for result in results)
-    client_cpu = sum(result.client_cpu_seconds for result in results)
-    operations: dict[str, dict[str, LatencySummary | None]] = {}
-    for kind in workload.mix:
-        operations[kind] = {"all_ms": merged.summary(kind)}
-        if kind in READS:
-            operations[kind] |= {f"{how}_ms": merged.summary(f"{how} {kind}") for how in ("hit", "miss")}
-    whole = used.whole
-    asked = max(1, whole.hits + whole.misses)
+    used = difference(samples[0], samples[-1])
+    hits, misses = used["follower_hits"], used["follower_misses"]
+    asked = max(1, hits + misses)
 
     def a_query(seconds: float | None) -> float | None:
         return None if seconds is None else round(1e6 * seconds / max(1, answered), 2)
@@ -107,41 +118,53 @@ def measured_of(
         data_bytes=plan.payload_bytes,
         cache_bytes=cache_bytes,
         throughput_qps=round(answered / elapsed, 1),
-        reads=reads,
-        writes=answered - reads,
-        hit_rate=whole.hits / asked,
-        hit_rate_with_joined=(whole.hits + min(whole.joined, whole.misses)) / asked,
-        misses=misses_by_cause(whole, sum(result.first_time for result in results)),
+        reads=tally.reads,
+        writes=answered - tally.reads,
+        hit_rate=hits / asked,
+        hit_rate_with_joined=(hits + min(used["follower_joined"], misses)) / asked,
+        misses=misses_by_cause(used, sum(result.first_time for result in results)),
         failed_fraction=failed / max(1, answered + failed),
         failed=dict(merged.failed),
         warm_requests_per_node=round(sum(result.warmed for result in results) / plan.nodes, 2),
-        failed_warming=_added(result.failed_warming for result in results),
+        failed_warming=dict(failed_warming),
         wrong_answers=sum(result.wrong for result in results),
-        operations=operations,
+        operations={
+            kind: {"all_ms": merged.summary(kind)}
+            | ({f"{how}_ms": merged.summary(f"{how} {kind}") for how in ("hit", "miss")} if kind in READS else {})
+            for kind in workload.mix
+        },
         generated=list(compare(workload, plan, tally)),
         throughput_by_second=[merged.per_second[second] for second in range(int(elapsed))],
-        by_second=used.by_second,
-        server_cpu_us_per_query=a_query(whole.follower_cpu),
-        client_cpu_us_per_query=round(1e6 * client_cpu / max(1, answered), 2),
-        database_cpu_us_per_query=a_query(whole.database_cpu),
+        by_second=seconds_of(samples),
+        server_cpu_us_per_query=a_query(used.get("follower_cpu")),
+        client_cpu_us_per_query=a_query(sum(result.client_cpu_seconds for result in results)) or 0.0,
+        database_cpu_us_per_query=a_query(used.get("database_cpu")),
     )
+
+
+def seconds_of(samples: Sequence[Counts]) -> list[Second]:
+    """Return the differences between neighbours."""
+    return [
+        Second(
+            at=round(now["at"] - samples[0]["at"], 2),
+            **{
+                name: int(now[f"follower_{name}"] - before[f"follower_{name}"]) for name in ("hits", "misses", "joined")
+            },
+        )
+        for before, now in pairwise(samples)
+    ]
 
 
 def misses_by_cause(counts: Counts, first_time: int) -> MissCauses:
     """Divide the misses among their causes. ``first_time`` is the number of first reads of a key. Each cause takes from
     the misses that the causes before it left."""
-    asked, left = max(1, counts.hits + counts.misses), counts.misses
-    causes = {
-        "joined": counts.joined,
-        "first_time": first_time,
-        "incomplete": counts.incomplete,
-        "came_back": counts.came_back,
-        "too_large": counts.too_large,
-        "not_kept": max(0, counts.not_kept - counts.too_large),
-        "dropped": counts.dropped,
-    }
+    left = counts["follower_misses"]
+    asked = max(1, counts["follower_hits"] + left)
     shares = {}
-    for cause, caused in causes.items():
+    for cause in ("joined", "first_time", "incomplete", "came_back", "too_large", "not_kept", "dropped"):
+        caused = first_time if cause == "first_time" else counts[f"follower_{cause}"]
+        if cause == "not_kept":
+            caused = max(0, caused - counts["follower_too_large"])
         some = min(left, caused)
         shares[cause] = some / asked
         left -= some
@@ -150,20 +173,17 @@ def misses_by_cause(counts: Counts, first_time: int) -> MissCauses:
 
 def quantities(measured: RunFigures) -> list[Quantity]:
     """Return the head of the table that a run prints."""
+    causes = msgspec.to_builtins(measured.misses).items()
     found = [
-        Quantity(name="throughput", value=measured.throughput_qps, unit="queries_per_second"),
-        Quantity(name="warmed by", value=measured.warm_requests_per_node, unit="requests_a_node"),
-        Quantity(name="hit rate", value=100 * measured.hit_rate, unit="percent"),
-        *(
-            Quantity(name=f"missed: {name.replace('_', ' ')}", value=100 * share, unit="percent")
-            for name, share in msgspec.to_builtins(measured.misses).items()
-        ),
-        Quantity(name="failed", value=1e6 * measured.failed_fraction, unit="per_million"),
-        Quantity(name="client CPU", value=measured.client_cpu_us_per_query, unit="µs_per_query"),
+        ("throughput", measured.throughput_qps, "queries_per_second"),
+        ("warmed by", measured.warm_requests_per_node, "requests_a_node"),
+        ("hit rate", 100 * measured.hit_rate, "percent"),
+        *((f"missed: {name.replace('_', ' ')}", 100 * share, "percent") for name, share in causes),
+        ("failed", 1e6 * measured.failed_fraction, "per_million"),
+        ("client CPU", measured.client_cpu_us_per_query, "µs_per_query"),
+        ("follower CPU", measured.server_cpu_us_per_query, "µs_per_query"),
     ]
-    if measured.server_cpu_us_per_query is not None:
-        found.append(Quantity(name="follower CPU", value=measured.server_cpu_us_per_query, unit="µs_per_query"))
-    return found
+    return [Quantity(name=name, value=value, unit=unit) for name, value, unit in found if value is not None]
 
 
 def latency_listing(measured: RunFigures) -> Listing:
@@ -194,10 +214,3 @@ def generated_listing(lines: list[Line]) -> Listing:
         (line.name, f"{line.asked:.4f}", "" if line.generated is None else f"{line.generated:.4f}") for line in lines
     ]
     return Listing(title="", columns=("property", "asked", "generated"), rows=rows)
-
-
-def _added(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return dict(total)

@@ -183,11 +183,11 @@ async def measure(settings: BenchSettings, progress: Progress, wanted: RunOption
                 run_job(job, watch.hear(progress), settings.work_dir / f"ask-{job.stream}.log", LoadResult)
                 for job in jobs
             )
-            used = await watch.used()
+            samples = await watch.used()
         finally:
             watch.close()
         stats = [await server_stats(admin) for admin in target.followers.values()]
         cache_bytes = max(each["budget_bytes"] for each in stats)
     named = {name: getattr(wanted, name) for name in RunOptions.__dataclass_fields__ if name != "topology"}
     named["own_cluster"] = wanted.topology is None
-    return measured_of(named, plan, cache_bytes, results, used)
+    return measured_of(named, plan, cache_bytes, results, samples)
