@@ -22,13 +22,12 @@ from loadtest.client_process import run_job
 from loadtest.conditions import together
 from loadtest.options import AWAITERS, FOLLOWER_COUNTS, GROWTHS, OBJECTS, SECONDS, Options
 from loadtest.published.jobs import FillJob, Subject
-from loadtest.published.run import SCHEMA
+from loadtest.published.run import own_cluster
 from loadtest.published.workload import tao_atc13
 from loadtest.results import ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.target import Target, target_for
-from tao.devcluster.database_program import Durability
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError
 
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=16)
@@ -157,16 +156,8 @@ class _CapacityRun:
 
     @asynccontextmanager
     async def _cluster(self, cache_mb: float, followers: int = 1, folder: str = "capacity") -> AsyncIterator[Target]:
-        cluster_settings = ClusterSettings(
-            state_dir=self._settings.work_dir / folder,
-            shape=msgspec.structs.replace(_SHAPE, followers=followers),
-            schema_file=SCHEMA,
-            buffer_pool_mb=64 if self._settings.toy else 512,
-            durability=Durability.RELAXED,
-            cache_mb=cache_mb,
-            log_level="warning",
-        )
-        async with target_for(None, cluster_settings, self._progress) as target:
+        shape = msgspec.structs.replace(_SHAPE, followers=followers)
+        async with target_for(None, own_cluster(self._settings, folder, shape, cache_mb), self._progress) as target:
             self._settings.versions.update(target.versions)
             yield target
 

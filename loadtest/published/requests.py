@@ -6,7 +6,7 @@ among those that fit. Streams of one run share the graph and the popularity rank
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from random import Random
@@ -79,21 +79,9 @@ class RequestStream(Iterator[WorkloadRequest]):
         self._overwritten: Final = self._chooser(non_empty, workload.assumed.write_skew, 0.0)
         self._added: Final[deque[WorkloadRequest]] = deque(maxlen=_REMEMBERED_EDGES)
         self._time = _ADDED_FROM + stream
+        # Each kind of request is made by the method of its name.
         self._make: Final[dict[Kind, Callable[[], WorkloadRequest]]] = {
-            Kind.OBJ_GET: self._obj_get,
-            Kind.ASSOC_COUNT: self._assoc_count,
-            Kind.ASSOC_RANGE: self._assoc_range,
-            Kind.ASSOC_TIME_RANGE: self._assoc_time_range,
-            Kind.ASSOC_GET: self._assoc_get,
-            Kind.READ_MANY: self._read_many,
-            Kind.OBJ_ADD: self._obj_add,
-            Kind.OBJ_UPDATE: self._obj_update,
-            Kind.OBJ_DELETE: lambda: WorkloadRequest(Kind.OBJ_DELETE, ADDED_BEFORE),
-            Kind.ASSOC_ADD: self._assoc_add,
-            Kind.ASSOC_OVERWRITE: self._assoc_overwrite,
-            Kind.ASSOC_DELETE: self._assoc_delete,
-            Kind.ASSOC_CHANGE_TYPE: self._assoc_change_type,
-            Kind.WRITE_MANY: self._write_many,
+            kind: getattr(self, f"_{kind}") for kind in workload.mix
         }
 
     def __next__(self) -> WorkloadRequest:
@@ -115,18 +103,16 @@ class RequestStream(Iterator[WorkloadRequest]):
         busiest = self._workload.shard_skew[: self._shards]
         if not busiest or self._shards <= len(busiest):
             return Popularity(nodes, skew, self._chance, again=again).draw
-        by_shard: list[list[int]] = [[] for _ in range(self._shards)]
+        rest = (1 - sum(busiest)) / (self._shards - len(busiest))
+        by_shard = defaultdict[int, list[int]](list)
         for node in nodes:
             by_shard[node % self._shards].append(node)
-        rest = (1 - sum(busiest)) / (self._shards - len(busiest))
-        shares = [busiest[shard] if shard < len(busiest) else rest for shard in range(self._shards)]
-        popular = [Popularity(each, skew, self._chance, again=again).draw if each else None for each in by_shard]
-        draws = [(draw, share) for draw, share in zip(popular, shares, strict=True) if draw is not None]
-        functions, weights = [draw for draw, _ in draws], [share for _, share in draws]
-        chance = self._chance
+        shards = sorted(by_shard)
+        draws = [Popularity(by_shard[shard], skew, self._chance, again=again).draw for shard in shards]
+        shares = [busiest[shard] if shard < len(busiest) else rest for shard in shards]
 
         def draw() -> int:
-            return chance.choices(functions, weights)[0]()
+            return self._chance.choices(draws, shares)[0]()
 
         return draw
 
@@ -199,6 +185,9 @@ class RequestStream(Iterator[WorkloadRequest]):
 
     def _obj_add(self) -> WorkloadRequest:
         return WorkloadRequest(Kind.OBJ_ADD, size=self._plan.object_size(int(self._chance.random() * self._plan.nodes)))
+
+    def _obj_delete(self) -> WorkloadRequest:
+        return WorkloadRequest(Kind.OBJ_DELETE, ADDED_BEFORE)
 
     def _obj_update(self) -> WorkloadRequest:
         node = self._written()

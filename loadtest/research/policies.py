@@ -102,16 +102,16 @@ class SecondChance(Uses):
 
     def __init__(self, room: int) -> None:
         super().__init__(room)
-        self._queue: deque[int] = deque()
+        self._main: deque[int] = deque()
 
     def _enter(self, key: int) -> None:
         self.uses[key] = 0
-        self._queue.append(key)
+        self._main.append(key)
 
     def _leaver(self) -> int:
-        while self.uses[oldest := self._queue.popleft()]:
-            self.uses[oldest] = 0
-            self._queue.append(oldest)
+        while self.uses[oldest := self._main.popleft()]:
+            self.uses[oldest] -= 1
+            self._main.append(oldest)
         return oldest
 
 
@@ -145,19 +145,16 @@ class Sieve(Uses):
         return hand
 
 
-class SmallAndMain(Uses):
+class SmallAndMain(SecondChance):
     """S3-FIFO with one mark: a tenth of the room for newcomers, who go on to the main queue when they were used; a
     ghost of those who were not, which leads straight to the main queue; second chances there."""
 
     uses_to_main = 1
     """Uses that lead out of the small queue."""
-    all_leave_ghosts = False
-    """Whether an entry of the main queue leaves a ghost, too."""
 
     def __init__(self, room: int) -> None:
         super().__init__(room)
         self._small: deque[int] = deque()
-        self._main: deque[int] = deque()
         self._ghosts: OrderedDict[int, None] = OrderedDict()
         self._room = room
         self._small_bytes = 0
@@ -175,27 +172,21 @@ class SmallAndMain(Uses):
             self._small_bytes += self.held[key]
 
     def _leaver(self) -> int:
-        while True:
-            from_small = self._is_small_full() or not self._main
-            oldest = (self._small if from_small else self._main).popleft()
-            if from_small:
-                self._small_bytes -= self.held[oldest]
-            if self._may_stay(oldest, from_small):
-                self._main.append(oldest)
-                continue
-            if from_small or self.all_leave_ghosts:
-                self._ghosts[oldest] = None
-                while len(self._ghosts) >= len(self.held):
-                    self._ghosts.popitem(last=False)
-            return oldest
+        while self._small_bytes > self._room // 10 or not self._main:
+            oldest = self._small.popleft()
+            self._small_bytes -= self.held[oldest]
+            if self.uses[oldest] < self.uses_to_main:
+                return self._haunt(oldest)
+            self.uses[oldest] = 0
+            self._main.append(oldest)
+        return super()._leaver()
 
-    def _is_small_full(self) -> bool:
-        return self._small_bytes > self._room // 10
-
-    def _may_stay(self, key: int, from_small: bool) -> bool:
-        uses = self.uses[key]
-        self.uses[key] = 0 if from_small else max(0, uses - 1)
-        return uses >= (self.uses_to_main if from_small else 1)
+    def _haunt(self, key: int) -> int:
+        """Leave a ghost of the key, and return it."""
+        self._ghosts[key] = None
+        while len(self._ghosts) >= len(self.held):
+            self._ghosts.popitem(last=False)
+        return key
 
 
 class CountedSmallAndMain(SmallAndMain):
@@ -212,25 +203,24 @@ class Priced(SmallAndMain):
     """S3-FIFO where staying has a price, by size: a use is a credit of two, an entry of mean size pays two each time
     that the hand comes by, one of half of it one. A tenth of the entries, not of the room, are newcomers."""
 
-    all_leave_ghosts = True
-
     def hit(self, key: int) -> None:
         if self.uses[key] < MOST_CREDIT:
             self.uses[key] += USE_CREDIT
 
     def _enter(self, key: int) -> None:
+        # What is left of its credit stays with the key of an entry that has left.
         self._queue_up(key)
 
-    def _is_small_full(self) -> bool:
-        return len(self._small) * 10 > len(self.held)
-
-    def _may_stay(self, key: int, from_small: bool) -> bool:
-        relative = self.held[key] * len(self.held) / (self._room - self._left)
-        price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * relative)))
-        if self.uses[key] < price:
-            return False
-        self.uses[key] -= price
-        return True
+    def _leaver(self) -> int:
+        while True:
+            entries = len(self.held)
+            oldest = (self._small if len(self._small) * 10 > entries or not self._main else self._main).popleft()
+            relative = self.held[oldest] * entries / (self._room - self._left)
+            price = max(1, min(MOST_CREDIT, ceil(USE_CREDIT * relative)))
+            if self.uses[oldest] < price:
+                return self._haunt(oldest)
+            self.uses[oldest] -= price
+            self._main.append(oldest)
 
 
 POLICIES: Final[dict[str, Callable[[int], Policy]]] = {

@@ -15,7 +15,9 @@ from loadtest.published.conformity import FirstReads
 from loadtest.published.driver import RequestLoad, probes, put_load
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.jobs import MEASURING
-from loadtest.published.outcome import (
+from loadtest.published.requests import RequestStream, WorkloadRequest
+from loadtest.published.run import (
+    RunOptions,
     generated_listing,
     latency_listing,
     measured_of,
@@ -23,8 +25,6 @@ from loadtest.published.outcome import (
     quantities,
     seconds_of,
 )
-from loadtest.published.requests import RequestStream, WorkloadRequest
-from loadtest.published.run import RunOptions
 from loadtest.published.tier_watch import TierWatch, difference
 from loadtest.published.workload import READS, Kind, tao_atc13
 from loadtest.target import running_target
