@@ -6,7 +6,6 @@ generator, the graph as it was loaded, and the server.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -71,18 +70,6 @@ class Line:
     asked: float
     generated: float | None
     sample: int
-
-    def within(self, relative: float, deviations: float = 4.0) -> bool:
-        """Tell whether the generated value is close to the one asked for.
-
-        The tolerance is a ``relative`` part of the value and, for chance, so many standard ``deviations`` of a share in
-        a sample of that size.
-        """
-        if self.generated is None:
-            return False
-        share = min(1.0, self.asked)
-        chance = deviations * math.sqrt(share * (1 - share) / self.sample)
-        return abs(self.generated - self.asked) <= relative * self.asked + chance
 
 
 def compare(workload: Workload, plan: GraphPlan, tally: RequestTally) -> Iterator[Line]:
