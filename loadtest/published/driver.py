@@ -9,9 +9,8 @@ separates the latencies of hits from those of misses: always at a constant rate,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from time import perf_counter, process_time
 from typing import Final, Protocol
 
@@ -29,6 +28,7 @@ PROBERS: Final = 8
 """Clients that trace, each with one pending request: so many that a miss does not delay the other probes."""
 _PROBES_PER_SECOND: Final = 200.0
 """Probes per second of a process: hundreds of misses in half a minute, and a small part of any load."""
+_NOT_ASKED: Final = "not asked: too many unanswered"
 
 
 class RequestLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,8 +90,7 @@ async def put_load(
     asked.first_time = 0
     run = _LoadPhase(contestant, stream, asked)
     cpu_before, began = process_time(), perf_counter()
-    probing = probes(probed, asked, began, load.seconds)
-    await asyncio.gather(run.drive(load, load.seconds), *(_probe(prober, probing, run.recorder) for prober in probers))
+    await asyncio.gather(run.drive(load, load.seconds), _probe(probers, probed, asked, run.recorder, load.seconds))
     return LoadResult(
         tally=run.tally,
         recording=run.recorder.recording(),
@@ -119,8 +118,7 @@ class _LoadPhase:
     async def drive(self, load: RequestLoad, seconds: float) -> None:
         """Send requests for so many seconds."""
         if load.rate:
-            skip = partial(self.recorder.failed, "not asked: too many unanswered")
-            await begin_at_rate(load.rate, seconds, self._ask, skip)
+            await begin_at_rate(load.rate, seconds, self._ask, partial(self.recorder.failed, _NOT_ASKED))
             return
         async with asyncio.TaskGroup() as group:
             for _ in range(load.awaiters):
@@ -144,32 +142,25 @@ class _LoadPhase:
         self.wrong += request.kind == "obj_get" and not found
 
 
-def probes(
-    stream: RequestStream, asked: FirstReads, began: float, seconds: float
-) -> Iterator[tuple[float, WorkloadRequest]]:
-    """Yield the time at which each probe is to begin, and its request: only reads, at a constant rate."""
-    reads = (request for request in stream if request.kind in READS)
-    for number in count():
-        after = number / _PROBES_PER_SECOND
-        if after >= seconds:
-            return
-        request = next(reads)
-        asked.note(request)
-        yield began + after, request
-
-
 async def _probe(
-    prober: Contestant, probing: Iterator[tuple[float, WorkloadRequest]], recorder: LatencyRecorder
+    probers: Sequence[Contestant], stream: RequestStream, asked: FirstReads, recorder: LatencyRecorder, seconds: float
 ) -> None:
-    """Run one of several probers, which share the probes; a probe begins late when all of them are busy."""
-    for intended, request in probing:
-        early = intended - perf_counter()
-        if early > 0:
-            await asyncio.sleep(early)
-        since = min(intended, perf_counter())
+    """Send the reads of the stream at a constant rate; a probe begins late when all probers are busy."""
+    reads = (request for request in stream if request.kind in READS)
+    free = asyncio.Queue[Contestant]()
+    for prober in probers:
+        free.put_nowait(prober)
+
+    async def one(since: float) -> None:
+        prober, request = await free.get(), next(reads)
+        asked.note(request)
         try:
             _, hit = await prober.traced(request)
         except TaoError as error:
             recorder.failed(error.reason)
-            continue
-        recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)
+        else:
+            recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)
+        finally:
+            free.put_nowait(prober)
+
+    await begin_at_rate(_PROBES_PER_SECOND, seconds, one, partial(recorder.failed, _NOT_ASKED))

@@ -23,11 +23,13 @@ class Policy:
     def __init__(self, room: int) -> None:
         self.held: dict[int, int] = {}
         """The sizes of what is held, by key."""
+        self.uses: Final = bytearray(1 << 21)
+        """A byte for each key, where a policy needs it: a mark, a count or a credit."""
         self._left = room
 
     def hit(self, key: int) -> None:
         """Note the use of a key that is held."""
-        raise NotImplementedError
+        self.uses[key] = 1
 
     def add(self, key: int, size: int) -> None:
         """Take in a key that is not held, and evict others until there is room."""
@@ -86,18 +88,7 @@ class SegmentedLru(Policy):
         return (self._probation or self._protected).popitem(last=False)[0]
 
 
-class Uses(Policy):
-    """A policy that keeps a byte of use for each key: a mark, a count or a credit."""
-
-    def __init__(self, room: int) -> None:
-        super().__init__(room)
-        self.uses: Final = bytearray(1 << 21)
-
-    def hit(self, key: int) -> None:
-        self.uses[key] = 1
-
-
-class SecondChance(Uses):
+class SecondChance(Policy):
     """First in, first out; an entry that was used since goes around once more."""
 
     def __init__(self, room: int) -> None:
@@ -115,7 +106,7 @@ class SecondChance(Uses):
         return oldest
 
 
-class Sieve(Uses):
+class Sieve(Policy):
     """First in, first out, with a hand that stays where it is: used entries keep their place, new ones come behind it.
 
     A linked list by key, because the hand takes from the middle."""
