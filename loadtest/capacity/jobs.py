@@ -9,14 +9,14 @@ cost at every process that it passes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 from math import inf
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,9 +34,9 @@ from loadtest.published.jobs import Subject
 from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.tier_watch import difference, server_counts
-from loadtest.published.workload import Kind, workload_named
+from loadtest.published.workload import workload_named
 from loadtest.rounds import percentile, settle_collector
-from tao.client import ClientSettings, connect
+from tao.client import ClientSettings, Graph, connect
 from tao.devcluster.layout import Role
 
 _TIMEOUT_SECONDS: Final = 20.0
@@ -94,6 +94,64 @@ class CapacityTurnResult(msgspec.Struct, frozen=True, kw_only=True):
     the leader; those of leaders go to and from followers, databases and, few of them, to the spool."""
 
 
+class _Requests(NamedTuple):
+    """What is asked for, one after the other, and how. `Any`: as ``ask`` takes it."""
+
+    ask: Callable[[Any], Awaitable[object]]
+    each: Iterator[Any]
+
+
+class _Load(NamedTuple):
+    """The load of one turn: what warms the caches before it, and its requests, of ``batch`` queries each."""
+
+    text: str
+    warming: _Requests
+    requests: _Requests
+    batch: int = 1
+    warm_seconds: float = inf
+    warm_awaiters: int = 1
+
+
+class TurnsJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The turns of one load process."""
+
+    servers: LoadedServers
+    awaiters: int
+    seconds: float
+    """Seconds of each turn."""
+
+    def loads(self, graph: Graph) -> Iterator[_Load]:
+        """Yield the load of each turn."""
+        raise NotImplementedError
+
+    async def work(self, report: StepReport) -> list[CapacityTurnResult]:
+        """Return the result of each turn. Raises a `TaoError`."""
+        servers, settings = self.servers, ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        results = []
+        async with connect(servers.topology_file, tier=servers.tier, settings=settings) as graph:
+            for number, load in enumerate(loads := [*self.loads(graph)]):
+                report("warming", number / len(loads))
+                await _drive(load.warming, load.warm_awaiters, load.warm_seconds)
+                report(load.text, number / len(loads))
+                settle_collector()
+                before = await server_counts(servers.admins, servers.pids)
+                cpu_before, began = process_time(), perf_counter()
+                latencies = await _drive(load.requests, self.awaiters, self.seconds)
+                elapsed, client_cpu = perf_counter() - began, process_time() - cpu_before
+                counted = difference(before, await server_counts(servers.admins, servers.pids))
+                results.append(
+                    CapacityTurnResult(
+                        queries=len(latencies) * load.batch,
+                        elapsed=elapsed,
+                        p50_ms=round(1000 * percentile(latencies, 0.5), 3),
+                        p99_ms=round(1000 * percentile(latencies, 0.99), 3),
+                        client_cpu=client_cpu,
+                        servers=dict(counted),
+                    )
+                )
+        return results
+
+
 class CapacityTurn(msgspec.Struct, frozen=True, kw_only=True):
     """One period of reads of objects. ``resident`` is the share of reads that are for resident keys, or None for reads
     by popularity. ``batch`` is the number of objects that one awaiter asks for at once."""
@@ -102,10 +160,9 @@ class CapacityTurn(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
 
 
-class CapacityJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns of one load process; ``number`` is its number among those that run side by side."""
+class CapacityJob(TurnsJob, frozen=True, kw_only=True):
+    """Reads of objects; ``number`` is the process's number among those that run side by side."""
 
-    servers: LoadedServers
     ids_file: str
     number: int
     residents: int
@@ -113,65 +170,52 @@ class CapacityJob(msgspec.Struct, frozen=True, kw_only=True):
     warm_keys: int
     """Number of the most popular keys, which are read before reads by popularity. They stay cached for long, so no
     reads that should miss use them."""
-    awaiters: int
     turns: tuple[CapacityTurn, ...]
-    seconds: float
 
-    async def work(self, report: StepReport) -> list[CapacityTurnResult]:
-        """Return the result of each turn. Raises a `TaoError`."""
-        ids = read_ids(Path(self.ids_file))
-        return await _work(self, report, ids, [*self._loads(len(ids))])
-
-    def _loads(self, objects: int) -> Iterator[_Load]:
-        chance = Random(f"capacity {self.number}")
-        others = range(max(self.residents, self.warm_keys), objects)
+    def loads(self, graph: Graph) -> Iterator[_Load]:
+        ids, chance = read_ids(Path(self.ids_file)), Random(f"capacity {self.number}")
+        others = ids[max(self.residents, self.warm_keys) :]
         # Processes that run side by side begin at different places, or one would cache what the other asks for next.
         start = len(others) * self.number // 4
         cold = cycle([*others[start:], *others[:start]])
-        popular = Popularity(range(objects), Zipf(SKEW), chance)
+        popular, residents = Popularity(ids, Zipf(SKEW), chance), ids[: self.residents]
 
-        def key(resident: float | None) -> int:
-            if resident is None:
-                return popular.draw()
-            return int(chance.random() * self.residents) if chance.random() < resident else next(cold)
-
-        def requests(turn: CapacityTurn) -> Iterator[WorkloadRequest]:
+        def keys(share: float | None) -> Iterator[int]:
             while True:
-                if turn.batch == 1:
-                    yield WorkloadRequest(Kind.OBJ_GET, key(turn.resident))
+                if share is None:
+                    yield popular.draw()
                 else:
-                    yield WorkloadRequest(Kind.READ_MANY, others=tuple(key(turn.resident) for _ in range(turn.batch)))
+                    yield chance.choice(residents) if chance.random() < share else next(cold)
+
+        def batches(some: Iterator[int], size: int) -> Iterator[list[int]]:
+            while batch := list(islice(some, size)):
+                yield batch
 
         for turn in self.turns:
             # The most popular come last, so that they are cached at the end.
-            warm = range(self.warm_keys if turn.resident is None else self.residents)[::-1]
-            warming = (
-                WorkloadRequest(Kind.READ_MANY, others=tuple(warm[first : first + _READ_AT_ONCE]))
-                for first in range(0, len(warm), _READ_AT_ONCE)
-            )
+            warm = ids[: self.warm_keys if turn.resident is None else self.residents][::-1]
+            some = keys(turn.resident)
             share = "by popularity" if turn.resident is None else f"{turn.resident:.0%} of resident keys"
-            text = f"reading, {share}, {turn.batch} at a time"
-            yield _Load(text, warming, inf, 1, requests(turn), turn.batch)
+            one_by_one = _Requests(graph.obj_get, some)
+            yield _Load(
+                text=f"reading, {share}, {turn.batch} at a time",
+                warming=_Requests(graph.obj_get_many, batches(iter(warm), _READ_AT_ONCE)),
+                requests=one_by_one if turn.batch == 1 else _Requests(graph.obj_get_many, batches(some, turn.batch)),
+                batch=turn.batch,
+            )
 
 
-class MixJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns of a load process that sends a published workload, a share of which is spread evenly over all keys."""
+class MixJob(TurnsJob, frozen=True, kw_only=True):
+    """A published workload, a share of which is spread evenly over all keys. Each turn but the first is preceded by
+    half as many seconds of warming."""
 
-    servers: LoadedServers
     subject: Subject
-    awaiters: int
     even_shares: tuple[float, ...]
     """One turn for each share of the requests whose keys are drawn evenly from all, and which therefore miss more."""
     warm_seconds: float
     """Seconds of warming before the first turn."""
-    seconds: float
-    """Seconds of each turn; it is preceded by half as many seconds of warming."""
 
-    async def work(self, report: StepReport) -> list[CapacityTurnResult]:
-        """Return the result of each turn. Raises a `TaoError`."""
-        return await _work(self, report, read_ids(Path(self.subject.ids_file)), [*self._loads()])
-
-    def _loads(self) -> Iterator[_Load]:
+    def loads(self, graph: Graph) -> Iterator[_Load]:
         subject, plan = self.subject, self.subject.plan()
         workload, chance = workload_named(subject.workload), Random(f"mix {subject.seed}")
         evenly = replace(workload, object_skew=_EVEN, list_skew=_EVEN, assumed=replace(workload.assumed, again=0.0))
@@ -181,64 +225,27 @@ class MixJob(msgspec.Struct, frozen=True, kw_only=True):
             while True:
                 yield next(even if chance.random() < share else popular)
 
+        contestant = TaoContestant(graph, read_ids(Path(subject.ids_file)), Payloads.drawn("mix"))
         for number, share in enumerate(self.even_shares):
-            warm_seconds = self.seconds / 2 if number else self.warm_seconds
-            text = f"the published mix, {share:.0%} of it spread evenly"
-            yield _Load(text, requests(share), warm_seconds, self.awaiters, requests(share), 1)
-
-
-class _Load(NamedTuple):
-    """The load of one turn: what warms the caches before it, and the requests, of ``batch`` queries each."""
-
-    text: str
-    warming: Iterator[WorkloadRequest]
-    warm_seconds: float
-    warm_awaiters: int
-    requests: Iterator[WorkloadRequest]
-    batch: int
-
-
-async def _work(
-    job: CapacityJob | MixJob, report: StepReport, ids: Sequence[int], loads: Sequence[_Load]
-) -> list[CapacityTurnResult]:
-    servers, settings = job.servers, ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-    results = []
-    async with connect(servers.topology_file, tier=servers.tier, settings=settings) as graph:
-        contestant = TaoContestant(graph, ids, Payloads.drawn("capacity"))
-        for number, load in enumerate(loads):
-            report("warming", number / len(loads))
-            await _drive(contestant, load.warming, load.warm_awaiters, load.warm_seconds)
-            report(load.text, number / len(loads))
-            settle_collector()
-            before = await server_counts(servers.admins, servers.pids)
-            cpu_before, began = process_time(), perf_counter()
-            latencies = await _drive(contestant, load.requests, job.awaiters, job.seconds)
-            elapsed, client_cpu = perf_counter() - began, process_time() - cpu_before
-            counted = difference(before, await server_counts(servers.admins, servers.pids))
-            results.append(
-                CapacityTurnResult(
-                    queries=len(latencies) * load.batch,
-                    elapsed=elapsed,
-                    p50_ms=round(1000 * percentile(latencies, 0.5), 3),
-                    p99_ms=round(1000 * percentile(latencies, 0.99), 3),
-                    client_cpu=client_cpu,
-                    servers=dict(counted),
-                )
+            sent = _Requests(contestant.ask, requests(share))
+            yield _Load(
+                text=f"the published mix, {share:.0%} of it spread evenly",
+                warming=sent,
+                warm_seconds=self.seconds / 2 if number else self.warm_seconds,
+                warm_awaiters=self.awaiters,
+                requests=sent,
             )
-    return results
 
 
-async def _drive(
-    contestant: TaoContestant, requests: Iterator[WorkloadRequest], awaiters: int, seconds: float
-) -> list[float]:
+async def _drive(requests: _Requests, awaiters: int, seconds: float) -> list[float]:
     """Send requests until there are no more or the time is over, and return the seconds that each took."""
     latencies: list[float] = []
-    until = perf_counter() + seconds
+    until, ask = perf_counter() + seconds, requests.ask
 
     async def one() -> None:
-        for request in requests:
+        for each in requests.each:
             asked = perf_counter()
-            await contestant.ask(request)
+            await ask(each)
             answered = perf_counter()
             latencies.append(answered - asked)
             # The check comes after the query: even a turn through which the machine slept has one answer of each.

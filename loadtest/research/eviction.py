@@ -17,6 +17,7 @@ from rich.table import Column, Table
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.workload import tao_atc13
+from loadtest.report.plots import save
 from loadtest.research.locality import LocalityOptions, entry_sizes, trace
 from loadtest.research.policies import POLICIES, hit_rate
 
@@ -85,8 +86,7 @@ def draw(rates: dict[tuple[bool, str], list[float]], file: Path) -> None:
         axes.grid(visible=True, linewidth=0.3)
         axes.legend(fontsize=8)
     figure.supylabel("hit rate of users, %", fontsize=10)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save(figure, file)
 
 
 if __name__ == "__main__":
