@@ -173,24 +173,23 @@ class Popularity:
         """Raises `ValueError` when there are no keys."""
         if not keys:
             raise ValueError("nothing to choose from: give the graph more objects")
-        self._keys: Final = keys
-        self._weights: Final = skew.cumulated(len(keys))
-        self._chance: Final = chance
-        self._again: Final = again
-        self._recent: Final[deque[int]] = deque(maxlen=_REMEMBERED)
-        self._drawn: Iterator[int] = iter(())
-
-    def draw(self) -> int:
+        self.draw: Final = _draws(keys, skew.cumulated(len(keys)), chance, again).__next__
         """Draw the next key."""
-        chance, recent = self._chance, self._recent
-        if recent and chance.random() < self._again:
-            return recent[int(chance.random() * len(recent))]
-        key = next(self._drawn, None)
+
+
+def _draws(keys: Sequence[int], weights: list[float], chance: Random, again: float) -> Iterator[int]:
+    recent = deque[int](maxlen=_REMEMBERED)
+    drawn: Iterator[int] = iter(())
+    while True:
+        if recent and chance.random() < again:
+            yield recent[int(chance.random() * len(recent))]
+            continue
+        key = next(drawn, None)
         if key is None:
-            self._drawn = iter(chance.choices(self._keys, cum_weights=self._weights, k=_CHUNK))
-            key = next(self._drawn)
+            drawn = iter(chance.choices(keys, cum_weights=weights, k=_CHUNK))
+            key = next(drawn)
         recent.append(key)
-        return key
+        yield key
 
 
 class Geometric(msgspec.Struct, frozen=True):

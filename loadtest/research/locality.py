@@ -116,16 +116,13 @@ def _published(measured: LocalityFigures) -> float:
 
 def entry_sizes(plan: GraphPlan) -> list[int]:
     """Bytes in the cache of each key, what the cache adds to a payload included: objects are even, lists odd."""
-
-    def size(key: int) -> int:
-        node = key // 2
-        if key % 2 == 0:
-            return _OBJECT_OVERHEAD + plan.object_size(node)
+    sizes = []
+    for node in range(plan.nodes):
         degree = plan.degree(node)
         edges = sum(plan.edge_size(node, index) for index in range(degree))
-        return _OBJECT_OVERHEAD + _EDGE_BYTES * degree + edges if degree else _PACKED_BYTES
-
-    return [size(key) for key in range(2 * plan.nodes)]
+        sizes.append(_OBJECT_OVERHEAD + plan.object_size(node))
+        sizes.append(_OBJECT_OVERHEAD + _EDGE_BYTES * degree + edges if degree else _PACKED_BYTES)
+    return sizes
 
 
 def skew_name(skew: float | None) -> str:
@@ -136,7 +133,7 @@ def skew_name(skew: float | None) -> str:
 def trace(locality: LocalityOptions, skew: float | None, again: float) -> list[int]:
     """Draw keys in the order in which they are asked for."""
     workload, chance = tao_atc13(), Random(locality.seed)
-    objects = workload.mix[Kind.OBJ_GET] / sum(share for kind, share in workload.mix.items() if kind in READS)
+    objects = workload.mix[Kind.OBJ_GET] / sum(workload.mix.get(kind, 0.0) for kind in READS)
     order = list(range(locality.nodes))
     chance.shuffle(order)
     of_objects = Popularity(order, workload.object_skew if skew is None else Zipf(skew), chance, again=again)
