@@ -91,8 +91,8 @@ def fit(points: Sequence[Cost]) -> Costs:
     if len({each.hit_rate for each in points}) < 2:
         raise ValueError("costs need measurements at two hit rates at least")
     hit_rates = [each.hit_rate for each in points]
-    saved_us, miss_us = linear_regression(hit_rates, [each.follower_us for each in points])
-    saved_bytes, miss_bytes = linear_regression(hit_rates, [each.bytes_per_query for each in points])
+    slope_us, miss_us = linear_regression(hit_rates, [each.follower_us for each in points])
+    slope_bytes, miss_bytes = linear_regression(hit_rates, [each.bytes_per_query for each in points])
     # A miss is the work of a hit and more, never less. Where few of the leader's reads are hits, chance could say
     # otherwise.
     asked = [each.leader_hits_per_query + each.leader_misses_per_query for each in points]
@@ -100,15 +100,15 @@ def fit(points: Sequence[Cost]) -> Costs:
     leader_us, fetching_us = fitted_parts(
         [(reads, misses, each.leader_us) for reads, misses, each in zip(asked, fetched, points, strict=True)]
     )
-    below = sum(each.leader_bytes_per_query for each in points) - max(0.0, -saved_bytes) * sum(asked)
+    below = sum(each.leader_bytes_per_query for each in points) - max(0.0, -slope_bytes) * sum(asked)
     leader_misses = sum(fetched) or inf
     return Costs(
-        hit_us=miss_us + saved_us,
+        hit_us=miss_us + slope_us,
         miss_us=miss_us,
         leader_hit_us=leader_us,
         leader_miss_us=leader_us + fetching_us,
         database_us=sum(each.database_us for each in points) / leader_misses,
-        hit_bytes=miss_bytes + saved_bytes,
+        hit_bytes=miss_bytes + slope_bytes,
         miss_bytes=miss_bytes,
         database_bytes=max(0.0, below) / leader_misses,
     )
