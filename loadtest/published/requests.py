@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from random import Random
 from typing import Final, NamedTuple
 
@@ -61,7 +61,10 @@ class RequestStream(Iterator[WorkloadRequest]):
         self._plan: Final = plan
         self._chance: Final = Random(f"requests {seed} {stream}")
         self._shards: Final = shards
-        self._kinds: Iterator[Kind] = iter(())
+        kinds, shares = list(workload.mix), list(workload.mix.values())
+        self._kinds: Final = (
+            kind for _ in repeat(None) for kind in self._chance.choices(kinds, shares, k=_KINDS_AT_A_TIME)
+        )
         self._object: Final = self._chooser(plan.shuffled, workload.object_skew, workload.assumed.again)
         self._list: Final = self._reads_of(plan.shuffled)
         non_empty = [node for node in plan.shuffled if plan.degree(node)]
@@ -85,12 +88,7 @@ class RequestStream(Iterator[WorkloadRequest]):
         }
 
     def __next__(self) -> WorkloadRequest:
-        kind = next(self._kinds, None)
-        if kind is None:
-            mix = self._workload.mix
-            self._kinds = iter(self._chance.choices(list(mix), list(mix.values()), k=_KINDS_AT_A_TIME))
-            kind = next(self._kinds)
-        return self._make[kind]()
+        return self._make[next(self._kinds)]()
 
     def take(self, count: int) -> list[WorkloadRequest]:
         """Return the next ``count`` requests."""

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, repeat
 from random import Random
 from typing import Final
 
@@ -179,17 +179,13 @@ class Popularity:
 
 def _draws(keys: Sequence[int], weights: list[float], chance: Random, again: float) -> Iterator[int]:
     recent = deque[int](maxlen=_REMEMBERED)
-    drawn: Iterator[int] = iter(())
+    fresh = (key for _ in repeat(None) for key in chance.choices(keys, cum_weights=weights, k=_CHUNK))
     while True:
         if recent and chance.random() < again:
             yield recent[int(chance.random() * len(recent))]
-            continue
-        key = next(drawn, None)
-        if key is None:
-            drawn = iter(chance.choices(keys, cum_weights=weights, k=_CHUNK))
-            key = next(drawn)
-        recent.append(key)
-        yield key
+        else:
+            recent.append(key := next(fresh))
+            yield key
 
 
 class Geometric(msgspec.Struct, frozen=True):
