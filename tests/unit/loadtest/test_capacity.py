@@ -1,12 +1,19 @@
 """The model of a deployment follows its measurements and its assumptions, and nothing else."""
 
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from loadtest.capacity.costs import cost_of
-from loadtest.capacity.jobs import CapacityTurnResult
+from loadtest.capacity.jobs import CapacityJob, CapacityTurn, CapacityTurnResult, LoadedServers
 from loadtest.capacity.model import Cost, Costs, DeploymentAssumptions, deployment, fit, fitted_parts
 from loadtest.capacity.scenario import CapacityOptions
+from loadtest.published.contestant import write_ids
 from tao.model.errors import OperatorError
 
 
@@ -142,3 +149,51 @@ def test_servers_work_is_shared_by_the_queries_of_all_load_processes() -> None:
 def test_a_capacity_out_of_bounds_is_reported() -> None:
     with pytest.raises(OperatorError, match="--followers"):
         CapacityOptions(followers=(0,))
+
+
+class CountingGraph:
+    """Counts the objects that are asked for, by the number asked for at once."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[int] = Counter()
+
+    async def obj_get(self, id1: int) -> None:
+        await self.obj_get_many([id1])
+
+    async def obj_get_many(self, ids: Sequence[int]) -> None:
+        await asyncio.sleep(0)
+        self.asked[len(ids)] += len(ids)
+
+
+async def test_a_turn_is_warmed_and_its_counts_are_without_the_warming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = CountingGraph()
+
+    @asynccontextmanager
+    async def connect(*_: object, **__: object) -> AsyncIterator[CountingGraph]:
+        yield graph
+
+    async def counts(*_: object) -> Mapping[str, float]:
+        return {"follower_hits": graph.asked.total()}
+
+    monkeypatch.setattr("loadtest.capacity.jobs.connect", connect)
+    monkeypatch.setattr("loadtest.capacity.jobs.server_counts", counts)
+    write_ids(tmp_path / "ids", range(5_000))
+    job = CapacityJob(
+        servers=LoadedServers(topology_file="", tier="", admins={}, pids={}),
+        ids_file=str(tmp_path / "ids"),
+        number=1,
+        residents=1_000,
+        warm_keys=1_500,
+        awaiters=4,
+        turns=(CapacityTurn(resident=None, batch=1), CapacityTurn(resident=0.5, batch=20)),
+        seconds=0.01,
+    )
+    steps = list[str]()
+    single, batches = await job.work(lambda step, done: steps.append(step))
+    assert steps[::2] == ["warming", "warming"]
+    assert graph.asked[500] == 1_500 + 1_000
+    assert single.servers["follower_hits"] == single.queries == graph.asked[1] > 0
+    assert batches.servers["follower_hits"] == batches.queries == graph.asked[20] > 0
+    assert batches.queries % 20 == 0
