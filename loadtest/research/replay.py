@@ -168,12 +168,10 @@ def main(nodes: int, cache_share: float, warm: int, requests: int, scan: bool, s
             kind = Kind.ASSOC_RANGE if walked % 2 else Kind.OBJ_GET
             walker.ask(WorkloadRequest(kind, walked // 2, limit=1_000))
     (arena,) = follower.cache.arenas()
-    asked, misses = (
-        max(1, follower.counted.total()),
-        [each for each in follower.counted.most_common() if each[0] != "hit"],
-    )
+    counted = follower.counted
+    missed = (f"{kind} {count / counted.total():.2%}" for kind, count in counted.most_common() if kind != "hit")
     click.echo(f"follower: {follower.hit_rate:.2%} hits; leader: {leader.hit_rate:.2%} of the follower's misses")
-    click.echo("missed: " + ", ".join(f"{kind} {count / asked:.2%}" for kind, count in misses))
+    click.echo("missed: " + ", ".join(missed))
     click.echo(f"{arena.objects:,} objects, {arena.lists:,} lists, {arena.counts:,} counts in {arena.bytes:,} bytes")
 
 
