@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from loadtest.capacity.jobs import CapacityTurnResult
-from loadtest.capacity.model import Costs, Deployment, DeploymentAssumptions, Point, Servers
+from loadtest.capacity.model import Cost, Costs, Deployment, DeploymentAssumptions
 from loadtest.results import Listing
 
 PUBLISHED_MIX: Final = "the published mix"
-
-
-class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """One period of load; CPU in microseconds per query."""
-
-    batch: int
-    asked_hit_rate: float | None = None
-    hit_rate: float
-    leader_hit_rate: float | None
-    throughput_qps: float
-    p50_ms: float
-    p99_ms: float
-    follower_us: float
-    leader_us: float
-    database_us: float
-    client_us: float
-    leader_hits_per_query: float
-    leader_misses_per_query: float
-    bytes_per_query: float
-    """Bytes of the followers, in both directions."""
-    leader_bytes_per_query: float
-    follower_limit_qps: float
-    """A million divided by the follower's CPU: the rate of one follower that has a core to itself."""
 
 
 class OfFollowers(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,123 +54,87 @@ def cost_of(batch: int, asked_hit_rate: float | None, results: Sequence[Capacity
     Each process saw all the work of the servers while it ran, which is averaged; the rates of their own queries add up.
     """
     rate = sum(each.queries / each.elapsed for each in results)
-    hits, misses, leader_hits, leader_misses = (
-        sum(counted.get(role, 0) for counted in counts)
-        for role in ("follower", "leader")
-        for counts in ([each.hits for each in results], [each.misses for each in results])
-    )
 
-    def a_query(values: Sequence[float]) -> float:
+    def a_query(name: str) -> float:
         # The servers' work per second is divided by the queries per second of all processes.
-        return sum(value / each.elapsed for value, each in zip(values, results, strict=True)) / len(results) / rate
+        return sum(each.servers[name] / each.elapsed for each in results) / len(results) / rate
 
-    follower_us = 1e6 * a_query([each.cpu["follower"] for each in results])
+    def hit_rate(role: str) -> float | None:
+        hits, misses = (sum(each.servers[f"{role}_{name}"] for each in results) for name in ("hits", "misses"))
+        return hits / (hits + misses) if hits + misses else None
+
+    follower_us = 1e6 * a_query("follower_cpu")
     return Cost(
         batch=batch,
         asked_hit_rate=asked_hit_rate,
-        hit_rate=hits / max(1, hits + misses),
-        leader_hit_rate=leader_hits / (leader_hits + leader_misses) if leader_hits + leader_misses else None,
+        hit_rate=hit_rate("follower") or 0.0,
+        leader_hit_rate=hit_rate("leader"),
         throughput_qps=round(rate, 1),
         p50_ms=max(each.p50_ms for each in results),
         p99_ms=max(each.p99_ms for each in results),
         follower_us=round(follower_us, 2),
-        leader_us=round(1e6 * a_query([each.cpu["leader"] for each in results]), 2),
-        database_us=round(1e6 * a_query([each.cpu["database"] for each in results]), 2),
+        leader_us=round(1e6 * a_query("leader_cpu"), 2),
+        database_us=round(1e6 * a_query("database_cpu"), 2),
         client_us=round(1e6 * sum(each.client_cpu / each.elapsed for each in results) / rate, 2),
-        leader_hits_per_query=a_query([each.hits["leader"] for each in results]),
-        leader_misses_per_query=a_query([each.misses["leader"] for each in results]),
-        bytes_per_query=round(a_query([each.socket_bytes for each in results]), 1),
-        leader_bytes_per_query=round(a_query([each.leader_bytes for each in results]), 1),
+        leader_hits_per_query=a_query("leader_hits"),
+        leader_misses_per_query=a_query("leader_misses"),
+        bytes_per_query=round(a_query("follower_io_bytes"), 1),
+        leader_bytes_per_query=round(a_query("leader_io_bytes"), 1),
         follower_limit_qps=round(1e6 / follower_us, 1) if follower_us else 0.0,
     )
 
 
-def point_of(cost: Cost) -> Point:
-    """Return the measurement for the model."""
-    return Point(
-        hit_rate=cost.hit_rate,
-        follower_us=cost.follower_us,
-        leader_us=cost.leader_us,
-        database_us=cost.database_us,
-        leader_hits=cost.leader_hits_per_query,
-        leader_misses=cost.leader_misses_per_query,
-        bytes_per_query=cost.bytes_per_query,
-        leader_bytes=cost.leader_bytes_per_query,
+_COST_CELLS: Final = {
+    "hit rate": "{0.hit_rate:.1%}",
+    "queries/s": "{0.throughput_qps:,.0f}",
+    "p50 ms": "{0.p50_ms:.1f}",
+    "p99 ms": "{0.p99_ms:.1f}",
+    "follower µs": "{0.follower_us:.1f}",
+    "leader µs": "{0.leader_us:.1f}",
+    "database µs": "{0.database_us:.1f}",
+    "client µs": "{0.client_us:.1f}",
+    "follower alone/s": "{0.follower_limit_qps:,.0f}",
+}
+_FITTED_CELLS: Final = {
+    "follower: hit, µs": "{0.hit_us:.1f}",
+    "miss, µs": "{0.miss_us:.1f}",
+    "leader: hit, µs": "{0.leader_hit_us:.1f}",
+    "leader: miss, µs": "{0.leader_miss_us:.1f}",
+    "database, µs": "{0.database_us:.1f}",
+    "follower: hit, bytes": "{0.hit_bytes:,.0f}",
+    "miss, bytes": "{0.miss_bytes:,.0f}",
+    "leader to database, bytes": "{0.database_bytes:,.0f}",
+}
+_SERVER_CELLS: Final = {
+    f"{role}s": f"{{0.{role}.for_cpu:,}} / {{0.{role}.for_network:,}} ({{0.{role}.network_gbit:,.0f}})"
+    for role in ("follower", "leader", "database")
+} | {"reads/s of a follower server": "{0.reads_per_follower_server:,.0f}"}
+"""Column → the format of its cells."""
+
+
+def listings(measured: CapacityFigures, even_shares: Sequence[float]) -> list[Listing]:
+    """Return all tables; ``even_shares`` are the parts of the published mix that were spread evenly."""
+    objects = ((f"batches of {cost.batch}", cost) for cost in measured.by_hit_rate)
+    mix = zip((f"{share:.0%} spread evenly" for share in even_shares), measured.by_mix, strict=True)
+    followers = ((f"{of.followers}", of.cost) for of in measured.by_followers)
+    growth = (
+        (f"× {of.growth}, {of.objects:,} objects, cache of {of.cache_mb} MB", of.cost) for of in measured.by_growth
     )
+    billion = "a billion reads a second: servers for the CPU / for the network (Gbit/s of all)"
+    return [
+        _listing("one follower by hit rate", "", _COST_CELLS, objects),
+        _listing("the published mix, by hit rate", "", _COST_CELLS, mix),
+        _listing("all hits, by followers", "followers", _COST_CELLS, followers),
+        _listing("data that grows", "read by popularity", _COST_CELLS, growth),
+        _listing("fitted costs", "asked", _FITTED_CELLS, measured.costs.items()),
+        _listing(billion, "asked", _SERVER_CELLS, measured.billion_reads.items()),
+    ]
 
 
-_COLUMNS: Final = ("hit rate", "queries/s", "p50 ms", "p99 ms", "follower µs", "leader µs", "database µs", "client µs")
-
-
-def _cells(cost: Cost) -> tuple[str, ...]:
-    return (
-        f"{cost.hit_rate:.1%}",
-        f"{cost.throughput_qps:,.0f}",
-        f"{cost.p50_ms:.1f}",
-        f"{cost.p99_ms:.1f}",
-        *(f"{value:.1f}" for value in (cost.follower_us, cost.leader_us, cost.database_us, cost.client_us)),
+def _listing(title: str, first: str, cells: Mapping[str, str], rows: Iterable[tuple[str, object]]) -> Listing:
+    """Return a table with a row for each value, whose columns are formats of its fields."""
+    return Listing(
+        title=title,
+        columns=(first, *cells),
+        rows=[(name, *(cell.format(value) for cell in cells.values())) for name, value in rows],
     )
-
-
-def costs_listing(measured: CapacityFigures) -> Listing:
-    """Return the table of reads of objects."""
-    rows: list[tuple[str, ...]] = [
-        (f"batches of {each.batch}", *_cells(each), f"{each.follower_limit_qps:,.0f}") for each in measured.by_hit_rate
-    ]
-    return Listing(title="one follower by hit rate", columns=("", *_COLUMNS, "follower alone/s"), rows=rows)
-
-
-def mix_listing(measured: CapacityFigures) -> Listing:
-    """Return the table of the published mix."""
-    rows: list[tuple[str, ...]] = [(f"{each.follower_limit_qps:,.0f}", *_cells(each)) for each in measured.by_mix]
-    return Listing(title="the published mix, by hit rate", columns=("follower alone/s", *_COLUMNS), rows=rows)
-
-
-def followers_listing(measured: CapacityFigures) -> Listing:
-    """Return the table by number of followers."""
-    rows: list[tuple[str, ...]] = [(f"{each.followers}", *_cells(each.cost)) for each in measured.by_followers]
-    return Listing(title="all hits, by followers", columns=("followers", *_COLUMNS), rows=rows)
-
-
-def growth_listing(measured: CapacityFigures) -> Listing:
-    """Return the table by size of the data."""
-    rows: list[tuple[str, ...]] = [
-        (f"× {each.growth}, {each.objects:,} objects, cache of {each.cache_mb} MB", *_cells(each.cost))
-        for each in measured.by_growth
-    ]
-    return Listing(title="data that grows", columns=("read by popularity", *_COLUMNS), rows=rows)
-
-
-def fitted_listing(measured: CapacityFigures) -> Listing:
-    """Return the table of the fitted costs, by kind of query."""
-    cpu = ("hit_us", "miss_us", "leader_hit_us", "leader_miss_us", "database_us")
-    traffic = ("hit_bytes", "miss_bytes", "database_bytes")
-    rows: list[tuple[str, ...]] = [
-        (asked, *(f"{getattr(each, name):.1f}" for name in cpu), *(f"{getattr(each, name):,.0f}" for name in traffic))
-        for asked, each in measured.costs.items()
-    ]
-    columns = (
-        *("asked", "follower: hit, µs", "miss, µs", "leader: hit, µs", "miss, µs", "database, µs"),
-        *("follower: hit, bytes", "miss, bytes", "leader to database, bytes"),
-    )
-    return Listing(title="fitted costs", columns=columns, rows=rows)
-
-
-def billion_listing(measured: CapacityFigures) -> Listing:
-    """Return the table of the servers that a billion reads per second need, by kind of query."""
-    rows: list[tuple[str, ...]] = [
-        (
-            asked,
-            *(_servers(each) for each in (found.follower, found.leader, found.database)),
-            f"{found.reads_per_follower_server:,.0f}",
-        )
-        for asked, found in measured.billion_reads.items()
-    ]
-    rows.append(("TAO", *("not published",) * 4))
-    columns = ("asked", "followers", "leaders", "databases", "reads/s of a follower server")
-    title = "a billion reads a second: servers for the CPU / for the network (Gbit/s of all)"
-    return Listing(title=title, columns=columns, rows=rows)
-
-
-def _servers(found: Servers) -> str:
-    return f"{found.for_cpu:,} / {found.for_network:,} ({found.network_gbit:,.0f})"

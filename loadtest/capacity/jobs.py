@@ -9,47 +9,47 @@ cost at every process that it passes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
-from itertools import chain, cycle
+from itertools import cycle, islice
+from math import inf
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from loadtest.client_process import StepReport
-from loadtest.published.contestant import NODE, Payloads, TaoContestant, read_ids, write_ids, written
+from loadtest.published.contestant import (
+    NODE,
+    Payloads,
+    TaoContestant,
+    read_ids,
+    reserve_nodes,
+    write_all,
+    write_ids,
+)
 from loadtest.published.jobs import Subject
-from loadtest.published.requests import RequestStream
+from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.shapes import Popularity, Zipf
+from loadtest.published.tier_watch import difference, server_counts
 from loadtest.published.workload import workload_named
-from loadtest.rounds import cpu_seconds, percentile, settle_collector
-from tao.admin.server_stats import server_stats
+from loadtest.rounds import percentile, settle_collector
 from tao.client import ClientSettings, Graph, connect
+from tao.devcluster.layout import Role
 
 _TIMEOUT_SECONDS: Final = 20.0
 """Timeout of a request; long, so that a busy machine shows as a latency and not as an error."""
-_ADDED_OF_A_SHARD: Final = 100
 _READ_AT_ONCE: Final = 500
-_BLOCK_BYTES: Final = 1 << 20
 SKEW: Final = 1.0
 """Zipf's exponent for reads by popularity."""
 _EVEN: Final = Zipf(0.0)
 
 
-class CapacityTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """One period of load. ``resident`` is the share of reads that are for resident keys, or None for reads by
-    popularity. ``batch`` is the number of objects that one awaiter asks for at once."""
-
-    resident: float | None
-    batch: int
-    seconds: float
-
-
 class GrowJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Write objects until there are so many. The file holds the ids of those that exist."""
+    """Write objects until there are so many. The file holds the ids of those that exist; neighbours are on different
+    shards, so that the first few lie on all servers."""
 
     topology_file: str
     ids_file: str
@@ -59,27 +59,110 @@ class GrowJob(msgspec.Struct, frozen=True, kw_only=True):
 
     async def work(self, report: StepReport) -> int:
         """Return the number of objects. Raises a `TaoError`."""
-        file = Path(self.ids_file)
+        file, payloads = Path(self.ids_file), Payloads.drawn("capacity")
         ids = list(read_ids(file)) if await asyncio.to_thread(file.exists) else []
-        payloads = Payloads(Random("capacity").randbytes(_BLOCK_BYTES))
         async with connect(self.topology_file, settings=ClientSettings(timeout_seconds=60.0)) as graph:
-            while len(ids) < self.objects:
-                # Neighbours are on different shards, so that the first few lie on all servers.
-                by_shard = [await graph.reserve_ids(_ADDED_OF_A_SHARD, shard=shard) for shard in range(self.shards)]
-                some = [*chain.from_iterable(zip(*by_shard, strict=True))][: self.objects - len(ids)]
-                rows = [(NODE, {"payload": payloads.next(self.object_bytes)}, None, each) for each in some]
-                await written(graph.obj_add_many, rows)
-                ids += some
-                report(f"writing {self.objects:,} objects", len(ids) / self.objects)
-        write_ids(file, ids)
-        return len(ids)
+            new = await reserve_nodes(graph, self.objects - len(ids), self.shards)
+            rows = ((NODE, payloads.fields(self.object_bytes), None, each) for each in new)
+            text = f"writing {self.objects:,} objects"
+            await write_all(graph.obj_add_many, rows, lambda done: report(text, (len(ids) + done) / self.objects))
+        write_ids(file, [*ids, *new])
+        return self.objects
 
 
-class CapacityJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns of one load process; ``number`` is its number among those that run side by side."""
+class LoadedServers(msgspec.Struct, frozen=True, kw_only=True):
+    """The servers that are asked, and what a query costs there is read from."""
 
     topology_file: str
     tier: str
+    admins: dict[Role, list[str]]
+    """``host:port`` of each follower and leader."""
+    pids: dict[Role, list[int]]
+    """Process ids of followers, leaders and databases."""
+
+
+class CapacityTurnResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures of one process for a turn. The servers' counts cover whole roles, and all clients."""
+
+    queries: int
+    elapsed: float
+    p50_ms: float
+    p99_ms: float
+    client_cpu: float
+    servers: dict[str, float]
+    """See `loadtest.published.tier_watch.Counts`. The bytes of followers are requests, answers, fills and deliveries of
+    the leader; those of leaders go to and from followers, databases and, few of them, to the spool."""
+
+
+class _Requests(NamedTuple):
+    """What is asked for, one after the other, and how. `Any`: as ``ask`` takes it."""
+
+    ask: Callable[[Any], Awaitable[object]]
+    each: Iterator[Any]
+
+
+class _Load(NamedTuple):
+    """The load of one turn: what warms the caches before it, and its requests, of ``batch`` queries each."""
+
+    text: str
+    warming: _Requests
+    requests: _Requests
+    batch: int = 1
+    warm_seconds: float = inf
+    warm_awaiters: int = 1
+
+
+class TurnsJob(msgspec.Struct, frozen=True, kw_only=True):
+    """The turns of one load process."""
+
+    servers: LoadedServers
+    awaiters: int
+    seconds: float
+    """Seconds of each turn."""
+
+    def loads(self, graph: Graph) -> Iterator[_Load]:
+        """Yield the load of each turn."""
+        raise NotImplementedError
+
+    async def work(self, report: StepReport) -> list[CapacityTurnResult]:
+        """Return the result of each turn. Raises a `TaoError`."""
+        servers, settings = self.servers, ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        results = []
+        async with connect(servers.topology_file, tier=servers.tier, settings=settings) as graph:
+            for number, load in enumerate(loads := [*self.loads(graph)]):
+                report("warming", number / len(loads))
+                await _drive(load.warming, load.warm_awaiters, load.warm_seconds)
+                report(load.text, number / len(loads))
+                settle_collector()
+                before = await server_counts(servers.admins, servers.pids)
+                cpu_before, began = process_time(), perf_counter()
+                latencies = await _drive(load.requests, self.awaiters, self.seconds)
+                elapsed, client_cpu = perf_counter() - began, process_time() - cpu_before
+                counted = difference(before, await server_counts(servers.admins, servers.pids))
+                results.append(
+                    CapacityTurnResult(
+                        queries=len(latencies) * load.batch,
+                        elapsed=elapsed,
+                        p50_ms=round(1000 * percentile(latencies, 0.5), 3),
+                        p99_ms=round(1000 * percentile(latencies, 0.99), 3),
+                        client_cpu=client_cpu,
+                        servers=dict(counted),
+                    )
+                )
+        return results
+
+
+class CapacityTurn(msgspec.Struct, frozen=True, kw_only=True):
+    """One period of reads of objects. ``resident`` is the share of reads that are for resident keys, or None for reads
+    by popularity. ``batch`` is the number of objects that one awaiter asks for at once."""
+
+    resident: float | None
+    batch: int
+
+
+class CapacityJob(TurnsJob, frozen=True, kw_only=True):
+    """Reads of objects; ``number`` is the process's number among those that run side by side."""
+
     ids_file: str
     number: int
     residents: int
@@ -87,176 +170,87 @@ class CapacityJob(msgspec.Struct, frozen=True, kw_only=True):
     warm_keys: int
     """Number of the most popular keys, which are read before reads by popularity. They stay cached for long, so no
     reads that should miss use them."""
-    awaiters: int
     turns: tuple[CapacityTurn, ...]
-    admins: dict[str, list[str]]
-    """Role → ``host:port`` of each server: follower, leader."""
-    pids: dict[str, list[int]]
-    """Role → process ids: follower, leader, database."""
 
-    async def work(self, report: StepReport) -> list[CapacityTurnResult]:
-        """Return the result of each turn. Raises a `TaoError`."""
-        ids = read_ids(Path(self.ids_file))
-        chance = Random(f"capacity {self.number}")
+    def loads(self, graph: Graph) -> Iterator[_Load]:
+        ids, chance = read_ids(Path(self.ids_file)), Random(f"capacity {self.number}")
         others = ids[max(self.residents, self.warm_keys) :]
         # Processes that run side by side begin at different places, or one would cache what the other asks for next.
         start = len(others) * self.number // 4
         cold = cycle([*others[start:], *others[:start]])
-        popular = Popularity(range(len(ids)), Zipf(SKEW), chance)
+        popular, residents = Popularity(ids, Zipf(SKEW), chance), ids[: self.residents]
 
-        def keys(turn: CapacityTurn) -> Iterator[int]:
-            share, resident = turn.resident, ids[: self.residents]
+        def keys(share: float | None) -> Iterator[int]:
             while True:
                 if share is None:
-                    yield ids[popular.draw()]
+                    yield popular.draw()
                 else:
-                    yield chance.choice(resident) if chance.random() < share else next(cold)
+                    yield chance.choice(residents) if chance.random() < share else next(cold)
 
-        async with connect(
-            self.topology_file, tier=self.tier, settings=ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-        ) as graph:
-            results = []
-            for number, turn in enumerate(self.turns):
-                done = number / len(self.turns)
-                report("warming", done)
-                # The most popular come last, so that they are cached at the end.
-                await _read_all(graph, ids[: self.warm_keys if turn.resident is None else self.residents][::-1])
-                share = "by popularity" if turn.resident is None else f"{turn.resident:.0%} of resident keys"
-                report(f"reading, {share}, {turn.batch} at a time", done)
-                results.append(await _turn(graph, self, turn, keys(turn)))
-            return results
+        def batches(some: Iterator[int], size: int) -> Iterator[list[int]]:
+            while batch := list(islice(some, size)):
+                yield batch
+
+        for turn in self.turns:
+            # The most popular come last, so that they are cached at the end.
+            warm = ids[: self.warm_keys if turn.resident is None else self.residents][::-1]
+            some = keys(turn.resident)
+            share = "by popularity" if turn.resident is None else f"{turn.resident:.0%} of resident keys"
+            one_by_one = _Requests(graph.obj_get, some)
+            yield _Load(
+                text=f"reading, {share}, {turn.batch} at a time",
+                warming=_Requests(graph.obj_get_many, batches(iter(warm), _READ_AT_ONCE)),
+                requests=one_by_one if turn.batch == 1 else _Requests(graph.obj_get_many, batches(some, turn.batch)),
+                batch=turn.batch,
+            )
 
 
-class MixJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The turns of a load process that sends a published workload, a share of which is spread evenly over all keys."""
+class MixJob(TurnsJob, frozen=True, kw_only=True):
+    """A published workload, a share of which is spread evenly over all keys. Each turn but the first is preceded by
+    half as many seconds of warming."""
 
-    topology_file: str
-    tier: str
     subject: Subject
-    awaiters: int
     even_shares: tuple[float, ...]
     """One turn for each share of the requests whose keys are drawn evenly from all, and which therefore miss more."""
     warm_seconds: float
     """Seconds of warming before the first turn."""
-    seconds: float
-    """Seconds of each turn; it is preceded by half as many seconds of warming."""
-    admins: dict[str, list[str]]
-    pids: dict[str, list[int]]
 
-    async def work(self, report: StepReport) -> list[CapacityTurnResult]:
-        """Return the result of each turn. Raises a `TaoError`."""
+    def loads(self, graph: Graph) -> Iterator[_Load]:
         subject, plan = self.subject, self.subject.plan()
-        workload = workload_named(subject.workload)
+        workload, chance = workload_named(subject.workload), Random(f"mix {subject.seed}")
         evenly = replace(workload, object_skew=_EVEN, list_skew=_EVEN, assumed=replace(workload.assumed, again=0.0))
-        payloads, chance = Payloads(Random("mix").randbytes(_BLOCK_BYTES)), Random(f"mix {subject.seed}")
         popular, even = (RequestStream(each, plan, subject.seed, 0, subject.shards) for each in (workload, evenly))
-        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-        async with connect(self.topology_file, tier=self.tier, settings=settings) as graph:
-            contestant = TaoContestant(graph, read_ids(Path(subject.ids_file)), payloads)
-            results = []
-            for number, share in enumerate(self.even_shares):
 
-                async def ask(share: float = share) -> None:
-                    await contestant.ask(next(even if chance.random() < share else popular))
+        def requests(share: float) -> Iterator[WorkloadRequest]:
+            while True:
+                yield next(even if chance.random() < share else popular)
 
-                done = number / len(self.even_shares)
-                report("warming", done)
-                await _measured(self, self.seconds / 2 if number else self.warm_seconds, 1, ask)
-                report(f"the published mix, {share:.0%} of it spread evenly", done)
-                results.append(await _measured(self, self.seconds, 1, ask))
-            return results
-
-
-class CapacityTurnResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one process for a turn. CPU seconds and counters cover whole roles, and all clients."""
-
-    queries: int
-    elapsed: float
-    p50_ms: float
-    p99_ms: float
-    client_cpu: float
-    cpu: dict[str, float]
-    hits: dict[str, int]
-    misses: dict[str, int]
-    socket_bytes: int
-    """Bytes that the followers read and wrote: requests, answers, fills and deliveries of the leader."""
-    leader_bytes: int
-    """Bytes that the leaders read and wrote: with followers, with databases, and (few of them here) to the spool."""
+        contestant = TaoContestant(graph, read_ids(Path(subject.ids_file)), Payloads.drawn("mix"))
+        for number, share in enumerate(self.even_shares):
+            sent = _Requests(contestant.ask, requests(share))
+            yield _Load(
+                text=f"the published mix, {share:.0%} of it spread evenly",
+                warming=sent,
+                warm_seconds=self.seconds / 2 if number else self.warm_seconds,
+                warm_awaiters=self.awaiters,
+                requests=sent,
+            )
 
 
-async def _read_all(graph: Graph, ids: Sequence[int]) -> None:
-    for first in range(0, len(ids), _READ_AT_ONCE):
-        await graph.obj_get_many(ids[first : first + _READ_AT_ONCE])
-
-
-async def _turn(graph: Graph, job: CapacityJob, turn: CapacityTurn, keys: Iterator[int]) -> CapacityTurnResult:
-    async def ask() -> None:
-        if turn.batch == 1:
-            await graph.obj_get(next(keys))
-        else:
-            await graph.obj_get_many([next(keys) for _ in range(turn.batch)])
-
-    return await _measured(job, turn.seconds, turn.batch, ask)
-
-
-async def _measured(
-    job: CapacityJob | MixJob, seconds: float, batch: int, ask_once: Callable[[], Awaitable[None]]
-) -> CapacityTurnResult:
-    """Measure awaiters that send ``batch`` queries at once, again and again."""
+async def _drive(requests: _Requests, awaiters: int, seconds: float) -> list[float]:
+    """Send requests until there are no more or the time is over, and return the seconds that each took."""
     latencies: list[float] = []
-    settle_collector()
-    before = await _servers(job)
-    cpu_before, began = process_time(), perf_counter()
-    until = began + seconds
+    until, ask = perf_counter() + seconds, requests.ask
 
-    async def ask() -> None:
-        answered = 0.0
-        # The check comes after the query: even a turn through which the machine slept has one answer of each awaiter.
-        while answered < until:
+    async def one() -> None:
+        for each in requests.each:
             asked = perf_counter()
-            await ask_once()
+            await ask(each)
             answered = perf_counter()
             latencies.append(answered - asked)
+            # The check comes after the query: even a turn through which the machine slept has one answer of each.
+            if answered >= until:
+                return
 
-    await asyncio.gather(*(ask() for _ in range(job.awaiters)))
-    elapsed, client_cpu = perf_counter() - began, process_time() - cpu_before
-    after = await _servers(job)
-    return CapacityTurnResult(
-        queries=len(latencies) * batch,
-        elapsed=elapsed,
-        p50_ms=round(1000 * percentile(latencies, 0.5), 3),
-        p99_ms=round(1000 * percentile(latencies, 0.99), 3),
-        client_cpu=client_cpu,
-        cpu={role: after.cpu[role] - before.cpu[role] for role in after.cpu},
-        hits={role: after.hits[role] - before.hits[role] for role in after.hits},
-        misses={role: after.misses[role] - before.misses[role] for role in after.misses},
-        socket_bytes=after.io_bytes["follower"] - before.io_bytes["follower"],
-        leader_bytes=after.io_bytes["leader"] - before.io_bytes["leader"],
-    )
-
-
-class _Servers(msgspec.Struct, frozen=True, kw_only=True):
-    cpu: dict[str, float]
-    hits: dict[str, int]
-    misses: dict[str, int]
-    io_bytes: dict[str, int]
-
-
-async def _servers(job: CapacityJob | MixJob) -> _Servers:
-    hits, misses = {}, {}
-    for role, addresses in job.admins.items():
-        stats = [await server_stats(address) for address in addresses]
-        hits[role] = sum(each["hits"] for each in stats)
-        misses[role] = sum(each["misses"] for each in stats)
-    return _Servers(
-        cpu={role: sum(map(cpu_seconds, pids)) for role, pids in job.pids.items()},
-        hits=hits,
-        misses=misses,
-        io_bytes={role: sum(map(_io_bytes, job.pids[role])) for role in job.admins},
-    )
-
-
-def _io_bytes(pid: int) -> int:
-    """Return the bytes of all reads and writes of a process. A follower only uses sockets, and a leader little else."""
-    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-    return int(fields["rchar"]) + int(fields["wchar"])
+    await asyncio.gather(*(one() for _ in range(awaiters)))
+    return latencies

@@ -9,8 +9,8 @@ paths. All costs are least-squares fits over measurements at several hit rates.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
+from statistics import linear_regression
 from typing import Final
 
 import msgspec
@@ -21,20 +21,29 @@ _TOGETHER: Final = 1e-3
 """Closeness at which two measures count as growing together: their separate parts in a sum are then chance."""
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement: CPU in microseconds, and bytes, per query of the clients. ``leader_hits`` and ``leader_misses``
-    are the shares of a query that the leader answered, and that it had to fetch."""
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement: a period of load; CPU in microseconds per query of the clients."""
 
+    batch: int
+    asked_hit_rate: float | None = None
     hit_rate: float
+    leader_hit_rate: float | None
+    throughput_qps: float
+    p50_ms: float
+    p99_ms: float
     follower_us: float
     leader_us: float
     database_us: float
-    leader_hits: float
-    leader_misses: float
+    client_us: float
+    leader_hits_per_query: float
+    """Share of a query that the leader answered from its memory."""
+    leader_misses_per_query: float
+    """Share of a query that the leader had to fetch."""
     bytes_per_query: float
-    """Bytes read and written by the followers."""
-    leader_bytes: float
-    """Bytes read and written by the leaders."""
+    """Bytes that the followers read and wrote."""
+    leader_bytes_per_query: float
+    follower_limit_qps: float
+    """A million divided by the follower's CPU: the rate of one follower that has a core to itself."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,47 +86,31 @@ class DeploymentAssumptions(msgspec.Struct, frozen=True, kw_only=True):
     to the same ``utilisation``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _FittedLine:
-    """A fitted line; ``at_one`` and ``at_zero`` are its values at hit rates 1 and 0."""
-
-    at_one: float
-    at_zero: float
-
-
-def fitted_line(points: Sequence[tuple[float, float]]) -> _FittedLine:
-    """Fit a line by least squares over ``(hit rate, value)``. Raises `ValueError` when all points have one hit rate."""
-    count = len(points)
-    mean_x = sum(x for x, _ in points) / max(1, count)
-    mean_y = sum(y for _, y in points) / max(1, count)
-    spread = sum((x - mean_x) ** 2 for x, _ in points)
-    if not spread:
-        raise ValueError("costs need measurements at two hit rates at least")
-    slope = sum((x - mean_x) * (y - mean_y) for x, y in points) / spread
-    return _FittedLine(mean_y + slope * (1 - mean_x), mean_y - slope * mean_x)
-
-
-def fit(points: Sequence[Point]) -> Costs:
+def fit(points: Sequence[Cost]) -> Costs:
     """Raises `ValueError` when all points have one hit rate."""
-    follower = fitted_line([(each.hit_rate, each.follower_us) for each in points])
-    traffic = fitted_line([(each.hit_rate, each.bytes_per_query) for each in points])
+    if len({each.hit_rate for each in points}) < 2:
+        raise ValueError("costs need measurements at two hit rates at least")
+    hit_rates = [each.hit_rate for each in points]
+    slope_us, miss_us = linear_regression(hit_rates, [each.follower_us for each in points])
+    slope_bytes, miss_bytes = linear_regression(hit_rates, [each.bytes_per_query for each in points])
     # A miss is the work of a hit and more, never less. Where few of the leader's reads are hits, chance could say
     # otherwise.
+    asked = [each.leader_hits_per_query + each.leader_misses_per_query for each in points]
+    fetched = [each.leader_misses_per_query for each in points]
     leader_us, fetching_us = fitted_parts(
-        [(each.leader_hits + each.leader_misses, each.leader_misses, each.leader_us) for each in points]
+        [(reads, misses, each.leader_us) for reads, misses, each in zip(asked, fetched, points, strict=True)]
     )
-    leader_misses = sum(each.leader_misses for each in points)
-    between = max(0.0, traffic.at_zero - traffic.at_one)
-    below = sum(each.leader_bytes - between * (each.leader_hits + each.leader_misses) for each in points)
+    below = sum(each.leader_bytes_per_query for each in points) - max(0.0, -slope_bytes) * sum(asked)
+    leader_misses = sum(fetched) or inf
     return Costs(
-        hit_us=follower.at_one,
-        miss_us=follower.at_zero,
+        hit_us=miss_us + slope_us,
+        miss_us=miss_us,
         leader_hit_us=leader_us,
         leader_miss_us=leader_us + fetching_us,
-        database_us=sum(each.database_us for each in points) / leader_misses if leader_misses else 0.0,
-        hit_bytes=traffic.at_one,
-        miss_bytes=traffic.at_zero,
-        database_bytes=max(0.0, below) / leader_misses if leader_misses else 0.0,
+        database_us=sum(each.database_us for each in points) / leader_misses,
+        hit_bytes=miss_bytes + slope_bytes,
+        miss_bytes=miss_bytes,
+        database_bytes=max(0.0, below) / leader_misses,
     )
 
 

@@ -15,35 +15,19 @@ from typing import Final
 
 import msgspec
 
-from loadtest.capacity.costs import (
-    PUBLISHED_MIX,
-    CapacityFigures,
-    Cost,
-    OfFollowers,
-    OfGrowth,
-    billion_listing,
-    cost_of,
-    costs_listing,
-    fitted_listing,
-    followers_listing,
-    growth_listing,
-    mix_listing,
-    point_of,
-)
-from loadtest.capacity.jobs import SKEW, CapacityJob, CapacityTurn, CapacityTurnResult, GrowJob, MixJob
-from loadtest.capacity.model import DeploymentAssumptions, deployment, fit
+from loadtest.capacity.costs import PUBLISHED_MIX, CapacityFigures, OfFollowers, OfGrowth, cost_of, listings
+from loadtest.capacity.jobs import SKEW, CapacityJob, CapacityTurn, CapacityTurnResult, GrowJob, LoadedServers, MixJob
+from loadtest.capacity.model import Cost, DeploymentAssumptions, deployment, fit
 from loadtest.client_process import run_job
 from loadtest.conditions import together
 from loadtest.options import AWAITERS, FOLLOWER_COUNTS, GROWTHS, OBJECTS, SECONDS, Options
-from loadtest.published import figures
 from loadtest.published.jobs import FillJob, Subject
-from loadtest.published.run import SCHEMA
+from loadtest.published.run import own_cluster
+from loadtest.published.workload import tao_atc13
 from loadtest.results import ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.target import OWN_TIER, pids_of, versions_of
-from tao.devcluster.cluster import DevCluster
-from tao.devcluster.database_program import Durability
-from tao.devcluster.layout import ClusterSettings, Role, Shape
+from loadtest.target import Target, target_for
+from tao.devcluster.layout import Role, Shape
 from tao.model.errors import OperatorError
 
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=16)
@@ -103,14 +87,7 @@ async def run(settings: BenchSettings, progress: Progress, capacity: CapacityOpt
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"object_bytes": measured.object_bytes, "awaiters": capacity.awaiters, "skew": SKEW},
-        listings=[
-            costs_listing(measured),
-            mix_listing(measured),
-            followers_listing(measured),
-            growth_listing(measured),
-            fitted_listing(measured),
-            billion_listing(measured),
-        ],
+        listings=listings(measured, _EVEN_SHARES),
         notes=[
             f"All processes share {measured.cpus} cores; 'follower alone' is a million divided by its CPU per query.",
             f"A billion reads: {msgspec.json.encode(measured.assumptions).decode()}",
@@ -141,7 +118,7 @@ class _CapacityRun:
         self._progress = progress
         self._capacity = capacity
         self._ids_file = str(settings.work_dir / "ids.bin")
-        self._object_bytes = round(figures.atc13().data_bytes["object_mean"])
+        self._object_bytes = round(tao_atc13().object_bytes.mean)
 
     async def measured(self) -> CapacityFigures:
         """Measure in the order in which the data grows."""
@@ -150,32 +127,21 @@ class _CapacityRun:
         middle = capacity.growths[len(capacity.growths) // 2]
         for growth in capacity.growths:
             for cache_mb in sorted({_SMALLEST_MB, _SMALLEST_MB * growth}):
-                async with self._cluster(cache_mb) as cluster:
-                    await self._grow(cluster, growth)
-                    cost = await self._by_popularity(cluster, cache_mb, growth)
-                    grows = cache_mb > _SMALLEST_MB or growth == 1
-                    by_growth.append(
-                        OfGrowth(
-                            growth=growth,
-                            objects=capacity.objects * growth,
-                            cache_mb=cache_mb,
-                            cache_grows=grows,
-                            cost=cost,
-                        )
-                    )
+                grows = cache_mb > _SMALLEST_MB or growth == 1
+                async with self._cluster(cache_mb) as target:
+                    by_growth.append(await self._by_popularity(target, cache_mb, growth, grows))
                     if growth == middle and grows:
-                        by_hit_rate = await self._by_hit_rate(cluster, cache_mb)
+                        by_hit_rate = await self._by_hit_rate(target, cache_mb)
                         if 1 in capacity.followers:
-                            by_followers.append(OfFollowers(followers=1, cost=await self._all_hits(cluster)))
+                            by_followers.append(await self._all_hits(target))
             if growth == middle:
                 for followers in sorted({*capacity.followers} - {1}):
-                    async with self._cluster(_SMALLEST_MB * growth, followers) as cluster:
-                        by_followers.append(OfFollowers(followers=followers, cost=await self._all_hits(cluster)))
+                    async with self._cluster(_SMALLEST_MB * growth, followers) as target:
+                        by_followers.append(await self._all_hits(target))
         by_mix = await self._by_mix()
-        costs = {PUBLISHED_MIX: fit([point_of(each) for each in by_mix])}
+        costs = {PUBLISHED_MIX: fit(by_mix)}
         for batch in _BATCHES:
-            objects = [point_of(each) for each in by_hit_rate if each.batch == batch]
-            costs[f"objects alone, batches of {batch}"] = fit(objects)
+            costs[f"objects alone, batches of {batch}"] = fit([each for each in by_hit_rate if each.batch == batch])
         return CapacityFigures(
             cpus=cpu_count() or 1,
             object_bytes=self._object_bytes,
@@ -189,56 +155,66 @@ class _CapacityRun:
         )
 
     @asynccontextmanager
-    async def _cluster(
-        self, cache_mb: float, followers: int = 1, folder: str = "capacity"
-    ) -> AsyncIterator[DevCluster]:
-        cluster_settings = ClusterSettings(
-            state_dir=self._settings.work_dir / folder,
-            shape=msgspec.structs.replace(_SHAPE, followers=followers),
-            schema_file=SCHEMA,
-            buffer_pool_mb=64 if self._settings.toy else 512,
-            durability=Durability.RELAXED,
-            cache_mb=cache_mb,
-            log_level="warning",
-        )
-        async with DevCluster(cluster_settings, self._progress.step) as cluster:
-            database = cluster.database("db-1")
-            self._settings.versions.update(versions_of(database))
-            yield cluster
+    async def _cluster(self, cache_mb: float, followers: int = 1, folder: str = "capacity") -> AsyncIterator[Target]:
+        shape = msgspec.structs.replace(_SHAPE, followers=followers)
+        async with target_for(None, own_cluster(self._settings, folder, shape, cache_mb), self._progress) as target:
+            self._settings.versions.update(target.versions)
+            yield target
 
-    async def _grow(self, cluster: DevCluster, growth: int) -> None:
+    async def _by_popularity(self, target: Target, cache_mb: int, growth: int, grows: bool) -> OfGrowth:
+        """Let the data grow, and measure reads of it."""
+        objects = self._capacity.objects * growth
         job = GrowJob(
-            topology_file=str(cluster.topology_path),
+            topology_file=target.topology_file,
             ids_file=self._ids_file,
-            objects=self._capacity.objects * growth,
+            objects=objects,
             object_bytes=self._object_bytes,
             shards=_SHAPE.shards,
         )
         await run_job(job, self._progress, self._settings.work_dir / "grow.log", int)
-
-    async def _by_popularity(self, cluster: DevCluster, cache_mb: int, growth: int) -> Cost:
-        turn = CapacityTurn(resident=None, batch=1, seconds=self._capacity.seconds)
-        warm_keys = min(self._held(cache_mb), self._capacity.objects * growth)
-        ((result,),) = await self._asked(cluster, [turn], warm_keys=warm_keys)
-        return cost_of(turn.batch, None, [result])
+        turn = CapacityTurn(resident=None, batch=1)
+        (cost,) = await self._asked(target, [turn], warm_keys=min(self._held(cache_mb), objects))
+        return OfGrowth(growth=growth, objects=objects, cache_mb=cache_mb, cache_grows=grows, cost=cost)
 
     def _held(self, cache_mb: int) -> int:
         return (cache_mb << 20) // (self._object_bytes + _ENTRY_BYTES)
 
-    async def _by_hit_rate(self, cluster: DevCluster, cache_mb: int) -> list[Cost]:
-        capacity = self._capacity
-        turns = [
-            CapacityTurn(resident=share, batch=batch, seconds=capacity.seconds)
-            for batch in _BATCHES
-            for share in capacity.hit_rates
-        ]
-        (results,) = await self._asked(cluster, turns, warm_keys=self._held(cache_mb))
-        return [cost_of(turn.batch, turn.resident, [result]) for turn, result in zip(turns, results, strict=True)]
+    async def _by_hit_rate(self, target: Target, cache_mb: int) -> list[Cost]:
+        shares = self._capacity.hit_rates
+        turns = [CapacityTurn(resident=share, batch=batch) for batch in _BATCHES for share in shares]
+        return await self._asked(target, turns, warm_keys=self._held(cache_mb))
 
-    async def _all_hits(self, cluster: DevCluster) -> Cost:
-        turn = CapacityTurn(resident=1.0, batch=_BATCHES[-1], seconds=self._capacity.seconds)
-        results = await self._asked(cluster, [turn], processes=_LOAD_PROCESSES)
-        return cost_of(turn.batch, turn.resident, [result for (result,) in results])
+    async def _all_hits(self, target: Target) -> OfFollowers:
+        turn = CapacityTurn(resident=1.0, batch=_BATCHES[-1])
+        (cost,) = await self._asked(target, [turn], processes=_LOAD_PROCESSES)
+        return OfFollowers(followers=len(target.followers), cost=cost)
+
+    async def _asked(
+        self, target: Target, turns: Sequence[CapacityTurn], *, warm_keys: int = 0, processes: int = 1
+    ) -> list[Cost]:
+        """Return the cost of each turn, taken by all load processes side by side."""
+        capacity, log = self._capacity, self._settings.work_dir
+        jobs = [
+            CapacityJob(
+                servers=_servers_of(target),
+                ids_file=self._ids_file,
+                number=number,
+                residents=capacity.residents,
+                warm_keys=warm_keys,
+                awaiters=capacity.awaiters,
+                turns=tuple(turns),
+                seconds=capacity.seconds,
+            )
+            for number in range(processes)
+        ]
+        results = await together(
+            run_job(each, self._progress, log / f"capacity-{each.number}.log", list[CapacityTurnResult])
+            for each in jobs
+        )
+        return [
+            cost_of(turn.batch, turn.resident, of_turn)
+            for turn, of_turn in zip(turns, zip(*results, strict=True), strict=True)
+        ]
 
     async def _by_mix(self) -> list[Cost]:
         """Measure the published mix on a graph of its own, with the cache that it is to have."""
@@ -251,54 +227,25 @@ class _CapacityRun:
             ids_file=str(work_dir / "mix-ids.bin"),
         )
         cache_mb = subject.plan().payload_bytes * _MIX_CACHE_SHARE / (1 << 20)
-        async with self._cluster(cache_mb, folder="mix") as cluster:
-            fill = FillJob(topology_file=str(cluster.topology_path), subject=subject)
+        async with self._cluster(cache_mb, folder="mix") as target:
+            fill = FillJob(topology_file=target.topology_file, subject=subject)
             await run_job(fill, self._progress, work_dir / "fill-mix.log", int)
-            admins, pids = await self._servers_of(cluster)
             job = MixJob(
-                topology_file=str(cluster.topology_path),
-                tier=OWN_TIER,
+                servers=_servers_of(target),
                 subject=subject,
                 awaiters=capacity.awaiters,
                 even_shares=_EVEN_SHARES,
                 warm_seconds=2 * capacity.seconds,
                 seconds=capacity.seconds,
-                admins=admins,
-                pids=pids,
             )
             results = await run_job(job, self._progress, work_dir / "mix.log", list[CapacityTurnResult])
         return [cost_of(1, None, [result]) for result in results]
 
-    @staticmethod
-    async def _servers_of(cluster: DevCluster) -> tuple[dict[str, list[str]], dict[str, list[int]]]:
-        """Return the admin addresses and the process ids by role."""
-        pids = await pids_of(cluster)
-        names = {
-            role: [name for name, of in cluster.processes.items() if of is role]
-            for role in (Role.FOLLOWER, Role.LEADER, Role.DATABASE)
-        }
-        admins = {str(role): [cluster.admin(name) for name in names[role]] for role in (Role.FOLLOWER, Role.LEADER)}
-        return admins, {str(role): [pids[name] for name in names[role]] for role in names}
 
-    async def _asked(
-        self, cluster: DevCluster, turns: Sequence[CapacityTurn], *, warm_keys: int = 0, processes: int = 1
-    ) -> list[list[CapacityTurnResult]]:
-        admins, pids = await self._servers_of(cluster)
-        job = CapacityJob(
-            topology_file=str(cluster.topology_path),
-            tier=OWN_TIER,
-            ids_file=self._ids_file,
-            number=0,
-            residents=self._capacity.residents,
-            warm_keys=warm_keys,
-            awaiters=self._capacity.awaiters,
-            turns=tuple(turns),
-            admins=admins,
-            pids=pids,
-        )
-        jobs = [msgspec.structs.replace(job, number=number) for number in range(processes)]
-        log = self._settings.work_dir
-        return await together(
-            run_job(each, self._progress, log / f"capacity-{each.number}.log", list[CapacityTurnResult])
-            for each in jobs
-        )
+def _servers_of(target: Target) -> LoadedServers:
+    return LoadedServers(
+        topology_file=target.topology_file,
+        tier=target.tier,
+        admins={Role.FOLLOWER: [*target.followers.values()], Role.LEADER: [*target.leaders.values()]},
+        pids={role: target.pids[role] for role in (Role.FOLLOWER, Role.LEADER, Role.DATABASE)},
+    )

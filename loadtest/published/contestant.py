@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from random import Random
+from typing import Any, Final
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.requests import WorkloadRequest
@@ -19,20 +21,10 @@ LINK: Final = "link"
 MARK: Final = "mark"
 _ADDED_BOUND: Final = 10_000
 _BATCH: Final = 2000
+_BLOCK_BYTES: Final = 1 << 20
 _RESERVED_AT_ONCE: Final = 1000
 _ATTEMPTS: Final = 5
 """Attempts to write a batch: on a busy machine some rows are not written in time, and all rows may be written again."""
-
-
-class Contestant(Protocol):
-    """Answers the requests of a stream, over the graph that was loaded."""
-
-    async def ask(self, request: WorkloadRequest) -> int:
-        """Answer a request. Returns what a read found: the number of edges or objects, or the count; 0 for writes.
-        Raises what the client raises."""
-
-    async def close(self) -> None:
-        """Close the client's connections."""
 
 
 class Payloads:
@@ -43,6 +35,11 @@ class Payloads:
         self._block: Final = block
         self._at = 0
 
+    @classmethod
+    def drawn(cls, seed: str) -> Payloads:
+        """Return those of a block that follows from the seed."""
+        return cls(Random(seed).randbytes(_BLOCK_BYTES))
+
     def next(self, size: int) -> bytes:
         """Return the next ``size`` bytes."""
         if self._at + size > len(self._block):
@@ -50,6 +47,10 @@ class Payloads:
         found = self._block[self._at : self._at + size]
         self._at += size
         return found
+
+    def fields(self, size: int) -> dict[str, bytes]:
+        """Return the fields of an object or edge with a payload of ``size`` bytes, or without one for 0."""
+        return {"payload": self.next(size)} if size else {}
 
 
 class TaoContestant:
@@ -63,7 +64,7 @@ class TaoContestant:
         self._added: Final[deque[int]] = deque(maxlen=_ADDED_BOUND)
 
     async def ask(self, request: WorkloadRequest) -> int:
-        """See `Contestant`. Raises a `TaoError`."""
+        """See `loadtest.published.driver.Contestant`. Raises a `TaoError`."""
         graph, ids = self._graph, self._ids
         kind = request.kind
         if kind is Kind.OBJ_GET:
@@ -90,22 +91,19 @@ class TaoContestant:
             found = await self.ask(request)
         return found, all(each.answered_by == MEMORY for each in trace)
 
-    async def close(self) -> None:
-        await self._graph.close()
-
     async def _write(self, request: WorkloadRequest) -> None:
-        graph, ids = self._graph, self._ids
+        graph, id1 = self._graph, self._ids[request.node]
         match request.kind:
             case Kind.ASSOC_ADD | Kind.ASSOC_OVERWRITE:
                 await graph.assoc_add(*self._edge(request))
             case Kind.ASSOC_DELETE:
-                await graph.assoc_delete(ids[request.node], LINK, ids[request.others[0]])
+                await graph.assoc_delete(id1, LINK, self._ids[request.others[0]])
             case Kind.ASSOC_CHANGE_TYPE:
-                await graph.assoc_change_type(ids[request.node], LINK, ids[request.others[0]], MARK)
+                await graph.assoc_change_type(id1, LINK, self._ids[request.others[0]], MARK)
             case Kind.OBJ_UPDATE:
-                await graph.obj_update(ids[request.node], {"payload": self._payloads.next(request.size)}, NODE)
+                await graph.obj_update(id1, self._payloads.fields(request.size), NODE)
             case Kind.OBJ_ADD:
-                self._added.append(await graph.obj_add(NODE, {"payload": self._payloads.next(request.size)}))
+                self._added.append(await graph.obj_add(NODE, self._payloads.fields(request.size)))
             case Kind.OBJ_DELETE:
                 # Before anything was added, any deletion would remove something that reads expect to find.
                 if self._added:
@@ -115,9 +113,8 @@ class TaoContestant:
             case _:
                 raise AssertionError(f"{request.kind} is no write")
 
-    def _edge(self, request: WorkloadRequest) -> tuple[int, str, int, int, dict[str, bytes] | None]:
-        ids = self._ids
-        fields = {"payload": self._payloads.next(request.size)} if request.size else None
+    def _edge(self, request: WorkloadRequest) -> tuple[int, str, int, int, dict[str, bytes]]:
+        ids, fields = self._ids, self._payloads.fields(request.size)
         return ids[request.node], LINK, ids[request.others[0]], request.time, fields
 
 
@@ -139,26 +136,27 @@ async def load_graph(
     """Write the planned graph, and return the ids by node. Node ``n`` is put on shard ``n % shards``. Raises a
     `TaoError`."""
     ids = await reserve_nodes(graph, plan.nodes, shards)
-    total, done = plan.nodes + plan.edges, 0
-    for start in range(0, plan.nodes, _BATCH):
-        nodes = range(start, min(plan.nodes, start + _BATCH))
-        rows = [(NODE, {"payload": payloads.next(plan.object_size(node))}, None, ids[node]) for node in nodes]
-        await written(graph.obj_add_many, rows)
-        done += len(rows)
-        report("writing objects", done / total)
-    edges = []
-    for node in range(plan.nodes):
-        for edge in plan.list_of(node):
-            fields = {"payload": payloads.next(edge.size)} if edge.size else None
-            edges.append((ids[node], LINK, ids[edge.other], edge.time, fields))
-            if len(edges) == _BATCH:
-                await written(graph.assoc_add_many, edges)
-                done += len(edges)
-                edges.clear()
-                report("writing edges", done / total)
-    if edges:
-        await written(graph.assoc_add_many, edges)
+    objects = ((NODE, payloads.fields(plan.object_size(node)), None, ids[node]) for node in range(plan.nodes))
+    edges = (
+        (ids[node], LINK, ids[edge.other], edge.time, payloads.fields(edge.size))
+        for node in range(plan.nodes)
+        for edge in plan.list_of(node)
+    )
+    total = plan.nodes + plan.edges
+    await write_all(graph.obj_add_many, objects, lambda done: report("writing objects", done / total))
+    await write_all(graph.assoc_add_many, edges, lambda done: report("writing edges", (plan.nodes + done) / total))
     return ids
+
+
+async def write_all(
+    write_many: Callable[[Sequence[Any]], Awaitable[object]], rows: Iterable[Any], report: Callable[[int], None]
+) -> None:
+    """Write rows as `written` does, some thousands at a time, and report how many are done."""
+    left, done = iter(rows), 0
+    while batch := list(islice(left, _BATCH)):
+        await written(write_many, batch)
+        done += len(batch)
+        report(done)
 
 
 async def written(write_many: Callable[[Sequence[Any]], Awaitable[object]], rows: Sequence[Any]) -> None:

@@ -9,9 +9,8 @@ separates the latencies of hits from those of misses: always at a constant rate,
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter, process_time
 from typing import Final, Protocol
 
@@ -19,7 +18,6 @@ import msgspec
 
 from loadtest.open_loop import begin_at_rate
 from loadtest.published.conformity import FirstReads, RequestTally
-from loadtest.published.contestant import Contestant
 from loadtest.published.latencies import LatencyRecorder, LatencyRecording
 from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.workload import READS
@@ -30,6 +28,7 @@ PROBERS: Final = 8
 """Clients that trace, each with one pending request: so many that a miss does not delay the other probes."""
 _PROBES_PER_SECOND: Final = 200.0
 """Probes per second of a process: hundreds of misses in half a minute, and a small part of any load."""
+_NOT_ASKED: Final = "not asked: too many unanswered"
 
 
 class RequestLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,18 +59,22 @@ class LoadResult(msgspec.Struct, frozen=True, kw_only=True):
     brought them into a cache."""
 
 
-class TracedContestant(Protocol):
-    """A contestant that can report whether an answer was a hit."""
+class Contestant(Protocol):
+    """Answers the requests of a stream, over the graph that was loaded."""
+
+    async def ask(self, request: WorkloadRequest) -> int:
+        """Answer a request. Returns what a read found: the number of edges or objects, or the count; 0 for writes.
+        Raises what the client raises."""
 
     async def traced(self, request: WorkloadRequest) -> tuple[int, bool]:
-        """Send a request. Returns how much was found, and whether it came from the first cache's memory."""
+        """Answer a read. Returns what it found, and whether all of it came from the first cache's memory."""
 
 
 async def put_load(
     load: RequestLoad,
     stream: RequestStream,
     contestant: Contestant,
-    probers: Sequence[TracedContestant],
+    probers: Sequence[Contestant],
     probed: RequestStream,
     measuring: Callable[[], None],
 ) -> LoadResult:
@@ -80,27 +83,21 @@ async def put_load(
     Raises every error of the clients that is not a `TaoError`.
     """
     asked = FirstReads()
-    warming = _LoadPhase(contestant, stream, None, asked)
+    warming = _LoadPhase(contestant, stream, asked)
     await warming.drive(load, load.warm_seconds)
     settle_collector()
     measuring()
-    recorder = LatencyRecorder()
     asked.first_time = 0
-    run = _LoadPhase(contestant, stream, recorder, asked)
-    cpu_before = process_time()
-    began = perf_counter()
-    jobs: list[Awaitable[None]] = [run.drive(load, load.seconds)]
-    probing = probes(probed, asked, began, load.seconds)
-    jobs += [_probe(prober, probing, recorder) for prober in probers]
-    await asyncio.gather(*jobs)
-    elapsed = perf_counter() - began
+    run = _LoadPhase(contestant, stream, asked)
+    cpu_before, began = process_time(), perf_counter()
+    await asyncio.gather(run.drive(load, load.seconds), _probe(probers, probed, asked, run.recorder, load.seconds))
     return LoadResult(
         tally=run.tally,
-        recording=recorder.recording(),
-        elapsed=elapsed,
+        recording=run.recorder.recording(),
+        elapsed=perf_counter() - began,
         client_cpu_seconds=process_time() - cpu_before,
         wrong=run.wrong,
-        failed_warming=dict(warming.failed),
+        failed_warming=warming.recorder.recording().failed,
         warmed=warming.tally.answered,
         first_time=asked.first_time,
     )
@@ -109,28 +106,19 @@ async def put_load(
 class _LoadPhase:
     """The warming, or the measurement."""
 
-    def __init__(
-        self, contestant: Contestant, stream: RequestStream, recorder: LatencyRecorder | None, asked: FirstReads
-    ) -> None:
+    def __init__(self, contestant: Contestant, stream: RequestStream, asked: FirstReads) -> None:
         self._contestant = contestant
         self._stream = stream
-        self._recorder = recorder
         self._asked = asked
-        self.failed: Counter[str] = Counter()
-        self._began = 0.0
+        self._began = perf_counter()
+        self.recorder = LatencyRecorder()
         self.tally = RequestTally()
         self.wrong = 0
 
     async def drive(self, load: RequestLoad, seconds: float) -> None:
         """Send requests for so many seconds."""
-        self._began = perf_counter()
         if load.rate:
-            await begin_at_rate(
-                load.rate,
-                seconds,
-                lambda since: self._ask(next(self._stream), since),
-                lambda: self._failed("not asked: too many unanswered"),
-            )
+            await begin_at_rate(load.rate, seconds, self._ask, partial(self.recorder.failed, _NOT_ASKED))
             return
         async with asyncio.TaskGroup() as group:
             for _ in range(load.awaiters):
@@ -138,53 +126,41 @@ class _LoadPhase:
 
     async def _in_turn(self, until: float) -> None:
         while (now := perf_counter()) < until:
-            await self._ask(next(self._stream), now)
+            await self._ask(now)
 
-    async def _ask(self, request: WorkloadRequest, since: float) -> None:
+    async def _ask(self, since: float) -> None:
+        request = next(self._stream)
         self._asked.note(request)
         try:
             found = await self._contestant.ask(request)
         except TaoError as error:
-            self._failed(error.reason)
+            self.recorder.failed(error.reason)
             return
         now = perf_counter()
-        if self._recorder is not None:
-            self._recorder.answered(request.kind, now - since, now - self._began)
+        self.recorder.answered(request.kind, now - since, now - self._began)
         self.tally.note(request, found)
         self.wrong += request.kind == "obj_get" and not found
 
-    def _failed(self, reason: str) -> None:
-        self.failed[reason] += 1
-        if self._recorder is not None:
-            self._recorder.failed(reason)
-
-
-def probes(
-    stream: RequestStream, asked: FirstReads, began: float, seconds: float
-) -> Iterator[tuple[float, WorkloadRequest]]:
-    """Yield the time at which each probe is to begin, and its request: only reads, at a constant rate."""
-    reads = (request for request in stream if request.kind in READS)
-    for number in count():
-        after = number / _PROBES_PER_SECOND
-        if after >= seconds:
-            return
-        request = next(reads)
-        asked.note(request)
-        yield began + after, request
-
 
 async def _probe(
-    prober: TracedContestant, probing: Iterator[tuple[float, WorkloadRequest]], recorder: LatencyRecorder
+    probers: Sequence[Contestant], stream: RequestStream, asked: FirstReads, recorder: LatencyRecorder, seconds: float
 ) -> None:
-    """Run one of several probers, which share the probes; a probe begins late when all of them are busy."""
-    for intended, request in probing:
-        early = intended - perf_counter()
-        if early > 0:
-            await asyncio.sleep(early)
-        since = min(intended, perf_counter())
+    """Send the reads of the stream at a constant rate; a probe begins late when all probers are busy."""
+    reads = (request for request in stream if request.kind in READS)
+    free = asyncio.Queue[Contestant]()
+    for prober in probers:
+        free.put_nowait(prober)
+
+    async def one(since: float) -> None:
+        prober, request = await free.get(), next(reads)
+        asked.note(request)
         try:
             _, hit = await prober.traced(request)
         except TaoError as error:
             recorder.failed(error.reason)
-            continue
-        recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)
+        else:
+            recorder.traced(f"{'hit' if hit else 'miss'} {request.kind}", perf_counter() - since)
+        finally:
+            free.put_nowait(prober)
+
+    await begin_at_rate(_PROBES_PER_SECOND, seconds, one, partial(recorder.failed, _NOT_ASKED))

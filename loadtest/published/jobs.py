@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 from pathlib import Path
-from random import Random
 from typing import Final
 
 import msgspec
@@ -19,7 +18,6 @@ from tao.client import ClientSettings, connect
 
 _TIMEOUT_SECONDS: Final = 10.0
 """Timeout of a request; long, so that a busy machine shows as a high latency and not as an error."""
-_BLOCK_BYTES: Final = 1 << 20
 MEASURING: Final = "measuring"
 """The step that reports the end of warming."""
 
@@ -51,7 +49,9 @@ class FillJob(msgspec.Struct, frozen=True, kw_only=True):
         subject = self.subject
         settings = ClientSettings(timeout_seconds=60.0)
         async with connect(self.topology_file, region=self.region, settings=settings) as graph:
-            ids = await load_graph(graph, subject.plan(), _payloads(subject.seed, 0), subject.shards, report)
+            ids = await load_graph(
+                graph, subject.plan(), Payloads.drawn(f"payloads {subject.seed} 0"), subject.shards, report
+            )
         write_ids(Path(subject.ids_file), ids)
         return len(ids)
 
@@ -77,7 +77,7 @@ class AskJob(msgspec.Struct, frozen=True, kw_only=True):
                 graph = await stack.enter_async_context(
                     connect(self.topology_file, region=self.region, tier=self.tier, settings=settings)
                 )
-                return TaoContestant(graph, ids, _payloads(subject.seed, number))
+                return TaoContestant(graph, ids, Payloads.drawn(f"payloads {subject.seed} {number}"))
 
             def stream(number: int) -> RequestStream:
                 return RequestStream(workload, plan, subject.seed, number, subject.shards)
@@ -91,7 +91,3 @@ class AskJob(msgspec.Struct, frozen=True, kw_only=True):
                 stream(2 * self.stream + 1),
                 lambda: report(MEASURING, 0.5),
             )
-
-
-def _payloads(seed: int, number: int) -> Payloads:
-    return Payloads(Random(f"payloads {seed} {number}").randbytes(_BLOCK_BYTES))

@@ -90,8 +90,8 @@ class MergedLatencies:
         """Add the recording of one more process."""
         for name, encoded in recording.latencies.items():
             self._histograms.setdefault(name, _histogram()).decode_and_add(encoded.encode("ascii"))
-        self.per_second += Counter(recording.per_second)
-        self.failed += Counter(recording.failed)
+        self.per_second.update(recording.per_second)
+        self.failed.update(recording.failed)
         return self
 
     def names(self) -> list[str]:
@@ -101,22 +101,12 @@ class MergedLatencies:
     def summary(self, *names: str) -> LatencySummary | None:
         """Summarise these operations together; None when none was measured."""
         whole = self._whole(names)
-        count = whole.get_total_count()
-        if not count:
+        if not whole.get_total_count():
             return None
-
-        def at(percent: float) -> float:
-            return round(int(whole.get_value_at_percentile(percent)) / 1000, 3)
-
-        return LatencySummary(
-            count=count,
-            avg=round(whole.get_mean_value() / 1000, 3),
-            p50=at(50),
-            p90=at(90),
-            p99=at(99),
-            p999=at(99.9),
-            max=round(whole.get_max_value() / 1000, 3),
-        )
+        p50, p90, p99, p999 = (int(whole.get_value_at_percentile(percent)) for percent in (50, 90, 99, 99.9))
+        times_us = {"avg": whole.get_mean_value(), "p50": p50, "p90": p90, "p99": p99, "p999": p999}
+        times_ms = {name: round(us / 1000, 3) for name, us in {**times_us, "max": whole.get_max_value()}.items()}
+        return LatencySummary(count=whole.get_total_count(), **times_ms)
 
     def quantiles(self, *names: str) -> dict[str, float]:
         """Return the milliseconds within which each percentage was answered; empty when nothing was recorded."""

@@ -6,15 +6,14 @@ among those that fit. Streams of one run share the graph and the popularity rank
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import islice, repeat
 from random import Random
 from typing import Final, NamedTuple
 
-from loadtest.published.figures import TransactionSize
 from loadtest.published.graph_plan import FIRST_TIME, GraphPlan
-from loadtest.published.shapes import Popularity, Skew, geometric
+from loadtest.published.shapes import Popularity, Skew
 from loadtest.published.workload import LONG_LIST, Kind, Workload
 from tao.model.graph import MAX_TIME
 
@@ -62,7 +61,10 @@ class RequestStream(Iterator[WorkloadRequest]):
         self._plan: Final = plan
         self._chance: Final = Random(f"requests {seed} {stream}")
         self._shards: Final = shards
-        self._kinds: Iterator[Kind] = iter(())
+        kinds, shares = list(workload.mix), list(workload.mix.values())
+        self._kinds: Final = (
+            kind for _ in repeat(None) for kind in self._chance.choices(kinds, shares, k=_KINDS_AT_A_TIME)
+        )
         self._object: Final = self._chooser(plan.shuffled, workload.object_skew, workload.assumed.again)
         self._list: Final = self._reads_of(plan.shuffled)
         non_empty = [node for node in plan.shuffled if plan.degree(node)]
@@ -80,30 +82,13 @@ class RequestStream(Iterator[WorkloadRequest]):
         self._overwritten: Final = self._chooser(non_empty, workload.assumed.write_skew, 0.0)
         self._added: Final[deque[WorkloadRequest]] = deque(maxlen=_REMEMBERED_EDGES)
         self._time = _ADDED_FROM + stream
+        # Each kind of request is made by the method of its name.
         self._make: Final[dict[Kind, Callable[[], WorkloadRequest]]] = {
-            Kind.OBJ_GET: self._obj_get,
-            Kind.ASSOC_COUNT: self._assoc_count,
-            Kind.ASSOC_RANGE: self._assoc_range,
-            Kind.ASSOC_TIME_RANGE: self._assoc_time_range,
-            Kind.ASSOC_GET: self._assoc_get,
-            Kind.READ_MANY: self._read_many,
-            Kind.OBJ_ADD: self._obj_add,
-            Kind.OBJ_UPDATE: self._obj_update,
-            Kind.OBJ_DELETE: lambda: WorkloadRequest(Kind.OBJ_DELETE, ADDED_BEFORE),
-            Kind.ASSOC_ADD: self._assoc_add,
-            Kind.ASSOC_OVERWRITE: self._assoc_overwrite,
-            Kind.ASSOC_DELETE: self._assoc_delete,
-            Kind.ASSOC_CHANGE_TYPE: self._assoc_change_type,
-            Kind.WRITE_MANY: self._write_many,
+            kind: getattr(self, f"_{kind}") for kind in workload.mix
         }
 
     def __next__(self) -> WorkloadRequest:
-        kind = next(self._kinds, None)
-        if kind is None:
-            mix = self._workload.mix
-            self._kinds = iter(self._chance.choices(list(mix), list(mix.values()), k=_KINDS_AT_A_TIME))
-            kind = next(self._kinds)
-        return self._make[kind]()
+        return self._make[next(self._kinds)]()
 
     def take(self, count: int) -> list[WorkloadRequest]:
         """Return the next ``count`` requests."""
@@ -116,18 +101,16 @@ class RequestStream(Iterator[WorkloadRequest]):
         busiest = self._workload.shard_skew[: self._shards]
         if not busiest or self._shards <= len(busiest):
             return Popularity(nodes, skew, self._chance, again=again).draw
-        by_shard: list[list[int]] = [[] for _ in range(self._shards)]
+        rest = (1 - sum(busiest)) / (self._shards - len(busiest))
+        by_shard = defaultdict[int, list[int]](list)
         for node in nodes:
             by_shard[node % self._shards].append(node)
-        rest = (1 - sum(busiest)) / (self._shards - len(busiest))
-        shares = [busiest[shard] if shard < len(busiest) else rest for shard in range(self._shards)]
-        popular = [Popularity(each, skew, self._chance, again=again).draw if each else None for each in by_shard]
-        draws = [(draw, share) for draw, share in zip(popular, shares, strict=True) if draw is not None]
-        functions, weights = [draw for draw, _ in draws], [share for _, share in draws]
-        chance = self._chance
+        shards = sorted(by_shard)
+        draws = [Popularity(by_shard[shard], skew, self._chance, again=again).draw for shard in shards]
+        shares = [busiest[shard] if shard < len(busiest) else rest for shard in shards]
 
         def draw() -> int:
-            return chance.choices(functions, weights)[0]()
+            return self._chance.choices(draws, shares)[0]()
 
         return draw
 
@@ -179,7 +162,7 @@ class RequestStream(Iterator[WorkloadRequest]):
 
     def _assoc_get(self) -> WorkloadRequest:
         plan, chance, workload = self._plan, self._chance, self._workload
-        count = 1 if workload.ids_of_a_get is None else geometric(chance, workload.ids_of_a_get[0], 1, 128)
+        count = workload.ids_of_a_get.draw(chance)
         share = workload.non_empty.get(Kind.ASSOC_GET, 1.0)
         if chance.random() < share:
             node = self._non_empty()
@@ -195,15 +178,14 @@ class RequestStream(Iterator[WorkloadRequest]):
         return [self._plan.neighbour(node, index) for index in sorted(indexes)]
 
     def _read_many(self) -> WorkloadRequest:
-        return WorkloadRequest(
-            Kind.READ_MANY, others=tuple({self._object(): None for _ in range(self._many(self._workload.read_many))})
-        )
-
-    def _many(self, size: TransactionSize | None) -> int:
-        return 1 if size is None else geometric(self._chance, 1 / size.mean, 1, size.max)
+        count = self._workload.read_many.draw(self._chance)
+        return WorkloadRequest(Kind.READ_MANY, others=tuple({self._object(): None for _ in range(count)}))
 
     def _obj_add(self) -> WorkloadRequest:
         return WorkloadRequest(Kind.OBJ_ADD, size=self._plan.object_size(int(self._chance.random() * self._plan.nodes)))
+
+    def _obj_delete(self) -> WorkloadRequest:
+        return WorkloadRequest(Kind.OBJ_DELETE, ADDED_BEFORE)
 
     def _obj_update(self) -> WorkloadRequest:
         node = self._written()
@@ -236,8 +218,6 @@ class RequestStream(Iterator[WorkloadRequest]):
         return self._added_before()._replace(kind=Kind.ASSOC_CHANGE_TYPE)
 
     def _write_many(self) -> WorkloadRequest:
-        parts = {(each.node, each.others): each for each in (self._assoc_add() for _ in range(self._many_writes()))}
+        added = [self._assoc_add() for _ in range(self._workload.write_many.draw(self._chance))]
+        parts = {(each.node, each.others): each for each in added}
         return WorkloadRequest(Kind.WRITE_MANY, parts=tuple(parts.values()))
-
-    def _many_writes(self) -> int:
-        return self._many(self._workload.write_many)

@@ -9,28 +9,24 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, repeat
 from random import Random
-from typing import Final, Protocol
+from typing import Final
+
+import msgspec
 
 _CHUNK: Final = 4096
 """Number of popularity draws made at a time; a single draw costs twice as much."""
+_REMEMBERED: Final = 512
+"""Number of recent draws of which one may be repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class Degrees:
+class Degrees(msgspec.Struct, frozen=True):
     """The distribution of edges over nodes. ``points`` are pairs ``(edges, share of the nodes with so many or fewer)``,
     ascending, from 0 edges to a share of 1."""
 
     points: tuple[tuple[int, float], ...]
-
-    @staticmethod
-    def of_percentages(cdf_percent: Mapping[str, float], longest: int) -> Degrees:
-        """Make it of published points; lists beyond the last have up to ``longest`` edges."""
-        points = sorted((int(edges), percent / 100) for edges, percent in cdf_percent.items())
-        return Degrees((*points, (longest, 1.0)))
 
     def with_single_share(self, share: float) -> Degrees:
         """Return a distribution with another share of lists of one edge among the non-empty lists, and the longer lists
@@ -72,11 +68,6 @@ class Degrees:
         return total
 
 
-def log_uniform(chance: Random, low: int, high: int) -> int:
-    """Draw an integer from ``low`` (at least 1) to ``high``, whose logarithm is uniform."""
-    return _log_uniform_at(chance.random(), low, high)
-
-
 def _log_uniform_at(part: float, low: int, high: int) -> int:
     return min(high, int(low * math.pow((high + 1) / low, part)))
 
@@ -86,8 +77,7 @@ def _log_uniform_mean(low: int, high: int) -> float:
     return float(low) if low == high else (high + 1 - low) / math.log((high + 1) / low) - 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class CutExponential:
+class CutExponential(msgspec.Struct, frozen=True, tag="cut_exponential"):
     """Sizes of at least 1 and at most ``most``, exponential between, with this ``mean`` (below half of ``most``)."""
 
     mean: float
@@ -117,8 +107,7 @@ def _cut_mean(rate: float, most: int) -> float:
     return 1 / rate - most / math.expm1(rate * most) if rate * most < 500 else 1 / rate
 
 
-@dataclass(frozen=True, slots=True)
-class LogNormal:
+class LogNormal(msgspec.Struct, frozen=True, tag="log_normal"):
     """Sizes of at least 1 and at most ``most``, with this ``mean`` and spread of the logarithm."""
 
     mean: float
@@ -132,25 +121,17 @@ class LogNormal:
             yield min(self.most, max(1, round(chance.lognormvariate(mu, self.sigma))))
 
 
-class Skew(Protocol):
-    """A skew: how unevenly keys are requested."""
-
-    def cumulated(self, keys: int) -> list[float]:
-        """Return, by rank, the number of requests for the keys up to and including that rank, in any scale."""
-
-
-@dataclass(frozen=True, slots=True)
-class Zipf:
+class Zipf(msgspec.Struct, frozen=True, tag="zipf"):
     """Zipf's law: the key of rank r is requested in proportion to r to the power of minus ``exponent``."""
 
     exponent: float
 
     def cumulated(self, keys: int) -> list[float]:
+        """Return, by rank, the number of requests for the keys up to and including that rank, in any scale."""
         return list(accumulate((rank + 1) ** -self.exponent for rank in range(keys)))
 
 
-@dataclass(frozen=True, slots=True)
-class Concentration:
+class Concentration(msgspec.Struct, frozen=True, tag="concentration"):
     """A measured skew: ``points`` are pairs ``(share of the keys, share of the requests)``, the most requested keys
     first, ascending to ``(1, 1)``. Between two points both shares grow by a power law.
 
@@ -163,6 +144,7 @@ class Concentration:
     hottest: float
 
     def cumulated(self, keys: int) -> list[float]:
+        """Return, by rank, the share of the requests for the keys up to and including that rank."""
         found, before = [], 0.0
         for rank in range(1, keys + 1):
             before = min(self.share(rank / keys), before + self.hottest)
@@ -176,39 +158,44 @@ class Concentration:
         return little * math.pow(keys / few, math.log(much / little) / math.log(many / few))
 
 
+Skew = Zipf | Concentration
+"""How unevenly keys are requested."""
+
+
 class Popularity:
     """Draws the next of ``keys`` to request: by ``skew`` over their order, or a repetition of a recent draw.
 
-    ``again`` is the share of draws that repeat one of the last ``remembered`` keys: for a while, pages are assembled
+    ``again`` is the share of draws that repeat one of the last few hundred keys: for a while, pages are assembled
     from the same few things.
     """
 
-    def __init__(
-        self, keys: Sequence[int], skew: Skew, chance: Random, *, again: float = 0.0, remembered: int = 512
-    ) -> None:
+    def __init__(self, keys: Sequence[int], skew: Skew, chance: Random, *, again: float = 0.0) -> None:
         """Raises `ValueError` when there are no keys."""
         if not keys:
             raise ValueError("nothing to choose from: give the graph more objects")
-        self._keys: Final = keys
-        self._weights: Final = skew.cumulated(len(keys))
-        self._chance: Final = chance
-        self._again: Final = again
-        self._recent: Final[deque[int]] = deque(maxlen=remembered)
-        self._drawn: Iterator[int] = iter(())
-
-    def draw(self) -> int:
+        self.draw: Final = _draws(keys, skew.cumulated(len(keys)), chance, again).__next__
         """Draw the next key."""
-        chance, recent = self._chance, self._recent
-        if recent and chance.random() < self._again:
-            return recent[int(chance.random() * len(recent))]
-        key = next(self._drawn, None)
-        if key is None:
-            self._drawn = iter(chance.choices(self._keys, cum_weights=self._weights, k=_CHUNK))
-            key = next(self._drawn)
-        recent.append(key)
-        return key
 
 
-def geometric(chance: Random, p: float, least: int, most: int) -> int:
-    """Draw a number from ``least`` to ``most``, each further step with probability ``1 - p``."""
-    return min(most, least + int(math.log(1 - chance.random()) / math.log(1 - p)))
+def _draws(keys: Sequence[int], weights: list[float], chance: Random, again: float) -> Iterator[int]:
+    recent = deque[int](maxlen=_REMEMBERED)
+    fresh = (key for _ in repeat(None) for key in chance.choices(keys, cum_weights=weights, k=_CHUNK))
+    while True:
+        if recent and chance.random() < again:
+            yield recent[int(chance.random() * len(recent))]
+        else:
+            recent.append(key := next(fresh))
+            yield key
+
+
+class Geometric(msgspec.Struct, frozen=True):
+    """Numbers from 1 to ``most``; without the bound their mean is ``mean``. As it stands, always 1."""
+
+    mean: float = 1.0
+    most: int = 1
+
+    def draw(self, chance: Random) -> int:
+        """Draw a number."""
+        if self.most == 1:
+            return 1
+        return min(self.most, 1 + int(math.log(1 - chance.random()) / math.log(1 - 1 / self.mean)))

@@ -1,19 +1,16 @@
-"""The counters and CPU time of a run's followers, read every second while the run measures.
+"""The counters and CPU time of servers, and those of a run's followers, read every second while the run measures.
 
-A *hit* is a query that a follower answered from its memory. A query that waits for a fetch is a miss; when another
-query had begun the fetch, it has *joined*.
+A *hit* is a query that a server answered from its memory. A query that waits for a fetch is a miss; when another query
+had begun the fetch, it has *joined*.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from time import perf_counter
 from typing import Final
-
-import msgspec
 
 from loadtest.published.jobs import MEASURING
 from loadtest.rounds import cpu_seconds
@@ -24,75 +21,45 @@ from tao.devcluster.layout import Role
 from tao.model.errors import OperatorError
 
 _SAMPLE_SECONDS: Final = 1.0
+_FILLS: Final = ("joined", "incomplete", "too_large", "not_kept", "dropped")
+"""Misses that waited for a fetch that another had begun; queries for more of a list than the part of it that was
+cached; entries that were not kept because they would take too large a part of the cache; entries that were fetched and
+not kept, including those; and entries that were dropped because a write could not be applied to them."""
+
+Counts = Mapping[str, float]
+"""Counts of all servers of a role together, named ``follower_hits``: ``hits``, ``misses``, `_FILLS`, and ``came_back``,
+the keys that were fetched again not long after they had been evicted. Where the processes are known, ``cpu`` in seconds
+and ``io_bytes`` that they read and wrote. ``at`` is the time (`perf_counter`)."""
 
 
-class Second(msgspec.Struct, frozen=True, kw_only=True):
-    """The counts of the tier between two samples, about a second apart."""
+async def server_counts(admins: Mapping[Role, Iterable[str]], pids: Mapping[Role, Iterable[int]]) -> Counts:
+    """Return the counts since the servers' start; ``admins`` and ``pids`` are addresses and process ids by role.
 
-    at: float
-    """The end of the interval, in seconds since measuring began."""
-    hits: int
-    misses: int
-    joined: int
-    """Misses that waited for a fetch that another had begun."""
-
-    @property
-    def hit_rate(self) -> float | None:
-        """The hit rate; None when there was no query."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """The counts of all followers of the tier together, since their start or between two moments.
-
-    CPU times are in seconds, None where the processes are unknown."""
-
-    hits: int
-    misses: int
-    joined: int
-    incomplete: int
-    """Queries for more of a list than the part of it that was cached."""
-    came_back: int
-    """Keys that were fetched again not long after they had been evicted."""
-    too_large: int
-    """Entries that were not kept because they would take too large a part of the cache."""
-    not_kept: int
-    """Entries that were fetched and not kept, including those that are too large."""
-    dropped: int
-    """Entries that were dropped because a write could not be applied to them."""
-    follower_cpu: float | None
-    database_cpu: float | None
-    at: float = 0.0
-
-    def since(self, before: Counts) -> Counts:
-        """Return the difference."""
-
-        def grown(now: float | None, then: float | None) -> float | None:
-            return None if now is None or then is None else now - then
-
-        return Counts(
-            hits=self.hits - before.hits,
-            misses=self.misses - before.misses,
-            joined=self.joined - before.joined,
-            incomplete=self.incomplete - before.incomplete,
-            came_back=self.came_back - before.came_back,
-            too_large=self.too_large - before.too_large,
-            not_kept=self.not_kept - before.not_kept,
-            dropped=self.dropped - before.dropped,
-            follower_cpu=grown(self.follower_cpu, before.follower_cpu),
-            database_cpu=grown(self.database_cpu, before.database_cpu),
-            at=self.at,
-        )
+    Raises what reading them raises."""
+    counts = {}
+    for role, addresses in admins.items():
+        stats = [await server_stats(address) for address in addresses]
+        for name in ("hits", "misses"):
+            counts[f"{role}_{name}"] = sum(each[name] for each in stats)
+        for name in _FILLS:
+            counts[f"{role}_{name}"] = sum(each["fills"][name] for each in stats)
+        counts[f"{role}_came_back"] = sum(sum(arena["returns"]) for each in stats for arena in each["arenas"])
+    for role, processes in pids.items():
+        counts[f"{role}_cpu"] = sum(map(cpu_seconds, processes))
+        if role in admins:
+            counts[f"{role}_io_bytes"] = sum(map(_io_bytes, processes))
+    return {**counts, "at": perf_counter()}
 
 
-@dataclass(frozen=True, slots=True)
-class Used:
-    """The counts between the end of warming and the end of the run."""
+def difference(before: Counts, now: Counts) -> Counts:
+    """Return what was counted in between, and in ``at`` the seconds."""
+    return {name: value - before[name] for name, value in now.items()}
 
-    whole: Counts
-    by_second: list[Second] = field(default_factory=list)
+
+def _io_bytes(pid: int) -> int:
+    """Return the bytes of all reads and writes of a process. A follower only uses sockets, and a leader little else."""
+    fields = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    return int(fields["rchar"]) + int(fields["wchar"])
 
 
 class TierWatch:
@@ -102,14 +69,13 @@ class TierWatch:
         self._target = target
         self._samples: list[Counts] = []
         self._sampling: asyncio.Task[None] | None = None
-        self._began = 0.0
 
     def hear(self, progress: Progress) -> Progress:
         """Return a progress that is watched for the end of warming."""
         return ProgressListener(progress, lambda step: self._begin() if step == MEASURING else None)
 
-    async def used(self) -> Used:
-        """End the sampling, and return the counts since measuring began.
+    async def used(self) -> list[Counts]:
+        """End the sampling, and return the samples, from the end of warming to now.
 
         Raises `OperatorError` when measuring never began, and every error of reading the counters.
         """
@@ -122,8 +88,7 @@ class TierWatch:
         last = await self._now()
         if not self._samples:
             raise OperatorError("the run was over before its first second was counted: give it more --seconds")
-        samples = [*self._samples, last]
-        return Used(last.since(samples[0]), seconds_of(samples))
+        return [*self._samples, last]
 
     def close(self) -> None:
         """End the sampling."""
@@ -132,7 +97,6 @@ class TierWatch:
 
     def _begin(self) -> None:
         if self._sampling is None:
-            self._began = perf_counter()
             self._sampling = asyncio.ensure_future(self._sample())
 
     async def _sample(self) -> None:
@@ -141,34 +105,4 @@ class TierWatch:
             await asyncio.sleep(_SAMPLE_SECONDS)
 
     async def _now(self) -> Counts:
-        stats = [await server_stats(admin) for admin in self._target.followers.values()]
-        return Counts(
-            hits=sum(each["hits"] for each in stats),
-            misses=sum(each["misses"] for each in stats),
-            joined=sum(each["fills"]["joined"] for each in stats),
-            incomplete=sum(each["fills"]["incomplete"] for each in stats),
-            came_back=sum(sum(arena["returns"]) for each in stats for arena in each["arenas"]),
-            too_large=sum(each["fills"]["too_large"] for each in stats),
-            not_kept=sum(each["fills"]["not_kept"] for each in stats),
-            dropped=sum(each["fills"]["dropped"] for each in stats),
-            follower_cpu=self._cpu(Role.FOLLOWER),
-            database_cpu=self._cpu(Role.DATABASE),
-            at=perf_counter() - self._began,
-        )
-
-    def _cpu(self, role: Role) -> float | None:
-        pids = self._target.pids.get(role)
-        return sum(map(cpu_seconds, pids)) if pids else None
-
-
-def seconds_of(samples: Sequence[Counts]) -> list[Second]:
-    """Return the differences between neighbours."""
-    return [
-        Second(
-            at=round(now.at, 2),
-            hits=now.hits - before.hits,
-            misses=now.misses - before.misses,
-            joined=now.joined - before.joined,
-        )
-        for before, now in pairwise(samples)
-    ]
+        return await server_counts({Role.FOLLOWER: self._target.followers.values()}, self._target.pids)

@@ -1,4 +1,4 @@
-"""The registered workloads: published shares as numbers, and assumptions under names of their own.
+"""The registered workloads, whose figures are in `workloads.yaml`, each with its source or marked as assumed.
 
 One value holds everything that a generator needs, so that a report can compare what was asked for with what was made.
 """
@@ -6,12 +6,14 @@ One value holds everything that a generator needs, so that a report can compare 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from loadtest.published import figures
-from loadtest.published.shapes import Concentration, CutExponential, Degrees, LogNormal, Skew, Zipf
+import msgspec
+
+from loadtest.published.shapes import CutExponential, Degrees, Geometric, LogNormal, Skew, Zipf
 from tao.model.errors import OperatorError
 
 
@@ -39,22 +41,16 @@ READS: Final = (
 )  # fmt: skip
 """The kinds that change nothing."""
 
-LONGEST_LIST: Final = 10_000
-"""Edges of the longest lists, assumed. With it, LinkBench's outdegrees have their published mean of 4.74 a node; the
-counts above 512,000 that one in a hundred of TAO's counts returns need more memory than a test has."""
-
 LONG_LIST: Final = 1_000
 """The length that stands for the 512,000 edges above which one in a hundred of TAO's counts was, assumed. A few of the
 lists are so long; unless the requests ask for them, the tail of the counts depends on chance."""
 
-_MEDIAN_OVER_MEAN_SIGMA: Final = 1.0
-_TAOBENCH_SKEW: Final = Zipf(0.8)
-"""Skew of keys, assumed; the skew of shards is published."""
+_FIGURES: Final = Path(__file__).with_name("workloads.yaml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadAssumptions:
-    """The figures that no publication gives."""
+    """The figures that no publication of TAO's requests gives."""
 
     write_skew: Zipf
     """Skew of the writes, over objects and over lists."""
@@ -77,7 +73,7 @@ class Workload:
     """Skew of the lists that are read."""
     degrees: Degrees
     link_bytes: CutExponential | LogNormal
-    link_without_data: float
+    link_without_data: float = 0.0
     """Share of the edges that have no data."""
     object_bytes: CutExponential | LogNormal
     long_counts: float = 0.0
@@ -86,145 +82,48 @@ class Workload:
     """Share of ranges that want one edge."""
     large_limit: float = 1.0
     """Share of the other ranges with a limit of 1,000 (the rest: 50, assumed)."""
-    ids_of_a_get: tuple[float, int] | None = None
-    """``(p, most)`` of the geometric number of ids that one assoc_get names; None: one."""
-    read_many: figures.TransactionSize | None = None
-    write_many: figures.TransactionSize | None = None
+    ids_of_a_get: Geometric = Geometric()
+    """Number of ids that one assoc_get names."""
+    read_many: Geometric = Geometric()
+    write_many: Geometric = Geometric()
     shard_skew: tuple[float, ...] = ()
     """Shares of all requests that go to the busiest shards; () leaves shards to the popularity of their keys."""
     assumed: WorkloadAssumptions
 
 
-def _normalised(shares: Mapping[Kind, float]) -> dict[Kind, float]:
-    total = sum(shares.values())
-    return {kind: share / total for kind, share in shares.items()}
-
-
-def tao_atc13() -> Workload:
-    """Return the workload that TAO answered in 2013 (USENIX ATC, sections 7 and 8).
-
-    The paper does not state its skew; the skew is that of traces of TAO's followers which Facebook published with
-    CacheLib.
-    """
-    paper, followers = figures.atc13(), figures.tao_followers()
-    read, write = paper.requests["read"], paper.requests["write"]
-    return Workload(
-        name="tao_atc13",
-        source=f"{paper.source}; skew: {followers.source}",
-        mix=_normalised(
-            {Kind(name): read * share for name, share in paper.reads.items()}
-            | {Kind(name): write * share for name, share in paper.writes.items()}
-        ),
-        non_empty={
-            **{Kind(name): share for name, share in paper.non_empty.items()},
-            Kind.ASSOC_COUNT: 1 - paper.assoc_count["returns_zero"],
-        },
-        object_skew=_measured_skew(followers.objects),
-        list_skew=_measured_skew(followers.lists),
-        degrees=Degrees.of_percentages(figures.linkbench().outdegree_cdf_percent, LONGEST_LIST).with_single_share(
-            paper.range_result_size["share_of_nonempty_with_one_edge"]
-        ),
-        link_bytes=CutExponential(paper.data_bytes["assoc_mean_when_present"], _most_payload(paper)),
-        link_without_data=paper.data_bytes["assoc_without_data"],
-        object_bytes=LogNormal(paper.data_bytes["object_mean"], _MEDIAN_OVER_MEAN_SIGMA, 64 << 10),
-        long_counts=paper.assoc_count["nonzero_share_at_or_above_512k"],
-        limit_one=paper.range_limit["share_limit_1"],
-        large_limit=paper.range_limit["share_of_the_rest_at_or_above_1000"],
-        assumed=WorkloadAssumptions(write_skew=Zipf(0.75), again=0.6),
-    )
-
-
-def linkbench() -> Workload:
-    """Return the workload of the database below the cache (LinkBench's default configuration)."""
-    bench = figures.linkbench()
-    names = {
-        "get_link_list": Kind.ASSOC_RANGE,
-        "get_node": Kind.OBJ_GET,
-        "add_link": Kind.ASSOC_ADD,
-        "update_link": Kind.ASSOC_OVERWRITE,
-        "update_node": Kind.OBJ_UPDATE,
-        "count_links": Kind.ASSOC_COUNT,
-        "delete_link": Kind.ASSOC_DELETE,
-        "add_node": Kind.OBJ_ADD,
-        "delete_node": Kind.OBJ_DELETE,
-        "get_link": Kind.ASSOC_GET,
-    }
-    return Workload(
-        name="linkbench",
-        source=bench.source,
-        mix=_normalised({names[name]: percent for name, percent in bench.operations_percent.items()}),
-        non_empty={Kind.OBJ_GET: 1.0},
-        object_skew=Zipf(bench.zipf_shape["read"]),
-        list_skew=Zipf(bench.zipf_shape["read"]),
-        degrees=Degrees.of_percentages(bench.outdegree_cdf_percent, LONGEST_LIST),
-        link_bytes=CutExponential(bench.payload_median_bytes["link"], 240),
-        link_without_data=0.0,
-        object_bytes=LogNormal(bench.payload_median_bytes["node"], 0.5, 64 << 10),
-        ids_of_a_get=(bench.multiget.p, bench.multiget.max),
-        assumed=WorkloadAssumptions(write_skew=Zipf(bench.zipf_shape["write"]), again=0.0),
-    )
-
-
-def taobench_a() -> Workload:
-    """Return TAOBench's workload of one application: a quarter of the requests are writes."""
-    return _taobench("taobench_a", figures.taobench().workload_a)
-
-
-def taobench_o() -> Workload:
-    """Return TAOBench's workload of all applications together."""
-    return _taobench("taobench_o", figures.taobench().workload_o)
-
-
-def _taobench(name: str, mix: figures.TaoBenchMix) -> Workload:
-    bench = figures.taobench()
-    read, write = mix.operations_percent["read"], mix.operations_percent["write"]
-    writes = {"assoc_update": Kind.ASSOC_OVERWRITE}
-    return Workload(
-        name=name,
-        source=bench.source,
-        mix=_normalised(
-            {Kind(each): read * share / 100 for each, share in mix.reads_percent.items()}
-            | {writes.get(each) or Kind(each): write * share / 100 for each, share in mix.writes_percent.items()}
-            | {
-                Kind.READ_MANY: mix.operations_percent["read_txn"],
-                Kind.WRITE_MANY: mix.operations_percent["write_txn"],
-            }
-        ),
-        non_empty={Kind.OBJ_GET: 1.0},
-        object_skew=_TAOBENCH_SKEW,
-        list_skew=_TAOBENCH_SKEW,
-        degrees=Degrees.of_percentages(figures.linkbench().outdegree_cdf_percent, LONGEST_LIST),
-        link_bytes=CutExponential(bench.value_bytes / 2, 240),
-        link_without_data=0.0,
-        object_bytes=LogNormal(bench.value_bytes, 0.25, 64 << 10),
-        read_many=bench.read_txn_size,
-        write_many=bench.write_txn_size,
-        shard_skew=tuple(percent / 100 for percent in bench.shard_skew_percent),
-        assumed=WorkloadAssumptions(write_skew=Zipf(0.75), again=0.0),
-    )
-
-
-def _measured_skew(requests: figures.Requests) -> Concentration:
-    points = sorted((float(keys), share) for keys, share in requests.share_of_requests.items())
-    return Concentration(tuple(points), requests.hottest)
-
-
-def _most_payload(paper: figures.Atc13) -> int:
-    # This is what the default table holds, less the framing of one field.
-    return int(paper.data_bytes["assoc_max_default_table"]) - 6
-
-
-_WORKLOADS: Final = {each.__name__: each for each in (tao_atc13, linkbench, taobench_a, taobench_o)}
+def published_results() -> Mapping[str, Any]:
+    """Return what TAO's paper reports: hit rate, failures, and latencies by operation in milliseconds. `Any`: numbers
+    at several depths."""
+    results: Mapping[str, Any] = _figures()["results"]
+    return results
 
 
 def workload_names() -> tuple[str, ...]:
     """Return the names of all workloads."""
-    return tuple(_WORKLOADS)
+    return tuple(_figures()["workloads"])
 
 
 def workload_named(name: str) -> Workload:
     """Return the workload of that name. Raises `OperatorError` when there is none."""
-    made = _WORKLOADS.get(name)
-    if made is None:
-        raise OperatorError(f"there is no workload {name!r}; there are {', '.join(_WORKLOADS)}")
-    return made()
+    all_workloads = _figures()["workloads"]
+    if name not in all_workloads:
+        raise OperatorError(f"there is no workload {name!r}; there are {', '.join(all_workloads)}")
+    found = all_workloads[name]
+    shares = {kind: group["share"] * part for group in found["requests"] for kind, part in group["of"].items()}
+    total = sum(shares.values())
+    mix = {kind: share / total for kind, share in shares.items()}
+    workload = msgspec.convert({**found, "name": name, "mix": mix}, Workload)
+    if "single_share" in found:
+        return replace(workload, degrees=workload.degrees.with_single_share(found["single_share"]))
+    return workload
+
+
+def tao_atc13() -> Workload:
+    """Return the workload that TAO answered in 2013."""
+    return workload_named("tao_atc13")
+
+
+def _figures() -> dict[str, Any]:
+    # Any: texts and numbers, of which `msgspec.convert` makes a typed value.
+    found: dict[str, Any] = msgspec.yaml.decode(_FIGURES.read_bytes())
+    return found

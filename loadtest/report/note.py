@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from loadtest.published import figures
+from loadtest.published.workload import published_results
 from loadtest.report.found import Found, aims, leaves, number, percent, read_folder, table
 from loadtest.report.plots import draw, has_drawing
 
@@ -156,7 +156,7 @@ _NAMES: Final = {
 
 def one_table(found: Found) -> list[str]:
     """Return the table of all figures that were published or compared; a dash stands where there is none."""
-    paper = figures.atc13().published_results
+    paper = published_results()
     run, geo, peers = found.get("run") or {}, found.get("geo") or {}, found.get("peers") or {}
 
     def of_peers(key: str, show: Any) -> tuple[str, ...]:

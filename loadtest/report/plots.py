@@ -9,7 +9,7 @@ from typing import Any, Final
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadtest.published import figures
+from loadtest.published.workload import published_results
 from loadtest.report.found import NOT_FIGURES
 from loadtest.research.locality import skew_name
 
@@ -22,7 +22,7 @@ def draw_run(measured: Mapping[str, Any], file: Path) -> None:
     """Draw the median latency of hits and misses beside the published one, and the throughput over time."""
     figure = Figure(figsize=_INCHES, layout="constrained")
     latencies, throughput = figure.subplots(1, 2)
-    paper = figures.atc13().published_results
+    paper = published_results()
     names = [name for name in paper["hit_ms"] if name in measured["operations"]]
     offset = 0.0
     for how in ("hit_ms", "miss_ms"):

@@ -1,8 +1,7 @@
 """Plays one trace of the published workload against every policy, at cache sizes from 0.5 % to 50 % of the data.
 
-Hit rates are of the users' requests, after a first third that warms up. The scan is one client that walks once through
-every object and list, one request in five; its own requests are not counted. CPU of a hit is that of the policy alone,
-in Python like the cache: what it adds to a look-up.
+Hit rates are of the users' requests, after a first third that warms up, without and beside a scan. CPU of a hit is that
+of the policy alone, in Python like the cache: what it adds to a look-up.
 """
 
 from __future__ import annotations
@@ -14,46 +13,15 @@ from typing import Final
 import click
 from matplotlib.figure import Figure
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.workload import tao_atc13
+from loadtest.report.plots import save
 from loadtest.research.locality import LocalityOptions, entry_sizes, trace
-from loadtest.research.policies import POLICIES, Policy
+from loadtest.research.policies import POLICIES, hit_rate
 
 PARTS: Final = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-_SCAN_ONE_IN: Final = 5
-
-
-class PolicyTrace:
-    """Users' requests for objects (even keys) and lists (odd keys) by popularity, and the sizes of their entries."""
-
-    def __init__(self, nodes: int, requests: int, zipf: float | None) -> None:
-        """``zipf`` is the exponent of the skew; None for the measured skew."""
-        wanted = LocalityOptions(nodes=nodes, requests=requests)
-        self.keys = trace(wanted, zipf, tao_atc13().assumed.again)
-        self.sizes = entry_sizes(GraphPlan(tao_atc13(), nodes, wanted.seed))
-
-    def hit_rate(self, policy: Policy, *, scan: bool) -> float:
-        """Return the hit rate of the users' requests in the last two thirds."""
-        held, hit, add, sizes = policy.held, policy.hit, policy.add, self.sizes
-        hits, counted, scanned, every = 0, 0, 0, len(sizes)
-        warm = len(self.keys) // 3
-        for turn, key in enumerate(self.keys):
-            if key in held:
-                hit(key)
-                hits += turn >= warm
-            else:
-                add(key, sizes[key])
-            counted += turn >= warm
-            if scan and turn % _SCAN_ONE_IN == 0:
-                walked = scanned * 7_919 % every
-                scanned += 1
-                if walked in held:
-                    hit(walked)
-                else:
-                    add(walked, sizes[walked])
-        return hits / counted
 
 
 def hit_nanoseconds(name: str, keys: list[int]) -> float:
@@ -83,20 +51,23 @@ def hit_nanoseconds(name: str, keys: list[int]) -> float:
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the hit rates here.")
 def main(nodes: int, requests: int, zipf: float | None, plot: Path | None) -> None:
     """Print the hit rate of every policy by cache size, without and with a scan."""
-    played = PolicyTrace(nodes, requests, zipf)
-    total = sum(played.sizes)
+    wanted = LocalityOptions(nodes=nodes, requests=requests)
+    keys = trace(wanted, zipf, tao_atc13().assumed.again)
+    sizes = entry_sizes(GraphPlan(tao_atc13(), nodes, wanted.seed))
     rates = {
-        (scan, name): [played.hit_rate(make(int(total * part)), scan=scan) for part in PARTS]
+        (scan, name): [
+            hit_rate(make(int(sum(sizes) * part)), keys, sizes, requests // 3, scan=scan)[0] for part in PARTS
+        ]
         for scan in (False, True)
         for name, make in POLICIES.items()
     }
+    shares = [f"{100 * part:g} %" for part in PARTS]
     for scan in (False, True):
-        table = Table(title="with a scan" if scan else "without a scan")
-        for column in ("policy", *(f"{100 * part:g} %" for part in PARTS), "ns of a hit"):
-            table.add_column(column, justify="left" if column == "policy" else "right")
+        columns = [Column(text, justify="right") for text in (*shares, "ns of a hit")]
+        table = Table("policy", *columns, title="with a scan" if scan else "without a scan")
         for name in POLICIES:
             figures = [f"{100 * rate:.1f}" for rate in rates[scan, name]]
-            table.add_row(name, *figures, f"{hit_nanoseconds(name, played.keys[:100_000]):.0f}")
+            table.add_row(name, *figures, f"{hit_nanoseconds(name, keys[:100_000]):.0f}")
         Console().print(table)
     if plot is not None:
         draw(rates, plot)
@@ -115,8 +86,7 @@ def draw(rates: dict[tuple[bool, str], list[float]], file: Path) -> None:
         axes.grid(visible=True, linewidth=0.3)
         axes.legend(fontsize=8)
     figure.supylabel("hit rate of users, %", fontsize=10)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=110)
+    save(figure, file)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from loadtest.options import NODES, REQUESTS, Options
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.shapes import Popularity, Zipf
 from loadtest.published.workload import READS, Kind, tao_atc13
-from loadtest.research.policies import Priced
+from loadtest.research.policies import Priced, hit_rate
 from loadtest.results import Listing, ScenarioResult, at_least
 from loadtest.scenario import BenchSettings, Progress, Scenario
 
@@ -116,16 +116,13 @@ def _published(measured: LocalityFigures) -> float:
 
 def entry_sizes(plan: GraphPlan) -> list[int]:
     """Bytes in the cache of each key, what the cache adds to a payload included: objects are even, lists odd."""
-
-    def size(key: int) -> int:
-        node = key // 2
-        if key % 2 == 0:
-            return _OBJECT_OVERHEAD + plan.object_size(node)
+    sizes = []
+    for node in range(plan.nodes):
         degree = plan.degree(node)
         edges = sum(plan.edge_size(node, index) for index in range(degree))
-        return _OBJECT_OVERHEAD + _EDGE_BYTES * degree + edges if degree else _PACKED_BYTES
-
-    return [size(key) for key in range(2 * plan.nodes)]
+        sizes.append(_OBJECT_OVERHEAD + plan.object_size(node))
+        sizes.append(_OBJECT_OVERHEAD + _EDGE_BYTES * degree + edges if degree else _PACKED_BYTES)
+    return sizes
 
 
 def skew_name(skew: float | None) -> str:
@@ -136,7 +133,7 @@ def skew_name(skew: float | None) -> str:
 def trace(locality: LocalityOptions, skew: float | None, again: float) -> list[int]:
     """Draw keys in the order in which they are asked for."""
     workload, chance = tao_atc13(), Random(locality.seed)
-    objects = workload.mix[Kind.OBJ_GET] / sum(share for kind, share in workload.mix.items() if kind in READS)
+    objects = workload.mix[Kind.OBJ_GET] / sum(workload.mix.get(kind, 0.0) for kind in READS)
     order = list(range(locality.nodes))
     chance.shuffle(order)
     of_objects = Popularity(order, workload.object_skew if skew is None else Zipf(skew), chance, again=again)
@@ -148,48 +145,22 @@ def trace(locality: LocalityOptions, skew: float | None, again: float) -> list[i
 
 
 def hit_rates(keys: list[int], sizes: list[int], data_bytes: int, skew: float | None, again: float) -> list[HitRate]:
-    """Return the hit rates by cache size."""
+    """Return the hit rates by cache size; the first half of the requests warms up."""
     return [
         HitRate(skew=skew, again=again, cache_share=share, hit_rate=hit, first_time_share=first)
         for share in CACHE_SHARES
-        for hit, first in [hit_rate(keys, sizes, int(data_bytes * share))]
+        for hit, first in [hit_rate(Priced(int(data_bytes * share)), keys, sizes, len(keys) // 2)]
     ]
-
-
-def hit_rate(keys: list[int], sizes: list[int], cache_bytes: int) -> tuple[float, float]:
-    """Return the shares of hits and of first requests for a key in the second half of ``keys``."""
-    policy = Priced(cache_bytes)
-    held, hits, first = policy.held, 0, 0
-    seen = set[int]()
-    warm = len(keys) // 2
-    for turn, key in enumerate(keys):
-        counted = turn >= warm
-        if key in held:
-            policy.hit(key)
-            hits += counted
-            continue
-        if key not in seen:
-            seen.add(key)
-            first += counted
-        policy.add(key, sizes[key])
-    asked = len(keys) - warm
-    return hits / asked, first / asked
-
-
-def _cell(point: HitRate) -> str:
-    return f"{point.hit_rate:.1%} ({point.first_time_share:.1%})"
 
 
 def _listing(measured: LocalityFigures) -> Listing:
-    again = sorted({each.again for each in measured.surface})
-    found = {(each.skew, each.again, each.cache_share): each for each in measured.surface}
-    rows: list[tuple[str, ...]] = [
-        (f"skew {skew_name(skew)}, cache {share:.0%}", *(_cell(found[skew, each, share]) for each in again))
-        for share in CACHE_SHARES
-        for skew in dict.fromkeys(each.skew for each in measured.surface)
-    ]
+    rows: dict[str, tuple[str, ...]] = {}
+    for each in sorted(measured.surface, key=lambda each: (each.cache_share, each.again)):
+        name = f"skew {skew_name(each.skew)}, cache {each.cache_share:.0%}"
+        rows[name] = (*rows.get(name, (name,)), f"{each.hit_rate:.1%} ({each.first_time_share:.1%})")
+    repeated = sorted({each.again for each in measured.surface})
     return Listing(
         title="hit rate (and share of first reads)",
-        columns=("", *(f"{each:.0%} repeated" for each in again)),
-        rows=rows,
+        columns=("", *(f"{each:.0%} repeated" for each in repeated)),
+        rows=list(rows.values()),
     )

@@ -51,11 +51,10 @@ class Truth:
         return self._objects[node]
 
     def list(self, node: int) -> tuple[int, list[Edge]]:
-        found = self._lists.get(node)
-        if found is None:
+        if node not in self._lists:
             edges = [Edge(self.ids[edge.other], edge.time, _data(edge.size)) for edge in self._plan.list_of(node)]
-            found = self._lists[node] = self._first, edges
-        return found
+            self._lists[node] = self._first, edges
+        return self._lists[node]
 
     def write(self, request: WorkloadRequest) -> ObjectChange | ListChange | None:
         """Apply a write; returns the change, or None when nothing that is read here changes."""
@@ -82,8 +81,8 @@ class ReplayedCache:
         self._truth: Final = truth
         self._behind: Final = behind
         self.cache: Final = cache
-        self.hits = 0
-        self.misses: Counter[Kind] = Counter()
+        self.counted: Counter[str] = Counter()
+        """Hits, as ``hit``, and misses by operation."""
 
     def ask(self, request: WorkloadRequest) -> None:
         """Answer a read, and fill the cache when it misses."""
@@ -100,9 +99,9 @@ class ReplayedCache:
             case _:
                 found = cache.edge(id1, _ATYPE, self._truth.ids[request.others[0]])
         if found is not None:
-            self.hits += 1
+            self.counted["hit"] += 1
             return
-        self.misses[request.kind] += 1
+        self.counted[request.kind] += 1
         if self._behind is not None:
             self._behind.ask(request)
         self._fill(request)
@@ -121,15 +120,10 @@ class ReplayedCache:
         wanted = max(request.limit, _LEAST_PREFIX_EDGES) + 1
         cache.store_list(ticket, encode_block(version, len(edges), edges[:wanted], PREFIX), 1, 0.0)
 
-    def begin_counting(self) -> None:
-        """Begin to count; what came before warmed the caches."""
-        self.hits = 0
-        self.misses.clear()
-
     @property
     def hit_rate(self) -> float:
         """The hit rate since counting began."""
-        return self.hits / max(1, self.hits + self.misses.total())
+        return self.counted["hit"] / max(1, self.counted.total())
 
 
 def _opened(cache_bytes: int) -> GraphCache:
@@ -161,8 +155,8 @@ def main(nodes: int, cache_share: float, warm: int, requests: int, scan: bool, s
     walker = ReplayedCache(truth, follower.cache, None)
     for turn in range(warm + requests):
         if turn == warm:
-            follower.begin_counting()
-            leader.begin_counting()
+            follower.counted.clear()
+            leader.counted.clear()
         request = next(stream)
         if request.kind in READS:
             follower.ask(request)
@@ -174,9 +168,10 @@ def main(nodes: int, cache_share: float, warm: int, requests: int, scan: bool, s
             kind = Kind.ASSOC_RANGE if walked % 2 else Kind.OBJ_GET
             walker.ask(WorkloadRequest(kind, walked // 2, limit=1_000))
     (arena,) = follower.cache.arenas()
-    asked = max(1, follower.hits + follower.misses.total())
+    counted = follower.counted
+    missed = (f"{kind} {count / counted.total():.2%}" for kind, count in counted.most_common() if kind != "hit")
     click.echo(f"follower: {follower.hit_rate:.2%} hits; leader: {leader.hit_rate:.2%} of the follower's misses")
-    click.echo("missed: " + ", ".join(f"{kind} {count / asked:.2%}" for kind, count in follower.misses.most_common()))
+    click.echo("missed: " + ", ".join(missed))
     click.echo(f"{arena.objects:,} objects, {arena.lists:,} lists, {arena.counts:,} counts in {arena.bytes:,} bytes")
 
 

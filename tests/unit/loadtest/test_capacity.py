@@ -1,28 +1,42 @@
 """The model of a deployment follows its measurements and its assumptions, and nothing else."""
 
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import pytest
 from msgspec.structs import replace
 
 from loadtest.capacity.costs import cost_of
-from loadtest.capacity.jobs import CapacityTurnResult
-from loadtest.capacity.model import Costs, DeploymentAssumptions, Point, deployment, fit, fitted_line, fitted_parts
+from loadtest.capacity.jobs import CapacityJob, CapacityTurn, CapacityTurnResult, LoadedServers
+from loadtest.capacity.model import Cost, Costs, DeploymentAssumptions, deployment, fit, fitted_parts
 from loadtest.capacity.scenario import CapacityOptions
+from loadtest.published.contestant import write_ids
 from tao.model.errors import OperatorError
 
 
-def point(hit_rate: float) -> Point:
+def point(hit_rate: float) -> Cost:
     """Of a follower whose hits cost 10 and misses 50, a leader whose hits cost 20 and misses 60 and whose hit rate is
     the follower's."""
     missed = 1 - hit_rate
-    return Point(
+    return Cost(
+        batch=1,
         hit_rate=hit_rate,
+        leader_hit_rate=hit_rate,
+        throughput_qps=1.0,
+        p50_ms=1.0,
+        p99_ms=1.0,
         follower_us=10 * hit_rate + 50 * missed,
         leader_us=20 * missed * (1 - missed) + 60 * missed * missed,
         database_us=100 * missed * missed,
-        leader_hits=missed * (1 - missed),
-        leader_misses=missed * missed,
+        client_us=1.0,
+        leader_hits_per_query=missed * (1 - missed),
+        leader_misses_per_query=missed * missed,
         bytes_per_query=1000 * hit_rate + 3000 * missed,
-        leader_bytes=2000 * missed + 700 * missed * missed,
+        leader_bytes_per_query=2000 * missed + 700 * missed * missed,
+        follower_limit_qps=1.0,
     )
 
 
@@ -36,7 +50,12 @@ def test_costs_are_found_again_in_what_they_made() -> None:
 def test_a_leaders_miss_is_never_cheaper_than_its_hit() -> None:
     # Few hits, and work that has nothing to do with either.
     few = [
-        replace(point(rate), leader_hits=0.002, leader_misses=1 - rate, leader_us=60 * (1 - rate) + 4)
+        replace(
+            point(rate),
+            leader_hits_per_query=0.002,
+            leader_misses_per_query=1 - rate,
+            leader_us=60 * (1 - rate) + 4,
+        )
         for rate in (0.5, 0.7, 0.9)
     ]
     costs = fit(few)
@@ -51,7 +70,7 @@ def test_what_always_went_together_costs_the_same_and_nothing_costs_less_than_no
 
 def test_one_hit_rate_fits_no_line() -> None:
     with pytest.raises(ValueError, match="two hit rates"):
-        fitted_line([(0.9, 1.0), (0.9, 2.0)])
+        fit([point(0.9), point(0.9)])
 
 
 COSTS = Costs(
@@ -100,11 +119,17 @@ def result(queries: int) -> CapacityTurnResult:
         p50_ms=1.0,
         p99_ms=2.0,
         client_cpu=1.0,
-        cpu={"follower": 2.0, "leader": 0.4, "database": 0.2},
-        hits={"follower": 1800, "leader": 50},
-        misses={"follower": 200, "leader": 150},
-        socket_bytes=2_000_000,
-        leader_bytes=1_000_000,
+        servers={
+            "follower_cpu": 2.0,
+            "leader_cpu": 0.4,
+            "database_cpu": 0.2,
+            "follower_hits": 1800,
+            "leader_hits": 50,
+            "follower_misses": 200,
+            "leader_misses": 150,
+            "follower_io_bytes": 2_000_000,
+            "leader_io_bytes": 1_000_000,
+        },
     )
 
 
@@ -124,3 +149,51 @@ def test_servers_work_is_shared_by_the_queries_of_all_load_processes() -> None:
 def test_a_capacity_out_of_bounds_is_reported() -> None:
     with pytest.raises(OperatorError, match="--followers"):
         CapacityOptions(followers=(0,))
+
+
+class CountingGraph:
+    """Counts the objects that are asked for, by the number asked for at once."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[int] = Counter()
+
+    async def obj_get(self, id1: int) -> None:
+        await self.obj_get_many([id1])
+
+    async def obj_get_many(self, ids: Sequence[int]) -> None:
+        await asyncio.sleep(0)
+        self.asked[len(ids)] += len(ids)
+
+
+async def test_a_turn_is_warmed_and_its_counts_are_without_the_warming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = CountingGraph()
+
+    @asynccontextmanager
+    async def connect(*_: object, **__: object) -> AsyncIterator[CountingGraph]:
+        yield graph
+
+    async def counts(*_: object) -> Mapping[str, float]:
+        return {"follower_hits": graph.asked.total()}
+
+    monkeypatch.setattr("loadtest.capacity.jobs.connect", connect)
+    monkeypatch.setattr("loadtest.capacity.jobs.server_counts", counts)
+    write_ids(tmp_path / "ids", range(5_000))
+    job = CapacityJob(
+        servers=LoadedServers(topology_file="", tier="", admins={}, pids={}),
+        ids_file=str(tmp_path / "ids"),
+        number=1,
+        residents=1_000,
+        warm_keys=1_500,
+        awaiters=4,
+        turns=(CapacityTurn(resident=None, batch=1), CapacityTurn(resident=0.5, batch=20)),
+        seconds=0.01,
+    )
+    steps = list[str]()
+    single, batches = await job.work(lambda step, done: steps.append(step))
+    assert steps[::2] == ["warming", "warming"]
+    assert graph.asked[500] == 1_500 + 1_000
+    assert single.servers["follower_hits"] == single.queries == graph.asked[1] > 0
+    assert batches.servers["follower_hits"] == batches.queries == graph.asked[20] > 0
+    assert batches.queries % 20 == 0

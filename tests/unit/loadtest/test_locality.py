@@ -2,7 +2,8 @@
 
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.workload import tao_atc13
-from loadtest.research.locality import CACHE_SHARES, LocalityOptions, entry_sizes, hit_rate, hit_rates, trace
+from loadtest.research.locality import CACHE_SHARES, LocalityOptions, entry_sizes, hit_rates, trace
+from loadtest.research.policies import Priced, hit_rate
 
 SMALL = LocalityOptions(nodes=300, requests=4_000)
 PLAN = GraphPlan(tao_atc13(), SMALL.nodes, SMALL.seed)
@@ -34,4 +35,6 @@ def test_a_share_of_the_data_is_one_of_its_payload_bytes() -> None:
     assert sum(sizes) > 1.1 * PLAN.payload_bytes
     found = hit_rates(keys, sizes, PLAN.payload_bytes, None, 0.6)
     budgets = [int(PLAN.payload_bytes * share) for share in CACHE_SHARES]
-    assert [each.hit_rate for each in found] == [hit_rate(keys, sizes, budget)[0] for budget in budgets]
+    assert [each.hit_rate for each in found] == [
+        hit_rate(Priced(budget), keys, sizes, len(keys) // 2)[0] for budget in budgets
+    ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -13,50 +11,45 @@ import pytest
 
 from loadtest.geo import running_regions
 from loadtest.published.conformity import FirstReads
-from loadtest.published.driver import RequestLoad, probes, put_load
+from loadtest.published.driver import RequestLoad, put_load
 from loadtest.published.graph_plan import GraphPlan
 from loadtest.published.jobs import MEASURING
-from loadtest.published.outcome import (
+from loadtest.published.requests import RequestStream, WorkloadRequest
+from loadtest.published.run import (
+    RunOptions,
     generated_listing,
     latency_listing,
     measured_of,
     misses_by_cause,
     quantities,
+    seconds_of,
 )
-from loadtest.published.requests import RequestStream, WorkloadRequest
-from loadtest.published.run import RunOptions
-from loadtest.published.tier_watch import Counts, TierWatch, Used, seconds_of
+from loadtest.published.tier_watch import TierWatch, difference
 from loadtest.published.workload import READS, Kind, tao_atc13
 from loadtest.target import running_target
 from tao.model.errors import OperatorError, Overloaded
 from tao.serving.server import arena_budgets
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "config" / "topology.example.json"
-COUNTS = Counts(
-    hits=900,
-    misses=100,
-    joined=20,
-    incomplete=10,
-    came_back=40,
-    too_large=3,
-    not_kept=5,
-    dropped=4,
-    follower_cpu=1.0,
-    database_cpu=None,
-    at=1.0,
-)
+COUNTS = {
+    "follower_hits": 900,
+    "follower_misses": 100,
+    "follower_joined": 20,
+    "follower_incomplete": 10,
+    "follower_came_back": 40,
+    "follower_too_large": 3,
+    "follower_not_kept": 5,
+    "follower_dropped": 4,
+    "follower_cpu": 1.0,
+    "at": 1.0,
+}
 
 
-def test_seconds_are_differences_and_one_without_reads_has_no_hit_rate() -> None:
-    later = replace(COUNTS, hits=990, misses=110, joined=25, at=2.0)
-    first, silent = seconds_of([COUNTS, later, replace(later, at=3.0)])
-    assert (first.at, first.hits, first.misses, first.joined, first.hit_rate) == (2.0, 90, 10, 5, 0.9)
-    assert silent.hit_rate is None
-
-
-def test_what_is_not_known_stays_unknown() -> None:
-    used = replace(COUNTS, hits=1000, follower_cpu=1.5).since(COUNTS)
-    assert (used.hits, used.follower_cpu, used.database_cpu) == (100, 0.5, None)
+def test_seconds_are_differences() -> None:
+    later = {**COUNTS, "follower_hits": 990, "follower_misses": 110, "follower_joined": 25, "at": 2.0}
+    first, silent = seconds_of([COUNTS, later, {**later, "at": 3.0}])
+    assert (first.at, first.hits, first.misses, first.joined) == (1.0, 90, 10, 5)
+    assert (silent.at, silent.hits, silent.misses, silent.joined) == (2.0, 0, 0, 0)
 
 
 def test_misses_have_one_cause_each_and_add_up() -> None:
@@ -64,7 +57,7 @@ def test_misses_have_one_cause_each_and_add_up() -> None:
     assert (found.joined, found.first_time, found.incomplete, found.came_back) == (0.02, 0.015, 0.01, 0.04)
     assert (found.too_large, found.not_kept, found.dropped) == (0.003, 0.002, 0.004)
     assert found.left_long_ago == pytest.approx(0.006)
-    crowded = misses_by_cause(replace(COUNTS, joined=90, came_back=500), first_time=15)
+    crowded = misses_by_cause({**COUNTS, "follower_joined": 90, "follower_came_back": 500}, first_time=15)
     assert (crowded.joined, crowded.first_time, crowded.incomplete, crowded.came_back) == (0.09, 0.01, 0, 0)
     assert crowded.left_long_ago == 0
 
@@ -88,16 +81,6 @@ def test_where_counts_are_kept_apart_from_lists_each_is_asked_for_the_first_time
     for kind in (Kind.ASSOC_RANGE, Kind.ASSOC_COUNT, Kind.ASSOC_COUNT):
         asked.note(WorkloadRequest(kind, 1))
     assert asked.first_time == 2
-
-
-def test_probes_are_reads_at_a_constant_rate_from_their_intended_start() -> None:
-    plan = GraphPlan(tao_atc13(), 500, 1)
-    asked = FirstReads()
-    found = list(probes(RequestStream(tao_atc13(), plan, 1, 1), asked, 100.0, 2.0))
-    assert (len(found), asked.first_time > 0) == (400, True)
-    assert {request.kind for _, request in found} <= set(READS)
-    assert {round(later - at, 6) for (at, _), (later, _) in pairwise(found)} == {0.005}
-    assert found[0][0] == 100.0
 
 
 def test_a_running_cluster_is_asked_by_its_topology(tmp_path: Path) -> None:
@@ -152,10 +135,8 @@ class Answering:
         return 1
 
     async def traced(self, request: WorkloadRequest) -> tuple[int, bool]:
+        assert request.kind in READS
         return await self.ask(request), self.asked % 2 == 0
-
-    async def close(self) -> None:
-        return
 
 
 @pytest.mark.parametrize("rate", [0.0, 500.0])
@@ -173,8 +154,8 @@ async def test_a_load_is_counted_with_its_failures_apart_from_those_of_its_warmi
     assert result.tally.answered > 0
     assert result.first_time > 0
     assert all(prober.asked > 0 for prober in probers)
-    used = Used(COUNTS, seconds_of([COUNTS, replace(COUNTS, hits=1000, at=2.0)]))
-    measured = measured_of({"workload": workload.name}, plan, 1000, [result, result], used)
+    samples = [dict.fromkeys(COUNTS, 0.0), COUNTS]
+    measured = measured_of({"workload": workload.name}, plan, 1000, [result, result], samples)
     assert measured.failed_warming == {reason: 2 * count for reason, count in result.failed_warming.items()}
     assert measured.warm_requests_per_node == round(2 * result.warmed / 500, 2) > 0
     assert measured.server_cpu_us_per_query is not None
@@ -184,7 +165,7 @@ async def test_a_load_is_counted_with_its_failures_apart_from_those_of_its_warmi
     assert {each.name for each in quantities(measured)} >= {"throughput", "missed: joined", "follower CPU"}
     assert generated_listing(measured.generated).rows
     assert latency_listing(measured).rows
-    assert msgspec.json.decode(msgspec.json.encode(measured))["by_second"][0]["hits"] == 100
+    assert msgspec.json.decode(msgspec.json.encode(measured))["by_second"][0]["hits"] == 900
 
 
 async def test_a_watch_counts_from_when_measuring_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,8 +189,9 @@ async def test_a_watch_counts_from_when_measuring_begins(monkeypatch: pytest.Mon
     while asked < len(watch_followers()):  # noqa: ASYNC110 - the watch tells nobody when it has looked
         await asyncio.sleep(0)
     used = await watch.used()
-    assert used.whole.hits == sum(second.hits for second in used.by_second) > 0
-    assert used.whole.follower_cpu is None
+    whole = difference(used[0], used[-1])
+    assert whole["follower_hits"] == sum(second.hits for second in seconds_of(used)) > 0
+    assert "follower_cpu" not in whole
 
 
 class Silent:
