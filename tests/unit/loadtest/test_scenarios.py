@@ -1,6 +1,5 @@
 """Scenarios are found by name, settings are checked, and the report's JSON keeps its form."""
 
-import csv
 from io import StringIO
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from rich.console import Console
 
 from loadtest.__main__ import main
 from loadtest.catalogue import bench_scenarios
-from loadtest.load import write_graph
 from loadtest.results import Figure, Goal, GoalVerdict, Measure, Quantity, Report, ScenarioResult, this_machine
 from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Registry, Scenario
 from loadtest.table import print_report
@@ -116,19 +114,6 @@ def test_a_part_of_the_progress_moves_within_its_share() -> None:
 
     PartOfProgress(Recorder(), 0.5, 0.25).step("half", 0.5)
     assert told == [("half", 0.625)]
-
-
-def test_a_generated_graph_has_each_undirected_edge_once_and_few_long_lists(tmp_path: Path) -> None:
-    edges = write_graph(tmp_path / "objects.csv", tmp_path / "edges.csv", 2000, 8)
-    with (tmp_path / "edges.csv").open(newline="") as file:
-        pairs = [(int(low), int(high)) for low, high in list(csv.reader(file))[1:]]
-    assert edges == len(pairs) == len({frozenset(pair) for pair in pairs})
-    assert all(low < high for low, high in pairs)
-    degrees = [0] * 2000
-    for low, high in pairs:
-        degrees[low] += 1
-        degrees[high] += 1
-    assert max(degrees) > 10 * sorted(degrees)[1000]
 
 
 def test_a_scenario_that_fails_is_reported_and_the_others_keep_their_results(

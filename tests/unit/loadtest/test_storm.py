@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.cold.counters import Counts
 from loadtest.cold.herd import HerdOptions
 from loadtest.cold.storm import (
     CounterSample,
@@ -19,7 +20,10 @@ from tao.model.errors import OperatorError
 
 def sample(at: float, hits: int, misses: int, *, leader: int = 0, selects: int | None = 0) -> CounterSample:
     return CounterSample(
-        at=at, followers={"a": (hits, misses)}, leaders={"leader": (leader, leader // 2)}, selects=selects
+        at=at,
+        followers={"a": Counts(hits, misses)},
+        leaders={"leader": Counts(0, leader, leader // 2)},
+        selects=selects,
     )
 
 
