@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
-from statistics import median
 from typing import Final
 
 import msgspec
 
 from loadtest.conditions import within
-from loadtest.results import Quantity, ScenarioResult, at_most
+from loadtest.faults.recovery import last_promotion
+from loadtest.results import ScenarioResult, at_most, listings_of, missed
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
 from tao.admin.server_stats import server_stats
@@ -24,7 +24,7 @@ from tao.client import Graph
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
-from tao.model.errors import OperatorError, TaoError
+from tao.model.errors import TaoError
 
 _SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, shards=4, watchers=1)
 _WRITERS: Final = 32
@@ -58,12 +58,12 @@ class _Writer:
         self._count = 0
 
     async def run(self) -> None:
-        """Write until cancelled. A write that fails is repeated with the next number."""
+        """Write until cancelled."""
         while True:
             await self.once()
 
     async def once(self) -> None:
-        """Write until one write is acknowledged."""
+        """Write the next number, until one is acknowledged."""
         while True:
             self._count += 1
             with suppress(TaoError):
@@ -93,21 +93,15 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         async with two_regions(cluster_settings, lambda _: None) as regions:
             rounds.append(await _lose_master(regions, semi_sync))
     lost = sum(each.lost for each in rounds if each.semi_sync)
+    demands = [at_most("no acknowledged write lost with semi-synchronous replication", lost, 0)]
+    measured = {"rounds": msgspec.to_builtins(rounds)}
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"writers": _WRITERS, "rtt_ms": rtt_ms, "rounds_of_each_kind": each, "durability": "relaxed"},
-        quantities=[
-            Quantity(name="until the watcher is sure", value=_middle(rounds, "detected_after_seconds"), unit="seconds"),
-            Quantity(
-                name="from then until it is open", value=_middle(rounds, "promoted_within_seconds"), unit="seconds"
-            ),
-            Quantity(name="until all write again", value=_middle(rounds, "writes_again_seconds"), unit="seconds"),
-            Quantity(name="lost with semi-sync", value=lost, unit="writes"),
-            Quantity(name="lost without", value=sum(each.lost for each in rounds if not each.semi_sync), unit="writes"),
-        ],
-        aims=[at_most("no acknowledged write lost with semi-synchronous replication", lost, 0)],
-        measured={"rounds": msgspec.to_builtins(rounds)},
-        faults=[f"{lost} acknowledged writes are lost under semi-synchronous replication"] if lost else [],
+        listings=listings_of(measured),
+        aims=demands,
+        measured=measured,
+        faults=missed(demands),
     )
 
 
@@ -118,13 +112,8 @@ SCENARIO: Final = Scenario(
 )
 
 
-def _middle(rounds: list[LostMaster], name: str) -> float:
-    return round(float(median(getattr(each, name) for each in rounds)), 3)
-
-
 async def _lose_master(regions: TwoRegions, semi_sync: bool) -> LostMaster:
     cluster = regions.cluster
-    watchers = [name for name, role in cluster.processes.items() if role is Role.WATCHER]
     async with AsyncExitStack() as stack:
         # Lost writes are counted here; a client that attached its own writes would get an error for them.
         graph = await regions.graph(MASTER, "tier-1", stack, _TIMEOUT_SECONDS, attaches=False)
@@ -133,7 +122,7 @@ async def _lose_master(regions: TwoRegions, semi_sync: bool) -> LostMaster:
         tasks = [asyncio.create_task(writer.run()) for writer in writers]
 
         async def watched() -> bool:
-            stats = [await server_stats(cluster.admin(name)) for name in watchers]
+            stats = [await server_stats(cluster.admin(name)) for name in regions.named(Role.WATCHER)]
             return max(int(each["renewed_leases"]) for each in stats) > 1
 
         async def are_writing() -> bool:
@@ -157,10 +146,7 @@ async def _lose_master(regions: TwoRegions, semi_sync: bool) -> LostMaster:
         again = time.monotonic() - killed_at
         found = await asyncio.gather(*(graph.obj_get(writer.object_id, critical=True) for writer in writers))
         stored = [0 if each is None else int(str(each.fields.get("home") or 0)) for each in found]
-    promotions = [(await server_stats(cluster.admin(name)))["last_promotion"] for name in watchers]
-    (promotion,) = [each for each in promotions if each] or [{}]
-    if not promotion:
-        raise OperatorError("no watcher reports that it has replaced the master")
+    promotion = await last_promotion(regions)
     return LostMaster(
         semi_sync=semi_sync,
         acknowledged=sum(writer.acknowledged for writer in writers),
