@@ -19,7 +19,7 @@ import msgspec
 
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import ITEM
-from loadtest.results import Listing, ScenarioResult, at_most
+from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.rounds import Pace, cpu_seconds, settle_collector
 from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario
 from loadtest.target import OWN_TIER, pids_of
@@ -58,10 +58,6 @@ _NAMES: Final = {
 """The contestants, by whether the shard has clones and whether the clients cache."""
 _RELIEF: Final = 0.5
 """The queries per read of the busiest follower with both remedies, as a multiple of those without."""
-_COLUMNS: Final = (
-    *("", "reads/s", "× neither", "p50 ms", "p99 ms", "queries per read", "of the busiest", "busiest ÷ mean"),
-    *("server µs per read", "client µs"),
-)
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
@@ -107,7 +103,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             "rounds": settings.rounds,
             "round_seconds": settings.round_seconds,
         },
-        listings=[_listing(measured)],
+        listings=listings_of(measured),
         notes=["All processes share the machine's cores: with few of them, the busiest one's load says more."],
         aims=[at_most(f"busiest follower: at most {_RELIEF:g} × the queries per read of neither", relief, _RELIEF)],
         measured=dict(measured),
@@ -120,22 +116,6 @@ SCENARIO: Final = Scenario(
     summary="one object takes half of all reads: with and without clones of its shard and a cache in the client",
     run=run,
 )
-
-
-def _listing(measured: dict[str, dict[str, float]]) -> Listing:
-    plain = measured["neither"]["reads_per_second"]
-    rows: list[tuple[str, ...]] = [
-        (
-            name,
-            f"{found['reads_per_second']:,.0f}",
-            f"{found['reads_per_second'] / plain:.2f}",
-            *(f"{found[key]:.2f}" for key in ("p50_ms", "p99_ms", "queries_per_read")),
-            *(f"{found[key]:.2f}" for key in ("busiest_queries_per_read", "busiest_share")),
-            *(f"{found[key]:.1f}" for key in ("server_cpu_us", "client_cpu_us")),
-        )
-        for name, found in measured.items()
-    ]
-    return Listing(title="one key takes half of all reads", columns=_COLUMNS, rows=rows)
 
 
 def _summary(turns: list[HotKeyTurn]) -> dict[str, float]:
@@ -153,15 +133,12 @@ def _summary(turns: list[HotKeyTurn]) -> dict[str, float]:
         "busiest_queries_per_read": middle([max(turn.queries.values()) / turn.reads for turn in turns]),
         "p50_ms": middle([turn.p50_ms for turn in turns]),
         "p99_ms": middle([turn.p99_ms for turn in turns]),
-        "busiest_share": middle([_busiest(turn.queries) for turn in turns]),
+        "busiest_share": middle(
+            [max(turn.queries.values()) * FOLLOWERS / sum(turn.queries.values()) for turn in turns]
+        ),
         "server_cpu_us": middle([1e6 * sum(turn.cpu_seconds.values()) / turn.reads for turn in turns]),
         "client_cpu_us": middle([1e6 * turn.client_cpu_seconds / turn.reads for turn in turns]),
     }
-
-
-def _busiest(load: dict[str, float]) -> float:
-    total = sum(load.values())
-    return max(load.values()) * len(load) / total if total else 1.0
 
 
 async def _clone(cluster: DevCluster, shard: int) -> None:
