@@ -174,7 +174,7 @@ def _words(name: str) -> str:
 
 def _cell(value: Scalar) -> str:
     if isinstance(value, float):
-        return f"{value:,.3f}" if abs(value) < 1 else f"{value:,.2f}"
+        return f"{value:.3g}" if abs(value) < 1 else f"{value:,.2f}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
