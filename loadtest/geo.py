@@ -16,7 +16,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -68,9 +68,6 @@ _REMOTE_MS: Final = 6.0
 _VISIBLE_P50_MS: Final = 15.0
 _VISIBLE_P99_MS: Final = 100.0
 _SEEDS: Final = 1_000_000
-Operation = Callable[[], Awaitable[None]]
-Phase = Callable[[float], Awaitable[dict[str, Samples]]]
-"""Run for so many seconds."""
 GeoPhase = Literal["writes", "visible", "reads"]
 _OF_A_RUNNING_ONE: Final = (
     "What was written stays in the running cluster; its round trip is what its operator says (--rtt-ms), and cannot be "
@@ -258,12 +255,20 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
 
     async def work(self, report: StepReport) -> dict[str, Samples]:
         """Return the phase's samples by name. Raises `TaoError`."""
-        async with AsyncExitStack() as stack:
-            near = await _graph(self, self.master_region, stack)
-            far = await _graph(self, self.remote_region, stack)
+        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        async with (
+            connect(self.topology_file, region=self.master_region, settings=settings) as near,
+            connect(self.topology_file, region=self.remote_region, settings=settings) as far,
+        ):
             report(f"{self.phase}: preparing", 0.0)
-            ids = await _objects(near, far, self.objects)
-            phase = _PHASES[self.phase](self, near, far, ids)
+            ids = await near.obj_add_many([("item", {"value": b"0"})] * self.objects)
+
+            async def all_there() -> bool:
+                return None not in await far.obj_get_many(ids)
+
+            await within(_GIVE_UP_SECONDS, all_there, _LOOK_SECONDS, "the other region has not got the objects")
+            phases = _Phases(self, near, far, ids)
+            phase = {"writes": phases.writes, "visible": phases.visible, "reads": phases.reads}[self.phase]
             report(f"{self.phase}: warming up", 0.0)
             await phase(min(_WARM_UP_SECONDS, self.seconds))
             report(f"{self.phase}: measuring", 0.1)
@@ -271,55 +276,57 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
             return await phase(self.seconds)
 
 
-def _writes(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
-    async def phase(seconds: float) -> dict[str, Samples]:
+class _Phases:
+    """Each method runs its phase for so many seconds."""
+
+    def __init__(self, job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> None:
+        self._job: Final = job
+        self._near: Final = near
+        self._far: Final = far
+        self._ids: Final = ids
+        self._chance: Final = Random(job.seed)
+        self._numbers: Final = itertools.count(1)
+
+    async def writes(self, seconds: float) -> dict[str, Samples]:
+        """Update objects and add edges, in both regions at once."""
         here, there = Samples(), Samples()
         # Half of the objects each: two regions that write one object wait for each other, which is another figure.
         await asyncio.gather(
-            sample_at_rate(WRITES_PER_SECOND, seconds, _mixed_writes(near, ids[::2], job.seed), here),
-            sample_at_rate(WRITES_PER_SECOND, seconds, _mixed_writes(far, ids[1::2], job.seed + 1), there),
+            sample_at_rate(WRITES_PER_SECOND, seconds, self._mixed_writes(self._near, self._ids[::2]), here),
+            sample_at_rate(WRITES_PER_SECOND, seconds, self._mixed_writes(self._far, self._ids[1::2]), there),
         )
         return {"same_region": here, "remote_region": there}
 
-    return phase
+    def _mixed_writes(self, graph: Graph, ids: Sequence[int]) -> list[Callable[[], Awaitable[None]]]:
+        async def update() -> None:
+            await graph.obj_update(self._chance.choice(ids), {"value": b"%d" % next(self._numbers)}, "item")
 
+        async def add() -> None:
+            id1, id2 = self._chance.sample(ids, 2)
+            await graph.assoc_add(id1, "peer", id2, next(self._numbers))
 
-def _mixed_writes(graph: Graph, ids: Sequence[int], seed: int) -> list[Operation]:
-    chance, numbers = Random(seed), itertools.count()
+        return [update, add]
 
-    async def update() -> None:
-        await graph.obj_update(chance.choice(ids), {"value": b"%d" % next(numbers)}, "item")
-
-    async def add() -> None:
-        id1, id2 = chance.sample(ids, 2)
-        await graph.assoc_add(id1, "peer", id2, next(numbers))
-
-    return [update, add]
-
-
-def _visible(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
-    values, objects, turns = itertools.count(1), itertools.cycle(ids), itertools.count()
-
-    async def phase(seconds: float) -> dict[str, Samples]:
+    async def visible(self, seconds: float) -> dict[str, Samples]:
+        """Update objects in the master region, and look for some of the values in the other."""
         written, seen = Samples(), Samples()
         looking = set[asyncio.Task[None]]()
 
         async def look(object_id: int, number: int, acknowledged: float) -> None:
-            await asyncio.sleep(_EARLIEST * job.rtt_ms / 1000)
-            while True:
-                found = await far.obj_get(object_id)
-                now = perf_counter()
+            await asyncio.sleep(_EARLIEST * self._job.rtt_ms / 1000)
+            while perf_counter() - acknowledged <= _GIVE_UP_SECONDS:
+                found = await self._far.obj_get(object_id)
                 if found is not None and _number_in(found) >= number:
-                    seen.seconds.append(now - acknowledged)
+                    seen.seconds.append(perf_counter() - acknowledged)
                     return
-                if now - acknowledged > _GIVE_UP_SECONDS:
-                    raise DeadlineExceeded(f"object {object_id} was not seen in {_GIVE_UP_SECONDS:g} s")
                 await asyncio.sleep(POLL_SECONDS)
+            raise DeadlineExceeded(f"object {object_id} was not seen in {_GIVE_UP_SECONDS:g} s")
 
         async def write() -> None:
-            object_id, number = next(objects), next(values)
-            await near.obj_update(object_id, {"value": b"%d" % number}, "item")
-            if next(turns) % _SAMPLED_EVERY == 0:
+            number = next(self._numbers)
+            object_id = self._ids[number % len(self._ids)]
+            await self._near.obj_update(object_id, {"value": b"%d" % number}, "item")
+            if number % _SAMPLED_EVERY == 0:
                 looking.add(asyncio.create_task(look(object_id, number, perf_counter())))
 
         await sample_at_rate(VISIBLE_WRITES_PER_SECOND, seconds, [write], written)
@@ -331,57 +338,26 @@ def _visible(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
         seen.elapsed = written.elapsed
         return {"visible": seen, "visible_writes": written}
 
-    return phase
-
-
-def _number_in(found: Object) -> int:
-    value = found.fields["value"]
-    assert isinstance(value, bytes)
-    return int(value)
-
-
-def _reads(job: GeoJob, _: Graph, far: Graph, ids: Sequence[int]) -> Phase:
-    chance = Random(job.seed)
-    unread = (
-        make_id(number % job.shards, _UNREAD_UNIX_MS + number // SEQUENCE_PER_MS, number % SEQUENCE_PER_MS)
-        for number in itertools.count(job.seed * _SAMPLES_KEPT)
-    )
-
-    async def hit() -> None:
-        await far.obj_get(chance.choice(ids))
-
-    async def miss() -> None:
-        await far.assoc_range(next(unread), "link", 0, 10)
-
-    async def phase(seconds: float) -> dict[str, Samples]:
+    async def reads(self, seconds: float) -> dict[str, Samples]:
+        """Read cached objects, and lists for the first time, in the other region."""
         hits, misses = Samples(), Samples()
+
+        async def hit() -> None:
+            await self._far.obj_get(self._chance.choice(self._ids))
+
+        async def miss() -> None:
+            number = self._job.seed * _SAMPLES_KEPT + next(self._numbers)
+            at = _UNREAD_UNIX_MS + number // SEQUENCE_PER_MS
+            await self._far.assoc_range(make_id(number % self._job.shards, at, number % SEQUENCE_PER_MS), "link", 0, 10)
+
         await asyncio.gather(
             sample_at_rate(READS_PER_SECOND, seconds, [hit], hits),
             sample_at_rate(MISSES_PER_SECOND, seconds, [miss], misses),
         )
         return {"": hits, "_misses": misses}
 
-    return phase
 
-
-_PHASES: Final[dict[GeoPhase, Callable[[GeoJob, Graph, Graph, Sequence[int]], Phase]]] = {
-    "writes": _writes,
-    "visible": _visible,
-    "reads": _reads,
-}
-
-
-async def _graph(job: GeoJob, region: str, stack: AsyncExitStack) -> Graph:
-    settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-    return await stack.enter_async_context(connect(job.topology_file, region=region, settings=settings))
-
-
-async def _objects(near: Graph, far: Graph, count: int) -> list[int]:
-    """Add objects, and read them into the caches of both regions."""
-    ids = await near.obj_add_many([("item", {"value": b"0"})] * count)
-
-    async def all_there() -> bool:
-        return None not in await far.obj_get_many(ids)
-
-    await within(_GIVE_UP_SECONDS, all_there, _LOOK_SECONDS, "the other region has not got the objects")
-    return ids
+def _number_in(found: Object) -> int:
+    value = found.fields["value"]
+    assert isinstance(value, bytes)
+    return int(value)
