@@ -6,14 +6,13 @@ liked. Its columns are those of the public page graph that `load` accepts as wel
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from pathlib import Path
 from time import perf_counter
 from typing import Final
 
 import msgspec
 
+from loadtest.commands import TAO, run_command
 from loadtest.results import Quantity, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.demonstration.graph_files import ATYPE, ENDS, FIELDS, KEY, OTYPE, write_graph
@@ -76,23 +75,11 @@ SCENARIO: Final = Scenario(
 async def _load(arguments: tuple[str, ...], folder: Path) -> float:
     """Run `tao load`; returns its seconds. Raises `OperatorError` with its output when it fails or rejects a line."""
     started = perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tao.cli", "load", *arguments, "--json",
-        cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise OperatorError(
-            f"tao load ended with status {process.returncode}: {errors.decode(errors='replace')[-500:]}"
-        )
-    summary = msgspec.json.decode(output, type=dict[str, object])
-    if summary.get("rejected"):
-        raise OperatorError(f"tao load rejected lines: {output.decode(errors='replace')[:500]}")
+    ended = await run_command(*TAO, "load", *arguments, "--json", folder=folder)
+    if ended.status:
+        raise OperatorError(f"tao load ended with status {ended.status}: {ended.errors[-500:]}")
+    if msgspec.json.decode(ended.output, type=dict[str, object]).get("rejected"):
+        raise OperatorError(f"tao load rejected lines: {ended.output[:500]}")
     return perf_counter() - started
 
 

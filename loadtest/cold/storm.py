@@ -25,6 +25,7 @@ import msgspec
 
 from loadtest.client_process import run_job
 from loadtest.cold.counters import Counts, Statements, counts_of, increase
+from loadtest.commands import run_command
 from loadtest.conditions import together
 from loadtest.options import (
     AFTER_SECONDS,
@@ -60,7 +61,7 @@ _SMOOTHED: Final = 3
 _TOLERANCE: Final = 0.01
 """Tolerated difference from the old hit rate: a second of a test has so few misses that a smaller one would be
 chance."""
-_TAIL_BYTES: Final = 500
+_TAIL_CHARACTERS: Final = 500
 _OF_A_RUNNING_ONE: Final = (
     "The graph has been written into the running cluster, and stays there; reads and fetches are those of everybody."
 )
@@ -253,7 +254,7 @@ class _Watch:
         Raises `OperatorError` for servers that were not restarted when the load ended, and for a command that failed.
         """
         seen = Restarts(await _answered(self._target))
-        running = asyncio.ensure_future(_run(command, self._folder / "restart.log") if command else asyncio.sleep(0))
+        running = asyncio.ensure_future(_run(command) if command else asyncio.sleep(0))
         try:
             while seen.over is None:
                 if self._over:
@@ -316,19 +317,10 @@ async def _answered(target: Target) -> dict[str, int]:
     return {name: counts.queries for name, counts in (await counts_of(ready)).items()}
 
 
-async def _run(command: str, log: Path) -> None:
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(command), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        status = await process.wait()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-    if status:
-        tail = (await asyncio.to_thread(log.read_bytes))[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise OperatorError(f"--restart-command ended with status {status}: {tail}")
+async def _run(command: str) -> None:
+    ended = await run_command(*shlex.split(command))
+    if ended.status:
+        raise OperatorError(f"--restart-command ended with status {ended.status}: {ended.errors[-_TAIL_CHARACTERS:]}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from contextlib import suppress
 from typing import Final
 
+from loadtest.commands import TAO, run_command
 from loadtest.two_regions import TwoRegions
 from tao.admin.replication import replicas, replication_states
 from tao.admin.server_stats import server_stats
@@ -139,34 +139,12 @@ async def bring_back(regions: TwoRegions, name: str) -> str:
 
 async def operator_command(regions: TwoRegions, *words: str) -> tuple[int, str]:
     """Run a command of `tao` as an operator would; returns its exit status and standard error."""
-    accounts = regions.accounts
-    process = await asyncio.create_subprocess_exec(
-        *(
-            sys.executable,
-            "-P",
-            "-m",
-            "tao.cli",
-            *words,
-            "--topology",
-            str(regions.cluster.topology_path),
-            "--yes",
-            "--json",
-        ),
-        env={
-            **os.environ,
-            "TAO_ADMIN_PASSWORD": accounts.administrator.password,
-            "TAO_REPLICATOR_PASSWORD": accounts.replicator.password,
-        },
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    passwords = {
+        "TAO_ADMIN_PASSWORD": regions.accounts.administrator.password,
+        "TAO_REPLICATOR_PASSWORD": regions.accounts.replicator.password,
+    }
+    where = ("--topology", str(regions.cluster.topology_path))
+    ended = await run_command(
+        *TAO, *words, *where, "--yes", "--json", seconds=_COMMAND_SECONDS, env={**os.environ, **passwords}
     )
-    try:
-        async with asyncio.timeout(_COMMAND_SECONDS):
-            _, errors = await process.communicate()
-    except TimeoutError:
-        raise OperatorError(f"tao {' '.join(words)} does not end within {_COMMAND_SECONDS:g} s") from None
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    return process.returncode or 0, errors.decode(errors="replace").strip()
+    return ended.status, ended.errors
