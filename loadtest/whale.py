@@ -165,7 +165,7 @@ class _Whale:
         self._graph = graph
         self._list = (whale_id, LINK)
         self._ids = ids
-        self._toy = toy
+        self._asked_after = _TOY_ASKED if toy else _ASKED_AFTER
         self._leaders = list(target.leaders.values())
         self._filters_before = 0
         self._chance = Random(1)
@@ -183,7 +183,7 @@ class _Whale:
         await within(_BUILD_SECONDS, self._is_built, 0.1, "no filter was built")
         found["build:seconds"] = time.perf_counter() - began
         progress.step("what is not there, with a filter", 0.6)
-        found |= await self._ask_absent("after", _TOY_ASKED if self._toy else _ASKED_AFTER)
+        found |= await self._ask_absent("after", self._asked_after)
         found["false_positives:ratio"] = 1 - found[_WITH_FILTER]
         _, filter_bytes = await self._filters()
         found["filter:bytes_per_edge"] = (filter_bytes - bytes_before) / len(self._ids)

@@ -271,29 +271,21 @@ async def prepare(graph: Graph, shards: int, hot_per_shard: int) -> Playground:
     return Playground(hot, cold)
 
 
+@dataclass(frozen=True, slots=True)
 class Writer:
     """One of many writers of a region."""
 
-    def __init__(
-        self,
-        graph: Graph,
-        reading: Sequence[Graph],
-        ground: Playground,
-        load: CollidingLoad,
-        record: RunRecord,
-        chance: Random,
-    ) -> None:
-        """``reading`` has a graph of each tier of the same region."""
-        self._graph: Final = graph
-        self._reading: Final = reading
-        self._ground: Final = ground
-        self._load: Final = load
-        self._record: Final = record
-        self._chance: Final = chance
+    graph: Graph
+    reading: Sequence[Graph]
+    """A graph of each tier of the same region."""
+    ground: Playground
+    load: CollidingLoad
+    record: RunRecord
+    chance: Random
 
     async def run(self) -> None:
         """Write until all writes are issued."""
-        load, record = self._load, self._record
+        load, record = self.load, self.record
         while load.take():
             number, began = load.issued, record.now()
             try:
@@ -303,12 +295,12 @@ class Writer:
                 record.failed_write(
                     error, began, f"write {number}", unknown=not isinstance(error, RetryableError | RequestError)
                 )
-                await asyncio.sleep(2 * _FAILURE_PAUSE_SECONDS * self._chance.random())
-            if self._chance.random() < 0.5:
+                await asyncio.sleep(2 * _FAILURE_PAUSE_SECONDS * self.chance.random())
+            if self.chance.random() < 0.5:
                 await self._read()
 
     async def _write(self, number: int) -> None:
-        chance, graph, ground = self._chance, self._graph, self._ground
+        chance, graph, ground = self.chance, self.graph, self.ground
         kind = chance.random()
         if kind < 0.45:
             edge = self._any_edge()
@@ -328,34 +320,34 @@ class Writer:
             await graph.obj_update(chance.choice(ground.objects), {"home": f"h{number}"}, "user")
         elif kind < 0.92 and ground.objects:
             doomed = chance.choice(ground.objects)
-            self._load.kept.discard(doomed)  # also when the deletion's outcome is unknown
+            self.load.kept.discard(doomed)  # also when the deletion's outcome is unknown
             ground.objects.remove(doomed)
             await graph.obj_delete(doomed)
         else:
             added = await graph.obj_add("user", {"name": f"u{number}"})
             ground.objects.append(added)
-            self._load.kept.add(added)
+            self.load.kept.add(added)
 
     async def _read(self) -> None:
-        chance, graph = self._chance, self._chance.choice(self._reading)
+        chance, graph = self.chance, self.chance.choice(self.reading)
         id1, atype, id2 = self._known_edge()
         try:
             await asyncio.gather(
                 graph.assoc_range(id1, atype, 0, chance.choice((1, 50))),
                 graph.assoc_count(id2, chance.choice(_PAIRED)),
                 graph.assoc_get(id1, atype, [id2]),
-                graph.obj_get(chance.choice(self._ground.hot)),
+                graph.obj_get(chance.choice(self.ground.hot)),
             )
-            self._record.reads += 4
+            self.record.reads += 4
         except TaoError as error:
-            self._load.failed_reads[error.reason] += 1
+            self.load.failed_reads[error.reason] += 1
 
     def _any_edge(self) -> tuple[int, str, int]:
-        chance, ground = self._chance, self._ground
+        chance, ground = self.chance, self.ground
         id1 = chance.choice(ground.hot if chance.random() < 0.7 else ground.cold)
         id2 = chance.choice(ground.hot if chance.random() < 0.5 else ground.cold)
         return id1, chance.choice(_SINGLE if chance.random() < 0.1 else _PAIRED), id2
 
     def _known_edge(self) -> tuple[int, str, int]:
-        edges = self._ground.edges
-        return self._chance.choice(edges) if edges and self._chance.random() < 0.7 else self._any_edge()
+        edges = self.ground.edges
+        return self.chance.choice(edges) if edges and self.chance.random() < 0.7 else self._any_edge()

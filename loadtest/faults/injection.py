@@ -196,23 +196,18 @@ async def _disk_full(injector: Injector, role: Role) -> AsyncIterator[str]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
-def _any(role: Role) -> Callable[[Injector], str]:
-    return lambda injector: injector.one_of(role)
-
-
+_STOPPED: Final[dict[str, Callable[[Injector], str]]] = {
+    **{
+        str(role): partial(Injector.one_of, role=role)
+        for role in (Role.FOLLOWER, Role.LEADER, Role.TAILER, Role.WATCHER)
+    },
+    "replica": Injector.replica,
+}
 FAULTS: Final[dict[str, Callable[[Injector], AbstractAsyncContextManager[str]]]] = {
-    "follower_kill": partial(stopped, victim=_any(Role.FOLLOWER)),
-    "follower_stop": partial(stopped, victim=_any(Role.FOLLOWER), pause=True),
-    "leader_kill": partial(stopped, victim=_any(Role.LEADER)),
-    "leader_stop": partial(stopped, victim=_any(Role.LEADER), pause=True),
-    "tailer_kill": partial(stopped, victim=_any(Role.TAILER)),
-    "tailer_stop": partial(stopped, victim=_any(Role.TAILER), pause=True),
+    **{f"{who}_kill": partial(stopped, victim=victim) for who, victim in _STOPPED.items()},
+    **{f"{who}_stop": partial(stopped, victim=victim, pause=True) for who, victim in _STOPPED.items()},
     "tailer_disk_full": partial(_disk_full, role=Role.TAILER),
     "leader_disk_full": partial(_disk_full, role=Role.LEADER),
-    "watcher_kill": partial(stopped, victim=_any(Role.WATCHER)),
-    "watcher_stop": partial(stopped, victim=_any(Role.WATCHER), pause=True),
-    "replica_kill": partial(stopped, victim=Injector.replica),
-    "replica_stop": partial(stopped, victim=Injector.replica, pause=True),
     "replica_slow": partial(_slowed, victim=Injector.replica),
     "master_slow": partial(_slowed, victim=lambda injector: injector.master()[1]),
     "master_kill": partial(_master_lost, pause=False),

@@ -112,22 +112,22 @@ async def _prepare(regions: TwoRegions, stack: AsyncExitStack, chance: Random) -
     return _Crashes(regions, graphs, users, chance)
 
 
+@dataclass(slots=True)
 class _Crashes:
     """Crashes servers; each method returns the seconds from the crash until each kind of service was back."""
 
-    def __init__(self, regions: TwoRegions, graphs: dict[str, Graph], users: list[int], chance: Random) -> None:
-        self._regions: Final = regions
-        self._cluster: Final = regions.cluster
-        self._graphs: Final = graphs
-        self._users: Final = users
-        self._chance: Final = chance
-        self._written = 0
-        self._absent = 0
+    regions: TwoRegions
+    graphs: dict[str, Graph]
+    """A client of each region."""
+    users: list[int]
+    chance: Random
+    written: int = 0
+    absent: int = 0
 
     async def follower(self) -> dict[str, float]:
         """Crash the home follower of an object in the nearest tier."""
-        user, graph = self._chance.choice(self._users), self._graphs[MASTER]
-        home = self._regions.routes.follower_tiers(MASTER)[0].home(user >> SHARD_SHIFT).name
+        user, graph = self.chance.choice(self.users), self.graphs[MASTER]
+        home = self.regions.routes.follower_tiers(MASTER)[0].home(user >> SHARD_SHIFT).name
         await graph.obj_get(user)
         crashed = await self._kill(home)
         reads = await _until("reads", crashed, lambda: graph.obj_get(user))
@@ -136,19 +136,19 @@ class _Crashes:
 
     async def leader(self) -> dict[str, float]:
         """Crash the leader of a shard in its master region."""
-        user, region = self._chance.choice(self._users), self._master_region
-        leader, graph = self._regions.routes.leaders(region).home(user >> SHARD_SHIFT).name, self._graphs[region]
+        user, region = self.chance.choice(self.users), self._master_region
+        leader, graph = self.regions.routes.leaders(region).home(user >> SHARD_SHIFT).name, self.graphs[region]
         crashed = await self._kill(leader)
         misses = await self._missed(graph, user, crashed)
         writes = await _until("writes", crashed, lambda: self._write(graph, user))
         critical = await _until("critical reads", crashed, lambda: graph.obj_get(user, critical=True))
-        await self._cluster.restart(leader)
+        await self.regions.cluster.restart(leader)
         return {"misses": misses, "writes": writes, "critical reads": critical}
 
     async def replica(self) -> dict[str, float]:
         """Crash the replica in the other region. Commits wait for it, since it is the only one."""
-        user, region = self._chance.choice(self._users), self._remote_region
-        graph, name = self._graphs[region], replicas(self._regions.topology)[0].server.name
+        user, region = self.chance.choice(self.users), self._remote_region
+        graph, name = self.graphs[region], replicas(self.regions.topology)[0].server.name
         misses = await self._missed(graph, user, await self._kill(name))
         starting, began = asyncio.create_task(self._start(name)), time.monotonic()
         writes = await _until("writes", began, lambda: self._write(graph, user))
@@ -156,13 +156,13 @@ class _Crashes:
 
     async def tailer(self) -> dict[str, float]:
         """Crash the other region's tailer, through which alone the writes of the master region come."""
-        user, region = self._chance.choice(self._users), self._remote_region
-        far, near = self._graphs[self._master_region], self._graphs[region]
+        user, region = self.chance.choice(self.users), self._remote_region
+        far, near = self.graphs[self._master_region], self.graphs[region]
         await near.obj_get(user)
-        tailer = next(name for name in self._regions.named(Role.TAILER) if region in name)
+        tailer = next(name for name in self.regions.named(Role.TAILER) if region in name)
         crashed = await self._kill(tailer)
         await self._write(far, user)
-        wanted = str(self._written)
+        wanted = str(self.written)
 
         async def seen() -> None:
             found = await near.obj_get(user)
@@ -174,13 +174,13 @@ class _Crashes:
 
     async def master(self) -> dict[str, float]:
         """Crash a master, which a watcher finds lost and replaces."""
-        user, region = self._chance.choice(self._users), self._master_region
-        name, graph = masters(self._regions.topology)[0].name, self._graphs[region]
+        user, region = self.chance.choice(self.users), self._master_region
+        name, graph = masters(self.regions.topology)[0].name, self.graphs[region]
         crashed = await self._kill(name)
         misses = await self._missed(graph, user, crashed)
         writes = await _until("writes", crashed, lambda: self._write(graph, user))
-        promotion = await last_promotion(self._regions)
-        await self._cluster.restart(name)
+        promotion = await last_promotion(self.regions)
+        await self.regions.cluster.restart(name)
         return {
             "misses": misses,
             "writes": writes,
@@ -190,34 +190,34 @@ class _Crashes:
 
     @property
     def _master_region(self) -> str:
-        return self._regions.topology.databases[0].master_region
+        return self.regions.topology.databases[0].master_region
 
     @property
     def _remote_region(self) -> str:
-        return next(region for region in self._graphs if region != self._master_region)
+        return next(region for region in self.graphs if region != self._master_region)
 
     async def _kill(self, name: str) -> float:
         """Returns when it was."""
-        await self._cluster.kill(name)
+        await self.regions.cluster.kill(name)
         return time.monotonic()
 
     async def _start(self, name: str) -> float:
         """Start a process again; returns the seconds until it is ready."""
         began = time.monotonic()
-        await self._cluster.restart(name)
+        await self.regions.cluster.restart(name)
         return time.monotonic() - began
 
     async def _write(self, graph: Graph, user: int) -> None:
-        self._written += 1
-        await graph.obj_update(user, {"home": str(self._written)}, "user")
+        self.written += 1
+        await graph.obj_update(user, {"home": str(self.written)}, "user")
 
     async def _missed(self, graph: Graph, user: int, since: float) -> float:
         """Ask for lists that nobody has read before, in the shard of the user."""
 
         async def ask() -> None:
-            self._absent += 1
-            at = _OLD_UNIX_MS + self._absent // SEQUENCE_PER_MS
-            await graph.assoc_count(make_id(user >> SHARD_SHIFT, at, self._absent % SEQUENCE_PER_MS), "follows")
+            self.absent += 1
+            at = _OLD_UNIX_MS + self.absent // SEQUENCE_PER_MS
+            await graph.assoc_count(make_id(user >> SHARD_SHIFT, at, self.absent % SEQUENCE_PER_MS), "follows")
 
         return await _until("misses", since, ask)
 
