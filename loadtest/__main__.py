@@ -167,7 +167,8 @@ def _session() -> Iterator[Callable[..., Report]]:
             # Any: fields of the settings.
             sizes = {"seconds": _TOY_SECONDS, "rounds": _TOY_ROUNDS, "toy": True} if toy else {}
             settings = BenchSettings(folder, **{**sizes, **wanted})
-            return asyncio.run(_run({each: make() for each, make in chosen.items()}, settings, interruption))
+            options = {each: make().at_toy_size() if toy else make() for each, make in chosen.items()}
+            return asyncio.run(_run(options, settings, interruption))
 
         try:
             yield run

@@ -62,7 +62,6 @@ _TOY_SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, databases=
 _OBJECTS: Final = 2_000
 _TOY_OBJECTS: Final = 50
 _TURNS: Final = 3
-_TOY_PHASE_SECONDS: Final = 0.5
 _SAME_REGION_MS: Final = 5.0
 _REMOTE_MS: Final = 6.0
 _VISIBLE_P50_MS: Final = 15.0
@@ -87,14 +86,13 @@ class GeoOptions(Options):
     """The options of `geo`."""
 
     rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS)
-    seconds: float = SECONDS.default(20.0, help="Measured seconds of each phase.")
+    seconds: float = SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
     """At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
     topology: Path | None = TOPOLOGY.default(None)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -> ScenarioResult:
     """Measure writes, visibility and reads. Raises `OperatorError`."""
-    seconds = min(wanted.seconds, _TOY_PHASE_SECONDS) if settings.toy else wanted.seconds
     own = ClusterSettings(
         state_dir=settings.work_dir / "geo",
         shape=_TOY_SHAPE if settings.toy else _SHAPE,
@@ -104,7 +102,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -
         log_level="warning",
     )
     async with _regions_for(wanted.topology, own, settings, progress) as regions:
-        measured = await _measure(regions, settings, progress, seconds, wanted.rtt_ms)
+        measured = await _measure(regions, settings, progress, wanted.seconds, wanted.rtt_ms)
     visible, rtt_ms = measured["visible_ms"], wanted.rtt_ms
     aims = [
         *(
@@ -124,7 +122,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -
             "visible_writes_per_second": VISIBLE_WRITES_PER_SECOND,
             "reads_per_second": READS_PER_SECOND,
             "misses_per_second": MISSES_PER_SECOND,
-            "phase_seconds": seconds,
+            "phase_seconds": wanted.seconds,
             "durability": "full, asynchronous between regions" if wanted.topology is None else "the cluster's own",
         },
         listings=listings_of(measured),

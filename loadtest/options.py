@@ -13,9 +13,9 @@ is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import click
 
@@ -38,13 +38,21 @@ class Option:
     high: float | None = None
     multiple: bool = False
 
-    def default(self, value: Any, *, choices: Sequence[str] = (), help: str = "") -> Any:  # noqa: A002 - as in click
+    def default(
+        self,
+        value: Any,
+        *,
+        toy: Any = None,
+        choices: Sequence[str] = (),
+        help: str = "",  # noqa: A002 - as in click
+    ) -> Any:
         """Make the field of a scenario that takes this option.
 
-        ``choices`` are the only values allowed; ``help`` replaces the text where a scenario means something narrower.
+        ``toy`` is the most, or for texts the default, at toy size; ``choices`` are the only values allowed; ``help``
+        replaces the text where a scenario means something narrower.
         """
         # Any: the type of the field is the scenario's to declare.
-        return field(default=value, metadata={_METADATA: _Taken(self, tuple(choices), help or self.help)})
+        return field(default=value, metadata={_METADATA: _Taken(self, toy, tuple(choices), help or self.help)})
 
     def check(self, value: Any, choices: Sequence[str] = ()) -> None:
         """Raise `OperatorError` for a value out of bounds."""
@@ -60,6 +68,7 @@ class Option:
 @dataclass(frozen=True)
 class _Taken:
     option: Option
+    toy: Any
     choices: tuple[str, ...]
     help: str
 
@@ -73,6 +82,15 @@ class Options:
             taken = each.metadata.get(_METADATA)
             if taken is not None:
                 taken.option.check(getattr(self, each.name), taken.choices)
+
+    def at_toy_size(self) -> Self:
+        """Return the same options with little data and short runs."""
+        small = {}
+        for each in fields(self):
+            value, taken = getattr(self, each.name), each.metadata.get(_METADATA)
+            if taken is not None and taken.toy is not None:
+                small[each.name] = min(value, taken.toy) if isinstance(value, int | float) else value or taken.toy
+        return replace(self, **small)
 
 
 def click_options(options: type[Options]) -> Callable[[Command], Command]:

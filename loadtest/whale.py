@@ -45,7 +45,6 @@ from tao.model.versions import next_version
 
 MOST_SECONDS: Final = 3_600.0
 """The bound on the whole run, where every edge is written by the API."""
-TOY_EDGES: Final = 25_000
 _ANSWERED: Final = 0.99
 _WITH_FILTER: Final = "after_without_database:ratio"
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
@@ -63,14 +62,14 @@ _PAGE: Final = 100
 class WhaleOptions(Options):
     """The options of `whale`."""
 
-    edges: int = EDGES.default(2_000_000)
+    edges: int = EDGES.default(2_000_000, toy=25_000)
     """A list below the leader's `membership.min_edges` gets no filter."""
     topology: Path | None = TOPOLOGY.default(None)
 
 
 async def run(settings: BenchSettings, progress: Progress, whale: WhaleOptions) -> ScenarioResult:
     """Write the list and ask for it. A wrong answer is a fault. Raises `OperatorError`."""
-    edges = TOY_EDGES if settings.toy else whale.edges
+    edges = whale.edges
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / "whale", shape=_SHAPE, schema_file=SCHEMA, durability=Durability.RELAXED
     )

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from time import perf_counter, process_time
@@ -62,11 +62,11 @@ _OF_A_RUNNING_ONE: Final = (
 class HerdOptions(Options):
     """The options of `herd`."""
 
-    clients: int = CLIENTS.default(10_000)
-    processes: int = PROCESSES.default(4)
-    sessions: int = SESSIONS.default(16)
+    clients: int = CLIENTS.default(10_000, toy=200)
+    processes: int = PROCESSES.default(4, toy=2)
+    sessions: int = SESSIONS.default(16, toy=4)
     """Separate SDK clients of each process, each with connections of its own."""
-    rounds: int = ROUNDS.default(5)
+    rounds: int = ROUNDS.default(5, toy=1)
     """Rounds of each kind; every round uses another key."""
     topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
     seed: int = SEED.default(1)
@@ -100,8 +100,6 @@ class _Counted:
 
 async def run(settings: BenchSettings, progress: Progress, herd: HerdOptions) -> ScenarioResult:
     """Let all clients ask for one key at once, round after round. Raises `OperatorError`."""
-    if settings.toy:
-        herd = replace(herd, clients=200, processes=2, sessions=4, rounds=1)
     own = ClusterSettings(
         state_dir=settings.work_dir / "herd",
         shape=msgspec.structs.replace(_SHAPE, followers=1, leaders=1) if settings.toy else _SHAPE,

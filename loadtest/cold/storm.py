@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -71,11 +71,11 @@ _OF_A_RUNNING_ONE: Final = (
 class StormOptions(Options):
     """The options of `storm`."""
 
-    nodes: int = NODES.default(10_000)
+    nodes: int = NODES.default(10_000, toy=400)
     cache_share: float = CACHE_SHARE.default(0.2)
-    rate: float = RATE.default(1_000.0)
-    warm_seconds: float = WARM_SECONDS.default(30.0)
-    before_seconds: float = BEFORE_SECONDS.default(15.0)
+    rate: float = RATE.default(1_000.0, toy=150.0)
+    warm_seconds: float = WARM_SECONDS.default(30.0, toy=1.0)
+    before_seconds: float = BEFORE_SECONDS.default(15.0, toy=2.0)
     after_seconds: float = AFTER_SECONDS.default(60.0)
     topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
     restart_command: str = RESTART_COMMAND.default("")
@@ -89,6 +89,11 @@ class StormOptions(Options):
         if self.restart_command and self.topology is None:
             raise OperatorError("--restart-command is for a running cluster: give its --topology, too")
 
+    def at_toy_size(self) -> Self:
+        """See `Options`. An operator takes longer than a runner that restarts its own servers."""
+        after_seconds = min(self.after_seconds, 5.0 if self.topology is None else 15.0)
+        return replace(Options.at_toy_size(self), after_seconds=after_seconds)
+
     @property
     def most_seconds(self) -> float:
         """The bound on the whole run: the load, and the steps before and after it."""
@@ -97,10 +102,6 @@ class StormOptions(Options):
 
 async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) -> ScenarioResult:
     """Restart a tier under load, and watch it recover. Raises `OperatorError`."""
-    if settings.toy:
-        # An operator takes longer than a runner that restarts its own servers.
-        rate, after_seconds = min(storm.rate, 150.0), 5.0 if storm.topology is None else 15.0
-        storm = replace(storm, nodes=400, rate=rate, warm_seconds=1.0, before_seconds=2.0, after_seconds=after_seconds)
     data_bytes = _subject(settings, storm, 1).plan().payload_bytes
     own = ClusterSettings(
         state_dir=settings.work_dir / "storm",

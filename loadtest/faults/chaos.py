@@ -7,7 +7,7 @@ and no read fail that another server could have answered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -22,7 +22,6 @@ from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import SEMI_SYNC_RTT_MS
 
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
-_TOY_SECONDS: Final = 6.0
 _AWAY_SECONDS: Final = 8.0
 """The longest that a fault lasts."""
 _TOY_AWAY_SECONDS: Final = 1.0
@@ -43,16 +42,14 @@ _ZEROS: Final = (
 class ChaosOptions(RecordedOptions):
     """The options of `chaos`."""
 
-    seconds: float = SECONDS.default(600.0, help="Seconds of load.")
-    kinds: tuple[str, ...] = FAULT.default((), choices=sorted(FAULTS))
+    seconds: float = SECONDS.default(600.0, toy=6.0, help="Seconds of load.")
+    kinds: tuple[str, ...] = FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
     overlapping: bool = OVERLAPPING.default(False)
     """Two faults at a time are more than the product promises to survive."""
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions) -> ScenarioResult:
     """Inject faults until the time is over, and judge. Raises `OperatorError` when the cluster does not start."""
-    if settings.toy:
-        wanted = replace(wanted, seconds=min(wanted.seconds, _TOY_SECONDS), kinds=wanted.kinds or _TOY_FAULTS)
     away_seconds = _TOY_AWAY_SECONDS if settings.toy else _AWAY_SECONDS
     outcome = await run_recorded(settings, progress, wanted, partial(_plan, wanted, away_seconds), _WELL_SECONDS)
     measured = _measured(outcome, wanted.seed)

@@ -14,7 +14,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any, Final
@@ -35,7 +35,6 @@ from tao.model.ids import SEQUENCE_PER_MS, make_id
 
 _SHAPE: Final = Shape(regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16)
 _TOY_SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, databases=2, mixed_mastership=True, shards=4)
-_TOY_WRITES: Final = 400
 _WRITERS_PER_REGION: Final = 48
 _TOY_WRITERS_PER_REGION: Final = 8
 _WRITING_SECONDS: Final = 600.0
@@ -52,8 +51,6 @@ _COLD_UNIX_MS: Final = 1_650_000_000_000
 _FAILURE_PAUSE_SECONDS: Final = 0.2
 """The mean pause after a failed write: a cut line refuses writes faster than it could take them, and should not use up
 the run."""
-
-
 _ZEROS: Final = ("differences", "missing_objects")
 
 
@@ -61,27 +58,15 @@ _ZEROS: Final = ("differences", "missing_objects")
 class ConvergeOptions(Options):
     """The options of `converge`."""
 
-    writes: int = WRITE_COUNT.default(100_000)
-    tailer_kills: int = TAILER_KILLS.default(0)
-    link_cuts: int = LINK_CUTS.default(0)
-    rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS)
+    writes: int = WRITE_COUNT.default(100_000, toy=400)
+    tailer_kills: int = TAILER_KILLS.default(0, toy=1)
+    link_cuts: int = LINK_CUTS.default(0, toy=1)
+    rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS, toy=10.0)
     seed: int = SEED.default(1)
-
-    def at_toy_size(self) -> ConvergeOptions:
-        """Return the same options with few writes and faults."""
-        return replace(
-            self,
-            writes=min(self.writes, _TOY_WRITES),
-            tailer_kills=min(self.tailer_kills, 1),
-            link_cuts=min(self.link_cuts, 1),
-            rtt_ms=min(self.rtt_ms, 10.0),
-        )
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: ConvergeOptions) -> ScenarioResult:
     """Write, wait until all is quiet, and compare. Raises `OperatorError`."""
-    if settings.toy:
-        wanted = wanted.at_toy_size()
     shape = _TOY_SHAPE if settings.toy else _SHAPE
     writers = _TOY_WRITERS_PER_REGION if settings.toy else _WRITERS_PER_REGION
     load = CollidingLoad(wanted.writes)

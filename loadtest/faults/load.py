@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from itertools import cycle
@@ -127,8 +127,8 @@ class RecordedOptions(Options):
     """The options of a fault run with this load."""
 
     seed: int = SEED.default(1)
-    reads: float = READS.default(800.0)
-    writes: float = WRITES.default(60.0)
+    reads: float = READS.default(800.0, toy=200.0)
+    writes: float = WRITES.default(60.0, toy=20.0)
     logs: Path | None = LOGS.default(None)
 
 
@@ -452,8 +452,6 @@ async def run_recorded(
     well_seconds: float,
 ) -> Outcome:
     """Run this load while a plan is carried out. Raises what `carry_out_run` raises."""
-    if settings.toy:
-        options = replace(options, reads=200.0, writes=20.0)
     wanted = FaultRun(
         cluster=semi_sync_settings(settings.work_dir, _TOY_SHAPE if settings.toy else SHAPE, log_level="info"),
         load=partial(recorded_load, options),

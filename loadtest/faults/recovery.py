@@ -45,13 +45,12 @@ _USERS: Final = 64
 class RecoveryOptions(Options):
     """The options of `recovery`."""
 
-    repetitions: int = REPETITIONS.default(5)
+    repetitions: int = REPETITIONS.default(5, toy=1)
     seed: int = SEED.default(1)
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptions) -> ScenarioResult:
     """Crash each kind of server in turn, and time the recovery. Raises `OperatorError` when there is none."""
-    repetitions = 1 if settings.toy else wanted.repetitions
     shape = _TOY_SHAPE if settings.toy else _SHAPE
     cluster_settings = semi_sync_settings(settings.work_dir, shape, log_level="warning")
     seconds: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -59,10 +58,12 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptio
         settings.versions.update(regions.versions)
         crashes = await _prepare(regions, stack, Random(wanted.seed))
         steps = [crashes.follower, crashes.leader, crashes.replica, crashes.tailer, crashes.master]
-        for number in range(repetitions):
+        for number in range(wanted.repetitions):
             for place, crash in enumerate(steps):
                 role = crash.__name__
-                progress.step(f"{role}, {number + 1} of {repetitions}", (number + place / len(steps)) / repetitions)
+                progress.step(
+                    f"{role}, {number + 1} of {wanted.repetitions}", (number + place / len(steps)) / wanted.repetitions
+                )
                 for what, value in (await crash()).items():
                     seconds[role][what].append(value)
                 await until_well(regions, _WELL_SECONDS)
@@ -75,7 +76,7 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RecoveryOptio
     }
     return ScenarioResult(
         summary=SCENARIO.summary,
-        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "repetitions": repetitions},
+        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "repetitions": wanted.repetitions},
         listings=listings_of(measured),
         aims=[
             at_most(f"service again within {_PATIENT_SECONDS:g} s", each["max"], _PATIENT_SECONDS, f"{role}: {what}")

@@ -72,7 +72,7 @@ async def test_a_run_that_ends_because_the_cluster_does_not_get_well_says_so_in_
     monkeypatch.setattr(plan, "until_well", until_well)
     monkeypatch.setitem(FAULTS, "follower_kill", kill)
     monkeypatch.setattr(chaos, "_TOY_AWAY_SECONDS", 0.0)
-    wanted = chaos.ChaosOptions(seconds=0.01, kinds=("follower_kill",))
+    wanted = chaos.ChaosOptions(seconds=0.01, kinds=("follower_kill",)).at_toy_size()
     result = await chaos.run(BenchSettings(tmp_path, toy=True), Silent(), wanted)
     assert NOT_WELL in result.faults[0]
     written = msgspec.json.decode(msgspec.json.encode(result.measured))

@@ -110,3 +110,8 @@ def test_a_storm_out_of_bounds_is_reported() -> None:
 def test_a_command_that_restarts_is_of_a_running_cluster() -> None:
     with pytest.raises(OperatorError, match="--topology"):
         StormOptions(restart_command="true")
+
+
+def test_at_toy_size_options_are_small_and_smaller_ones_stay() -> None:
+    small = StormOptions(rate=20.0).at_toy_size()
+    assert (small.rate, small.nodes, small.after_seconds, small.cache_share) == (20.0, 400, 5.0, 0.2)
