@@ -129,11 +129,13 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 Scalar = str | int | float | None
 
 
-def listings_of(measured: Mapping[str, Any]) -> list[Listing]:
+def listings_of(measured: Mapping[str, Any], *, lists: bool = False) -> list[Listing]:
     """Return tables of a scenario's own figures: one of the single values, and one for each form of record.
 
-    A name that ends with a unit behind a colon (``build:seconds``) has the unit in a column of its own. `Any`: nested
-    values."""
+    Lists, which are long logs and timelines, are left out unless ``lists`` is set. A name that ends with a unit behind
+    a colon (``build:seconds``) has the unit in a column of its own. `Any`: nested values."""
+    if not lists:
+        measured = {name: value for name, value in measured.items() if not isinstance(value, list)}
     values: list[tuple[str, Scalar]] = []
     records: dict[tuple[str, ...], list[tuple[str, Mapping[str, Scalar]]]] = {}
     for name, leaf in _leaves(measured):
@@ -180,11 +182,14 @@ def _cell(value: Scalar) -> str:
     return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
+Conditions = dict[str, str | int | float]
+
+
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one scenario."""
 
     summary: str
-    conditions: dict[str, str | int | float]
+    conditions: Conditions
     figures: list[Figure] = []
     quantities: list[Quantity] = []
     listings: list[Listing] = []

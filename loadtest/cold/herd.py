@@ -119,7 +119,7 @@ async def run(settings: BenchSettings, progress: Progress, herd: HerdOptions) ->
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"clients": herd.clients, "processes": herd.processes, "sessions_each": herd.sessions},
-        listings=listings_of({**measured, "herds": [_flat(each) for each in measured["herds"]]}),
+        listings=listings_of({**measured, "herds": [_flat(each) for each in measured["herds"]]}, lists=True),
         notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if herd.topology else [])],
         aims=[
             *demands,

@@ -137,11 +137,10 @@ async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) 
         at_most("no request failed", sum(measured["failed"].values()), 0),
         at_most("no wrong answer", measured["wrong_answers"], 0),
     ]
-    shown = {key: value for key, value in measured.items() if key not in ("timeline", "answered_by_second")}
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"requests_per_second": storm.rate},
-        listings=listings_of(shown),
+        listings=listings_of(measured),
         notes=[
             *([] if measured["recovery_seconds"] else ["The old hit rate was not reached within the run."]),
             *([_OF_A_RUNNING_ONE] if storm.topology else []),

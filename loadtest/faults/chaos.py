@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import Outcome
+from loadtest.faults.harness import Outcome, result_of
 from loadtest.faults.injection import FAULTS, Injector
 from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import Fault, RunRecord
 from loadtest.options import FAULT, OVERLAPPING, SECONDS
-from loadtest.results import ScenarioResult, at_most, listings_of, missed
+from loadtest.results import Conditions, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import SEMI_SYNC_RTT_MS
 
@@ -55,24 +55,18 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions)
     measured = _measured(outcome, wanted.seed)
     unexplained, allowed = outcome.record.unexplained, _ALLOWED_SHARE * outcome.record.reads
     few = at_most(f"reads that fail unexplained: {_ALLOWED_SHARE:g} of all at most", unexplained, allowed)
-    demands = outcome.demand_none(measured, _ZEROS)
-    if not wanted.overlapping:
-        demands.append(few)
     examples = [f"{each.seconds} s: {each}" for each in outcome.record.failed if not each.explained and not few.met][:5]
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={
-            "seed": wanted.seed,
-            "seconds": wanted.seconds,
-            "rtt_ms": SEMI_SYNC_RTT_MS,
-            "durability": "semi_sync",
-            "failures at a time": 2 if wanted.overlapping else 1,
-        },
-        listings=listings_of({name: measured[name] for name in list(measured)[: list(measured).index("faults")]}),
-        aims=[*demands, *([few] if wanted.overlapping else [])],
-        measured=measured,
-        faults=missed(demands, [*examples, *outcome.record.examples]),
-    )
+    conditions: Conditions = {
+        "seed": wanted.seed,
+        "seconds": wanted.seconds,
+        "rtt_ms": SEMI_SYNC_RTT_MS,
+        "durability": "semi_sync",
+        "failures at a time": 2 if wanted.overlapping else 1,
+    }
+    demands, examples = outcome.demands(measured, _ZEROS), [*examples, *outcome.record.examples]
+    if wanted.overlapping:
+        return result_of(SCENARIO.summary, conditions, measured, demands, examples, also=[few])
+    return result_of(SCENARIO.summary, conditions, measured, [*demands, few], examples)
 
 
 SCENARIO: Final = Scenario(

@@ -19,12 +19,12 @@ from functools import partial
 from random import Random
 from typing import Any, Final
 
-from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
+from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run, result_of
 from loadtest.faults.injection import Injector, line_cut, stopped
 from loadtest.faults.plan import FaultMoment, Plan, PlanStep, random_moments
 from loadtest.faults.record import RunRecord
 from loadtest.options import LINK_CUTS, RTT_MS, SEED, TAILER_KILLS, WRITE_COUNT, Options
-from loadtest.results import ScenarioResult, listings_of, missed
+from loadtest.results import Conditions, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import TwoRegions
 from tao.client import Graph, RetryableError, TaoError
@@ -88,22 +88,16 @@ async def run(settings: BenchSettings, progress: Progress, wanted: ConvergeOptio
     )
     outcome = await carry_out_run(run_, settings.versions, progress)
     measured = _measured(outcome, load, wanted.seed)
-    demands = outcome.demand_none({**measured, "differences": sum(outcome.differences.values())}, _ZEROS)
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={
-            "writers_per_region": writers,
-            "hot_objects": _HOT_PER_SHARD * shape.shards,
-            "shards": shape.shards,
-            "rtt_ms": wanted.rtt_ms,
-            "durability": "relaxed",
-            "seed": wanted.seed,
-        },
-        listings=listings_of(measured),
-        aims=demands,
-        measured=measured,
-        faults=missed(demands, outcome.record.examples),
-    )
+    conditions: Conditions = {
+        "writers_per_region": writers,
+        "hot_objects": _HOT_PER_SHARD * shape.shards,
+        "shards": shape.shards,
+        "rtt_ms": wanted.rtt_ms,
+        "durability": "relaxed",
+        "seed": wanted.seed,
+    }
+    demands = outcome.demands(measured, _ZEROS)
+    return result_of(SCENARIO.summary, conditions, measured, demands, outcome.record.examples)
 
 
 SCENARIO: Final = Scenario(

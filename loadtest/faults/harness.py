@@ -21,7 +21,7 @@ from loadtest.conditions import together
 from loadtest.faults.injection import Injector
 from loadtest.faults.plan import Plan, carry_out
 from loadtest.faults.record import RunRecord
-from loadtest.results import Aim, at_most
+from loadtest.results import Aim, Conditions, ScenarioResult, at_most, listings_of, missed
 from loadtest.scenario import Progress
 from loadtest.two_regions import TwoRegions, two_regions
 from tao.devcluster.layout import ClusterSettings
@@ -115,11 +115,15 @@ class Outcome:
             "failed_write_log": self.record.failed_writes,
         }
 
-    def demand_none(self, counts: Mapping[str, Any], names: Sequence[str]) -> list[Aim]:
-        """Return the aims that the run came to its end and that these counts are 0, where they are known."""
-        ended = at_most("the cluster becomes healthy and quiet", bool(self.not_well), 0, self.not_well)
-        known = [name for name in names if counts[name] is not None]
-        return [ended, *(at_most(f"no {name.replace('_', ' ')}", counts[name], 0) for name in known)]
+    def demands(self, measured: Mapping[str, Any], zeros: Sequence[str]) -> list[Aim]:
+        """Return the aims that the run came to its end and that these counts, or sums of counts, are 0, where they are
+        known."""
+        aims = [at_most("the cluster becomes healthy and quiet", bool(self.not_well), 0, self.not_well)]
+        for name in zeros:
+            count = sum(measured[name].values()) if isinstance(measured[name], Mapping) else measured[name]
+            if count is not None:
+                aims.append(at_most(f"no {name.replace('_', ' ')}", count, 0))
+        return aims
 
 
 async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Progress) -> Outcome:
@@ -170,3 +174,24 @@ async def _show(load: ClientLoad, progress: Progress) -> None:
         text, done = load.describe()
         progress.step(text, _LOADED * min(1.0, done))
         await asyncio.sleep(_STEP_SECONDS)
+
+
+def result_of(
+    summary: str,
+    conditions: Conditions,
+    measured: dict[str, Any],
+    demands: Sequence[Aim],
+    examples: Sequence[str],
+    *,
+    also: Sequence[Aim] = (),
+) -> ScenarioResult:
+    """Return the result of a run that has to reach the aims ``demands``; ``examples`` are of what was wrong, ``also``
+    are aims that it may miss. `Any`: nested values."""
+    return ScenarioResult(
+        summary=summary,
+        conditions=conditions,
+        listings=listings_of(measured),
+        aims=[*demands, *also],
+        measured=measured,
+        faults=missed(demands, examples),
+    )

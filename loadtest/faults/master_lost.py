@@ -78,7 +78,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"writers": _WRITERS, "rtt_ms": rtt_ms, "rounds_of_each_kind": each, "durability": "relaxed"},
-        listings=listings_of(measured),
+        listings=listings_of(measured, lists=True),
         aims=demands,
         measured=measured,
         faults=missed(demands),

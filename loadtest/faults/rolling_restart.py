@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import Outcome
+from loadtest.faults.harness import Outcome, result_of
 from loadtest.faults.health import operator_command
 from loadtest.faults.injection import Injector
 from loadtest.faults.load import RecordedOptions, run_recorded
 from loadtest.faults.plan import PlanStep, at_once
 from loadtest.faults.record import RunRecord
 from loadtest.options import ROLE
-from loadtest.results import ScenarioResult, listings_of, missed
+from loadtest.results import Conditions, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import SEMI_SYNC_RTT_MS
 from tao.devcluster.layout import Role
@@ -45,15 +45,9 @@ async def run(settings: BenchSettings, progress: Progress, wanted: RollingOption
     plan = partial(_plan, wanted.roles, settings.toy)
     outcome = await run_recorded(settings, progress, wanted, plan, _WELL_SECONDS)
     record, measured = outcome.record, _measured(outcome)
-    demands = outcome.demand_none(measured, _ZEROS)
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "seed": wanted.seed},
-        listings=listings_of({key: measured[key] for key in list(measured)[:8]}),
-        aims=demands,
-        measured=measured,
-        faults=missed(demands, [*record.examples, *map(str, record.failed[:5]), *record.failed_writes[:5]]),
-    )
+    conditions: Conditions = {"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "seed": wanted.seed}
+    examples = [*record.examples, *map(str, record.failed[:5]), *record.failed_writes[:5]]
+    return result_of(SCENARIO.summary, conditions, measured, outcome.demands(measured, _ZEROS), examples)
 
 
 SCENARIO: Final = Scenario(

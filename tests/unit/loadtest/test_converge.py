@@ -27,15 +27,17 @@ def test_no_more_writes_are_issued_than_asked_for() -> None:
 
 def test_a_difference_or_a_lost_object_is_a_fault_reported_with_an_example() -> None:
     outcome = Outcome()
-    right = outcome.demand_none({"differences": 0, "missing_objects": 0}, ["differences", "missing_objects"])
+    right = outcome.demands({"differences": {}, "missing_objects": 0}, ["differences", "missing_objects"])
     assert missed(right, ["east-follower-1a: object 1"]) == []
-    wrong = outcome.demand_none({"differences": 2, "missing_objects": None}, ["differences", "missing_objects"])
+    wrong = outcome.demands(
+        {"differences": {"replica: assocs": 2}, "missing_objects": None}, ["differences", "missing_objects"]
+    )
     assert missed(wrong, ["east-follower-1a: object 1"]) == ["no differences: 2", "east-follower-1a: object 1"]
 
 
 def test_a_run_that_ended_early_is_a_fault() -> None:
     outcome = Outcome(not_well="east-db-1 has no replica")
-    assert "east-db-1 has no replica" in missed(outcome.demand_none({}, []))[0]
+    assert "east-db-1 has no replica" in missed(outcome.demands({}, []))[0]
 
 
 @pytest.mark.parametrize("wrong", [{"writes": -1}, {"tailer_kills": 10_000}, {"link_cuts": -1}])
