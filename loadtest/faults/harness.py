@@ -118,7 +118,7 @@ class Outcome:
     def demands(self, measured: Mapping[str, Any], zeros: Sequence[str]) -> list[Aim]:
         """Return the aims that the run came to its end and that these counts, or sums of counts, are 0, where they are
         known."""
-        aims = [at_most("the cluster becomes healthy and quiet", bool(self.not_well), 0, self.not_well)]
+        aims = [at_most("the cluster becomes healthy and quiet", int(bool(self.not_well)), 0, self.not_well)]
         for name in zeros:
             count = sum(measured[name].values()) if isinstance(measured[name], Mapping) else measured[name]
             if count is not None:

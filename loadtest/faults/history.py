@@ -99,10 +99,6 @@ class Register:
             return ReadVerdict.WRONG
         return ReadVerdict.RIGHT if possible >= floor else ReadVerdict.STALE
 
-    def judge_newest(self, values: Sequence[int], floor: int, ended: float) -> ReadVerdict:
-        """Judge as `judge` does an answer of at most one value."""
-        return self.judge(values[0] if values else None, floor, ended)
-
     def judge_count(self, count: int, floor: int, ended: float) -> ReadVerdict:
         """Judge the number of edges of a list that began empty and to which edges were only added."""
         least = bisect_right(self._ack_numbers, floor) - 1
@@ -118,7 +114,7 @@ class Register:
 
     def judge_head(self, values: Sequence[int], floor: int, ended: float) -> ReadVerdict:
         """Judge the newest edges of such a list, newest first: between the first and the last none may be missing."""
-        verdict = self.judge_newest(values, floor, ended)
+        verdict = self.judge(values[0] if values else None, floor, ended)
         if verdict is not ReadVerdict.RIGHT or not values:
             return verdict
         have = set(values)

@@ -283,8 +283,9 @@ class RecordedLoad(ClientLoad):
         else:
             values = await newest(graph, key, demanded)
         seen = values[0] if values else None
-        judge = register.judge_head if key.kind is KeyKind.LIST else register.judge_newest
-        return judge(values, floor, record.now()), register.number_of(seen)
+        if key.kind is KeyKind.LIST:
+            return register.judge_head(values, floor, record.now()), register.number_of(seen)
+        return register.judge(seen, floor, record.now()), register.number_of(seen)
 
     async def _miss(self, reader: Reader) -> None:
         """Read something that nobody has cached, so that the region's database is asked."""
