@@ -144,19 +144,17 @@ class TwoRegions:
                 access.routes, self.schema, access.scans, access.scans_in, on_progress=on_progress
             )
             pairs = await find_broken_pairs(access.routes, self.schema, access.scans, access.store)
-        kinds = Counter[str]()
-        for fault in caches.findings:
-            kinds[f"cached {fault.kind}: {fault.verdict}"] += 1
+        kinds = Counter(f"cached {fault.kind}: {fault.verdict}" for fault in caches.findings)
+        kinds.update(f"replica: {row.table}" for row in databases.findings)
         kinds["cached entries beyond those described"] += caches.wrong - len(caches.findings)
-        for row in databases.findings:
-            kinds[f"replica: {row.table}"] += 1
         kinds["rows beyond those described"] += databases.wrong - len(databases.findings)
         kinds["edge without its inverse"] += len(pairs)
         kinds["unchecked server"] += caches.unchecked + databases.unchecked
-        errors = [f"{line.server}: {line.error}" for line in caches.servers if line.error]
-        errors += [f"{line.server}: {line.error}" for line in databases.servers if line.error]
+        errors = [
+            f"{line.server}: {line.error}" for found in (caches, databases) for line in found.servers if line.error
+        ]
         return Differences(
-            kinds={kind: count for kind, count in kinds.items() if count},
+            kinds=dict(+kinds),
             compared={
                 "cached entries": sum(line.entries for line in caches.servers),
                 "replicated rows": sum(line.rows for line in databases.servers),
