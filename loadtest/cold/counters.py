@@ -28,13 +28,16 @@ class Counts(NamedTuple):
         return self.hits + self.misses
 
 
-async def counts_of(admins: Mapping[str, str]) -> dict[str, Counts]:
-    """Return the counters by server; one that does not answer, because it is being restarted, is missing."""
+async def counts_of(admins: Mapping[str, str], *, may_restart: bool = False) -> dict[str, Counts]:
+    """Return the counters by server. Raises `Unavailable` for a server that does not answer; one that ``may_restart``
+    is left out."""
     found = {}
     for name, admin in admins.items():
         try:
             stats = await server_stats(admin)
         except Unavailable:
+            if not may_restart:
+                raise
             continue
         found[name] = Counts(stats["hits"], stats["misses"], stats["fills"]["started"])
     return found

@@ -227,7 +227,11 @@ def _measured(
     counted: list[_Counted],
     answers: list[list[HerdAnswers]],
 ) -> dict[str, Any]:
-    # Any: the JSON's values differ in kind.
+    """Return the figures as the JSON has them; `Any`: they differ in kind.
+
+    ``database_queries`` are statements that name the key, None for a running cluster; ``leader_fetches`` those that
+    leaders began at their databases for any client; beside the rounds both are the most of any round. The CPU time is
+    that of the load processes per read."""
     herds, by_what = list[dict[str, Any]](), {what: MergedLatencies() for what in _KINDS}
     for herd_round, counts, *processes in zip(rounds, counted, *answers, strict=True):
         merged = MergedLatencies()

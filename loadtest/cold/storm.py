@@ -142,7 +142,7 @@ async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) 
         conditions={"requests_per_second": storm.rate},
         listings=listings_of(measured),
         notes=[
-            *([] if measured["recovery_seconds"] else ["The old hit rate was not reached within the run."]),
+            *([] if measured["recovery_seconds"] is not None else ["The old hit rate was not reached within the run."]),
             *([_OF_A_RUNNING_ONE] if storm.topology else []),
         ],
         aims=demands,
@@ -226,8 +226,8 @@ class _Watch:
     async def _sample(self, selects: int | None) -> CounterSample:
         return CounterSample(
             at=perf_counter() - self._began,
-            followers=await counts_of(self._target.all_followers),
-            leaders=await counts_of(self._target.leaders),
+            followers=await counts_of(self._target.all_followers, may_restart=True),
+            leaders=await counts_of(self._target.leaders, may_restart=True),
             selects=selects,
         )
 
@@ -314,7 +314,7 @@ class Restarts:
 
 async def _answered(target: Target) -> dict[str, int]:
     ready = {name: admin for name, admin in target.followers.items() if await is_ready(admin)}
-    return {name: counts.queries for name, counts in (await counts_of(ready)).items()}
+    return {name: counts.queries for name, counts in (await counts_of(ready, may_restart=True)).items()}
 
 
 async def _run(command: str) -> None:
@@ -394,7 +394,13 @@ def recovered_after(all_moments: Sequence[StormSecond], old: float, tolerance: f
 
 
 def _measured(storm: StormOptions, watch: _Watch) -> dict[str, Any]:
-    # Any: the JSON's values differ in kind.
+    """Return the figures as the JSON has them; `Any`: they differ in kind.
+
+    ``tier_away_seconds`` is the time from when the first follower is stopped, or disappears from a running cluster,
+    until the last one is ready; ``recovery_seconds`` is None when the run was too short. Figures of the database and
+    the leaders are per second, before the restart and in the worst second after it; ``database_selects_extra`` are the
+    SELECTs in excess of the former rate. Those of a running cluster's database, which cannot be queried, are None.
+    ``read_ms`` has the latencies of the whole run, which count from the intended start."""
     result = watch.result
     assert result is not None
     merged = MergedLatencies().add(result.recording)
