@@ -10,12 +10,11 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import click
 import msgspec
@@ -27,7 +26,7 @@ from loadtest.interruption import Interruption, interruptible
 from loadtest.options import Options, click_options
 from loadtest.results import Report, ScenarioResult, this_machine
 from loadtest.rounds import settle_collector
-from loadtest.scenario import BenchSettings, Scenario
+from loadtest.scenario import BenchSettings, PartOfProgress, Scenario
 from loadtest.table import print_report, tables_of
 from tao.model.errors import OperatorError, TaoError
 
@@ -40,38 +39,15 @@ _INTERRUPTED_STATUS: Final = 130
 class Bar:
     """Progress on standard error, so that standard output holds the result alone."""
 
-    def __init__(self, scenarios: Sequence[Scenario]) -> None:
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.fields[scenario]}"),
-            BarColumn(bar_width=30),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._count = max(1, len(scenarios))
-        self._finished = 0
-        self._task: TaskID = self._progress.add_task("", total=1.0, scenario="")
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
-
-    def begin(self, scenario: str) -> None:
-        """Show that the next scenario begins."""
-        self._progress.update(self._task, scenario=scenario, completed=self._finished / self._count)
-
-    def end(self) -> None:
-        """Count the scenario as finished."""
-        self._finished += 1
+    def __init__(self, shown: Progress) -> None:
+        self.scenario = ""
+        """The name of the scenario that runs."""
+        self._shown = shown
+        self._task: TaskID = shown.add_task("", total=1.0)
 
     def step(self, text: str, done: float = 0.0) -> None:
         """Show a step: see `loadtest.scenario.Progress`."""
-        self._progress.update(self._task, description=text, completed=(self._finished + done) / self._count)
+        self._shown.update(self._task, description=f"{self.scenario}  {text}", completed=done)
 
 
 @click.group()
@@ -114,12 +90,14 @@ def bench(
 
     The exit status is 1 when a scenario failed or found something wrong, and 130 when interrupted. It never depends on
     speed."""
-    with _session() as (work_dir, interruption):
-        settings = replace(_settings(work_dir, toy), objects_file=objects, edges_file=edges)
-        if seconds is not None:
-            settings = replace(settings, seconds=seconds)
-        chosen = [(scenario, scenario.options()) for scenario in bench_scenarios().choose(names)]
-        report = asyncio.run(_run(chosen, settings, interruption))
+    scenarios = bench_scenarios()
+    unknown = [name for name in names if name not in scenarios]
+    chosen = {each: each.options for name, each in scenarios.items() if not names or name in names}
+    wanted = {"objects_file": objects, "edges_file": edges, **({} if seconds is None else {"seconds": seconds})}
+    with _session() as run_them:
+        if unknown:
+            raise OperatorError(f"there is no scenario {', '.join(unknown)}; there are {', '.join(scenarios)}")
+        report = run_them(chosen, toy, **wanted)
     _write_json(json_file, report)
     _finish(report)
 
@@ -127,9 +105,8 @@ def bench(
 def _scenario_command(scenario: Scenario) -> click.Command:
     def command(toy: bool, json_file: Path | None, plot_file: Path | None = None, **options: Any) -> None:
         # Any: click's values, which the options check.
-        with _session() as (work_dir, interruption):
-            chosen = [(scenario, scenario.options(**options))]
-            report = asyncio.run(_run(chosen, _settings(work_dir, toy), interruption))
+        with _session() as run_them:
+            report = run_them({scenario: partial(scenario.options, **options)}, toy)
         result = report.scenarios.get(scenario.name)
         if result is not None:
             line = f"python -m loadtest {shlex.join(sys.argv[1:])}"
@@ -178,21 +155,23 @@ def report_command(folder: Path, file: Path, remark: str) -> None:
     print(f"{file}: written" + (f"; not measured: {', '.join(missing)}" if missing else ""))
 
 
-def _settings(work_dir: Path, toy: bool) -> BenchSettings:
-    if toy:
-        return BenchSettings(work_dir, seconds=_TOY_SECONDS, rounds=_TOY_ROUNDS, toy=True)
-    return BenchSettings(work_dir)
-
-
 @contextmanager
-def _session() -> Iterator[tuple[Path, Interruption]]:
-    """Make the run's folder and remove it; exit with status 2 when an option is wrong.
+def _session() -> Iterator[Callable[..., Report]]:
+    """Yield what runs scenarios in a folder that is removed afterwards; exit with status 2 when an option is wrong.
 
     Signals are heard from before the folder exists until it is gone, so that none leaves it behind."""
     with interruptible() as interruption:
         folder = Path(tempfile.mkdtemp(prefix="tao-bench-"))
+
+        def run(chosen: Mapping[Scenario, Callable[[], Options]], toy: bool, **wanted: Any) -> Report:
+            # Any: fields of the settings.
+            sizes = {"seconds": _TOY_SECONDS, "rounds": _TOY_ROUNDS, "toy": True} if toy else {}
+            settings = BenchSettings(folder, **{**sizes, **wanted})
+            options = {each: make().at_toy_size() if toy else make() for each, make in chosen.items()}
+            return asyncio.run(_run(options, settings, interruption))
+
         try:
-            yield folder, interruption
+            yield run
         except OperatorError as error:
             print(f"loadtest: {error.message}", file=sys.stderr)
             sys.exit(2)
@@ -215,26 +194,26 @@ def _finish(report: Report) -> None:
         sys.exit(1)
 
 
-async def _run(
-    chosen: Sequence[tuple[Scenario, Options]], settings: BenchSettings, interruption: Interruption
-) -> Report:
+async def _run(chosen: Mapping[Scenario, Options], settings: BenchSettings, interruption: Interruption) -> Report:
     results: dict[str, ScenarioResult] = {}
     failures: dict[str, str] = {}
-    with Bar([scenario for scenario, _ in chosen]) as bar:
+    columns = (SpinnerColumn(), BarColumn(bar_width=30), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        bar = Bar(shown)
         try:
-            for scenario, options in chosen:
+            for number, (scenario, options) in enumerate(chosen.items()):
                 bound = scenario.seconds_bound(options) if scenario.seconds_bound else settings.scenario_seconds
-                bar.begin(scenario.name)
+                bar.scenario = scenario.name
+                progress = PartOfProgress(bar, number / len(chosen), 1 / len(chosen))
                 try:
                     with interruption.stopping_this_task():
                         async with asyncio.timeout(bound):
-                            results[scenario.name] = await scenario.run(settings, bar, options)
+                            results[scenario.name] = await scenario.run(settings, progress, options)
                 except TimeoutError:
                     failures[scenario.name] = f"stopped after {bound:g} s; is the machine busy?"
                 except TaoError as error:
                     # The results of the other scenarios are worth having all the same.
                     failures[scenario.name] = error.message
-                bar.end()
         except asyncio.CancelledError:
             if not interruption.happened:
                 raise

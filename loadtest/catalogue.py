@@ -9,33 +9,19 @@ from loadtest.faults import chaos, converge, master_lost, recovery, rolling_rest
 from loadtest.peers import scenario as peers
 from loadtest.published import run as published
 from loadtest.research import locality
-from loadtest.scenario import Registry
+from loadtest.scenario import Scenario
 
 _MODULES = (
-    *(
-        cached_reads,
-        stream,
-        misses,
-        hot_key,
-        memory,
-        writes,
-        spool,
-        tailer_throughput,
-        geo,
-        converge,
-        master_lost,
-        whale,
-        load,
-    ),
-    *(published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery),
+    *(cached_reads, stream, misses, hot_key, memory, writes, spool, tailer_throughput, geo, converge, master_lost),
+    *(whale, load, published, peers, herd, storm, capacity, locality, chaos, rolling_restart, recovery),
 )
 
 
-def every_scenario() -> Registry:
-    """Return the scenarios in the order in which they run."""
-    return Registry([module.SCENARIO for module in _MODULES])
+def every_scenario() -> dict[str, Scenario]:
+    """Return the scenarios by name, in the order in which they run."""
+    return {module.SCENARIO.name: module.SCENARIO for module in _MODULES}
 
 
-def bench_scenarios() -> Registry:
+def bench_scenarios() -> dict[str, Scenario]:
     """Return the scenarios that `bench` runs."""
-    return Registry([each for each in every_scenario().values() if each.in_bench])
+    return {name: each for name, each in every_scenario().items() if each.in_bench}

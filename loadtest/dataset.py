@@ -4,9 +4,8 @@ The data is made from a seed, written through the SDK, and copied as it is into 
 the store holds it, and Redis holds the very same bytes. Edges carry no data (two fifths of the paper's did not): Redis
 has no place for it beside a member and its score.
 
-The queries are the paper's read mix, drawn over lists of the lengths that the paper saw. The figures are from "TAO:
-Facebook's Distributed Data Store for the Social Graph", USENIX ATC 2013, section 7: figure 3 (frequencies, and the
-shares of non-empty results beside it), figure 4 (counts), figure 5 (lengths and limits).
+The queries are the paper's read mix (`loadtest.published.workload`), drawn over lists of the lengths that the paper
+saw.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from typing import Final
 
 import msgspec
 
+from loadtest.published.workload import Kind, workload_named
 from tao.client import Graph
 from tao.model.graph import MAX_TIME
 
@@ -34,24 +34,14 @@ class Operation(StrEnum):
     ASSOC_GET = "assoc_get"
 
 
-READ_SHARES: Final = {
-    Operation.ASSOC_GET: 0.157,
-    Operation.ASSOC_RANGE: 0.409,
-    Operation.ASSOC_TIME_RANGE: 0.028,
-    Operation.ASSOC_COUNT: 0.117,
-    Operation.OBJ_GET: 0.289,
+_PAPER: Final = workload_named("tao_atc13")
+_ALL_READS: Final = sum(_PAPER.mix[Kind(each)] for each in Operation)
+READ_SHARES: Final = {each: _PAPER.mix[Kind(each)] / _ALL_READS for each in Operation}
+NON_EMPTY_SHARES: Final[dict[Operation, float]] = {
+    each: _PAPER.non_empty[Kind(each)] for each in Operation if each is not Operation.OBJ_GET
 }
-NON_EMPTY_SHARES: Final = {
-    Operation.ASSOC_GET: 0.196,
-    Operation.ASSOC_RANGE: 0.310,
-    Operation.ASSOC_TIME_RANGE: 0.019,
-    Operation.ASSOC_COUNT: 0.55,
-}
-LIMIT_ONE_SHARE: Final = 0.12
-LARGE_LIMIT_SHARE: Final = 0.95
-"""Share of the queries with a limit of 1,000 or more among those whose limit is not 1."""
 ONE_EDGE_SHARE: Final = 0.64
-"""Share of one edge among the non-empty results of assoc_range."""
+"""Share of one edge among the non-empty results of assoc_range (figure 5)."""
 
 LARGE_LIMIT: Final = 1000
 SMALL_LIMIT: Final = 50
@@ -92,9 +82,9 @@ def list_length(chance: Random) -> int:
 
 def range_limit(chance: Random) -> int:
     """The limit that a caller of assoc_range or assoc_time_range names."""
-    if chance.random() < LIMIT_ONE_SHARE:
+    if chance.random() < _PAPER.limit_one:
         return 1
-    return LARGE_LIMIT if chance.random() < LARGE_LIMIT_SHARE else SMALL_LIMIT
+    return LARGE_LIMIT if chance.random() < _PAPER.large_limit else SMALL_LIMIT
 
 
 def read_mix(

@@ -14,25 +14,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from secrets import randbelow
 from time import perf_counter
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
 from loadtest.client_process import StepReport, run_job
 from loadtest.conditions import within
-from loadtest.open_loop import Latencies, Samples, sample_at_rate
+from loadtest.open_loop import Samples, sample_at_rate
 from loadtest.options import RTT_MS, SECONDS, TOPOLOGY, Options
-from loadtest.results import Aim, Quantity, ScenarioResult
+from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.rounds import settle_collector
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
-from loadtest.target import running_topology, versions_of
+from loadtest.target import running_topology
 from loadtest.two_regions import MASTER, REMOTE, two_regions
 from tao.client import ClientSettings, Graph, Object, connect
 from tao.devcluster.database_program import Durability
@@ -61,15 +62,11 @@ _TOY_SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, databases=
 _OBJECTS: Final = 2_000
 _TOY_OBJECTS: Final = 50
 _TURNS: Final = 3
-_TOY_PHASE_SECONDS: Final = 0.5
 _SAME_REGION_MS: Final = 5.0
 _REMOTE_MS: Final = 6.0
 _VISIBLE_P50_MS: Final = 15.0
 _VISIBLE_P99_MS: Final = 100.0
 _SEEDS: Final = 1_000_000
-Operation = Callable[[], Awaitable[None]]
-Phase = Callable[[float], Awaitable[dict[str, Samples]]]
-"""Run for so many seconds."""
 GeoPhase = Literal["writes", "visible", "reads"]
 _OF_A_RUNNING_ONE: Final = (
     "What was written stays in the running cluster; its round trip is what its operator says (--rtt-ms), and cannot be "
@@ -89,37 +86,13 @@ class GeoOptions(Options):
     """The options of `geo`."""
 
     rtt_ms: float = RTT_MS.default(DEFAULT_RTT_MS)
-    seconds: float = SECONDS.default(20.0, help="Measured seconds of each phase.")
+    seconds: float = SECONDS.default(20.0, toy=0.5, help="Measured seconds of each phase.")
     """At 50 writes a second ten samples of 20 s lie above the 99th percentile."""
     topology: Path | None = TOPOLOGY.default(None)
 
 
-class GeoAim(Aim, frozen=True, kw_only=True):
-    """An aim on one of the figures, in milliseconds."""
-
-    figure: str
-
-
-class GeoFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run found, as the JSON has it; latencies in milliseconds."""
-
-    rtt_ms: float
-    write_ms: dict[str, Latencies]
-    """same_region, remote_region; 50 writes a second in each at once."""
-    visible_ms: Latencies
-    visible_resolution_ms: float
-    visible_writes_ms: Latencies
-    """The writes during which that was measured."""
-    read_ms: dict[str, Latencies]
-    """remote_region, of cached objects, and remote_region_misses, filled from the region's replica; of a cluster of its
-    own the same with ``_no_round_trip``."""
-    failed: dict[str, int]
-    aims: list[GeoAim]
-
-
 async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -> ScenarioResult:
     """Measure writes, visibility and reads. Raises `OperatorError`."""
-    seconds = min(wanted.seconds, _TOY_PHASE_SECONDS) if settings.toy else wanted.seconds
     own = ClusterSettings(
         state_dir=settings.work_dir / "geo",
         shape=_TOY_SHAPE if settings.toy else _SHAPE,
@@ -129,22 +102,33 @@ async def run(settings: BenchSettings, progress: Progress, wanted: GeoOptions) -
         log_level="warning",
     )
     async with _regions_for(wanted.topology, own, settings, progress) as regions:
-        measured = await _Phases(regions, settings, progress, seconds, wanted.rtt_ms).measure()
+        measured = await _measure(regions, settings, progress, wanted.seconds, wanted.rtt_ms)
+    visible, rtt_ms = measured["visible_ms"], wanted.rtt_ms
+    aims = [
+        *(
+            at_most(f"`write_ms.{where}.avg` {bound:,.1f} ms at most", measured["write_ms"][where]["avg"], bound)
+            for where, bound in (("same_region", _SAME_REGION_MS), ("remote_region", rtt_ms + _REMOTE_MS))
+        ),
+        *(
+            at_most(f"`visible_ms.{part}` {bound:,.1f} ms at most", visible[part], bound)
+            for part, bound in (("p50", rtt_ms / 2 + _VISIBLE_P50_MS), ("p99", rtt_ms / 2 + _VISIBLE_P99_MS))
+        ),
+    ]
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={
-            "rtt_ms": wanted.rtt_ms,
+            "rtt_ms": rtt_ms,
             "writes_per_second_and_region": WRITES_PER_SECOND,
             "visible_writes_per_second": VISIBLE_WRITES_PER_SECOND,
             "reads_per_second": READS_PER_SECOND,
             "misses_per_second": MISSES_PER_SECOND,
-            "phase_seconds": seconds,
+            "phase_seconds": wanted.seconds,
             "durability": "full, asynchronous between regions" if wanted.topology is None else "the cluster's own",
         },
-        quantities=_quantities(measured),
-        notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if wanted.topology else []), *map(_aim_text, measured.aims)],
-        aims=list[Aim](measured.aims),
-        measured=msgspec.to_builtins(measured),
+        listings=listings_of(measured),
+        notes=[*_NOTES, *([_OF_A_RUNNING_ONE] if wanted.topology else [])],
+        aims=aims,
+        measured=measured,
     )
 
 
@@ -199,117 +183,58 @@ async def _regions_for(
         return
     async with two_regions(own, progress.step) as regions:
         cluster = regions.cluster
-        database = cluster.database(_SHAPE.database_server(MASTER, _SHAPE.database_names[0]))
-        settings.versions.update(versions_of(database))
+        settings.versions.update(regions.versions)
         yield Regions(str(cluster.topology_path), _SHAPE.shards, MASTER, REMOTE, cluster.line_control)
 
 
-class _Phases:
-    def __init__(
-        self, regions: Regions, settings: BenchSettings, progress: Progress, seconds: float, rtt_ms: float
-    ) -> None:
-        self._regions: Final = regions
-        self._settings: Final = settings
-        self._progress: Final = progress
-        self._seconds: Final = seconds
-        self._rtt_ms: Final = rtt_ms
-        self._jobs = 0
-        # In a running cluster the first reads must not repeat those of an earlier run.
-        self._seed: Final = 0 if regions.line else randbelow(_SEEDS)
+async def _measure(
+    regions: Regions, settings: BenchSettings, progress: Progress, seconds: float, rtt_ms: float
+) -> dict[str, Any]:
+    """Return the figures as the JSON has them; latencies in milliseconds.
 
-    async def measure(self) -> GeoFigures:
-        writes = await self._job("writes", self._rtt_ms)
-        visible = await self._job("visible", self._rtt_ms)
-        reads: dict[str, Samples] = {}
-        turns = 1 if self._settings.toy else _TURNS
-        line = self._regions.line
-        distances = (("", self._rtt_ms), ("_no_round_trip", 0.0)) if line else (("", self._rtt_ms),)
-        for _ in range(turns):
-            for suffix, rtt_ms in distances:
-                if line is not None:
-                    await ask_line(line, SetRoundTrip(rtt_ms))
-                found = await self._job("reads", rtt_ms, 1 / turns)
-                for name, part in (("remote_region", "reads"), ("remote_region_misses", "misses")):
-                    reads.setdefault(f"{name}{suffix}", Samples()).add(found[part])
-        failed = {name: samples.failed for name, samples in {**writes, **visible, **reads}.items() if samples.failed}
-        write_ms = {name: samples.latencies() for name, samples in writes.items()}
-        visible_ms = visible["visible"].latencies()
-        return GeoFigures(
-            rtt_ms=self._rtt_ms,
-            write_ms=write_ms,
-            visible_ms=visible_ms,
-            visible_resolution_ms=1000 * POLL_SECONDS,
-            visible_writes_ms=visible["visible_writes"].latencies(),
-            read_ms={name: samples.latencies() for name, samples in reads.items()},
-            failed=failed,
-            aims=[
-                _aim("write_ms.same_region.avg", _SAME_REGION_MS, write_ms["same_region"].avg),
-                _aim("write_ms.remote_region.avg", self._rtt_ms + _REMOTE_MS, write_ms["remote_region"].avg),
-                _aim("visible_ms.p50", self._rtt_ms / 2 + _VISIBLE_P50_MS, visible_ms.p50),
-                _aim("visible_ms.p99", self._rtt_ms / 2 + _VISIBLE_P99_MS, visible_ms.p99),
-            ],
-        )
+    ``write_ms`` is by the writer's region. ``read_ms`` has cached objects and misses of the other region, and of a
+    cluster of its own the same without the round trip. `Any`: the JSON's values differ in kind."""
+    # In a running cluster the first reads must not repeat those of an earlier run.
+    jobs = itertools.count(1 if regions.line else 1 + randbelow(_SEEDS))
 
-    async def _job(self, phase: GeoPhase, rtt_ms: float, share: float = 1.0) -> dict[str, Samples]:
-        self._jobs += 1
+    async def phase(name: GeoPhase, distance_ms: float, share: float = 1.0) -> dict[str, Samples]:
         job = GeoJob(
-            topology_file=self._regions.topology_file,
-            phase=phase,
-            master_region=self._regions.master,
-            remote_region=self._regions.remote,
-            shards=self._regions.shards,
-            objects=_TOY_OBJECTS if self._settings.toy else _OBJECTS,
-            seconds=self._seconds * share,
-            rtt_ms=rtt_ms,
-            seed=self._seed + self._jobs,
+            topology_file=regions.topology_file,
+            phase=name,
+            master_region=regions.master,
+            remote_region=regions.remote,
+            shards=regions.shards,
+            objects=_TOY_OBJECTS if settings.toy else _OBJECTS,
+            seconds=seconds * share,
+            rtt_ms=distance_ms,
+            seed=next(jobs),
         )
-        log = self._settings.work_dir / f"geo-{self._jobs}.log"
-        return await run_job(job, self._progress, log, dict[str, Samples])
+        return await run_job(job, progress, settings.work_dir / f"geo-{job.seed}.log", dict[str, Samples])
 
+    writes = await phase("writes", rtt_ms)
+    visible = await phase("visible", rtt_ms)
+    reads: defaultdict[str, Samples] = defaultdict(Samples)
+    turns = 1 if settings.toy else _TURNS
+    distances = {"": rtt_ms, "_no_round_trip": 0.0} if regions.line else {"": rtt_ms}
+    for _ in range(turns):
+        for suffix, distance_ms in distances.items():
+            if regions.line is not None:
+                await ask_line(regions.line, SetRoundTrip(distance_ms))
+            for name, found in (await phase("reads", distance_ms, 1 / turns)).items():
+                reads[f"remote_region{name}{suffix}"].add(found)
 
-def _aim(figure: str, bound: float, value: float) -> GeoAim:
-    text = f"`{figure}` {bound:,.1f} ms at most"
-    return GeoAim(aim=text, figure=figure, bound=round(bound, 3), value=value, met=value <= bound)
+    def latencies(samples: Samples) -> dict[str, float]:
+        return dict(msgspec.to_builtins(samples.latencies()))
 
-
-def _aim_text(aim: GeoAim) -> str:
-    return f"{aim.figure}: {aim.value:,.1f} ms, aim ≤ {aim.bound:,.1f} ms: {'met' if aim.met else 'not met'}"
-
-
-def _quantities(measured: GeoFigures) -> list[Quantity]:
-    named = {
-        "writes of the master region": measured.write_ms["same_region"],
-        "writes of the other region": measured.write_ms["remote_region"],
-        "visible in the other region": measured.visible_ms,
-        **{
-            f"{what} of the other region{distance}": measured.read_ms[name]
-            for what, distance, name in (
-                ("reads", "", "remote_region"),
-                ("reads", ", no round trip", "remote_region_no_round_trip"),
-                ("misses", "", "remote_region_misses"),
-                ("misses", ", no round trip", "remote_region_misses_no_round_trip"),
-            )
-            if name in measured.read_ms
-        },
+    return {
+        "rtt_ms": rtt_ms,
+        "write_ms": {name: latencies(samples) for name, samples in writes.items()},
+        "visible_ms": latencies(visible["visible"]),
+        "visible_resolution_ms": 1000 * POLL_SECONDS,
+        "visible_writes_ms": latencies(visible["visible_writes"]),
+        "read_ms": {name: latencies(samples) for name, samples in reads.items()},
+        "failed": {name: each.failed for name, each in {**writes, **visible, **reads}.items() if each.failed},
     }
-    parts: dict[str, Callable[[Latencies], float]] = {
-        "average": lambda found: found.avg,
-        "p50": lambda found: found.p50,
-        "p99": lambda found: found.p99,
-    }
-    return [
-        *(
-            Quantity(name=f"{name}, {part}", value=value(found), unit="ms")
-            for name, found in named.items()
-            for part, value in parts.items()
-        ),
-        *(
-            Quantity(name=f"{name}, of it begun late", value=found.late, unit="ms")
-            for name, found in named.items()
-            if found.late
-        ),
-        *(Quantity(name=f"{name}, failed", value=count, unit="times") for name, count in measured.failed.items()),
-    ]
 
 
 class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -328,12 +253,20 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
 
     async def work(self, report: StepReport) -> dict[str, Samples]:
         """Return the phase's samples by name. Raises `TaoError`."""
-        async with AsyncExitStack() as stack:
-            near = await _graph(self, self.master_region, stack)
-            far = await _graph(self, self.remote_region, stack)
+        settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
+        async with (
+            connect(self.topology_file, region=self.master_region, settings=settings) as near,
+            connect(self.topology_file, region=self.remote_region, settings=settings) as far,
+        ):
             report(f"{self.phase}: preparing", 0.0)
-            ids = await _objects(near, far, self.objects)
-            phase = _PHASES[self.phase](self, near, far, ids)
+            ids = await near.obj_add_many([("item", {"value": b"0"})] * self.objects)
+
+            async def all_there() -> bool:
+                return None not in await far.obj_get_many(ids)
+
+            await within(_GIVE_UP_SECONDS, all_there, _LOOK_SECONDS, "the other region has not got the objects")
+            phases = _Phases(self, near, far, ids)
+            phase = {"writes": phases.writes, "visible": phases.visible, "reads": phases.reads}[self.phase]
             report(f"{self.phase}: warming up", 0.0)
             await phase(min(_WARM_UP_SECONDS, self.seconds))
             report(f"{self.phase}: measuring", 0.1)
@@ -341,55 +274,57 @@ class GeoJob(msgspec.Struct, frozen=True, kw_only=True):
             return await phase(self.seconds)
 
 
-def _writes(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
-    async def phase(seconds: float) -> dict[str, Samples]:
+class _Phases:
+    """Each method runs its phase for so many seconds."""
+
+    def __init__(self, job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> None:
+        self._job: Final = job
+        self._near: Final = near
+        self._far: Final = far
+        self._ids: Final = ids
+        self._chance: Final = Random(job.seed)
+        self._numbers: Final = itertools.count(1)
+
+    async def writes(self, seconds: float) -> dict[str, Samples]:
+        """Update objects and add edges, in both regions at once."""
         here, there = Samples(), Samples()
         # Half of the objects each: two regions that write one object wait for each other, which is another figure.
         await asyncio.gather(
-            sample_at_rate(WRITES_PER_SECOND, seconds, _mixed_writes(near, ids[::2], job.seed), here),
-            sample_at_rate(WRITES_PER_SECOND, seconds, _mixed_writes(far, ids[1::2], job.seed + 1), there),
+            sample_at_rate(WRITES_PER_SECOND, seconds, self._mixed_writes(self._near, self._ids[::2]), here),
+            sample_at_rate(WRITES_PER_SECOND, seconds, self._mixed_writes(self._far, self._ids[1::2]), there),
         )
         return {"same_region": here, "remote_region": there}
 
-    return phase
+    def _mixed_writes(self, graph: Graph, ids: Sequence[int]) -> list[Callable[[], Awaitable[None]]]:
+        async def update() -> None:
+            await graph.obj_update(self._chance.choice(ids), {"value": b"%d" % next(self._numbers)}, "item")
 
+        async def add() -> None:
+            id1, id2 = self._chance.sample(ids, 2)
+            await graph.assoc_add(id1, "peer", id2, next(self._numbers))
 
-def _mixed_writes(graph: Graph, ids: Sequence[int], seed: int) -> list[Operation]:
-    chance, numbers = Random(seed), itertools.count()
+        return [update, add]
 
-    async def update() -> None:
-        await graph.obj_update(chance.choice(ids), {"value": b"%d" % next(numbers)}, "item")
-
-    async def add() -> None:
-        id1, id2 = chance.sample(ids, 2)
-        await graph.assoc_add(id1, "peer", id2, next(numbers))
-
-    return [update, add]
-
-
-def _visible(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
-    values, objects, turns = itertools.count(1), itertools.cycle(ids), itertools.count()
-
-    async def phase(seconds: float) -> dict[str, Samples]:
+    async def visible(self, seconds: float) -> dict[str, Samples]:
+        """Update objects in the master region, and look for some of the values in the other."""
         written, seen = Samples(), Samples()
         looking = set[asyncio.Task[None]]()
 
         async def look(object_id: int, number: int, acknowledged: float) -> None:
-            await asyncio.sleep(_EARLIEST * job.rtt_ms / 1000)
-            while True:
-                found = await far.obj_get(object_id)
-                now = perf_counter()
+            await asyncio.sleep(_EARLIEST * self._job.rtt_ms / 1000)
+            while perf_counter() - acknowledged <= _GIVE_UP_SECONDS:
+                found = await self._far.obj_get(object_id)
                 if found is not None and _number_in(found) >= number:
-                    seen.seconds.append(now - acknowledged)
+                    seen.seconds.append(perf_counter() - acknowledged)
                     return
-                if now - acknowledged > _GIVE_UP_SECONDS:
-                    raise DeadlineExceeded(f"object {object_id} was not seen in {_GIVE_UP_SECONDS:g} s")
                 await asyncio.sleep(POLL_SECONDS)
+            raise DeadlineExceeded(f"object {object_id} was not seen in {_GIVE_UP_SECONDS:g} s")
 
         async def write() -> None:
-            object_id, number = next(objects), next(values)
-            await near.obj_update(object_id, {"value": b"%d" % number}, "item")
-            if next(turns) % _SAMPLED_EVERY == 0:
+            number = next(self._numbers)
+            object_id = self._ids[number % len(self._ids)]
+            await self._near.obj_update(object_id, {"value": b"%d" % number}, "item")
+            if number % _SAMPLED_EVERY == 0:
                 looking.add(asyncio.create_task(look(object_id, number, perf_counter())))
 
         await sample_at_rate(VISIBLE_WRITES_PER_SECOND, seconds, [write], written)
@@ -401,57 +336,26 @@ def _visible(job: GeoJob, near: Graph, far: Graph, ids: Sequence[int]) -> Phase:
         seen.elapsed = written.elapsed
         return {"visible": seen, "visible_writes": written}
 
-    return phase
+    async def reads(self, seconds: float) -> dict[str, Samples]:
+        """Read cached objects, and lists for the first time, in the other region."""
+        hits, misses = Samples(), Samples()
+
+        async def hit() -> None:
+            await self._far.obj_get(self._chance.choice(self._ids))
+
+        async def miss() -> None:
+            number = self._job.seed * _SAMPLES_KEPT + next(self._numbers)
+            at = _UNREAD_UNIX_MS + number // SEQUENCE_PER_MS
+            await self._far.assoc_range(make_id(number % self._job.shards, at, number % SEQUENCE_PER_MS), "link", 0, 10)
+
+        await asyncio.gather(
+            sample_at_rate(READS_PER_SECOND, seconds, [hit], hits),
+            sample_at_rate(MISSES_PER_SECOND, seconds, [miss], misses),
+        )
+        return {"": hits, "_misses": misses}
 
 
 def _number_in(found: Object) -> int:
     value = found.fields["value"]
     assert isinstance(value, bytes)
     return int(value)
-
-
-def _reads(job: GeoJob, _: Graph, far: Graph, ids: Sequence[int]) -> Phase:
-    chance = Random(job.seed)
-    unread = (
-        make_id(number % job.shards, _UNREAD_UNIX_MS + number // SEQUENCE_PER_MS, number % SEQUENCE_PER_MS)
-        for number in itertools.count(job.seed * _SAMPLES_KEPT)
-    )
-
-    async def hit() -> None:
-        await far.obj_get(chance.choice(ids))
-
-    async def miss() -> None:
-        await far.assoc_range(next(unread), "link", 0, 10)
-
-    async def phase(seconds: float) -> dict[str, Samples]:
-        hits, misses = Samples(), Samples()
-        await asyncio.gather(
-            sample_at_rate(READS_PER_SECOND, seconds, [hit], hits),
-            sample_at_rate(MISSES_PER_SECOND, seconds, [miss], misses),
-        )
-        return {"reads": hits, "misses": misses}
-
-    return phase
-
-
-_PHASES: Final[dict[GeoPhase, Callable[[GeoJob, Graph, Graph, Sequence[int]], Phase]]] = {
-    "writes": _writes,
-    "visible": _visible,
-    "reads": _reads,
-}
-
-
-async def _graph(job: GeoJob, region: str, stack: AsyncExitStack) -> Graph:
-    settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-    return await stack.enter_async_context(connect(job.topology_file, region=region, settings=settings))
-
-
-async def _objects(near: Graph, far: Graph, count: int) -> list[int]:
-    """Add objects, and read them into the caches of both regions."""
-    ids = await near.obj_add_many([("item", {"value": b"0"})] * count)
-
-    async def all_there() -> bool:
-        return None not in await far.obj_get_many(ids)
-
-    await within(_GIVE_UP_SECONDS, all_there, _LOOK_SECONDS, "the other region has not got the objects")
-    return ids

@@ -19,7 +19,8 @@ import msgspec
 
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import ITEM
-from loadtest.results import Listing, ScenarioResult, at_most
+from loadtest.drivers import WrongAnswer
+from loadtest.results import ScenarioResult, at_most, listings_of
 from loadtest.rounds import Pace, cpu_seconds, settle_collector
 from loadtest.scenario import SCHEMA, BenchSettings, PartOfProgress, Progress, Scenario
 from loadtest.target import OWN_TIER, pids_of
@@ -58,10 +59,6 @@ _NAMES: Final = {
 """The contestants, by whether the shard has clones and whether the clients cache."""
 _RELIEF: Final = 0.5
 """The queries per read of the busiest follower with both remedies, as a multiple of those without."""
-_COLUMNS: Final = (
-    *("", "reads/s", "× neither", "p50 ms", "p99 ms", "queries per read", "of the busiest", "busiest ÷ mean"),
-    *("server µs per read", "client µs"),
-)
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
@@ -79,8 +76,8 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         pids = await pids_of(cluster)
         job = HotKeyJob(
             topology_file=str(cluster.topology_path),
-            admins={server.name: server.admin for server in followers},
-            pids={server.name: pids[server.name] for server in followers},
+            admins=tuple(server.admin for server in followers),
+            pids=tuple(pids[server.name] for server in followers),
             ids=tuple(ids),
             cloned=False,
             clients=_CLIENTS,
@@ -92,8 +89,13 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         await _clone(cluster, ids[0] >> SHARD_SHIFT)
         job = msgspec.structs.replace(job, cloned=True)
         turns += await run_job(job, PartOfProgress(progress, 0.5, 0.5), log, list[HotKeyTurn])
-    names = dict.fromkeys(turn.contestant for turn in turns)
-    measured = {name: _summary([turn for turn in turns if turn.contestant == name]) for name in names}
+    measured = {
+        name: {
+            figure: round(median(turn.figures[figure] for turn in turns if turn.contestant == name), 3)
+            for figure in turns[0].figures
+        }
+        for name in dict.fromkeys(turn.contestant for turn in turns)
+    }
     plain, both = measured["neither"], measured["clones and client cache"]
     relief = both["busiest_queries_per_read"] / plain["busiest_queries_per_read"]
     return ScenarioResult(
@@ -107,11 +109,10 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             "rounds": settings.rounds,
             "round_seconds": settings.round_seconds,
         },
-        listings=[_listing(measured)],
+        listings=listings_of(measured),
         notes=["All processes share the machine's cores: with few of them, the busiest one's load says more."],
         aims=[at_most(f"busiest follower: at most {_RELIEF:g} × the queries per read of neither", relief, _RELIEF)],
         measured=dict(measured),
-        faults=[f"{turn.contestant}: {fault}" for turn in turns for fault in turn.faults],
     )
 
 
@@ -120,48 +121,6 @@ SCENARIO: Final = Scenario(
     summary="one object takes half of all reads: with and without clones of its shard and a cache in the client",
     run=run,
 )
-
-
-def _listing(measured: dict[str, dict[str, float]]) -> Listing:
-    plain = measured["neither"]["reads_per_second"]
-    rows: list[tuple[str, ...]] = [
-        (
-            name,
-            f"{found['reads_per_second']:,.0f}",
-            f"{found['reads_per_second'] / plain:.2f}",
-            *(f"{found[key]:.2f}" for key in ("p50_ms", "p99_ms", "queries_per_read")),
-            *(f"{found[key]:.2f}" for key in ("busiest_queries_per_read", "busiest_share")),
-            *(f"{found[key]:.1f}" for key in ("server_cpu_us", "client_cpu_us")),
-        )
-        for name, found in measured.items()
-    ]
-    return Listing(title="one key takes half of all reads", columns=_COLUMNS, rows=rows)
-
-
-def _summary(turns: list[HotKeyTurn]) -> dict[str, float]:
-    """Return the medians of the rounds.
-
-    ``busiest_share`` is the busiest follower's queries as a multiple of the mean, so that 1.0 is an even load. CPU time
-    is per read, of all followers and of the load process."""
-
-    def middle(values: list[float]) -> float:
-        return round(median(values), 3)
-
-    return {
-        "reads_per_second": middle([turn.reads / turn.seconds for turn in turns]),
-        "queries_per_read": middle([sum(turn.queries.values()) / turn.reads for turn in turns]),
-        "busiest_queries_per_read": middle([max(turn.queries.values()) / turn.reads for turn in turns]),
-        "p50_ms": middle([turn.p50_ms for turn in turns]),
-        "p99_ms": middle([turn.p99_ms for turn in turns]),
-        "busiest_share": middle([_busiest(turn.queries) for turn in turns]),
-        "server_cpu_us": middle([1e6 * sum(turn.cpu_seconds.values()) / turn.reads for turn in turns]),
-        "client_cpu_us": middle([1e6 * turn.client_cpu_seconds / turn.reads for turn in turns]),
-    }
-
-
-def _busiest(load: dict[str, float]) -> float:
-    total = sum(load.values())
-    return max(load.values()) * len(load) / total if total else 1.0
 
 
 async def _clone(cluster: DevCluster, shard: int) -> None:
@@ -179,26 +138,22 @@ async def _clone(cluster: DevCluster, shard: int) -> None:
 
 
 class HotKeyTurn(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one turn; ``queries`` and ``cpu_seconds`` are by follower."""
+    """The figures of one turn, by name.
+
+    ``busiest_share`` is the busiest follower's queries as a multiple of the mean, so that 1.0 is an even load. CPU time
+    is per read, of all followers and of the load process."""
 
     contestant: str
-    seconds: float
-    reads: int
-    p50_ms: float
-    p99_ms: float
-    queries: dict[str, float]
-    cpu_seconds: dict[str, float]
-    client_cpu_seconds: float
-    faults: list[str] = []
+    figures: dict[str, float]
 
 
 class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True):
     """Read with and without a cache in the clients, in turns; half of the reads are for the first of ``ids``."""
 
     topology_file: str
-    admins: dict[str, str]
+    admins: tuple[str, ...]
     """Admin address of each follower, ``host:port``."""
-    pids: dict[str, int]
+    pids: tuple[int, ...]
     ids: tuple[int, ...]
     cloned: bool
     """Whether the object's shard has clones, for the name of the contestant."""
@@ -208,7 +163,7 @@ class HotKeyJob(msgspec.Struct, frozen=True, kw_only=True):
     pace: Pace
 
     async def work(self, report: StepReport) -> list[HotKeyTurn]:
-        """Return all turns. Raises `TaoError`."""
+        """Return all turns. Raises `TaoError`, `WrongAnswer` when an object is not found."""
         turns: list[HotKeyTurn] = []
         async with AsyncExitStack() as stack:
             graphs: dict[bool, list[Graph]] = {}
@@ -233,27 +188,27 @@ async def _turn(name: str, graphs: list[Graph], job: HotKeyJob) -> HotKeyTurn:
     settle_collector()
     queries, cpu = await _queries(job), _cpu(job)
     began, client_cpu = perf_counter(), process_time()
-    latencies, faults = await _drive(graphs, job, job.pace.round_seconds)
+    latencies = sorted(await _drive(graphs, job, job.pace.round_seconds))
     seconds, client_cpu = perf_counter() - began, process_time() - client_cpu
-    queries_after, cpu_after = await _queries(job), _cpu(job)
-    latencies.sort()
-    return HotKeyTurn(
-        contestant=name,
-        seconds=seconds,
-        reads=len(latencies),
-        p50_ms=1e3 * latencies[len(latencies) // 2],
-        p99_ms=1e3 * latencies[len(latencies) * 99 // 100],
-        queries={server: after - queries[server] for server, after in queries_after.items()},
-        client_cpu_seconds=client_cpu,
-        cpu_seconds={server: after - cpu[server] for server, after in cpu_after.items()},
-        faults=faults,
-    )
+    answered = [after - before for before, after in zip(queries, await _queries(job), strict=True)]
+    reads = len(latencies)
+    figures = {
+        "reads_per_second": reads / seconds,
+        "queries_per_read": sum(answered) / reads,
+        "busiest_queries_per_read": max(answered) / reads,
+        "p50_ms": 1e3 * latencies[reads // 2],
+        "p99_ms": 1e3 * latencies[reads * 99 // 100],
+        "busiest_share": max(answered) * len(answered) / max(1.0, sum(answered)),
+        "server_cpu_us": 1e6 * (_cpu(job) - cpu) / reads,
+        "client_cpu_us": 1e6 * client_cpu / reads,
+    }
+    return HotKeyTurn(contestant=name, figures=figures)
 
 
-async def _drive(graphs: list[Graph], job: HotKeyJob, seconds: float) -> tuple[list[float], list[str]]:
+async def _drive(graphs: list[Graph], job: HotKeyJob, seconds: float) -> list[float]:
+    """Return the seconds of each read."""
     until = perf_counter() + seconds
     latencies: list[float] = []
-    faults: list[str] = []
     chance = Random(_SEED)
 
     async def ask(graph: Graph, keys: list[int]) -> None:
@@ -263,25 +218,23 @@ async def _drive(graphs: list[Graph], job: HotKeyJob, seconds: float) -> tuple[l
             ended = perf_counter()
             latencies.append(ended - began)
             if found is None or found.id != key:
-                faults.append(f"object {key} is not found")
-                return
+                raise WrongAnswer(f"object {key} is not found")
             # Checked after the answer: a turn that the machine slept through has one answer of each asker.
             if ended >= until:
                 return
 
-    askers = []
-    for graph in graphs:
-        for _ in range(job.awaiters):
-            keys = [job.ids[0] if chance.random() < 0.5 else chance.choice(job.ids) for _ in range(_PREPARED)]
-            askers.append(ask(graph, keys))
-    await asyncio.gather(*askers)
-    return latencies, faults
+    async with asyncio.TaskGroup() as group:
+        for graph in graphs:
+            for _ in range(job.awaiters):
+                keys = [job.ids[0] if chance.random() < 0.5 else chance.choice(job.ids) for _ in range(_PREPARED)]
+                group.create_task(ask(graph, keys))
+    return latencies
 
 
-async def _queries(job: HotKeyJob) -> dict[str, float]:
-    stats = await asyncio.gather(*map(server_stats, job.admins.values()))
-    return {name: each["hits"] + each["misses"] for name, each in zip(job.admins, stats, strict=True)}
+async def _queries(job: HotKeyJob) -> list[float]:
+    stats = await asyncio.gather(*map(server_stats, job.admins))
+    return [each["hits"] + each["misses"] for each in stats]
 
 
-def _cpu(job: HotKeyJob) -> dict[str, float]:
-    return {name: cpu_seconds(pid) for name, pid in job.pids.items()}
+def _cpu(job: HotKeyJob) -> float:
+    return sum(map(cpu_seconds, job.pids))

@@ -1,24 +1,21 @@
 """Scenario `load`: a whole social graph through `tao load`, as an operator would load it; rate and memory.
 
-Without files a graph is generated: pages that like each other, few of them much liked. Each page in turn likes some
-earlier ones, chosen among the ends of the edges so far (preferential attachment), which gives the few long and many
-short lists of real graphs. The columns are those of the public page graph that `load` accepts as well.
+Without files a graph is generated (`tao.demonstration.graph_files`): pages that like each other, few of them much
+liked. Its columns are those of the public page graph that `load` accepts as well.
 """
 
 from __future__ import annotations
 
-import asyncio
-import csv
-import sys
 from pathlib import Path
-from random import Random
 from time import perf_counter
 from typing import Final
 
 import msgspec
 
+from loadtest.commands import TAO, run_command
 from loadtest.results import Quantity, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
+from tao.demonstration.graph_files import ATYPE, ENDS, FIELDS, KEY, OTYPE, write_graph
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import ClusterSettings
 from tao.model.errors import OperatorError
@@ -26,7 +23,8 @@ from tao.model.errors import OperatorError
 _OBJECTS: Final = 20_000
 _EDGES_PER_OBJECT: Final = 8
 _TOY_OBJECTS: Final = 200
-_COLUMNS: Final = ("--map", "page_name=name", "--map", "page_type=kind", "--map", "facebook_id=external_id")
+_COLUMNS: Final = [part for column, field in FIELDS.items() for part in ("--map", f"{column}={field}")]
+_SEED: Final = 1
 _KIB_PER_MIB: Final = 1024
 
 
@@ -34,22 +32,24 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     """Load a graph through `tao load`, and read the servers' memory. Raises `OperatorError`."""
     folder = settings.work_dir / "load"
     folder.mkdir(parents=True, exist_ok=True)
-    objects_file, edges_file = folder / "objects.csv", folder / "edges.csv"
     progress.step("writing the files", 0.0)
     if settings.objects_file is not None and settings.edges_file is not None:
         # The loader writes its notes beside its input, where this process may not be allowed to write.
+        objects_file, edges_file = folder / "objects.csv", folder / "edges.csv"
         objects_file.symlink_to(settings.objects_file.resolve(strict=True))
         edges_file.symlink_to(settings.edges_file.resolve(strict=True))
     else:
-        write_graph(objects_file, edges_file, _TOY_OBJECTS if settings.toy else _OBJECTS, _EDGES_PER_OBJECT)
+        nodes = _TOY_OBJECTS if settings.toy else _OBJECTS
+        files = write_graph(folder, nodes, _EDGES_PER_OBJECT * nodes, _SEED)
+        objects_file, edges_file = files.objects, files.edges
     objects, edges = _lines(objects_file), _lines(edges_file)
     async with DevCluster(ClusterSettings(state_dir=folder / "cluster"), progress.step) as cluster:
         progress.step(f"loading {objects:,} objects", 0.1)
         keys = ("--keys", str(folder / "keys.sqlite"), "--connect", cluster.client_address)
-        load_objects = ("objects", str(objects_file), "--otype", "page", "--key", "id", *_COLUMNS, *keys)
+        load_objects = ("objects", str(objects_file), "--otype", OTYPE, "--key", KEY, *_COLUMNS, *keys)
         object_seconds = await _load(load_objects, folder)
         progress.step(f"loading {edges:,} edges and their inverses", 0.3)
-        load_edges = ("edges", str(edges_file), "--atype", "page_likes", "--from", "id_1", "--to", "id_2", *keys)
+        load_edges = ("edges", str(edges_file), "--atype", ATYPE, "--from", ENDS[0], "--to", ENDS[1], *keys)
         edge_seconds = await _load((*load_edges, "--time", "1"), folder)
         memory = {process.name: _resident_mb(process.pid) for process in (await cluster.status()).processes}
     return ScenarioResult(
@@ -75,23 +75,11 @@ SCENARIO: Final = Scenario(
 async def _load(arguments: tuple[str, ...], folder: Path) -> float:
     """Run `tao load`; returns its seconds. Raises `OperatorError` with its output when it fails or rejects a line."""
     started = perf_counter()
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tao.cli", "load", *arguments, "--json",
-        cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    try:
-        output, errors = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode != 0:
-        raise OperatorError(
-            f"tao load ended with status {process.returncode}: {errors.decode(errors='replace')[-500:]}"
-        )
-    summary = msgspec.json.decode(output, type=dict[str, object])
-    if summary.get("rejected"):
-        raise OperatorError(f"tao load rejected lines: {output.decode(errors='replace')[:500]}")
+    ended = await run_command(*TAO, "load", *arguments, "--json", folder=folder)
+    if ended.status:
+        raise OperatorError(f"tao load ended with status {ended.status}: {ended.errors[-500:]}")
+    if msgspec.json.decode(ended.output, type=dict[str, object]).get("rejected"):
+        raise OperatorError(f"tao load rejected lines: {ended.output[:500]}")
     return perf_counter() - started
 
 
@@ -104,29 +92,3 @@ def _lines(path: Path) -> int:
 def _resident_mb(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS")) / _KIB_PER_MIB
-
-
-KINDS = ("company", "government", "politician", "tvshow")
-
-
-def write_graph(objects_file: Path, edges_file: Path, objects: int, edges_per_object: int, seed: int = 1) -> int:
-    """Write ``objects`` lines of pages and their undirected edges, each once. Returns how many edges. Raises
-    `OSError`."""
-    chance = Random(seed)
-    with objects_file.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("id", "facebook_id", "page_name", "page_type"))
-        for number in range(objects):
-            writer.writerow((number, 10**12 + number, f"page {number}", chance.choice(KINDS)))
-    ends = [0]
-    edges = 0
-    with edges_file.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(("id_1", "id_2"))
-        for page in range(1, objects):
-            liked = {chance.choice(ends) for _ in range(min(page, edges_per_object))}
-            for other in sorted(liked):
-                writer.writerow((other, page))
-            ends += [*liked, *[page] * len(liked)]
-            edges += len(liked)
-    return edges

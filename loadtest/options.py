@@ -13,9 +13,9 @@ is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 import click
 
@@ -37,31 +37,26 @@ class Option:
     low: float | None = None
     high: float | None = None
     multiple: bool = False
+    choices: Sequence[str] = ()
+    """The only values allowed."""
+    toy: Any = None
+    """The most, or for texts the default, at toy size."""
 
-    def default(self, value: Any, *, choices: Sequence[str] = (), help: str = "") -> Any:  # noqa: A002 - as in click
-        """Make the field of a scenario that takes this option.
-
-        ``choices`` are the only values allowed; ``help`` replaces the text where a scenario means something narrower.
-        """
+    def default(self, value: Any, **narrower: Any) -> Any:
+        """Make the field of a scenario that takes this option; ``narrower`` are attributes of the option that the
+        scenario states itself: ``choices``, ``toy``, and a ``help`` where it means something narrower."""
         # Any: the type of the field is the scenario's to declare.
-        return field(default=value, metadata={_METADATA: _Taken(self, tuple(choices), help or self.help)})
+        return field(default=value, metadata={_METADATA: replace(self, **narrower)})
 
-    def check(self, value: Any, choices: Sequence[str] = ()) -> None:
+    def check(self, value: Any) -> None:
         """Raise `OperatorError` for a value out of bounds."""
         for each in value if self.multiple else (value,):
             if each is None:
                 continue
             if self.low is not None and self.high is not None and not self.low <= each <= self.high:
                 raise OperatorError(f"{self.flag} {each:,}: give a number from {self.low:,} to {self.high:,}")
-            if choices and each not in choices:
-                raise OperatorError(f"{self.flag} {each}: there is no such value; there are {', '.join(choices)}")
-
-
-@dataclass(frozen=True)
-class _Taken:
-    option: Option
-    choices: tuple[str, ...]
-    help: str
+            if self.choices and each not in self.choices:
+                raise OperatorError(f"{self.flag} {each}: there is no such value; there are {', '.join(self.choices)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,32 +64,41 @@ class Options:
     """The options of a scenario's command. Raises `OperatorError` for a value out of its option's bounds."""
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            taken = each.metadata.get(_METADATA)
-            if taken is not None:
-                taken.option.check(getattr(self, each.name), taken.choices)
+        for name, option in self.taken().items():
+            option.check(getattr(self, name))
+
+    @classmethod
+    def taken(cls) -> dict[str, Option]:
+        """Return the option of each field that takes one."""
+        return {each.name: each.metadata[_METADATA] for each in fields(cls) if _METADATA in each.metadata}
+
+    def at_toy_size(self) -> Self:
+        """Return the same options with little data and short runs."""
+        small = {}
+        for name, option in self.taken().items():
+            if option.toy is not None:
+                value = getattr(self, name)
+                small[name] = min(value, option.toy) if isinstance(value, int | float) else value or option.toy
+        return replace(self, **small)
 
 
 def click_options(options: type[Options]) -> Callable[[Command], Command]:
     """Return the decorator that gives a command an option for each field that takes one."""
 
     def decorate(command: Command) -> Command:
-        for each in reversed(fields(options)):
-            taken = each.metadata.get(_METADATA)
-            if taken is None:
-                continue
-            option, flag = taken.option, taken.option.flag
-            if option.type is bool and each.default is True:
+        for name, option in reversed(options.taken().items()):
+            default, flag = getattr(options, name), option.flag
+            if option.type is bool and default is True:
                 flag = f"{flag}/{flag.replace('--', '--no-', 1)}"
             command = click.option(
                 flag,
-                each.name,
-                type=click.Choice(taken.choices) if taken.choices else option.type,
+                name,
+                type=click.Choice(option.choices) if option.choices else option.type,
                 is_flag=option.type is bool,
-                default=each.default,
-                show_default=each.default not in (None, "", ()),
+                default=default,
+                show_default=default not in (None, "", ()),
                 multiple=option.multiple,
-                help=taken.help,
+                help=option.help,
             )(command)
         return command
 

@@ -6,7 +6,7 @@ reported and is no failure: how fast a machine is, is not the program's fault.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from importlib import metadata
 from os import cpu_count, uname
@@ -109,6 +109,14 @@ def at_least(aim: str, value: float, bound: float, shape: str = "") -> Aim:
     return Aim(aim=aim, shape=shape, value=value, bound=bound, met=value >= bound)
 
 
+def missed(demands: Sequence[Aim], examples: Sequence[str] = ()) -> list[str]:
+    """Return the faults of a run: the aims that it had to reach and did not, then examples of what was wrong."""
+    faults = [
+        f"{each.aim}{f' ({each.shape})' if each.shape else ''}: {each.value:,g}" for each in demands if not each.met
+    ]
+    return [*faults, *examples] if faults else []
+
+
 class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """A table of one scenario; every cell is in ``measured``, too."""
 
@@ -118,11 +126,70 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
     """Text; the first column is left-aligned, the others are numbers."""
 
 
+Scalar = str | int | float | None
+
+
+def listings_of(measured: Mapping[str, Any], *, lists: bool = False) -> list[Listing]:
+    """Return tables of a scenario's own figures: one of the single values, and one for each form of record.
+
+    Lists, which are long logs and timelines, are left out unless ``lists`` is set. A name that ends with a unit behind
+    a colon (``build:seconds``) has the unit in a column of its own. `Any`: nested values."""
+    if not lists:
+        measured = {name: value for name, value in measured.items() if not isinstance(value, list)}
+    values: list[tuple[str, Scalar]] = []
+    records: dict[tuple[str, ...], list[tuple[str, Mapping[str, Scalar]]]] = {}
+    for name, leaf in _leaves(measured):
+        if isinstance(leaf, Mapping):
+            records.setdefault(tuple(leaf), []).append((name, leaf))
+        else:
+            values.append((name, leaf))
+    tables: list[Listing] = []
+    for columns, rows in records.items():
+        if len(rows) == 1:
+            values += [(f"{rows[0][0]}, {key}", value) for key, value in rows[0][1].items()]
+            continue
+        cells: list[tuple[str, ...]] = [(_words(name), *map(_cell, record.values())) for name, record in rows]
+        tables.append(Listing(title="", columns=("", *map(_words, columns)), rows=cells))
+    parts = [(*name.partition(":")[::2], _cell(value)) for name, value in values]
+    single = [(_words(name), value, _words(unit)) for name, unit, value in parts]
+    return [*([Listing(title="", columns=("figure", "value", "unit"), rows=list(single))] if single else []), *tables]
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Scalar | Mapping[str, Scalar]]]:
+    """Yield the single values, and the records: named mappings of single values. `Any`: nested values."""
+    if isinstance(value, Mapping):
+        if name and len(value) > 1 and not any(isinstance(each, Mapping | list) for each in value.values()):
+            yield name, value
+            return
+        for key, each in value.items():
+            yield from _leaves(each, f"{name}, {key}" if name else key)
+    elif isinstance(value, list):
+        for number, each in enumerate(value, 1):
+            yield from _leaves(each, f"{name} {number}")
+    else:
+        yield name, value
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _cell(value: Scalar) -> str:
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 1 else f"{value:,.2f}"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "–" if value is None else f"{value:,}" if isinstance(value, int) else value
+
+
+Conditions = dict[str, str | int | float]
+
+
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one scenario."""
 
     summary: str
-    conditions: dict[str, str | int | float]
+    conditions: Conditions
     figures: list[Figure] = []
     quantities: list[Quantity] = []
     listings: list[Listing] = []

@@ -1,11 +1,8 @@
-"""A scenario, what it is given, and the registry that a run chooses from.
-
-The registry is a value that is built and passed on (`loadtest.catalogue`): importing a module registers nothing.
-"""
+"""A scenario, and what it is given. `loadtest.catalogue` lists them all: importing a module registers nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -104,30 +101,3 @@ class Scenario:
     """Whether `bench` runs it; false for scenarios that break or restart servers for many minutes."""
     seconds_bound: Callable[[Any], float] | None = None
     """The bound on it by its options, set-up included, where that is another than `BenchSettings.scenario_seconds`."""
-
-
-class Registry(Mapping[str, Scenario]):
-    """Scenarios by name, in the order given. Raises `OperatorError` for a name given twice."""
-
-    def __init__(self, scenarios: Sequence[Scenario]) -> None:
-        self._by_name = {scenario.name: scenario for scenario in scenarios}
-        if len(self._by_name) != len(scenarios):
-            raise OperatorError("two scenarios have one name")
-
-    def __getitem__(self, name: str) -> Scenario:
-        return self._by_name[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
-
-    def choose(self, names: Sequence[str]) -> list[Scenario]:
-        """Return the scenarios named, in the registry's order, or all when none is named.
-
-        Raises `OperatorError` for an unknown name."""
-        unknown = [name for name in names if name not in self._by_name]
-        if unknown:
-            raise OperatorError(f"there is no scenario {', '.join(unknown)}; there are {', '.join(self._by_name)}")
-        return [scenario for name, scenario in self._by_name.items() if not names or name in names]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from loadtest.conditions import until, within
+from loadtest.target import versions_of
 from tao.admin.access import Access, ReaderLogin, access_of
 from tao.admin.cache_verification import verify_caches
 from tao.admin.repair import find_broken_pairs
@@ -25,6 +26,7 @@ from tao.devcluster.layout import ClusterSettings, Role, Shape
 from tao.devcluster.state_folder import service_accounts
 from tao.model.errors import OperatorError, Unavailable
 from tao.model.topology import Topology
+from tao.replication.accounts import ServiceAccounts
 from tao.routing.routes import Routes
 from tao.schema.registry import Schema, load_schema
 from tao.storage.names import edge_tables_of
@@ -41,6 +43,7 @@ _BEGIN_SECONDS: Final = 60.0
 _ANY_TIME_MS: Final = 1 << 62
 _UNDELIVERED: Final = ("pending_shards", "waiting_shards", "unacknowledged_bytes")
 """Figures of a leader's deliveries in its `/stats`: all 0 when its followers have everything."""
+_UNSUBSCRIBED: Final = ("unsubscribed_shards",)
 
 
 def semi_sync_settings(folder: Path, shape: Shape, *, log_level: str) -> ClusterSettings:
@@ -70,14 +73,32 @@ class TwoRegions:
     """A running cluster."""
 
     cluster: DevCluster
-    topology: Topology
-    routes: Routes
     schema: Schema
 
     @property
-    def tailers(self) -> list[str]:
-        """Names of all regions' tailers."""
-        return [name for name, role in self.cluster.processes.items() if role is Role.TAILER]
+    def topology(self) -> Topology:
+        """The current topology: masters change in a run. Raises `OSError` and `TopologyError` while it is replaced."""
+        path = self.cluster.topology_path
+        return parse_topology(path.read_bytes(), str(path))
+
+    @property
+    def routes(self) -> Routes:
+        """The routes of the current topology."""
+        return Routes(self.topology)
+
+    @property
+    def accounts(self) -> ServiceAccounts:
+        """The accounts of the databases."""
+        return service_accounts(self.cluster.record.passwords)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The version of the databases."""
+        return versions_of(self.cluster.database(self.named(Role.DATABASE)[0]))
+
+    def named(self, role: Role) -> list[str]:
+        """Return the names of all processes of a role."""
+        return [name for name, each in self.cluster.processes.items() if each is role]
 
     async def graph(
         self, region: str, tier: str, stack: AsyncExitStack, timeout_seconds: float, *, attaches: bool = True
@@ -97,26 +118,23 @@ class TwoRegions:
         edges waits for the other.
 
         Raises `OperatorError` with what is still missing."""
-        accounts = service_accounts(self.cluster.record.passwords)
+        topology, shards = self.topology, range(self.routes.shards)
         try:
             async with asyncio.timeout(timeout_seconds), self._intents() as intents:
 
                 async def settled() -> bool:
-                    shards = range(self.routes.shards)
                     return not await intents.old_intents(shards, before_unix_ms=_ANY_TIME_MS, limit=1)
 
                 async def delivered() -> bool:
-                    return not await self._behind() and not await self._undelivered()
+                    return not await self._behind()
 
                 await until(settled, _LOOK_SECONDS)
-                for replica in replicas(self.topology):
-                    await catch_up(replica, accounts.administrator, timeout_seconds)
+                for replica in replicas(topology):
+                    await catch_up(replica, self.accounts.administrator, timeout_seconds)
                 await until(delivered, _LOOK_SECONDS)
         except TimeoutError:
-            behind = [*await self._behind(), *await self._undelivered()]
-            raise OperatorError(
-                f"not quiet {timeout_seconds:g} s after the last write; {'; '.join(behind) or 'edges wait for repair'}"
-            ) from None
+            behind = "; ".join(await self._behind()) or "edges wait for repair"
+            raise OperatorError(f"not quiet {timeout_seconds:g} s after the last write; {behind}") from None
 
     async def differences(self, on_progress: Callable[[str, int], None]) -> Differences:
         """Compare as `tao verify --all-regions` and `tao repair --dry-run` do."""
@@ -126,19 +144,17 @@ class TwoRegions:
                 access.routes, self.schema, access.scans, access.scans_in, on_progress=on_progress
             )
             pairs = await find_broken_pairs(access.routes, self.schema, access.scans, access.store)
-        kinds = Counter[str]()
-        for fault in caches.findings:
-            kinds[f"cached {fault.kind}: {fault.verdict}"] += 1
+        kinds = Counter(f"cached {fault.kind}: {fault.verdict}" for fault in caches.findings)
+        kinds.update(f"replica: {row.table}" for row in databases.findings)
         kinds["cached entries beyond those described"] += caches.wrong - len(caches.findings)
-        for row in databases.findings:
-            kinds[f"replica: {row.table}"] += 1
         kinds["rows beyond those described"] += databases.wrong - len(databases.findings)
         kinds["edge without its inverse"] += len(pairs)
         kinds["unchecked server"] += caches.unchecked + databases.unchecked
-        errors = [f"{line.server}: {line.error}" for line in caches.servers if line.error]
-        errors += [f"{line.server}: {line.error}" for line in databases.servers if line.error]
+        errors = [
+            f"{line.server}: {line.error}" for found in (caches, databases) for line in found.servers if line.error
+        ]
         return Differences(
-            kinds={kind: count for kind, count in kinds.items() if count},
+            kinds=dict(+kinds),
             compared={
                 "cached entries": sum(line.entries for line in caches.servers),
                 "replicated rows": sum(line.rows for line in databases.servers),
@@ -156,48 +172,35 @@ class TwoRegions:
         return True
 
     async def _behind(self) -> list[str]:
-        """List the tailers that have not delivered everything, and their positions. An idle binlog moves with the
-        heartbeats, so the comparison is true between two of them."""
-        accounts = service_accounts(self.cluster.record.passwords)
-        ends = await replication_states(self.topology, accounts.administrator)
-        found: list[str] = []
-        for name in self.tailers:
-            try:
-                stats = await server_stats(self.cluster.admin(name))
-            except Unavailable as error:
-                found.append(error.message)
-                continue
-            end = ends[stats["database_server"]].position
-            if _parts(stats["position"]) != _parts(end) or stats["unacknowledged_bytes"] or stats["trouble"]:
-                done = f"{stats['position']} of {end}, {stats['unacknowledged_bytes']} bytes unacknowledged"
-                found.append(f"{name} has delivered {done} {stats['trouble']}".rstrip())
-        return found
-
-    async def _undelivered(self) -> list[str]:
-        """List the leaders with undelivered messages, and the followers without a subscription of some shard."""
+        """List the tailers and leaders that have not delivered everything, and the followers without a subscription of
+        some shard. An idle binlog moves with the heartbeats, so the comparison is true between two of them."""
+        ends = await replication_states(self.topology, self.accounts.administrator)
         found: list[str] = []
         for name, role in self.cluster.processes.items():
-            if role not in (Role.LEADER, Role.FOLLOWER):
+            if role not in (Role.TAILER, Role.LEADER, Role.FOLLOWER):
                 continue
             try:
                 stats = await server_stats(self.cluster.admin(name))
             except Unavailable as error:
                 found.append(error.message)
                 continue
-            if role is Role.FOLLOWER:
-                owed = {"unsubscribed_shards": stats["unsubscribed_shards"]}
-            else:
-                owed = {kind: stats["delivery"][kind] for kind in _UNDELIVERED}
-            found += [f"{name}: {number} {kind}" for kind, number in owed.items() if number]
+            if role is Role.TAILER:
+                end = ends[stats["database_server"]].position
+                if _parts(stats["position"]) != _parts(end) or stats["unacknowledged_bytes"] or stats["trouble"]:
+                    done = f"{stats['position']} of {end}, {stats['unacknowledged_bytes']} bytes unacknowledged"
+                    found.append(f"{name} has delivered {done} {stats['trouble']}".rstrip())
+                continue
+            owing, kinds = (stats, _UNSUBSCRIBED) if role is Role.FOLLOWER else (stats["delivery"], _UNDELIVERED)
+            found += [f"{name}: {owing[kind]} {kind}" for kind in kinds if owing[kind]]
         return found
 
     @asynccontextmanager
     async def _intents(self) -> AsyncIterator[MySqlWriteStore]:
-        leader = service_accounts(self.cluster.record.passwords).leader
+        leader, routes = self.accounts.leader, self.routes
         servers = {server.name: server for each in self.topology.databases for server in each.servers.values()}
 
         def master(shard: int) -> str:
-            return self.routes.database_server(shard, self.routes.master_region(shard)).name
+            return routes.database_server(shard, routes.master_region(shard)).name
 
         def account(name: str) -> ServerAccount:
             server = servers[name]
@@ -211,7 +214,7 @@ class TwoRegions:
 
     @asynccontextmanager
     async def _access(self) -> AsyncIterator[Access]:
-        reader = service_accounts(self.cluster.record.passwords).reader
+        reader = self.accounts.reader
         login = ReaderLogin(self.topology, self.schema, reader.user, reader.password)
         async with access_of(login, "") as access:
             yield access
@@ -224,9 +227,7 @@ async def two_regions(
     """Started, with tailers that have begun; stopped at the end, however that comes about. ``logs``: a folder to leave
     the servers' logs in. Raises `OperatorError`."""
     async with DevCluster(settings, on_progress) as cluster:
-        topology = parse_topology(cluster.topology_path.read_bytes(), str(cluster.topology_path))
-        schema = load_schema(cluster.schema_path.read_text(), str(cluster.schema_path))
-        regions = TwoRegions(cluster, topology, Routes(topology), schema)
+        regions = TwoRegions(cluster, load_schema(cluster.schema_path.read_text(), str(cluster.schema_path)))
         on_progress("waiting for the tailers to begin")
         await within(_BEGIN_SECONDS, regions.tailers_have_begun, _LOOK_SECONDS, "the tailers have not begun")
         try:

@@ -31,7 +31,7 @@ from loadtest.conditions import within
 from loadtest.dataset import ITEM, LINK
 from loadtest.options import EDGES, TOPOLOGY, Options
 from loadtest.published.contestant import written
-from loadtest.results import Quantity, ScenarioResult, at_least, at_most
+from loadtest.results import ScenarioResult, at_least, at_most, listings_of, missed
 from loadtest.scenario import SCHEMA, BenchSettings, Progress, Scenario
 from loadtest.target import Target, target_for
 from tao.admin.server_stats import server_stats
@@ -45,7 +45,6 @@ from tao.model.versions import next_version
 
 MOST_SECONDS: Final = 3_600.0
 """The bound on the whole run, where every edge is written by the API."""
-TOY_EDGES: Final = 25_000
 _ANSWERED: Final = 0.99
 _WITH_FILTER: Final = "after_without_database:ratio"
 _SHAPE: Final = Shape(tiers=1, followers=1, leaders=1, databases=1, shards=4)
@@ -63,14 +62,14 @@ _PAGE: Final = 100
 class WhaleOptions(Options):
     """The options of `whale`."""
 
-    edges: int = EDGES.default(2_000_000)
+    edges: int = EDGES.default(2_000_000, toy=25_000)
     """A list below the leader's `membership.min_edges` gets no filter."""
     topology: Path | None = TOPOLOGY.default(None)
 
 
 async def run(settings: BenchSettings, progress: Progress, whale: WhaleOptions) -> ScenarioResult:
     """Write the list and ask for it. A wrong answer is a fault. Raises `OperatorError`."""
-    edges = TOY_EDGES if settings.toy else whale.edges
+    edges = whale.edges
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / "whale", shape=_SHAPE, schema_file=SCHEMA, durability=Durability.RELAXED
     )
@@ -92,31 +91,22 @@ async def run(settings: BenchSettings, progress: Progress, whale: WhaleOptions) 
         measured = await _Whale(graph, target, whale_id, ids, settings.toy).measure(progress)
         progress.step("edges at either end", 0.95)
         unturned = replace(patient, reverse_lookup_id2s=None)
-        fans, wrong = await measure_fans(target, graph, load, whale_id, unturned, toy=settings.toy)
+        fans, wrong = await _measure_fans(target, graph, load, whale_id, unturned, toy=settings.toy)
         measured |= fans
         measured["wrong_answers"] += wrong
-    how = "bulk load" if whale.topology is None else "written"
-    quantities = [Quantity(name=how, value=edges / loaded, unit="edges_per_second")]
-    for key, name in _NAMES.items():
-        unit = key.split(":")[1]
-        value, unit = (100 * measured[key], "percent") if unit == "ratio" else (measured[key], unit)
-        quantities.append(Quantity(name=name, value=value, unit=unit))
+    how = "bulk_load" if whale.topology is None else "written"
+    demands = [at_most("no wrong answer", measured["wrong_answers"], 0)]
+    without = at_least(
+        f"at least {_ANSWERED:.0%} answered without the database", measured[_WITH_FILTER], _ANSWERED, "with the filter"
+    )
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"edges": edges, "edges_per_time": EDGES_PER_TIME, "page_edges": _PAGE},
-        quantities=quantities,
+        listings=listings_of({f"{how}:edges_per_second": edges / loaded, **measured}),
         notes=[] if whale.topology is None else ["What was written stays in the running cluster."],
-        aims=[
-            at_most("no wrong answer", measured["wrong_answers"], 0),
-            at_least(
-                f"at least {_ANSWERED:.0%} answered without the database",
-                measured[_WITH_FILTER],
-                _ANSWERED,
-                _NAMES[_WITH_FILTER],
-            ),
-        ],
+        aims=[*demands, without],
         measured={**measured, "edges": edges},
-        faults=[f"{measured['wrong_answers']} answers were wrong"] if measured["wrong_answers"] else [],
+        faults=missed(demands),
     )
 
 
@@ -133,28 +123,38 @@ SCENARIO: Final = Scenario(
 )
 
 
-_NAMES: Final = {
-    "count:ms": "count",
-    "first_page:ms": "first page",
-    "deep_page_by_cursor:ms": "page in the middle, by cursor",
-    "deep_page_by_position:ms": "page in the middle, by position",
-    "add:ms": "an edge more",
-    "walk:edges_per_second": "walk",
-    "before_without_database:ratio": "not there, without filter: answered without the database",
-    "after_without_database:ratio": "not there, with filter: answered without the database",
-    "before_not_there:ms": "not there, without filter, of a batch",
-    "after_not_there:ms": "not there, with filter, of a batch",
-    "false_positives:ratio": "false positives",
-    "filter:bytes_per_edge": "memory of the filter",
-    "build:seconds": "filter built within",
-    "there_direct_without_database:ratio": "far down the list, asked there: answered without the database",
-    "there_turned_first_without_database:ratio": "asked at the inverse lists for the first time: the same",
-    "there_turned_without_database:ratio": "asked at the inverse lists again: the same",
-    "there_direct:ms": "far down the list, of a batch",
-    "there_turned_first:ms": "at the inverse lists for the first time, of a batch",
-    "there_turned:ms": "at the inverse lists again, of a batch",
-}
-"""The name of each figure; a figure's key ends with its unit behind a colon."""
+class _Questions:
+    """Asks for single edges of a list in batches, times them, checks the answers, and counts what reached the database.
+
+    A figure's name ends with its unit behind a colon."""
+
+    def __init__(self, target: Target, misses: Callable[[dict[str, Any]], int]) -> None:
+        """``misses`` reads from a leader's figures how many questions it could not answer. `Any`: JSON."""
+        self._leaders = list(target.leaders.values())
+        self._misses_in = misses
+        self.wrong = 0
+
+    def check(self, is_right: bool) -> None:
+        """Count a wrong answer."""
+        self.wrong += not is_right
+
+    async def ask(
+        self, phase: str, took_name: str, graph: Graph, list_: tuple[int, str], id2s: Sequence[int], *, there: bool
+    ) -> dict[str, float]:
+        """Ask for all of them; returns the share that did not reach the database, and the milliseconds of a batch."""
+        before, took = await self._misses(), list[float]()
+        for start in range(0, len(id2s), _AT_ONCE):
+            batch = id2s[start : start + _AT_ONCE]
+            started = time.perf_counter()
+            answers = await graph.assoc_get_many([(*list_, [id2]) for id2 in batch])
+            took.append(1000 * (time.perf_counter() - started))
+            for answer, id2 in zip(answers, batch, strict=True):
+                self.check(answer.id2s == ([id2] if there else []))
+        misses = await self._misses() - before
+        return {f"{phase}_without_database:ratio": 1 - misses / len(id2s), f"{took_name}:ms": median(took)}
+
+    async def _misses(self) -> int:
+        return sum([self._misses_in(await server_stats(leader)) for leader in self._leaders])
 
 
 class _Whale:
@@ -162,54 +162,48 @@ class _Whale:
 
     def __init__(self, graph: Graph, target: Target, whale_id: int, ids: Sequence[int], toy: bool) -> None:
         self._graph = graph
-        self._id = whale_id
+        self._list = (whale_id, LINK)
         self._ids = ids
-        self._toy = toy
+        self._asked_after = _TOY_ASKED if toy else _ASKED_AFTER
         self._leaders = list(target.leaders.values())
-        self._filters_before = self._filter_bytes_before = 0
+        self._filters_before = 0
         self._chance = Random(1)
-        self._wrong = 0
+        self._questions = _Questions(target, lambda stats: int(stats["reads"]["assoc_get"]["misses"]))
         self._absent = iter(range(len(ids) + 1, 1 << 40))
 
     async def measure(self, progress: Progress) -> dict[str, float]:
         """Return the figures by name, and how many answers were wrong."""
-        graph, whale, middle = self._graph, self._id, len(self._ids) // 2
-        found: dict[str, float] = {}
-        self._filters_before, self._filter_bytes_before = await self._filters()
+        graph, list_, middle = self._graph, self._list, len(self._ids) // 2
+        self._filters_before, bytes_before = await self._filters()
         progress.step("what is not there, without a filter", 0.4)
-        asked = _ASKED_BEFORE
         began = time.perf_counter()
-        found |= self._named("before", asked, *await self._ask_absent(asked))
+        found = await self._ask_absent("before", _ASKED_BEFORE)
         progress.step("building the filter", 0.5)
         await within(_BUILD_SECONDS, self._is_built, 0.1, "no filter was built")
         found["build:seconds"] = time.perf_counter() - began
         progress.step("what is not there, with a filter", 0.6)
-        asked = _TOY_ASKED if self._toy else _ASKED_AFTER
-        found |= self._named("after", asked, *await self._ask_absent(asked))
-        found["false_positives:ratio"] = 1 - found["after_without_database:ratio"]
+        found |= await self._ask_absent("after", self._asked_after)
+        found["false_positives:ratio"] = 1 - found[_WITH_FILTER]
         _, filter_bytes = await self._filters()
-        found["filter:bytes_per_edge"] = (filter_bytes - self._filter_bytes_before) / len(self._ids)
+        found["filter:bytes_per_edge"] = (filter_bytes - bytes_before) / len(self._ids)
         progress.step("what is there", 0.8)
         for id2 in self._chance.sample(self._ids, 10 * _TIMES):
-            self._check((await graph.assoc_get(whale, LINK, [id2])).id2s == [id2])
+            self._questions.check((await graph.assoc_get(*list_, [id2])).id2s == [id2])
         progress.step("counts and pages", 0.9)
-        found["count:ms"] = await self._median_ms(lambda: graph.assoc_count(whale, LINK))
-        found["first_page:ms"] = await self._median_ms(lambda: graph.assoc_range(whale, LINK, 0, _PAGE))
-        found["deep_page_by_position:ms"] = await self._median_ms(
-            lambda: graph.assoc_range(whale, LINK, middle + self._chance.randrange(1000), _PAGE)
+        found["count:ms"] = await _median_ms(lambda: graph.assoc_count(*list_))
+        found["first_page:ms"] = await _median_ms(lambda: graph.assoc_range(*list_, 0, _PAGE))
+        found["deep_page_by_position:ms"] = await _median_ms(
+            lambda: graph.assoc_range(*list_, middle + self._chance.randrange(1000), _PAGE)
         )
         found["deep_page_by_cursor:ms"] = await self._pages_from_the_middle()
-        found["add:ms"] = await self._median_ms(self._add)
+        found["add:ms"] = await _median_ms(self._add)
         found["walk:edges_per_second"] = await self._walk()
-        self._check(await self._is_built())
-        return {**found, "wrong_answers": self._wrong}
+        self._questions.check(await self._is_built())
+        return {**found, "wrong_answers": self._questions.wrong}
 
-    def _check(self, is_right: bool) -> None:
-        self._wrong += not is_right
-
-    @staticmethod
-    def _named(phase: str, asked: int, to_database: int, batch_ms: float) -> dict[str, float]:
-        return {f"{phase}_without_database:ratio": 1 - to_database / asked, f"{phase}_not_there:ms": batch_ms}
+    async def _ask_absent(self, phase: str, count: int) -> dict[str, float]:
+        id2s = list(islice(self._absent, count))
+        return await self._questions.ask(phase, f"{phase}_not_there", self._graph, self._list, id2s, there=False)
 
     async def _is_built(self) -> bool:
         filters, _ = await self._filters()
@@ -220,61 +214,48 @@ class _Whale:
         found = [(await server_stats(leader))["membership_filters"] for leader in self._leaders]
         return sum(each["filters"] for each in found), sum(each["bytes"] for each in found)
 
-    async def _ask_absent(self, count: int) -> tuple[int, float]:
-        """Ask for edges that do not exist; returns how many questions reached the database, and the milliseconds of a
-        batch."""
-        misses = await self._misses()
-        took: list[float] = []
-        for _ in range(count // _AT_ONCE):
-            started = time.perf_counter()
-            queries = [(self._id, LINK, [id2]) for id2 in islice(self._absent, _AT_ONCE)]
-            for answer in await self._graph.assoc_get_many(queries):
-                self._check(len(answer) == 0)
-            took.append(1000 * (time.perf_counter() - started))
-        return await self._misses() - misses, median(took)
-
-    async def _misses(self) -> int:
-        return sum([(await server_stats(leader))["reads"]["assoc_get"]["misses"] for leader in self._leaders])
-
-    async def _median_ms(self, ask: Callable[[], Awaitable[Any]]) -> float:
-        """Return the median time of some calls, one after the other. `Any`: the answer is not looked at."""
-        took: list[float] = []
-        for _ in range(_TIMES):
-            started = time.perf_counter()
-            await ask()
-            took.append(1000 * (time.perf_counter() - started))
-        return median(took)
-
     async def _pages_from_the_middle(self) -> float:
         """Read pages by cursor and check them; returns the milliseconds of a page."""
         middle = len(self._ids) // 2
-        page = await self._graph.assoc_page(self._id, LINK, _PAGE, high=(len(self._ids) - middle) // EDGES_PER_TIME)
-        seen, took = page.edges.id2s, []
-        for _ in range(_TIMES):
-            started = time.perf_counter()
-            page = await self._graph.assoc_page(self._id, LINK, _PAGE, page.cursor)
-            took.append(1000 * (time.perf_counter() - started))
-            seen += page.edges.id2s
+        page = await self._graph.assoc_page(*self._list, _PAGE, high=(len(self._ids) - middle) // EDGES_PER_TIME)
+        seen = page.edges.id2s
+
+        async def next_page() -> None:
+            nonlocal page
+            page = await self._graph.assoc_page(*self._list, _PAGE, page.cursor)
+            seen.extend(page.edges.id2s)
+
+        took = await _median_ms(next_page)
         first = self._ids.index(seen[0])
-        self._check(seen == list(self._ids[first : first + len(seen)]))
-        return median(took)
+        self._questions.check(seen == list(self._ids[first : first + len(seen)]))
+        return took
 
     async def _add(self) -> None:
         """Add an edge that is the newest of all, and check that it is there."""
         id2 = next(self._absent)
-        await self._graph.assoc_add(self._id, LINK, id2, time=len(self._ids))
-        self._check((await self._graph.assoc_get(self._id, LINK, [id2])).id2s == [id2])
+        await self._graph.assoc_add(*self._list, id2, time=len(self._ids))
+        self._questions.check((await self._graph.assoc_get(*self._list, [id2])).id2s == [id2])
 
     async def _walk(self) -> float:
         """Iterate over the first edges; returns edges per second."""
         wanted = min(len(self._ids), 20_000)
         started = time.perf_counter()
         seen = 0
-        async for _ in self._graph.assoc_iter(self._id, LINK):
+        async for _ in self._graph.assoc_iter(*self._list):
             seen += 1
             if seen == wanted:
                 break
         return seen / (time.perf_counter() - started)
+
+
+async def _median_ms(ask: Callable[[], Awaitable[Any]]) -> float:
+    """Return the median time of some calls, one after the other. `Any`: the answer is not looked at."""
+    took: list[float] = []
+    for _ in range(_TIMES):
+        started = time.perf_counter()
+        await ask()
+        took.append(1000 * (time.perf_counter() - started))
+    return median(took)
 
 
 LoadList = Callable[[int, str, int], Awaitable[list[int]]]
@@ -288,7 +269,7 @@ _TOY_FANS_ASKED: Final = 200
 _FANS_ROUNDS: Final = 4
 
 
-async def measure_fans(
+async def _measure_fans(
     target: Target, graph: Graph, load: LoadList, id1: int, settings: ClientSettings, *, toy: bool
 ) -> tuple[dict[str, float], int]:
     """Ask for edges of the second list; returns the figures by name, and how many answers were wrong.
@@ -297,41 +278,19 @@ async def measure_fans(
     ids = await load(id1, FANS, _TOY_FANS_EDGES if toy else _FANS_EDGES)
     limit = graph.schema.atype(FANS).limit
     some = Random(1).sample(ids[limit:], _TOY_FANS_ASKED if toy else _FANS_ASKED)
-    asking = _FansQueries(list(target.leaders.values()), id1, some)
+    questions = _Questions(target, lambda stats: int(stats["misses"]))
+
+    async def rounds(phase: str, asking: Graph, count: int) -> dict[str, float]:
+        id2s = [id2 for number in range(count) for id2 in Random(number).sample(some, len(some))]
+        return await questions.ask(phase, phase, asking, (id1, FANS), id2s, there=True)
+
     async with connect(target.topology_file, region=target.region, settings=settings) as direct:
         await direct.assoc_range(id1, FANS, 0, limit)  # so that its first part is cached
-        found = await asking.rounds("there_direct", direct, _FANS_ROUNDS)
+        found = await rounds("there_direct", direct, _FANS_ROUNDS)
     await graph.assoc_get(id1, FANS, some[:1])  # the answer shows the client how long the list is
-    found |= await asking.rounds("there_turned_first", graph, 1)
-    found |= await asking.rounds("there_turned", graph, _FANS_ROUNDS)
-    return found, asking.wrong
-
-
-class _FansQueries:
-    def __init__(self, leaders: Sequence[str], id1: int, some: Sequence[int]) -> None:
-        self._leaders = leaders
-        self._id1 = id1
-        self._some = some
-        self.wrong = 0
-
-    async def rounds(self, phase: str, graph: Graph, rounds: int) -> dict[str, float]:
-        """Return the share of the questions that did not reach the database, and the milliseconds of a batch."""
-        before = await self._misses()
-        took: list[float] = []
-        for number in range(rounds):
-            order = Random(number).sample(self._some, len(self._some))
-            for start in range(0, len(order), _AT_ONCE):
-                batch = order[start : start + _AT_ONCE]
-                started = time.perf_counter()
-                answers = await graph.assoc_get_many([(self._id1, FANS, [id2]) for id2 in batch])
-                took.append(1000 * (time.perf_counter() - started))
-                self.wrong += sum(answer.id2s != [id2] for answer, id2 in zip(answers, batch, strict=True))
-        misses = await self._misses() - before
-        asked = rounds * len(self._some)
-        return {f"{phase}_without_database:ratio": 1 - misses / asked, f"{phase}:ms": median(took)}
-
-    async def _misses(self) -> int:
-        return sum([(await server_stats(leader))["misses"] for leader in self._leaders])
+    found |= await rounds("there_turned_first", graph, 1)
+    found |= await rounds("there_turned", graph, _FANS_ROUNDS)
+    return found, questions.wrong
 
 
 EDGES_PER_TIME: Final = 7  # edges that share a time

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Any, Final, Self
 
 import msgspec
 
 from loadtest.client_process import run_job
-from loadtest.cold.statements import Statements
+from loadtest.cold.counters import Counts, Statements, counts_of, increase
+from loadtest.commands import run_command
 from loadtest.conditions import together
 from loadtest.options import (
     AFTER_SECONDS,
@@ -41,19 +41,237 @@ from loadtest.options import (
 )
 from loadtest.published.driver import LoadResult, RequestLoad
 from loadtest.published.jobs import MEASURING, AskJob, FillJob, Subject
-from loadtest.published.latencies import LatencySummary, MergedLatencies
+from loadtest.published.latencies import MergedLatencies
 from loadtest.published.run import SCHEMA
-from loadtest.results import Quantity, ScenarioResult, at_most
+from loadtest.results import ScenarioResult, at_most, listings_of, missed
 from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
 from loadtest.target import Target, target_for
-from tao.admin.server_stats import is_ready, server_stats
-from tao.devcluster.cluster import DevCluster
+from tao.admin.server_stats import is_ready
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Shape
-from tao.model.errors import OperatorError, Unavailable
+from tao.model.errors import OperatorError
 
+_SHAPE: Final = Shape(tiers=2, followers=2, leaders=1, databases=1, shards=16)
+_AROUND_SECONDS: Final = 800.0
+"""Allowance for the cluster's start and the writing of its graph, on a busy machine."""
 _LOOK_SECONDS: Final = 0.1
-_TAIL_BYTES: Final = 500
+_SAMPLE_SECONDS: Final = 1.0
+_SMOOTHED: Final = 3
+"""Number of moments over which a hit rate is averaged: one second of a small test has too few misses."""
+_TOLERANCE: Final = 0.01
+"""Tolerated difference from the old hit rate: a second of a test has so few misses that a smaller one would be
+chance."""
+_TAIL_CHARACTERS: Final = 500
+_OF_A_RUNNING_ONE: Final = (
+    "The graph has been written into the running cluster, and stays there; reads and fetches are those of everybody."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StormOptions(Options):
+    """The options of `storm`."""
+
+    nodes: int = NODES.default(10_000, toy=400)
+    cache_share: float = CACHE_SHARE.default(0.2)
+    rate: float = RATE.default(1_000.0, toy=150.0)
+    warm_seconds: float = WARM_SECONDS.default(30.0, toy=1.0)
+    before_seconds: float = BEFORE_SECONDS.default(15.0, toy=2.0)
+    after_seconds: float = AFTER_SECONDS.default(60.0)
+    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
+    restart_command: str = RESTART_COMMAND.default("")
+    """When it is empty, the operator restarts the tier of a running cluster by hand, within ``after_seconds``."""
+    seed: int = SEED.default(1)
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.rate < 1:
+            raise OperatorError(f"--rate {self.rate:g}: give at least 1 request per second")
+        if self.restart_command and self.topology is None:
+            raise OperatorError("--restart-command is for a running cluster: give its --topology, too")
+
+    def at_toy_size(self) -> Self:
+        """See `Options`. An operator takes longer than a runner that restarts its own servers."""
+        after_seconds = min(self.after_seconds, 5.0 if self.topology is None else 15.0)
+        return replace(Options.at_toy_size(self), after_seconds=after_seconds)
+
+    @property
+    def most_seconds(self) -> float:
+        """The bound on the whole run: the load, and the steps before and after it."""
+        return self.warm_seconds + self.before_seconds + self.after_seconds + _AROUND_SECONDS
+
+
+async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) -> ScenarioResult:
+    """Restart a tier under load, and watch it recover. Raises `OperatorError`."""
+    data_bytes = _subject(settings, storm, 1).plan().payload_bytes
+    own = ClusterSettings(
+        state_dir=settings.work_dir / "storm",
+        shape=msgspec.structs.replace(_SHAPE, followers=1, shards=4) if settings.toy else _SHAPE,
+        schema_file=SCHEMA,
+        buffer_pool_mb=64 if settings.toy else 512,
+        durability=Durability.RELAXED,
+        cache_mb=data_bytes * storm.cache_share / (1 << 20),
+        log_level="warning",
+    )
+    async with target_for(storm.topology, own, progress) as target:
+        settings.versions.update(target.versions)
+        subject = _subject(settings, storm, target.shards)
+        fill = FillJob(topology_file=target.topology_file, subject=subject, region=target.region)
+        await run_job(fill, progress, settings.work_dir / "fill.log", int)
+        job = AskJob(
+            topology_file=target.topology_file,
+            region=target.region,
+            tier=target.tier,
+            subject=subject,
+            stream=0,
+            load=RequestLoad(
+                awaiters=0,
+                rate=storm.rate,
+                warm_seconds=storm.warm_seconds,
+                seconds=storm.before_seconds + storm.after_seconds,
+            ),
+        )
+        watch = _Watch(target, storm, progress, settings.work_dir)
+        await together([watch.restart(), watch.load(job)])
+    measured = _measured(storm, watch)
+    demands = [
+        at_most("no request failed", sum(measured["failed"].values()), 0),
+        at_most("no wrong answer", measured["wrong_answers"], 0),
+    ]
+    return ScenarioResult(
+        summary=SCENARIO.summary,
+        conditions={"requests_per_second": storm.rate},
+        listings=listings_of(measured),
+        notes=[
+            *([] if measured["recovery_seconds"] is not None else ["The old hit rate was not reached within the run."]),
+            *([_OF_A_RUNNING_ONE] if storm.topology else []),
+        ],
+        aims=demands,
+        measured=measured,
+        faults=missed(demands),
+    )
+
+
+SCENARIO: Final = Scenario(
+    name="storm",
+    summary="a tier restarts cold under load: time to its old hit rate, and what the database sees meanwhile",
+    run=run,
+    options=StormOptions,
+    help="""Restart a tier cold under a published workload at a constant rate.
+
+    The first tier of a running cluster is restarted by --restart-command, or by its operator when the run says that it
+    is time, within --after-seconds. The exit status is 1 when a request fails.""",
+    has_plot=True,
+    seconds_bound=lambda storm: storm.most_seconds,
+)
+
+
+def _subject(settings: BenchSettings, storm: StormOptions, shards: int) -> Subject:
+    return Subject(
+        workload="tao_atc13",
+        nodes=storm.nodes,
+        seed=storm.seed,
+        shards=shards,
+        ids_file=str(settings.work_dir / "ids.bin"),
+    )
+
+
+class _Watch:
+    """Puts the load on, restarts the tier in the middle of it, and samples until the load is over."""
+
+    def __init__(self, target: Target, storm: StormOptions, progress: Progress, folder: Path) -> None:
+        """``folder`` has the logs."""
+        self._target = target
+        self._storm = storm
+        self._progress = progress
+        self._folder = folder
+        self._measuring = asyncio.Event()
+        self._over = False
+        self._began = 0.0
+        self.samples: list[CounterSample] = []
+        self.restarted_at = 0.0
+        self.away_seconds = 0.0
+        self.result: LoadResult | None = None
+
+    def _hear(self, text: str) -> None:
+        if text == MEASURING:
+            self._began = perf_counter()
+            self._measuring.set()
+
+    async def load(self, job: AskJob) -> None:
+        """Run the load, from its warming to its end."""
+        try:
+            progress = ProgressListener(self._progress, self._hear)
+            self.result = await run_job(job, progress, self._folder / "ask.log", LoadResult)
+        finally:
+            self._over = True
+            self._measuring.set()
+
+    async def restart(self) -> None:
+        """Sample until the load is over; restart the tier when it is time."""
+        await self._measuring.wait()
+        restarting = asyncio.ensure_future(self._restart())
+        try:
+            async with Statements.of(self._target) as statements:
+                while not self._over:
+                    if restarting.done():
+                        # An error of the restart ends the run at once.
+                        await restarting
+                    selects = None if statements is None else await statements.selects()
+                    self.samples.append(await self._sample(selects))
+                    await asyncio.sleep(_SAMPLE_SECONDS)
+            await restarting
+        finally:
+            restarting.cancel()
+
+    async def _sample(self, selects: int | None) -> CounterSample:
+        return CounterSample(
+            at=perf_counter() - self._began,
+            followers=await counts_of(self._target.all_followers, may_restart=True),
+            leaders=await counts_of(self._target.leaders, may_restart=True),
+            selects=selects,
+        )
+
+    async def _restart(self) -> None:
+        await asyncio.sleep(self._storm.before_seconds)
+        target, command = self._target, self._storm.restart_command
+        names = ", ".join(target.followers)
+        if target.cluster is not None:
+            self._progress.step(f"restarting {names}", 0.5)
+            began = perf_counter()
+            await together([target.cluster.restart(name) for name in target.followers])
+            over = perf_counter()
+        else:
+            hand = f"restart {names} NOW, all of tier {target.tier}"
+            self._progress.step(f"restarting {names}: {command}" if command else hand, 0.5)
+            began, over = await self._restart_by_operator(command)
+        self.restarted_at = began - self._began
+        self.away_seconds = over - began
+
+    async def _restart_by_operator(self, command: str) -> tuple[float, float]:
+        """Wait until an operator has restarted the servers, by the command or by hand; returns when that began and when
+        it was over, as seen from outside.
+
+        Raises `OperatorError` for servers that were not restarted when the load ended, and for a command that failed.
+        """
+        seen = Restarts(await _answered(self._target))
+        running = asyncio.ensure_future(_run(command) if command else asyncio.sleep(0))
+        try:
+            while seen.over is None:
+                if self._over:
+                    raise OperatorError(
+                        f"{', '.join(seen.missing)} of tier {self._target.tier} had not been restarted when the load "
+                        "ended: restart every follower of the tier when the run says so, or have --restart-command do "
+                        "it, and give it time with --after-seconds"
+                    )
+                if running.done():
+                    await running
+                await asyncio.sleep(_LOOK_SECONDS)
+                seen.see(perf_counter(), await _answered(self._target))
+            await running
+        finally:
+            running.cancel()
+        assert seen.began is not None
+        return seen.began, seen.over
 
 
 class Restarts:
@@ -94,85 +312,25 @@ class Restarts:
         return sorted(self._answered.keys() - self._anew.keys())
 
 
-async def restart_own(cluster: DevCluster, names: list[str]) -> tuple[float, float]:
-    """Restart all servers at once. Returns when the restart began, and when all servers were ready again."""
-    began = perf_counter()
-    await together([cluster.restart(name) for name in names])
-    return began, perf_counter()
-
-
-async def restart_by_operator(
-    target: Target, command: str, log: Path, report: Callable[[str], None], is_over: Callable[[], bool]
-) -> tuple[float, float]:
-    """Wait until an operator has restarted the servers. Returns what `restart_own` does, as seen from outside.
-
-    ``command`` restarts them; when it is empty, the operator is asked to do it by hand. ``is_over`` tells whether the
-    load has ended. Raises `OperatorError` for servers that were not restarted by then, and for a command that failed.
-    """
-    seen = Restarts(await _answered(target))
-    names = ", ".join(target.followers)
-    report(f"restart {names} NOW, all of tier {target.tier}" if not command else f"restarting {names}: {command}")
-    running = asyncio.ensure_future(_run(command, log) if command else asyncio.sleep(0))
-    try:
-        while seen.over is None:
-            if is_over():
-                raise OperatorError(
-                    f"{', '.join(seen.missing)} of tier {target.tier} had not been restarted when the load ended: "
-                    "restart every follower of the tier when the run says so, or have --restart-command do it, and "
-                    "give it time with --after-seconds"
-                )
-            if running.done():
-                await running
-            await asyncio.sleep(_LOOK_SECONDS)
-            seen.see(perf_counter(), await _answered(target))
-        await running
-    finally:
-        running.cancel()
-    assert seen.began is not None
-    return seen.began, seen.over
-
-
 async def _answered(target: Target) -> dict[str, int]:
-    found = {}
-    for name, admin in target.followers.items():
-        try:
-            if await is_ready(admin):
-                stats = await server_stats(admin)
-                found[name] = stats["hits"] + stats["misses"]
-        except Unavailable:
-            # The server is being restarted.
-            continue
-    return found
+    ready = {name: admin for name, admin in target.followers.items() if await is_ready(admin)}
+    return {name: counts.queries for name, counts in (await counts_of(ready, may_restart=True)).items()}
 
 
-async def _run(command: str, log: Path) -> None:
-    with log.open("wb") as output:
-        process = await asyncio.create_subprocess_exec(
-            *shlex.split(command), stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        status = await process.wait()
-    finally:
-        if process.returncode is None:
-            process.terminate()
-    if status:
-        tail = (await asyncio.to_thread(log.read_bytes))[-_TAIL_BYTES:].decode(errors="replace").strip()
-        raise OperatorError(f"--restart-command ended with status {status}: {tail}")
+async def _run(command: str) -> None:
+    ended = await run_command(*shlex.split(command))
+    if ended.status:
+        raise OperatorError(f"--restart-command ended with status {ended.status}: {ended.errors[-_TAIL_CHARACTERS:]}")
 
 
-_SMOOTHED: Final = 3
-"""Number of moments over which a hit rate is averaged: one second of a small test has too few misses."""
-
-
-class CounterSample(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterSample:
     """Counters at one moment. A server that did not answer is missing."""
 
     at: float
     """Seconds since measuring began."""
-    followers: Mapping[str, tuple[int, int]]
-    """Hits and misses of each follower since its start, by name."""
-    leaders: Mapping[str, tuple[int, int]]
-    """Reads of each leader since its start, and the fetches that it began at its databases."""
+    followers: Mapping[str, Counts]
+    leaders: Mapping[str, Counts]
     selects: int | None
     """SELECTs of the database since its start; None for a running cluster, whose databases cannot be queried."""
 
@@ -192,35 +350,22 @@ class StormSecond(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def moments(samples: Sequence[CounterSample], restarted_at: float) -> list[StormSecond]:
-    """Return the differences between neighbours. A counter that is below its last value has begun anew."""
+    """Return the differences between neighbours."""
     found: list[StormSecond] = []
-    hits_before: dict[str, tuple[int, int]] = {}
-    leaders_before: dict[str, tuple[int, int]] = {}
+    known: dict[str, Counts] = {}
     for before, now in pairwise(samples):
-        hits_before |= before.followers
-        leaders_before |= before.leaders
-        hits = misses = asked = fetched = 0
-        for name, (hit, missed) in now.followers.items():
-            last_hit, last_missed = hits_before.get(name, (0, 0))
-            anew = hit + missed < last_hit + last_missed
-            hits += hit if anew else hit - last_hit
-            misses += missed if anew else missed - last_missed
-        for name, (reads, fetches) in now.leaders.items():
-            last_reads, last_fetches = leaders_before.get(name, (0, 0))
-            anew = reads < last_reads
-            asked += reads if anew else reads - last_reads
-            fetched += fetches if anew else fetches - last_fetches
+        known |= {**before.followers, **before.leaders}
+        followers, leaders = increase(known, now.followers), increase(known, now.leaders)
         seconds = now.at - before.at
+        selects = None if now.selects is None or before.selects is None else now.selects - before.selects
         found.append(
             StormSecond(
                 at=round(now.at - restarted_at, 2),
-                reads=round((hits + misses) / seconds, 1),
-                hit_rate=hits / (hits + misses) if hits + misses else None,
-                leader_reads=round(asked / seconds, 1),
-                leader_fetches=round(fetched / seconds, 1),
-                database_selects=None
-                if now.selects is None or before.selects is None
-                else round((now.selects - before.selects) / seconds, 1),
+                reads=round(followers.queries / seconds, 1),
+                hit_rate=followers.hits / followers.queries if followers.queries else None,
+                leader_reads=round(leaders.queries / seconds, 1),
+                leader_fetches=round(leaders.fetches / seconds, 1),
+                database_selects=None if selects is None else round(selects / seconds, 1),
             )
         )
     return found
@@ -248,239 +393,14 @@ def recovered_after(all_moments: Sequence[StormSecond], old: float, tolerance: f
     return None
 
 
-_SHAPE: Final = Shape(tiers=2, followers=2, leaders=1, databases=1, shards=16)
-_AROUND_SECONDS: Final = 800.0
-"""Allowance for the cluster's start and the writing of its graph, on a busy machine."""
-_SAMPLE_SECONDS: Final = 1.0
-_TOLERANCE: Final = 0.01
-"""Tolerated difference from the old hit rate: a second of a test has so few misses that a smaller one would be
-chance."""
-_OF_A_RUNNING_ONE: Final = (
-    "The graph has been written into the running cluster, and stays there; reads and fetches are those of everybody."
-)
+def _measured(storm: StormOptions, watch: _Watch) -> dict[str, Any]:
+    """Return the figures as the JSON has them; `Any`: they differ in kind.
 
-
-@dataclass(frozen=True, kw_only=True)
-class StormOptions(Options):
-    """The options of `storm`."""
-
-    nodes: int = NODES.default(10_000)
-    cache_share: float = CACHE_SHARE.default(0.2)
-    rate: float = RATE.default(1_000.0)
-    warm_seconds: float = WARM_SECONDS.default(30.0)
-    before_seconds: float = BEFORE_SECONDS.default(15.0)
-    after_seconds: float = AFTER_SECONDS.default(60.0)
-    topology: Path | None = PUBLISHED_TOPOLOGY.default(None)
-    restart_command: str = RESTART_COMMAND.default("")
-    """When it is empty, the operator restarts the tier of a running cluster by hand, within ``after_seconds``."""
-    seed: int = SEED.default(1)
-
-    def __post_init__(self) -> None:
-        Options.__post_init__(self)
-        if self.rate < 1:
-            raise OperatorError(f"--rate {self.rate:g}: give at least 1 request per second")
-        if self.restart_command and self.topology is None:
-            raise OperatorError("--restart-command is for a running cluster: give its --topology, too")
-
-    @property
-    def most_seconds(self) -> float:
-        """The bound on the whole run: the load, and the steps before and after it."""
-        return self.warm_seconds + self.before_seconds + self.after_seconds + _AROUND_SECONDS
-
-
-class StormFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of a run, as its JSON has them."""
-
-    rate: float
-    answered: int
-    failed: dict[str, int]
-    wrong_answers: int
-    own_cluster: bool
-    tier_away_seconds: float
-    """Time from when the first follower is stopped, or disappears from a running cluster, until the last one is
-    ready."""
-    old_hit_rate: float
-    lowest_hit_rate: float | None
-    recovery_seconds: float | None
-    """Time from the restart's beginning to within a point of the old hit rate; None when the run was too short."""
-    database_selects_before: float | None
-    """SELECTs per second; this and the next two fields are None for a running cluster, whose databases cannot be
-    queried."""
-    database_selects_most: float | None
-    """SELECTs per second in the worst second after the restart began."""
-    database_selects_extra: float | None
-    """SELECTs of the run in excess of the rate before the restart."""
-    leader_fetches_before: float
-    """Fetches that leaders began at their databases, per second."""
-    leader_fetches_most: float
-    leader_reads_before: float
-    leader_reads_most: float
-    read_ms: dict[str, LatencySummary | None]
-    """Latencies by operation, over the whole run; they count from the intended start."""
-    timeline: list[StormSecond]
-    answered_by_second: list[int]
-
-
-async def run(settings: BenchSettings, progress: Progress, storm: StormOptions) -> ScenarioResult:
-    """Restart a tier under load, and watch it recover. Raises `OperatorError`."""
-    if settings.toy:
-        # An operator takes longer than a runner that restarts its own servers.
-        rate, after_seconds = min(storm.rate, 150.0), 5.0 if storm.topology is None else 15.0
-        storm = replace(storm, nodes=400, rate=rate, warm_seconds=1.0, before_seconds=2.0, after_seconds=after_seconds)
-    data_bytes = _subject(settings, storm, 1).plan().payload_bytes
-    own = ClusterSettings(
-        state_dir=settings.work_dir / "storm",
-        shape=msgspec.structs.replace(_SHAPE, followers=1, shards=4) if settings.toy else _SHAPE,
-        schema_file=SCHEMA,
-        buffer_pool_mb=64 if settings.toy else 512,
-        durability=Durability.RELAXED,
-        cache_mb=data_bytes * storm.cache_share / (1 << 20),
-        log_level="warning",
-    )
-    async with target_for(storm.topology, own, progress) as target:
-        settings.versions.update(target.versions)
-        subject = _subject(settings, storm, target.shards)
-        fill = FillJob(topology_file=target.topology_file, subject=subject, region=target.region)
-        await run_job(fill, progress, settings.work_dir / "fill.log", int)
-        async with _selects_of(target) as selects:
-            watch = _Watch(target, selects, storm, progress, settings.work_dir / "restart.log")
-            job = AskJob(
-                topology_file=target.topology_file,
-                region=target.region,
-                tier=target.tier,
-                subject=subject,
-                stream=0,
-                load=RequestLoad(
-                    awaiters=0,
-                    rate=storm.rate,
-                    warm_seconds=storm.warm_seconds,
-                    seconds=storm.before_seconds + storm.after_seconds,
-                ),
-            )
-            await together([watch.restart(), watch.asking(job, settings.work_dir / "ask.log")])
-    return _result(_measured(storm, watch))
-
-
-SCENARIO: Final = Scenario(
-    name="storm",
-    summary="a tier restarts cold under load: time to its old hit rate, and what the database sees meanwhile",
-    run=run,
-    options=StormOptions,
-    help="""Restart a tier cold under a published workload at a constant rate.
-
-    The first tier of a running cluster is restarted by --restart-command, or by its operator when the run says that it
-    is time, within --after-seconds. The exit status is 1 when a request fails.""",
-    has_plot=True,
-    seconds_bound=lambda storm: storm.most_seconds,
-)
-
-
-def _subject(settings: BenchSettings, storm: StormOptions, shards: int) -> Subject:
-    return Subject(
-        workload="tao_atc13",
-        nodes=storm.nodes,
-        seed=storm.seed,
-        shards=shards,
-        ids_file=str(settings.work_dir / "ids.bin"),
-    )
-
-
-Selects = Callable[[], Awaitable[int]]
-"""Returns the SELECTs of the database so far."""
-
-
-@asynccontextmanager
-async def _selects_of(target: Target) -> AsyncIterator[Selects | None]:
-    """Yield None for the databases of a running cluster."""
-    if target.database is None:
-        yield None
-        return
-    async with Statements.of(target.database) as statements:
-        yield statements.selects
-
-
-class _Watch:
-    """Puts the load on, restarts the tier in the middle of it, and samples until the load is over."""
-
-    def __init__(
-        self, target: Target, selects: Selects | None, storm: StormOptions, progress: Progress, log: Path
-    ) -> None:
-        """``log`` receives the output of the operator's command."""
-        self._target = target
-        self._selects = selects
-        self._log = log
-        self._storm = storm
-        self._progress = progress
-        self._measuring = asyncio.Event()
-        self._over = False
-        self._began = 0.0
-        self.samples: list[CounterSample] = []
-        self.restarted_at = 0.0
-        self.away_seconds = 0.0
-        self.result: LoadResult | None = None
-
-    def _heard(self, text: str) -> None:
-        if text == MEASURING:
-            self._began = perf_counter()
-            self._measuring.set()
-
-    async def asking(self, job: AskJob, log: Path) -> None:
-        """Run the load, from its warming to its end."""
-        try:
-            progress = ProgressListener(self._progress, self._heard)
-            self.result = await run_job(job, progress, log, LoadResult)
-        finally:
-            self._over = True
-            self._measuring.set()
-
-    async def restart(self) -> None:
-        """Sample until the load is over; restart the tier when it is time."""
-        await self._measuring.wait()
-        restarting = asyncio.ensure_future(self._restart())
-        try:
-            while not self._over:
-                if restarting.done():
-                    # An error of the restart ends the run at once.
-                    await restarting
-                self.samples.append(await self._sample())
-                await asyncio.sleep(_SAMPLE_SECONDS)
-            await restarting
-        finally:
-            restarting.cancel()
-
-    async def _restart(self) -> None:
-        await asyncio.sleep(self._storm.before_seconds)
-        cluster, names = self._target.cluster, list(self._target.followers)
-        if cluster is not None:
-            self._report(f"restarting {', '.join(names)}")
-            began, over = await restart_own(cluster, names)
-        else:
-            command = self._storm.restart_command
-            began, over = await restart_by_operator(self._target, command, self._log, self._report, lambda: self._over)
-        self.restarted_at = began - self._began
-        self.away_seconds = over - began
-
-    def _report(self, text: str) -> None:
-        self._progress.step(text, 0.5)
-
-    async def _sample(self) -> CounterSample:
-        followers: dict[str, tuple[int, int]] = {}
-        leaders: dict[str, tuple[int, int]] = {}
-        for name, admin in (*self._target.all_followers.items(), *self._target.leaders.items()):
-            try:
-                stats = await server_stats(admin)
-            except Unavailable:
-                # The server is being restarted.
-                continue
-            if name in self._target.leaders:
-                leaders[name] = (stats["hits"] + stats["misses"], stats["fills"]["started"])
-            else:
-                followers[name] = (stats["hits"], stats["misses"])
-        selects = None if self._selects is None else await self._selects()
-        return CounterSample(at=perf_counter() - self._began, followers=followers, leaders=leaders, selects=selects)
-
-
-def _measured(storm: StormOptions, watch: _Watch) -> StormFigures:
+    ``tier_away_seconds`` is the time from when the first follower is stopped, or disappears from a running cluster,
+    until the last one is ready; ``recovery_seconds`` is None when the run was too short. Figures of the database and
+    the leaders are per second, before the restart and in the worst second after it; ``database_selects_extra`` are the
+    SELECTs in excess of the former rate. Those of a running cluster's database, which cannot be queried, are None.
+    ``read_ms`` has the latencies of the whole run, which count from the intended start."""
     result = watch.result
     assert result is not None
     merged = MergedLatencies().add(result.recording)
@@ -490,68 +410,31 @@ def _measured(storm: StormOptions, watch: _Watch) -> StormFigures:
     if not before or not after:
         raise OperatorError("the load was over before the tier had restarted: give it more --after-seconds")
     old = hit_rate_of(before)
-    selects_before, selects_after = ([each.database_selects or 0.0 for each in some] for some in (before, after))
-    selects, counted = sum(selects_before) / len(before), storm.topology is None
-    return StormFigures(
-        rate=storm.rate,
-        answered=result.tally.answered,
-        failed=dict(merged.failed),
-        wrong_answers=result.wrong,
-        tier_away_seconds=round(watch.away_seconds, 2),
-        old_hit_rate=old,
-        lowest_hit_rate=min((each.hit_rate for each in after if each.hit_rate is not None), default=None),
-        recovery_seconds=recovered_after(timeline, old, _TOLERANCE),
-        own_cluster=storm.topology is None,
-        database_selects_before=round(selects, 1) if counted else None,
-        database_selects_most=max(selects_after) if counted else None,
-        database_selects_extra=round(sum(max(0.0, each - selects) for each in selects_after), 1) if counted else None,
-        leader_fetches_before=round(sum(each.leader_fetches for each in before) / len(before), 1),
-        leader_fetches_most=max(each.leader_fetches for each in after),
-        leader_reads_before=round(sum(each.leader_reads for each in before) / len(before), 1),
-        leader_reads_most=max(each.leader_reads for each in after),
-        read_ms={name: merged.summary(name) for name in merged.names() if " " not in name},
-        timeline=timeline,
-        answered_by_second=[merged.per_second[second] for second in range(int(result.elapsed))],
-    )
-
-
-def _result(measured: StormFigures) -> ScenarioResult:
-    recovery, lowest = measured.recovery_seconds, measured.lowest_hit_rate
-    quantities = [
-        Quantity(name="requests answered", value=measured.answered, unit="requests"),
-        Quantity(name="requests failed", value=sum(measured.failed.values()), unit="requests"),
-        Quantity(name="tier away", value=measured.tier_away_seconds, unit="seconds"),
-        Quantity(name="hit rate before", value=100 * measured.old_hit_rate, unit="percent"),
-        Quantity(name="lowest hit rate", value=100 * (lowest or 0.0), unit="percent"),
-        *([] if recovery is None else [Quantity(name="to the old hit rate", value=recovery, unit="seconds")]),
-        *(
-            Quantity(name=f"database{when}", value=value, unit="selects_per_second")
-            for when, value in (
-                (" before", measured.database_selects_before),
-                (", the worst second", measured.database_selects_most),
-            )
-            if value is not None
-        ),
-        Quantity(name="leaders' fetches before", value=measured.leader_fetches_before, unit="per_second"),
-        Quantity(name="leaders' fetches, the worst second", value=measured.leader_fetches_most, unit="per_second"),
-        Quantity(name="leader before", value=measured.leader_reads_before, unit="reads_per_second"),
-        Quantity(name="leader, the worst second", value=measured.leader_reads_most, unit="reads_per_second"),
+    # SELECTs of a running cluster's database are not known.
+    selects = [
+        [each.database_selects for each in some if each.database_selects is not None] for some in (before, after)
     ]
-    faults = [f"{count} requests failed: {reason}" for reason, count in measured.failed.items()]
-    if measured.wrong_answers:
-        faults.append(f"{measured.wrong_answers} objects that were written were not found")
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"requests_per_second": measured.rate},
-        quantities=quantities,
-        notes=[
-            *([] if recovery is not None else ["The old hit rate was not reached within the run."]),
-            *([] if measured.own_cluster else [_OF_A_RUNNING_ONE]),
-        ],
-        aims=[
-            at_most("no request failed", sum(measured.failed.values()), 0),
-            at_most("no wrong answer", measured.wrong_answers, 0),
-        ],
-        measured=msgspec.to_builtins(measured),
-        faults=faults,
-    )
+    usual = sum(selects[0]) / len(selects[0]) if selects[0] else None
+    return {
+        "rate": storm.rate,
+        "answered": result.tally.answered,
+        "failed": dict(merged.failed),
+        "wrong_answers": result.wrong,
+        "own_cluster": storm.topology is None,
+        "tier_away_seconds": round(watch.away_seconds, 2),
+        "old_hit_rate": old,
+        "lowest_hit_rate": min((each.hit_rate for each in after if each.hit_rate is not None), default=None),
+        "recovery_seconds": recovered_after(timeline, old, _TOLERANCE),
+        "database_selects_before": None if usual is None else round(usual, 1),
+        "database_selects_most": max(selects[1], default=None),
+        "database_selects_extra": None
+        if usual is None
+        else round(sum(max(0.0, each - usual) for each in selects[1]), 1),
+        "leader_fetches_before": round(sum(each.leader_fetches for each in before) / len(before), 1),
+        "leader_fetches_most": max(each.leader_fetches for each in after),
+        "leader_reads_before": round(sum(each.leader_reads for each in before) / len(before), 1),
+        "leader_reads_most": max(each.leader_reads for each in after),
+        "read_ms": {name: msgspec.to_builtins(merged.summary(name)) for name in merged.names() if " " not in name},
+        "timeline": msgspec.to_builtins(timeline),
+        "answered_by_second": [merged.per_second[second] for second in range(int(result.elapsed))],
+    }

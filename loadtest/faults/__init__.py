@@ -1,5 +1,6 @@
-"""Fault runs: a cluster under load while a plan of faults is carried out, and checks of what clients saw.
+"""Fault runs: a cluster under load while plans of faults are carried out, and checks of what clients saw.
 
-A scenario is a plan (`loadtest.faults.plan`) and its checks. `chaos` and `rolling` share the whole harness
-(`loadtest.faults.harness`); `converge`, `recovery` and `master_lost` have a load of their own.
+A scenario is a cluster, a load and plans (`loadtest.faults.plan`), which the harness brings together
+(`loadtest.faults.harness`). `chaos` and `rolling` have the recorded load (`loadtest.faults.load`), and the writes of
+`converge` collide. `recovery` and `master_lost` measure how long clients wait after a crash.
 """

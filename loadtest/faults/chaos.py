@@ -7,20 +7,21 @@ and no read fail that another server could have answered.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import FaultOptions, Outcome, count_listing, none_of, run_plan
+from loadtest.faults.harness import Outcome, result_of
 from loadtest.faults.injection import FAULTS, Injector
-from loadtest.faults.plan import Plan, PlanStep, after
+from loadtest.faults.load import RecordedOptions, run_recorded
+from loadtest.faults.plan import PlanStep, after
 from loadtest.faults.record import Fault, RunRecord
 from loadtest.options import FAULT, OVERLAPPING, SECONDS
-from loadtest.results import ScenarioResult, at_most
+from loadtest.results import Conditions, ScenarioResult, at_most
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import SEMI_SYNC_RTT_MS
 
 _TOY_FAULTS: Final = ("follower_kill", "tailer_kill")
-_TOY_SECONDS: Final = 6.0
 _AWAY_SECONDS: Final = 8.0
 """The longest that a fault lasts."""
 _TOY_AWAY_SECONDS: Final = 1.0
@@ -38,46 +39,34 @@ _ZEROS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChaosOptions(FaultOptions):
+class ChaosOptions(RecordedOptions):
     """The options of `chaos`."""
 
-    seconds: float = SECONDS.default(600.0, help="Seconds of load.")
-    kinds: tuple[str, ...] = FAULT.default((), choices=sorted(FAULTS))
+    seconds: float = SECONDS.default(600.0, toy=6.0, help="Seconds of load.")
+    kinds: tuple[str, ...] = FAULT.default((), toy=_TOY_FAULTS, choices=sorted(FAULTS))
     overlapping: bool = OVERLAPPING.default(False)
     """Two faults at a time are more than the product promises to survive."""
 
 
 async def run(settings: BenchSettings, progress: Progress, wanted: ChaosOptions) -> ScenarioResult:
     """Inject faults until the time is over, and judge. Raises `OperatorError` when the cluster does not start."""
-    if settings.toy:
-        wanted = replace(wanted, seconds=min(wanted.seconds, _TOY_SECONDS), kinds=wanted.kinds or _TOY_FAULTS)
     away_seconds = _TOY_AWAY_SECONDS if settings.toy else _AWAY_SECONDS
-
-    def plan(injector: Injector, record: RunRecord) -> Plan:
-        return _plan(wanted, away_seconds, injector, record)
-
-    outcome = await run_plan(settings, progress, wanted, plan, well_seconds=_WELL_SECONDS)
+    outcome = await run_recorded(settings, progress, wanted, partial(_plan, wanted, away_seconds), _WELL_SECONDS)
     measured = _measured(outcome, wanted.seed)
-    unexplained = outcome.record.unexplained
-    allowed = _ALLOWED_SHARE * outcome.record.reads
-    head = list(measured)[: list(measured).index("faults")]
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={
-            "seed": wanted.seed,
-            "seconds": wanted.seconds,
-            "rtt_ms": SEMI_SYNC_RTT_MS,
-            "durability": "semi_sync",
-            "failures at a time": 2 if wanted.overlapping else 1,
-        },
-        listings=[count_listing("result of the checks", {name: measured[name] for name in head})],
-        aims=[
-            *none_of(measured, _ZEROS),
-            at_most(f"reads that fail unexplained: {_ALLOWED_SHARE:g} of all at most", unexplained, allowed),
-        ],
-        measured=measured,
-        faults=_faults(outcome, measured, not wanted.overlapping and unexplained > allowed),
-    )
+    unexplained, allowed = outcome.record.unexplained, _ALLOWED_SHARE * outcome.record.reads
+    few = at_most(f"reads that fail unexplained: {_ALLOWED_SHARE:g} of all at most", unexplained, allowed)
+    examples = [f"{each.seconds} s: {each}" for each in outcome.record.failed if not each.explained and not few.met][:5]
+    conditions: Conditions = {
+        "seed": wanted.seed,
+        "seconds": wanted.seconds,
+        "rtt_ms": SEMI_SYNC_RTT_MS,
+        "durability": "semi_sync",
+        "failures at a time": 2 if wanted.overlapping else 1,
+    }
+    demands, examples = outcome.demands(measured, _ZEROS), [*examples, *outcome.record.examples]
+    if wanted.overlapping:
+        return result_of(SCENARIO.summary, conditions, measured, demands, examples, also=[few])
+    return result_of(SCENARIO.summary, conditions, measured, [*demands, few], examples)
 
 
 SCENARIO: Final = Scenario(
@@ -101,7 +90,7 @@ def _plan(
     chance, deck = injector.chance, list[str]()
     kinds = list(wanted.kinds or FAULTS)
     while not record.faults or record.now() < wanted.seconds:
-        record.done = 0.85 * min(1.0, record.now() / wanted.seconds)
+        record.done = record.now() / wanted.seconds
         deck = deck or chance.sample(kinds, len(kinds))
         together = [deck.pop()]
         # Without the topology document nobody can choose another victim, or have a former master rejoin.
@@ -122,13 +111,13 @@ def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
         "failed_reads": record.failed_reads,
         "failed_reads_during_single_failures": record.failed_in_single,
         "stale_after_quiescence": outcome.stale,
-        "ryw_violations": outcome.violations("own writes"),
-        "token_violations": outcome.violations("token"),
-        "critical_violations": outcome.violations("critical"),
+        "ryw_violations": record.violations_of("own writes"),
+        "token_violations": record.violations_of("token"),
+        "critical_violations": record.violations_of("critical"),
         "faults": {kind: sum(fault.kind == kind for fault in record.faults) for kind in kinds},
         "failed_reads_unexplained": record.unexplained,
-        "staleness_violations": outcome.violations("max_staleness"),
-        "monotone_violations": outcome.violations("monotone"),
+        "staleness_violations": record.violations_of("max_staleness"),
+        "monotone_violations": record.violations_of("monotone"),
         "wrong_answers": sum(count for (verdict, _), count in record.violations.items() if verdict == "wrong"),
         "failed_writes": dict(record.refused),
         "writes_of_unknown_outcome": dict(record.unknown),
@@ -144,16 +133,6 @@ def _measured(outcome: Outcome, seed: int) -> dict[str, Any]:
         "fault_log": [_rounded(fault) for fault in record.faults],
         **outcome.logs(),
     }
-
-
-def _faults(outcome: Outcome, found: dict[str, Any], too_many_unexplained: bool) -> list[str]:
-    record = outcome.record
-    wrong = [outcome.not_well] if outcome.not_well else []
-    wrong += [f"{key}: {found[key]:,}" for key in _ZEROS if found[key]]
-    if too_many_unexplained:
-        wrong.append(f"failed reads that no fault explains: {record.unexplained:,}")
-        wrong += [f"{each.seconds} s: {each}" for each in record.failed if not each.explained][:5]
-    return wrong + (record.examples if wrong else [])
 
 
 def _rounded(fault: Fault) -> dict[str, object]:

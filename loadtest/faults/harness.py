@@ -1,10 +1,15 @@
-"""The harness of `chaos` and `rolling`: start two regions, run load with recorded operations, carry out a plan, wait
-until all is quiet, compare, and summarise."""
+"""The harness of fault runs: start two regions, put a load on them, carry out plans of faults, wait until all is quiet,
+and compare everything.
+
+A scenario says what cluster it wants, which clients load it (`ClientLoad`) and what happens to it (`Plan`), and judges
+the outcome.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -12,34 +17,78 @@ from typing import Any, Final
 
 import msgspec
 
+from loadtest.conditions import together
 from loadtest.faults.injection import Injector
-from loadtest.faults.load import FaultLoad, Rates, load_on
 from loadtest.faults.plan import Plan, carry_out
 from loadtest.faults.record import RunRecord
-from loadtest.options import LOGS, READS, SEED, WRITES, Options
-from loadtest.results import Aim, Listing, at_most
-from loadtest.scenario import BenchSettings, Progress
-from loadtest.target import versions_of
-from loadtest.two_regions import semi_sync_settings, two_regions
-from tao.devcluster.layout import Shape
+from loadtest.results import Aim, Conditions, ScenarioResult, at_most, listings_of, missed
+from loadtest.scenario import Progress
+from loadtest.two_regions import TwoRegions, two_regions
+from tao.devcluster.layout import ClusterSettings
 from tao.model.errors import OperatorError
 
-SHAPE: Final = Shape(
-    regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16, watchers=1
-)
-_TOY_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
-_TOY_RATES: Final = Rates(200.0, 20.0)
 _STEP_SECONDS: Final = 0.5
+_QUIET_SECONDS: Final = 120.0
+_LOADED: Final = 0.85
+"""The part of a run that the load takes, for its progress."""
+
+
+class ClientLoad:
+    """Clients that read and write while plans are carried out."""
+
+    def __init__(self) -> None:
+        self._tasks: Final[list[asyncio.Task[None]]] = []
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin the work of a client."""
+        self._tasks.append(asyncio.create_task(work))
+
+    async def while_running(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do something while the load goes on. An error of the load itself cancels the work and is raised."""
+        doing = asyncio.create_task(work)
+        pending = {doing, *self._tasks}
+        try:
+            while not doing.done():
+                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+
+    async def stop(self) -> None:
+        """Wait until the clients have ended. Raises their errors."""
+        await asyncio.gather(*self._tasks)
+
+    async def cancel(self) -> None:
+        """Cancel everything."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def describe(self) -> tuple[str, float]:
+        """Return what has been done so far, and which part of the whole that is, 0 to 1."""
+        raise NotImplementedError
+
+    async def differences(self) -> int:
+        """Compare, once all is quiet, what the clients wrote with what there is; returns how much differs."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultOptions(Options):
-    """The options of a fault run."""
+class FaultRun:
+    """What a scenario wants of the harness."""
 
-    seed: int = SEED.default(1)
-    reads: float = READS.default(800.0)
-    writes: float = WRITES.default(60.0)
-    logs: Path | None = LOGS.default(None)
+    cluster: ClusterSettings
+    load: Callable[[TwoRegions, RunRecord, Random], AbstractAsyncContextManager[ClientLoad]]
+    """Connect the clients and begin."""
+    plans: Callable[[Injector, RunRecord, ClientLoad], Sequence[Plan]]
+    """What happens to the cluster, each plan beside the others."""
+    seed: int
+    well_seconds: float | None
+    """The time for the cluster to become healthy after each step of a plan; None when the next one does not wait."""
+    logs: Path | None = None
+    """A folder to leave the servers' logs in."""
 
 
 @dataclass(slots=True)
@@ -49,16 +98,14 @@ class Outcome:
     record: RunRecord = field(default_factory=RunRecord)
     busy_seconds: float = 0.0
     """The time from the beginning of the load to its end."""
+    quiet_seconds: float = 0.0
+    """From the end of the load until everything written had arrived everywhere."""
     stale: int | None = None
     """How much differed when all was quiet; None when nothing was compared."""
     differences: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
     not_well: str = ""
     """Why the run ended early: the cluster did not become healthy, or not quiet."""
-
-    def violations(self, *demands: str) -> int:
-        """Count the violations of these demands."""
-        return sum(count for (_, demand), count in self.record.violations.items() if demand in demands)
 
     def logs(self) -> dict[str, Any]:
         """Return the examples and the logged failures for the JSON. `Any`: nested values."""
@@ -68,66 +115,83 @@ class Outcome:
             "failed_write_log": self.record.failed_writes,
         }
 
+    def demands(self, measured: Mapping[str, Any], zeros: Sequence[str]) -> list[Aim]:
+        """Return the aims that the run came to its end and that these counts, or sums of counts, are 0, where they are
+        known."""
+        aims = [at_most("the cluster becomes healthy and quiet", int(bool(self.not_well)), 0, self.not_well)]
+        for name in zeros:
+            count = sum(measured[name].values()) if isinstance(measured[name], Mapping) else measured[name]
+            if count is not None:
+                aims.append(at_most(f"no {name.replace('_', ' ')}", count, 0))
+        return aims
 
-async def run_plan(
-    settings: BenchSettings,
-    progress: Progress,
-    options: FaultOptions,
-    plan: Callable[[Injector, RunRecord], Plan],
-    *,
-    well_seconds: float,
-) -> Outcome:
-    """Run load while a plan is carried out, then compare everything.
+
+async def carry_out_run(wanted: FaultRun, versions: dict[str, str], progress: Progress) -> Outcome:
+    """Run load while plans are carried out, then compare everything. ``versions`` gets those of the servers.
 
     A cluster that does not become healthy or quiet ends the run; what was measured until then is returned with the
     reason. Raises `OperatorError` when the cluster does not start."""
-    cluster_settings = semi_sync_settings(settings.work_dir, _TOY_SHAPE if settings.toy else SHAPE, log_level="info")
     outcome = Outcome()
     record = outcome.record
-    rates = _TOY_RATES if settings.toy else Rates(options.reads, options.writes)
-    async with two_regions(cluster_settings, progress.step, logs=options.logs) as regions:
-        settings.versions.update(versions_of(regions.cluster.database(next(iter(regions.cluster.processes)))))
-        injector = Injector(regions.cluster, Random(options.seed + 1))
-        async with load_on(regions, record, Random(options.seed)) as load:
-            load.start(rates)
-            showing = asyncio.create_task(_show(record, progress))
+    async with two_regions(wanted.cluster, progress.step, logs=wanted.logs) as regions:
+        versions.update(regions.versions)
+        injector = Injector(regions, Random(wanted.seed + 1))
+        async with wanted.load(regions, record, Random(wanted.seed)) as load:
+            showing = asyncio.create_task(_show(load, progress))
             try:
-                await load.while_running(carry_out(plan(injector, record), injector, record, well_seconds))
-                await _compare(load, outcome, progress)
+                plans = wanted.plans(injector, record, load)
+                await load.while_running(
+                    together(carry_out(plan, injector, record, wanted.well_seconds) for plan in plans)
+                )
+                await load.stop()
+                outcome.busy_seconds = record.now()
+                showing.cancel()
+                await _compare(regions, load, outcome, progress)
             except OperatorError as error:
                 outcome.not_well = error.message
             finally:
                 showing.cancel()
+                await load.cancel()
                 outcome.busy_seconds = outcome.busy_seconds or record.now()
     return outcome
 
 
-async def _compare(load: FaultLoad, outcome: Outcome, progress: Progress) -> None:
-    await load.stop()
-    outcome.busy_seconds = outcome.record.now()
-    progress.step("waiting for writes of unknown outcome", 0.85)
-    await load.settle_all()
+async def _compare(regions: TwoRegions, load: ClientLoad, outcome: Outcome, progress: Progress) -> None:
     progress.step("waiting until all is quiet", 0.88)
-    outcome.stale, outcome.differences, outcome.compared = await load.stale(progress)
+    await regions.quiet(_QUIET_SECONDS)
+    outcome.quiet_seconds = outcome.record.now() - outcome.busy_seconds
+    differing = await load.differences()
+    found = await regions.differences(lambda server, count: progress.step(f"{server}: {count:,}", 0.95))
+    outcome.stale = differing + sum(found.kinds.values())
+    outcome.differences, outcome.compared = found.kinds, found.compared
+    if found.kinds:
+        for example in found.examples:
+            outcome.record.example(example)
 
 
-async def _show(record: RunRecord, progress: Progress) -> None:
+async def _show(load: ClientLoad, progress: Progress) -> None:
     while True:
-        active = ", ".join(f"{fault.kind} {fault.victim}" for fault in record.active)
-        text = f"{record.reads:,} reads, {record.failed_reads} failed; {record.acknowledged:,} writes"
-        wrong = record.lost + sum(record.violations.values())
-        progress.step(f"{text}; {wrong} wrong; {active}", min(0.85, record.done))
+        text, done = load.describe()
+        progress.step(text, _LOADED * min(1.0, done))
         await asyncio.sleep(_STEP_SECONDS)
 
 
-def none_of(counts: Mapping[str, Any], names: Sequence[str]) -> list[Aim]:
-    """Return the aims that these counts are 0, where they are known."""
-    return [at_most(f"no {name.replace('_', ' ')}", counts[name], 0) for name in names if counts[name] is not None]
-
-
-def count_listing(title: str, counts: dict[str, Any]) -> Listing:
-    """Return the table of some counts; None stands for what was not compared."""
-    rows: list[tuple[str, ...]] = [
-        (name.replace("_", " "), "not compared" if count is None else f"{count:,}") for name, count in counts.items()
-    ]
-    return Listing(title=title, columns=("", "count"), rows=rows)
+def result_of(
+    summary: str,
+    conditions: Conditions,
+    measured: dict[str, Any],
+    demands: Sequence[Aim],
+    examples: Sequence[str],
+    *,
+    also: Sequence[Aim] = (),
+) -> ScenarioResult:
+    """Return the result of a run that has to reach the aims ``demands``; ``examples`` are of what was wrong, ``also``
+    are aims that it may miss. `Any`: nested values."""
+    return ScenarioResult(
+        summary=summary,
+        conditions=conditions,
+        listings=listings_of(measured),
+        aims=[*demands, *also],
+        measured=measured,
+        faults=missed(demands, examples),
+    )

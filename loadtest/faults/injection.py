@@ -16,15 +16,15 @@ from random import Random
 from typing import Final
 
 from loadtest.conditions import within
-from loadtest.two_regions import MASTER, REMOTE
+from loadtest.two_regions import MASTER, REMOTE, TwoRegions
+from tao.admin.replication import replicas
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.layout import Role
 from tao.devcluster.line_control import AskStatus, Cut, Heal, SetRoundTrip, ask_line
 from tao.devcluster.processes import ProcessIdentity, read_record
 from tao.devcluster.state_folder import StateFolder
 from tao.model.errors import OperatorError
-from tao.model.topology import Database, Topology
-from tao.topology.document import parse_topology
+from tao.model.topology import Database
 
 _BETWEEN: Final = (MASTER, REMOTE)
 _SLOW_RTT_MS: Final = 400.0
@@ -41,33 +41,33 @@ MASTER_LOST: Final = frozenset({"master_kill", "master_stop"})
 class Injector:
     """The cluster that faults are injected into, and the choice of their victims."""
 
-    cluster: DevCluster
+    regions: TwoRegions
     chance: Random
 
-    def topology(self) -> Topology:
-        """Read the current topology: masters change in a run."""
-        return parse_topology(self.cluster.topology_path.read_bytes(), "topology")
+    @property
+    def cluster(self) -> DevCluster:
+        """The cluster's processes."""
+        return self.regions.cluster
 
     def one_of(self, role: Role) -> str:
         """Choose a process of this role."""
-        return self.chance.choice([name for name, each in self.cluster.processes.items() if each is role])
+        return self.chance.choice(self.regions.named(role))
 
     def replica(self) -> str:
         """Choose a database server that is a replica."""
-        found = self.chance.choice(self.topology().databases)
-        return self.chance.choice(
-            [each.name for region, each in found.servers.items() if region != found.master_region]
-        )
+        return self.chance.choice(replicas(self.regions.topology)).server.name
 
     def master(self) -> tuple[Database, str]:
         """Choose a database, and return it with the name of its master."""
-        found = self.chance.choice(self.topology().databases)
+        found = self.chance.choice(self.regions.topology.databases)
         return found, found.servers[found.master_region].name
 
     def database_of(self, server: str) -> str:
         """Return the name of the database that has this server."""
         return next(
-            each.name for each in self.topology().databases if server in (one.name for one in each.servers.values())
+            each.name
+            for each in self.regions.topology.databases
+            if server in (one.name for one in each.servers.values())
         )
 
     def identity(self, name: str) -> ProcessIdentity:
@@ -134,8 +134,8 @@ async def _master_lost(injector: Injector, *, pause: bool) -> AsyncIterator[str]
     database, name = injector.master()
 
     async def replaced() -> bool:
-        with suppress(OperatorError):  # the document is being replaced
-            databases = injector.topology().databases
+        with suppress(OSError, OperatorError):  # the document is being replaced
+            databases = injector.regions.topology.databases
             now = next(each.master_region for each in databases if each.name == database.name)
             return now != database.master_region
         return False
@@ -196,23 +196,18 @@ async def _disk_full(injector: Injector, role: Role) -> AsyncIterator[str]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
-def _any(role: Role) -> Callable[[Injector], str]:
-    return lambda injector: injector.one_of(role)
-
-
+_STOPPED: Final[dict[str, Callable[[Injector], str]]] = {
+    **{
+        str(role): partial(Injector.one_of, role=role)
+        for role in (Role.FOLLOWER, Role.LEADER, Role.TAILER, Role.WATCHER)
+    },
+    "replica": Injector.replica,
+}
 FAULTS: Final[dict[str, Callable[[Injector], AbstractAsyncContextManager[str]]]] = {
-    "follower_kill": partial(stopped, victim=_any(Role.FOLLOWER)),
-    "follower_stop": partial(stopped, victim=_any(Role.FOLLOWER), pause=True),
-    "leader_kill": partial(stopped, victim=_any(Role.LEADER)),
-    "leader_stop": partial(stopped, victim=_any(Role.LEADER), pause=True),
-    "tailer_kill": partial(stopped, victim=_any(Role.TAILER)),
-    "tailer_stop": partial(stopped, victim=_any(Role.TAILER), pause=True),
+    **{f"{who}_kill": partial(stopped, victim=victim) for who, victim in _STOPPED.items()},
+    **{f"{who}_stop": partial(stopped, victim=victim, pause=True) for who, victim in _STOPPED.items()},
     "tailer_disk_full": partial(_disk_full, role=Role.TAILER),
     "leader_disk_full": partial(_disk_full, role=Role.LEADER),
-    "watcher_kill": partial(stopped, victim=_any(Role.WATCHER)),
-    "watcher_stop": partial(stopped, victim=_any(Role.WATCHER), pause=True),
-    "replica_kill": partial(stopped, victim=Injector.replica),
-    "replica_stop": partial(stopped, victim=Injector.replica, pause=True),
     "replica_slow": partial(_slowed, victim=Injector.replica),
     "master_slow": partial(_slowed, victim=lambda injector: injector.master()[1]),
     "master_kill": partial(_master_lost, pause=False),

@@ -14,29 +14,59 @@ outcome, and from then on the key is held to it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
+from itertools import cycle
+from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from loadtest.conditions import within
+from loadtest.faults.harness import ClientLoad, FaultRun, Outcome, carry_out_run
 from loadtest.faults.history import ReadVerdict, RecordedOutcome, Register
-from loadtest.faults.record import FailedRead, RunRecord, Whereabouts
-from loadtest.scenario import Progress
-from loadtest.two_regions import TwoRegions
-from tao.client import ClientSettings, Graph, RetryableError, TaoError, connect
-from tao.client.consistency import After
+from loadtest.faults.injection import Injector
+from loadtest.faults.plan import Plan
+from loadtest.faults.record import MESSAGE_CHARACTERS, FailedRead, RunRecord, Whereabouts
+from loadtest.options import LOGS, READS, SEED, WRITES, Options
+from loadtest.scenario import BenchSettings, Progress
+from loadtest.two_regions import TwoRegions, semi_sync_settings
+from tao.client import Consistency, Graph, RetryableError, TaoError
+from tao.devcluster.layout import Shape
 from tao.model.errors import OperatorError, RequestError
 from tao.model.ids import SEQUENCE_PER_MS, SHARD_SHIFT, make_id
 from tao.model.tokens import WriteToken
 from tao.routing.routes import Routes
-from tao.topology.document import parse_topology
 
+SHAPE: Final = Shape(
+    regions=2, tiers=2, followers=2, leaders=2, databases=2, mixed_mastership=True, shards=16, watchers=1
+)
+_TOY_SHAPE: Final = Shape(regions=2, tiers=2, followers=1, leaders=2, databases=1, shards=4, watchers=1)
 HEAD: Final = 10
 """Edges of a list that are read: enough to see a hole."""
 STALENESS_MS: Final = 3_000
+_FROM_MASTER: Final = Consistency.master()
+_OLD_UNIX_MS: Final = 1_650_000_000_000
+"""No object has an id of that time."""
+REST_SECONDS: Final = 12.0
+"""Longer than the deadlines of a write on all hops together."""
+_FAILURE_PAUSE_SECONDS: Final = 0.3
+"""The mean pause of a client whose write failed: a fault refuses writes faster than a healthy cluster takes them."""
+_LIST_WRITES: Final = 2_000
+"""The most writes to one list: its edges stay far below what caches hold of a list."""
+_KEYS_PER_SHARD: Final = 8
+_ABSENT_IDS: Final = 200_000
+_TIMEOUT_SECONDS: Final = 5.0
+_SETTLE_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.5
+_ALL_EDGES: Final = 6_000
+"""More edges than any list here has."""
+_BATCH: Final = 12
+"""Reads that one client sends at a time."""
+_MOST_PENDING: Final = 40
+"""Pending batches and writes of one client."""
 
 
 class Demand(StrEnum):
@@ -92,27 +122,112 @@ class Reader:
     """Number of the write seen last, and when, by the place of its key."""
 
 
-class Reads:
-    """Makes and judges the reads of many clients."""
+@dataclass(frozen=True, kw_only=True)
+class RecordedOptions(Options):
+    """The options of a fault run with this load."""
+
+    seed: int = SEED.default(1)
+    reads: float = READS.default(800.0, toy=200.0)
+    writes: float = WRITES.default(60.0, toy=20.0)
+    logs: Path | None = LOGS.default(None)
+
+
+class RecordedLoad(ClientLoad):
+    """Paced reads and writes of many clients, each operation recorded and judged."""
 
     def __init__(
         self,
-        keys: Sequence[Key],
-        absent: Sequence[int],
+        regions: TwoRegions,
         record: RunRecord,
         chance: Random,
-        routes: Callable[[], Routes],
+        options: RecordedOptions,
+        readers: list[Reader],
+        keys: list[Key],
     ) -> None:
-        """``absent`` are ids that nobody writes to, each read about once, so that the read misses; ``routes`` returns
-        the current routes, since masters change."""
-        self._keys: Final = keys
-        self._absent: Final = absent
+        super().__init__()
+        self._regions: Final = regions
         self._record: Final = record
         self._chance: Final = chance
-        self._routes: Final = routes
-        self._next_absent = 0
+        self._readers: Final = readers
+        self._keys: Final = keys
+        self._absent: Final = cycle(absent_ids(regions.routes.shards, _ABSENT_IDS, chance))
+        self._routes: Routes = regions.routes
+        self._stopping = False
+        per_reader = (options.reads / len(readers) / _BATCH, options.writes / len(readers))
+        for reader in readers:
+            self.begin(self._paced(per_reader[0], partial(self._read_batch, reader, _BATCH)))
+            self.begin(self._paced(per_reader[1], partial(self._write, reader)))
+        self.begin(self._settle_paced())
 
-    async def batch(self, reader: Reader, size: int) -> None:
+    def describe(self) -> tuple[str, float]:
+        """See `ClientLoad`."""
+        record = self._record
+        active = ", ".join(f"{fault.kind} {fault.victim}" for fault in record.active)
+        text = f"{record.reads:,} reads, {record.failed_reads} failed; {record.acknowledged:,} writes"
+        wrong = record.lost + sum(record.violations.values())
+        return f"{text}; {wrong} wrong; {active}", record.done
+
+    async def stop(self) -> None:
+        """Begin nothing more, and wait for what is pending; then find the outcomes of all writes of unknown outcome.
+
+        Raises `OperatorError` when one cannot be read."""
+        self._stopping = True
+        await super().stop()
+
+        async def settled() -> bool:
+            await self._settle()
+            return not any(key.rests_until for key in self._keys)
+
+        await within(_SETTLE_SECONDS + REST_SECONDS, settled, _LOOK_SECONDS, "not every write's outcome could be read")
+
+    async def differences(self) -> int:
+        """Compare every key with its history, and every client's cache with the master's value; acknowledged writes
+        that are missing are recorded as lost. Returns how many caches differ."""
+        record, stale = self._record, 0
+        for key in self._keys:
+            register, end = key.register, record.now()
+            found = await value_of(self._readers[0].graph, key, _FROM_MASTER)
+            if register.judge(found, register.acknowledged_before(end), end) is not ReadVerdict.RIGHT:
+                record.lose(f"{key.kind} {key.id}: {found}, acknowledged {register.last}")
+            if key.kind is KeyKind.LIST:
+                times = set(
+                    (await self._readers[0].graph.assoc_range(key.id, "follows", 0, _ALL_EDGES, critical=True)).times
+                )
+                missing, unwanted = register.misplaced(times)
+                for write in missing:
+                    record.lose(f"{key.kind} {key.id}: {write}")
+                for write in unwanted:
+                    record.violation(ReadVerdict.WRONG, "refused", f"{key.kind} {key.id} has {write}")
+            for reader in self._readers:
+                cached = await value_of(reader.graph, key, Consistency.cached())
+                if cached != found:
+                    stale += 1
+                    record.example(f"{reader.name}: {key.kind} {key.id}: {cached}, not {found}")
+        return stale
+
+    def _routes_now(self) -> Routes:
+        """Return the routes of the document, or of its last version when it is gone."""
+        with suppress(OSError, OperatorError):
+            self._routes = self._regions.routes
+        return self._routes
+
+    async def _paced(self, per_second: float, begin: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        # One that waits for a fault to pass holds up no other.
+        async with asyncio.TaskGroup() as group:
+            pending = set[asyncio.Task[None]]()
+            while not self._stopping:
+                await asyncio.sleep(self._chance.uniform(0.5, 1.5) / per_second)
+                if len(pending) < _MOST_PENDING:
+                    task = group.create_task(begin())
+                    pending.add(task)
+                    task.add_done_callback(pending.discard)
+
+    async def _settle_paced(self) -> None:
+        while not self._stopping:
+            await asyncio.sleep(1.0)
+            await self._settle()
+
+    async def _read_batch(self, reader: Reader, size: int) -> None:
         """Make so many reads at once, one in ten of an id that nobody has read before."""
         async with asyncio.TaskGroup() as group:
             for _ in range(size):
@@ -120,28 +235,28 @@ class Reads:
                     group.create_task(self._miss(reader))
                 else:
                     place = self._chance.randrange(len(self._keys))
-                    group.create_task(self.one(reader, place, self._chance.choice(DEMANDS)))
+                    group.create_task(self._read(reader, place, self._chance.choice(DEMANDS)))
 
-    async def one(self, reader: Reader, place: int, demand: Demand) -> None:
+    async def _read(self, reader: Reader, place: int, demand: Demand) -> None:
         """Make one read and judge its answer."""
         key, record = self._keys[place], self._record
         register, now, calm = key.register, record.now(), record.calm_since
-        floor, after = reader.own.get(place, 0) if reader.attaches else 0, None
+        floor, demanded = reader.own.get(place, 0) if reader.attaches else 0, Consistency.cached()
         if not reader.attaches and calm is not None and reader.own_at.get(place, -1.0) > calm:
             floor = reader.own[place]
         own_floor = floor
         if demand is Demand.CRITICAL:
-            floor = register.acknowledged_before(now)
+            floor, demanded = register.acknowledged_before(now), _FROM_MASTER
         elif demand is Demand.TOKEN:
-            floor, after = max(floor, key.token_number), key.token
+            floor, demanded = max(floor, key.token_number), Consistency.at_least(key.token)
         elif demand is Demand.BOUNDED:
             floor = max(floor, register.acknowledged_before(now - STALENESS_MS / 1000))
+            demanded = Consistency.max_staleness(STALENESS_MS)
         record.reads += 1
         try:
-            verdict, number = await self._ask(reader.graph, key, demand, after, floor)
+            verdict, number = await self._ask(reader.graph, key, demanded, floor)
         except TaoError as error:
-            where = self._where(reader, key.id)
-            record.failed_read(FailedRead.of(error, now, key.kind, demand, reader.name, where, attached=own_floor > 0))
+            self._failed(error, now, reader, key.kind, key.id, demand, attached=own_floor > 0)
             return
         if verdict is not ReadVerdict.RIGHT:
             what = f"{reader.name} read write {number} of {key.kind} {key.id}, {demand}, which had to see {floor}"
@@ -155,66 +270,117 @@ class Reads:
                 )
             reader.seen[place] = (number, now)
 
-    async def _ask(self, graph: Graph, key: Key, demand: Demand, after: After, floor: int) -> tuple[ReadVerdict, int]:
+    async def _ask(self, graph: Graph, key: Key, demanded: Consistency, floor: int) -> tuple[ReadVerdict, int]:
         """Return the verdict and the number of the write seen, -1 where the answer does not show it."""
         register, record = key.register, self._record
-        critical = demand is Demand.CRITICAL
-        staleness = STALENESS_MS if demand is Demand.BOUNDED else None
-        if key.kind is KeyKind.OBJECT:
-            found = await graph.obj_get(key.id, critical=critical, after=after, max_staleness_ms=staleness)
-            value = None if found is None else int(str(found.fields["home"] or 0))
-            return register.judge(value, floor, record.now()), register.number_of(value)
-        if key.kind is KeyKind.EDGE:
-            edges = await graph.assoc_get(
-                key.id, "likes", [key.other], critical=critical, after=after, max_staleness_ms=staleness
-            )
-            value = edges[0].time if edges else None
-            return register.judge(value, floor, record.now()), register.number_of(value)
-        way = self._chance.random()
+        way = self._chance.random() if key.kind is KeyKind.LIST else 1.0
         if way < 0.3:
-            count = await graph.assoc_count(
-                key.id, "follows", critical=critical, after=after, max_staleness_ms=staleness
-            )
+            count = await graph.assoc_count(key.id, "follows", consistency=demanded)
             return register.judge_count(count, floor, record.now()), -1
         if way < 0.6:
-            edges = await graph.assoc_time_range(
-                key.id, "follows", None, 1, HEAD, critical=critical, after=after, max_staleness_ms=staleness
-            )
+            edges = await graph.assoc_time_range(key.id, "follows", None, 1, HEAD, consistency=demanded)
+            values = list(edges.times)
         else:
-            edges = await graph.assoc_range(
-                key.id, "follows", 0, HEAD, critical=critical, after=after, max_staleness_ms=staleness
-            )
-        values = list(edges.times)
-        return register.judge_head(values, floor, record.now()), register.number_of(values[0] if values else None)
+            values = await newest(graph, key, demanded)
+        seen = values[0] if values else None
+        if key.kind is KeyKind.LIST:
+            return register.judge_head(values, floor, record.now()), register.number_of(seen)
+        return register.judge(seen, floor, record.now()), register.number_of(seen)
 
     async def _miss(self, reader: Reader) -> None:
         """Read something that nobody has cached, so that the region's database is asked."""
         record, now = self._record, self._record.now()
-        self._next_absent = (self._next_absent + 1) % len(self._absent)
-        object_id = self._absent[self._next_absent]
+        object_id = next(self._absent)
         record.reads += 1
         try:
             found = await reader.graph.assoc_count(object_id, "follows")
         except TaoError as error:
-            where = self._where(reader, object_id)
-            record.failed_read(FailedRead.of(error, now, "miss", Demand.PLAIN, reader.name, where, attached=False))
+            self._failed(error, now, reader, "miss", object_id, Demand.PLAIN, attached=False)
             return
         if found:
             record.violation(ReadVerdict.WRONG, "plain", f"{reader.name}: {found} edges of {object_id}, which has none")
 
-    def _where(self, reader: Reader, object_id: int) -> Whereabouts:
-        database = self._routes().database_of(object_id >> SHARD_SHIFT)
-        return Whereabouts(reader.region, database.name, database.master_region)
+    def _failed(
+        self,
+        error: TaoError,
+        began: float,
+        reader: Reader,
+        what: str,
+        object_id: int,
+        demand: Demand,
+        *,
+        attached: bool,
+    ) -> None:
+        database = self._routes_now().database_of(object_id >> SHARD_SHIFT)
+        self._record.failed_read(
+            FailedRead(
+                seconds=round(began, 3),
+                what=what,
+                demand=demand,
+                client=reader.name,
+                where=Whereabouts(reader.region, database.name, database.master_region),
+                attached=attached,
+                reason=error.reason,
+                message=error.message[:MESSAGE_CHARACTERS],
+            )
+        )
 
+    async def _write(self, writer: Reader) -> None:
+        """Write to a key chosen at random, unless its last write is pending or not settled."""
+        place = self._chance.randrange(len(self._keys))
+        key = self._keys[place]
+        if key.register.busy or (key.kind is KeyKind.LIST and len(key.register.writes) > len(key.ends)):
+            return
+        record, register = self._record, key.register
+        number = len(register.writes)
+        removes = key.kind is KeyKind.EDGE and register.last.value is not None and self._chance.random() < 0.5
+        write = register.begin(None if removes else number, record.now())
+        try:
+            with writer.graph.recording() as recording:
+                await self._write_key(writer.graph, key, number, removes)
+        except TaoError as error:
+            unknown = not isinstance(error, RetryableError | RequestError)
+            record.failed_write(error, write.began, f"{writer.name}, {key.kind} {key.id}", unknown=unknown)
+            if not unknown:
+                register.end(write, RecordedOutcome.REFUSED, record.now())
+            else:
+                register.end(write, RecordedOutcome.UNKNOWN, record.now())
+                key.rests_until = record.now() + REST_SECONDS
+            await asyncio.sleep(2 * _FAILURE_PAUSE_SECONDS * self._chance.random())
+            return
+        now = record.now()
+        register.end(write, RecordedOutcome.ACKNOWLEDGED, now)
+        record.acknowledged += 1
+        key.token, key.token_number = recording.token, write.number
+        writer.own[place], writer.own_at[place] = write.number, write.began
 
-_OLD_UNIX_MS: Final = 1_650_000_000_000
-"""No object has an id of that time."""
-REST_SECONDS: Final = 12.0
-"""Longer than the deadlines of a write on all hops together."""
-_FAILURE_PAUSE_SECONDS: Final = 0.3
-"""The mean pause of a client whose write failed: a fault refuses writes faster than a healthy cluster takes them."""
-_LIST_WRITES: Final = 2_000
-"""The most writes to one list: its edges stay far below what caches hold of a list."""
+    async def _write_key(self, graph: Graph, key: Key, number: int, removes: bool) -> None:
+        if key.kind is KeyKind.OBJECT:
+            await graph.obj_update(key.id, {"home": str(number)}, "user")
+        elif key.kind is KeyKind.LIST:
+            await graph.assoc_add(key.id, "follows", key.ends[number - 1], number)
+        elif not removes:
+            await graph.assoc_add(key.id, "likes", key.other, number)
+        elif self._chance.random() < 0.5:
+            await graph.assoc_delete(key.id, "likes", key.other)
+        else:
+            await graph.assoc_change_type(key.id, "likes", key.other, "page_likes")
+
+    async def _settle(self) -> None:
+        """Find the outcomes of writes that have rested long enough, while the cluster is healthy."""
+        record = self._record
+        for key in self._keys:
+            calm = record.calm_since is not None and record.calm_since + REST_SECONDS < record.now()
+            if not calm:
+                return
+            if key.rests_until and key.rests_until < record.now():
+                try:
+                    found = await value_of(self._chance.choice(self._readers).graph, key, _FROM_MASTER)
+                except TaoError:
+                    continue  # another time
+                key.rests_until = 0.0
+                if key.register.settle(found, record.now()) is not ReadVerdict.RIGHT:
+                    record.lose(f"{key.kind} {key.id}: {found} after {key.register.last}")
 
 
 def absent_ids(shards: int, count: int, chance: Random) -> list[int]:
@@ -240,253 +406,59 @@ async def make_keys(graph: Graph, shards: int, per_shard: int, chance: Random, r
     return keys
 
 
-class Writes:
-    """Makes the writes of many clients, and settles those of unknown outcome."""
-
-    def __init__(self, keys: list[Key], record: RunRecord, chance: Random) -> None:
-        self._keys: Final = keys
-        self._record: Final = record
-        self._chance: Final = chance
-
-    async def one(self, writer: Reader) -> None:
-        """Write to a key chosen at random, unless its last write is pending or not settled."""
-        place = self._chance.randrange(len(self._keys))
-        key = self._keys[place]
-        if key.register.busy or (key.kind is KeyKind.LIST and len(key.register.writes) > len(key.ends)):
-            return
-        record, register = self._record, key.register
-        number = len(register.writes)
-        removes = key.kind is KeyKind.EDGE and register.last.value is not None and self._chance.random() < 0.5
-        write = register.begin(None if removes else number, record.now())
-        try:
-            with writer.graph.recording() as recording:
-                await self._write(writer.graph, key, number, removes)
-        except TaoError as error:
-            unknown = not isinstance(error, RetryableError | RequestError)
-            record.failed_write(error, write.began, f"{writer.name}, {key.kind} {key.id}", unknown=unknown)
-            if not unknown:
-                register.end(write, RecordedOutcome.REFUSED, record.now())
-            else:
-                register.end(write, RecordedOutcome.UNKNOWN, record.now())
-                key.rests_until = record.now() + REST_SECONDS
-            await asyncio.sleep(2 * _FAILURE_PAUSE_SECONDS * self._chance.random())
-            return
-        now = record.now()
-        register.end(write, RecordedOutcome.ACKNOWLEDGED, now)
-        record.acknowledged += 1
-        key.token, key.token_number = recording.token, write.number
-        writer.own[place], writer.own_at[place] = write.number, write.began
-
-    async def _write(self, graph: Graph, key: Key, number: int, removes: bool) -> None:
-        if key.kind is KeyKind.OBJECT:
-            await graph.obj_update(key.id, {"home": str(number)}, "user")
-        elif key.kind is KeyKind.LIST:
-            await graph.assoc_add(key.id, "follows", key.ends[number - 1], number)
-        elif not removes:
-            await graph.assoc_add(key.id, "likes", key.other, number)
-        elif self._chance.random() < 0.5:
-            await graph.assoc_delete(key.id, "likes", key.other)
-        else:
-            await graph.assoc_change_type(key.id, "likes", key.other, "page_likes")
-
-    async def settle(self, graphs: Sequence[Graph]) -> None:
-        """Find the outcomes of writes that have rested long enough, while the cluster is healthy."""
-        record = self._record
-        for key in self._keys:
-            calm = record.calm_since is not None and record.calm_since + REST_SECONDS < record.now()
-            if not calm:
-                return
-            if key.rests_until and key.rests_until < record.now():
-                try:
-                    found = await newest(self._chance.choice(graphs), key)
-                except TaoError:
-                    continue  # another time
-                key.rests_until = 0.0
-                if key.register.settle(found, record.now()) is not ReadVerdict.RIGHT:
-                    record.lose(f"{key.kind} {key.id}: {found} after {key.register.last}")
-
-
-async def newest(graph: Graph, key: Key, *, critical: bool = True) -> int | None:
-    """Return the newest value of a key, from the master database or from a cache."""
+async def newest(graph: Graph, key: Key, demanded: Consistency) -> list[int]:
+    """Return the value of a key, the newest ones of a list; nothing when there is none."""
     if key.kind is KeyKind.OBJECT:
-        found = await graph.obj_get(key.id, critical=critical)
-        return None if found is None else int(str(found.fields["home"]))
+        found = await graph.obj_get(key.id, consistency=demanded)
+        return [] if found is None else [int(str(found.fields["home"] or 0))]
     if key.kind is KeyKind.EDGE:
-        edges = await graph.assoc_get(key.id, "likes", [key.other], critical=critical)
-    else:
-        edges = await graph.assoc_range(key.id, "follows", 0, HEAD, critical=critical)
-    return edges.times[0] if edges else None
+        return list((await graph.assoc_get(key.id, "likes", [key.other], consistency=demanded)).times)
+    return list((await graph.assoc_range(key.id, "follows", 0, HEAD, consistency=demanded)).times)
 
 
-_KEYS_PER_SHARD: Final = 8
-_ABSENT_IDS: Final = 200_000
-_TIMEOUT_SECONDS: Final = 5.0
-_QUIET_SECONDS: Final = 120.0
-_SETTLE_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.5
-_ALL_EDGES: Final = 6_000
-"""More edges than any list here has."""
-_BATCH: Final = 12
-"""Reads that one client sends at a time."""
-_MOST_PENDING: Final = 40
-"""Pending batches and writes of one client: one that waits for a fault to pass holds up no other."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Reads and writes per second of all clients together."""
-
-    reads: float = 800.0
-    writes: float = 60.0
-
-
-class FaultLoad:
-    """The running clients. At the end call `stop`, then `settle_all` and `stale`."""
-
-    def __init__(
-        self, regions: TwoRegions, record: RunRecord, chance: Random, readers: list[Reader], keys: list[Key]
-    ) -> None:
-        self._regions: Final = regions
-        self._record: Final = record
-        self._chance: Final = chance
-        self._readers: Final = readers
-        self._keys: Final = keys
-        self._graphs: Final = [reader.graph for reader in readers]
-        absent = absent_ids(regions.routes.shards, _ABSENT_IDS, chance)
-        self._reads: Final = Reads(keys, absent, record, chance, self._routes_now)
-        self._writes: Final = Writes(keys, record, chance)
-        self._routes: Routes = regions.routes
-        self._stopping = False
-        self._tasks: list[asyncio.Task[None]] = []
-
-    def start(self, rates: Rates) -> None:
-        """Read and write until `stop`."""
-        reads, writes = rates.reads / len(self._readers) / _BATCH, rates.writes / len(self._readers)
-        for reader in self._readers:
-
-            def read(reader: Reader = reader) -> Awaitable[None]:
-                return self._reads.batch(reader, _BATCH)
-
-            def write(reader: Reader = reader) -> Awaitable[None]:
-                return self._writes.one(reader)
-
-            self._tasks += [
-                asyncio.create_task(self._paced(reads, read)),
-                asyncio.create_task(self._paced(writes, write)),
-            ]
-        self._tasks.append(asyncio.create_task(self._settle()))
-
-    async def while_running(self, work: Awaitable[None]) -> None:
-        """Do something while the load goes on. An error of the load itself cancels the work and is raised."""
-        doing = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait((*self._tasks, doing), return_when=asyncio.FIRST_COMPLETED)
-            if not doing.done():
-                await next(task for task in self._tasks if task.done())
-            await doing
-        finally:
-            doing.cancel()
-            await asyncio.gather(doing, return_exceptions=True)
-
-    async def stop(self) -> None:
-        """Begin nothing more, and wait for what is pending."""
-        self._stopping = True
-        await asyncio.gather(*self._tasks)
-
-    def cancel(self) -> None:
-        """Cancel everything."""
-        for task in self._tasks:
-            task.cancel()
-
-    async def settle_all(self) -> None:
-        """Find the outcomes of all writes of unknown outcome. Raises `OperatorError` when one cannot be read."""
-
-        async def settled() -> bool:
-            await self._writes.settle(self._graphs)
-            return not any(key.rests_until for key in self._keys)
-
-        await within(_SETTLE_SECONDS + REST_SECONDS, settled, _LOOK_SECONDS, "not every write's outcome could be read")
-
-    async def stale(self, progress: Progress) -> tuple[int, dict[str, int], dict[str, int]]:
-        """Wait until all is quiet, and compare; acknowledged writes that are missing are recorded as lost.
-
-        Returns how much differs in all, how much of it `tao verify` and `tao repair` find by kind, and how much they
-        have compared by kind."""
-        path = self._regions.cluster.topology_path
-        topology = parse_topology(path.read_bytes(), str(path))  # masters have changed meanwhile
-        regions = replace(self._regions, topology=topology, routes=Routes(topology))
-        await regions.quiet(_QUIET_SECONDS)
-        record, stale = self._record, 0
-        for key in self._keys:
-            register, end = key.register, record.now()
-            found = await newest(self._graphs[0], key)
-            if register.judge(found, register.acknowledged_before(end), end) is not ReadVerdict.RIGHT:
-                record.lose(f"{key.kind} {key.id}: {found}, acknowledged {register.last}")
-            if key.kind is KeyKind.LIST:
-                times = set((await self._graphs[0].assoc_range(key.id, "follows", 0, _ALL_EDGES, critical=True)).times)
-                missing, unwanted = register.misplaced(times)
-                for write in missing:
-                    record.lose(f"{key.kind} {key.id}: {write}")
-                for write in unwanted:
-                    record.violation(ReadVerdict.WRONG, "refused", f"{key.kind} {key.id} has {write}")
-            for reader in self._readers:
-                cached = await newest(reader.graph, key, critical=False)
-                if cached != found:
-                    stale += 1
-                    record.example(f"{reader.name}: {key.kind} {key.id}: {cached}, not {found}")
-        differences = await regions.differences(lambda server, count: progress.step(f"{server}: {count:,}", 0.95))
-        if differences.kinds:
-            for example in differences.examples:
-                record.example(example)
-        return stale + sum(differences.kinds.values()), differences.kinds, differences.compared
-
-    def _routes_now(self) -> Routes:
-        """Return the routes of the document, or of its last version when it is gone."""
-        path = self._regions.cluster.topology_path
-        with suppress(OSError, OperatorError):
-            self._routes = Routes(parse_topology(path.read_bytes(), str(path)))
-        return self._routes
-
-    async def _paced(self, per_second: float, begin: Callable[[], Awaitable[None]]) -> None:
-        pending = set[asyncio.Future[None]]()
-        try:
-            while not self._stopping:
-                await asyncio.sleep(self._chance.uniform(0.5, 1.5) / per_second)
-                for task in [each for each in pending if each.done()]:
-                    pending.discard(task)
-                    task.result()
-                if len(pending) < _MOST_PENDING:
-                    pending.add(asyncio.ensure_future(begin()))
-            await asyncio.gather(*pending)
-        finally:
-            for task in pending:
-                task.cancel()
-
-    async def _settle(self) -> None:
-        while not self._stopping:
-            await asyncio.sleep(1.0)
-            await self._writes.settle(self._graphs)
+async def value_of(graph: Graph, key: Key, demanded: Consistency) -> int | None:
+    """Return the newest value of a key."""
+    return next(iter(await newest(graph, key, demanded)), None)
 
 
 @asynccontextmanager
-async def load_on(regions: TwoRegions, record: RunRecord, chance: Random) -> AsyncIterator[FaultLoad]:
-    """Connect clients of every tier, and in each region one that attaches nothing of its own writes; add the keys."""
+async def recorded_load(
+    options: RecordedOptions, regions: TwoRegions, record: RunRecord, chance: Random
+) -> AsyncIterator[RecordedLoad]:
+    """Connect clients of every tier, and in each region one that attaches nothing of its own writes; add the keys, and
+    begin."""
     shape = regions.cluster.record.shape
     places = [(region, tier, True) for region in shape.region_names for tier in shape.tier_names]
     places += [(region, shape.tier_names[0], False) for region in shape.region_names]
     async with AsyncExitStack() as stack:
-        readers: list[Reader] = []
-        for region, tier, attaches in places:
-            settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS, attach_own_writes=attaches)
-            target = str(regions.cluster.topology_path)
-            graph = await stack.enter_async_context(connect(target, region=region, tier=tier, settings=settings))
-            readers.append(
-                Reader(f"{region}/{tier}{'' if attaches else ', attaching nothing'}", region, graph, attaches)
+        readers = [
+            Reader(
+                f"{region}/{tier}{'' if attaches else ', attaching nothing'}",
+                region,
+                await regions.graph(region, tier, stack, _TIMEOUT_SECONDS, attaches=attaches),
+                attaches,
             )
+            for region, tier, attaches in places
+        ]
         keys = await make_keys(readers[0].graph, regions.routes.shards, _KEYS_PER_SHARD, chance, record)
         record.begin()
-        load = FaultLoad(regions, record, chance, readers, keys)
-        try:
-            yield load
-        finally:
-            load.cancel()
+        yield RecordedLoad(regions, record, chance, options, readers, keys)
+
+
+async def run_recorded(
+    settings: BenchSettings,
+    progress: Progress,
+    options: RecordedOptions,
+    plan: Callable[[Injector, RunRecord], Plan],
+    well_seconds: float,
+) -> Outcome:
+    """Run this load while a plan is carried out. Raises what `carry_out_run` raises."""
+    wanted = FaultRun(
+        cluster=semi_sync_settings(settings.work_dir, _TOY_SHAPE if settings.toy else SHAPE, log_level="info"),
+        load=partial(recorded_load, options),
+        plans=lambda injector, record, _: [plan(injector, record)],
+        seed=options.seed,
+        well_seconds=well_seconds,
+        logs=options.logs,
+    )
+    return await carry_out_run(wanted, settings.versions, progress)

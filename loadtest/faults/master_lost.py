@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import AsyncExitStack, suppress
-from statistics import median
-from typing import Final
-
-import msgspec
+from itertools import count
+from typing import Any, Final
 
 from loadtest.conditions import within
-from loadtest.results import Quantity, ScenarioResult, at_most
+from loadtest.faults.recovery import last_promotion
+from loadtest.results import ScenarioResult, at_most, listings_of, missed
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import MASTER, REMOTE, TwoRegions, two_regions
 from tao.admin.server_stats import server_stats
@@ -24,7 +23,7 @@ from tao.client import Graph
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import DEFAULT_RTT_MS, ClusterSettings, Role, Shape
 from tao.devcluster.line_control import Cut, Heal, ask_line
-from tao.model.errors import OperatorError, TaoError
+from tao.model.errors import TaoError
 
 _SHAPE: Final = Shape(regions=2, tiers=1, followers=1, leaders=1, shards=4, watchers=1)
 _WRITERS: Final = 32
@@ -35,41 +34,22 @@ _WRITES_FIRST: Final = 20
 _ROUNDS: Final = 3
 
 
-class LostMaster(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one round; the times are in seconds."""
+class _Writers:
+    """Writers that count upwards, each on an object of its own."""
 
-    semi_sync: bool
-    acknowledged: int
-    lost: int
-    detected_after_seconds: float
-    promoted_within_seconds: float
-    """As the watcher reports them."""
-    writes_again_seconds: float
-    """From the kill until every writer had a write acknowledged."""
+    def __init__(self, graph: Graph) -> None:
+        self.acknowledged: Final[dict[int, int]] = {}
+        """The last acknowledged number of each object."""
+        self._graph: Final = graph
 
-
-class _Writer:
-    """Counts upwards on an object of its own."""
-
-    def __init__(self, graph: Graph, object_id: int) -> None:
-        self.object_id = object_id
-        self.acknowledged = 0
-        self._graph = graph
-        self._count = 0
-
-    async def run(self) -> None:
-        """Write until cancelled. A write that fails is repeated with the next number."""
-        while True:
-            await self.once()
-
-    async def once(self) -> None:
-        """Write until one write is acknowledged."""
-        while True:
-            self._count += 1
+    async def write(self, object_id: int, *, once: bool = False) -> None:
+        """Write number after number; ``once``: until one is acknowledged."""
+        for number in count(1):
             with suppress(TaoError):
-                await self._graph.obj_update(self.object_id, {"home": str(self._count)})
-                self.acknowledged = self._count
-                return
+                await self._graph.obj_update(object_id, {"home": str(number)})
+                self.acknowledged[object_id] = number
+                if once:
+                    return
 
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
@@ -79,7 +59,7 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
     each = 1 if settings.toy else _ROUNDS
     kinds = [semi_sync for semi_sync in ((True,) if settings.toy else (True, False)) for _ in range(each)]
     rtt_ms = 10.0 if settings.toy else DEFAULT_RTT_MS
-    rounds: list[LostMaster] = []
+    rounds: list[dict[str, Any]] = []  # Any: the JSON's values
     for number, semi_sync in enumerate(kinds):
         progress.step(f"losing a master {'with' if semi_sync else 'without'} semi-sync", number / len(kinds))
         cluster_settings = ClusterSettings(
@@ -92,22 +72,16 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
         )
         async with two_regions(cluster_settings, lambda _: None) as regions:
             rounds.append(await _lose_master(regions, semi_sync))
-    lost = sum(each.lost for each in rounds if each.semi_sync)
+    lost = sum(each["lost"] for each in rounds if each["semi_sync"])
+    demands = [at_most("no acknowledged write lost with semi-synchronous replication", lost, 0)]
+    measured = {"rounds": rounds}
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"writers": _WRITERS, "rtt_ms": rtt_ms, "rounds_of_each_kind": each, "durability": "relaxed"},
-        quantities=[
-            Quantity(name="until the watcher is sure", value=_middle(rounds, "detected_after_seconds"), unit="seconds"),
-            Quantity(
-                name="from then until it is open", value=_middle(rounds, "promoted_within_seconds"), unit="seconds"
-            ),
-            Quantity(name="until all write again", value=_middle(rounds, "writes_again_seconds"), unit="seconds"),
-            Quantity(name="lost with semi-sync", value=lost, unit="writes"),
-            Quantity(name="lost without", value=sum(each.lost for each in rounds if not each.semi_sync), unit="writes"),
-        ],
-        aims=[at_most("no acknowledged write lost with semi-synchronous replication", lost, 0)],
-        measured={"rounds": msgspec.to_builtins(rounds)},
-        faults=[f"{lost} acknowledged writes are lost under semi-synchronous replication"] if lost else [],
+        listings=listings_of(measured, lists=True),
+        aims=demands,
+        measured=measured,
+        faults=missed(demands),
     )
 
 
@@ -118,26 +92,25 @@ SCENARIO: Final = Scenario(
 )
 
 
-def _middle(rounds: list[LostMaster], name: str) -> float:
-    return round(float(median(getattr(each, name) for each in rounds)), 3)
+async def _lose_master(regions: TwoRegions, semi_sync: bool) -> dict[str, Any]:
+    """Return the figures of one round; the times of the loss and of the promotion are the watcher's.
 
-
-async def _lose_master(regions: TwoRegions, semi_sync: bool) -> LostMaster:
+    ``writes_again_seconds`` is the time from the kill until every writer had a write acknowledged."""
     cluster = regions.cluster
-    watchers = [name for name, role in cluster.processes.items() if role is Role.WATCHER]
     async with AsyncExitStack() as stack:
         # Lost writes are counted here; a client that attached its own writes would get an error for them.
         graph = await regions.graph(MASTER, "tier-1", stack, _TIMEOUT_SECONDS, attaches=False)
-        writers = [_Writer(graph, await graph.obj_add("user", {"name": "writer"})) for _ in range(_WRITERS)]
-        others = [_Writer(graph, await graph.obj_add("user", {"name": "other"})) for _ in range(_WRITERS)]
-        tasks = [asyncio.create_task(writer.run()) for writer in writers]
+        ids = await graph.obj_add_many([("user", {"name": "writer"})] * 2 * _WRITERS)
+        writers = _Writers(graph)
+        tasks = [asyncio.create_task(writers.write(each)) for each in ids[:_WRITERS]]
 
         async def watched() -> bool:
-            stats = [await server_stats(cluster.admin(name)) for name in watchers]
+            stats = [await server_stats(cluster.admin(name)) for name in regions.named(Role.WATCHER)]
             return max(int(each["renewed_leases"]) for each in stats) > 1
 
         async def are_writing() -> bool:
-            return min(writer.acknowledged for writer in writers) >= _WRITES_FIRST
+            found = writers.acknowledged.values()
+            return len(found) == _WRITERS and min(found) >= _WRITES_FIRST
 
         try:
             await within(_PATIENCE_SECONDS, watched, _PAUSE_SECONDS, "the master's lease was not renewed")
@@ -151,21 +124,17 @@ async def _lose_master(regions: TwoRegions, semi_sync: bool) -> LostMaster:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        killed_at = time.monotonic()
+        killed_at, acknowledged = time.monotonic(), dict(writers.acknowledged)
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            await asyncio.gather(*(other.once() for other in others))
+            await asyncio.gather(*(writers.write(each, once=True) for each in ids[_WRITERS:]))
         again = time.monotonic() - killed_at
-        found = await asyncio.gather(*(graph.obj_get(writer.object_id, critical=True) for writer in writers))
+        found = await graph.obj_get_many(list(acknowledged), critical=True)
         stored = [0 if each is None else int(str(each.fields.get("home") or 0)) for each in found]
-    promotions = [(await server_stats(cluster.admin(name)))["last_promotion"] for name in watchers]
-    (promotion,) = [each for each in promotions if each] or [{}]
-    if not promotion:
-        raise OperatorError("no watcher reports that it has replaced the master")
-    return LostMaster(
-        semi_sync=semi_sync,
-        acknowledged=sum(writer.acknowledged for writer in writers),
-        lost=sum(max(0, writer.acknowledged - have) for writer, have in zip(writers, stored, strict=True)),
-        detected_after_seconds=promotion["detected_after_seconds"],
-        promoted_within_seconds=promotion["promoted_within_seconds"],
-        writes_again_seconds=round(again, 3),
-    )
+    promotion = await last_promotion(regions)
+    return {
+        "semi_sync": semi_sync,
+        "acknowledged": sum(acknowledged.values()),
+        "lost": sum(max(0, number - have) for number, have in zip(acknowledged.values(), stored, strict=True)),
+        **{key: promotion[key] for key in ("detected_after_seconds", "promoted_within_seconds")},
+        "writes_again_seconds": round(again, 3),
+    }

@@ -56,7 +56,7 @@ async def carry_out(plan: Plan, injector: Injector, record: RunRecord, well_seco
             fault.healing = record.now()
         fault.mended = record.now()
         if well_seconds is not None:
-            await until_well(injector.cluster, well_seconds)
+            await until_well(injector.regions, well_seconds)
         record.healed(fault)
 
     for group in plan:
@@ -82,11 +82,11 @@ class FaultMoment:
     away_seconds: float
     which: int
 
-    def reached(self, share: Callable[[], float]) -> Callable[[], Awaitable[None]]:
+    def reached(self, done: Callable[[], float]) -> Callable[[], Awaitable[None]]:
         """Begin a step when this share of the work is done."""
 
         async def come() -> bool:
-            return share() >= self.share
+            return done() >= self.share
 
         return lambda: until(come, _LOOK_SECONDS)
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 
@@ -66,7 +66,7 @@ def excuses(fault: Fault, where: Whereabouts, began: float, demand: str, *, own_
 
 _KEPT_EVENTS: Final = 2_000
 _KEPT_EXAMPLES: Final = 20
-_MESSAGE_CHARACTERS: Final = 200
+MESSAGE_CHARACTERS: Final = 200
 
 
 class FailedRead(msgspec.Struct, kw_only=True):
@@ -84,30 +84,6 @@ class FailedRead(msgspec.Struct, kw_only=True):
     """The kinds of the faults during the read."""
     since_fault: float = 0.0
     explained: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        error: TaoError,
-        seconds: float,
-        what: str,
-        demand: str,
-        client: str,
-        where: Whereabouts,
-        *,
-        attached: bool,
-    ) -> Self:
-        """Describe a read that began at ``seconds`` of the run."""
-        return cls(
-            seconds=round(seconds, 3),
-            what=what,
-            demand=demand,
-            client=client,
-            where=where,
-            attached=attached,
-            reason=error.reason,
-            message=error.message[:_MESSAGE_CHARACTERS],
-        )
 
 
 class RunRecord:
@@ -184,13 +160,17 @@ class RunRecord:
         if len(self.failed_writes) < _KEPT_EVENTS:
             fault = "+".join(fault.kind for fault in self.active)
             text = f"{began:.3f}-{self.now():.3f} s, {fault}: {what}: {error.reason}: {error.message}"
-            self.failed_writes.append(text[: 2 * _MESSAGE_CHARACTERS])
+            self.failed_writes.append(text[: 2 * MESSAGE_CHARACTERS])
 
     def violation(self, verdict: ReadVerdict, demanded: str, what: str) -> None:
         """Record an answer that violates what was demanded."""
         self.violations[verdict, demanded] += 1
         fault = self.active[-1].kind if self.active else "no fault"
         self.example(f"{self.now():.3f} s, {fault}: {verdict}: {what}")
+
+    def violations_of(self, demanded: str) -> int:
+        """Count the violations of a demand."""
+        return sum(count for (_, demand), count in self.violations.items() if demand == demanded)
 
     def lose(self, what: str) -> None:
         """Record an acknowledged write that is lost."""

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from loadtest.faults.harness import FaultOptions, Outcome, count_listing, none_of, run_plan
+from loadtest.faults.harness import Outcome, result_of
 from loadtest.faults.health import operator_command
 from loadtest.faults.injection import Injector
-from loadtest.faults.plan import Plan, PlanStep, at_once
+from loadtest.faults.load import RecordedOptions, run_recorded
+from loadtest.faults.plan import PlanStep, at_once
 from loadtest.faults.record import RunRecord
 from loadtest.options import ROLE
-from loadtest.results import ScenarioResult
+from loadtest.results import Conditions, ScenarioResult
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.two_regions import SEMI_SYNC_RTT_MS
 from tao.devcluster.layout import Role
@@ -33,7 +34,7 @@ _ZEROS: Final = ("failed_reads", "failed_writes", "acked_writes_lost", "violatio
 
 
 @dataclass(frozen=True, kw_only=True)
-class RollingOptions(FaultOptions):
+class RollingOptions(RecordedOptions):
     """The options of `rolling`."""
 
     roles: tuple[str, ...] = ROLE.default((), choices=ROLES)
@@ -41,24 +42,12 @@ class RollingOptions(FaultOptions):
 
 async def run(settings: BenchSettings, progress: Progress, wanted: RollingOptions) -> ScenarioResult:
     """Restart the servers, and judge. Raises `OperatorError` when the cluster does not start."""
-
-    def plan(injector: Injector, record: RunRecord) -> Plan:
-        return _plan(_names(injector, wanted.roles, one_each=settings.toy), injector, record)
-
-    outcome = await run_plan(settings, progress, wanted, plan, well_seconds=_WELL_SECONDS)
+    plan = partial(_plan, wanted.roles, settings.toy)
+    outcome = await run_recorded(settings, progress, wanted, plan, _WELL_SECONDS)
     record, measured = outcome.record, _measured(outcome)
-    faults = [outcome.not_well] if outcome.not_well else []
-    faults += [f"{key}: {measured[key]}" for key in _ZEROS if measured[key]]
-    if faults:
-        faults += [*record.examples, *map(str, record.failed[:5]), *record.failed_writes[:5]]
-    return ScenarioResult(
-        summary=SCENARIO.summary,
-        conditions={"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "seed": wanted.seed},
-        listings=[count_listing("restarts and the load meanwhile", {key: measured[key] for key in list(measured)[:8]})],
-        aims=none_of(measured, _ZEROS),
-        measured=measured,
-        faults=faults,
-    )
+    conditions: Conditions = {"rtt_ms": SEMI_SYNC_RTT_MS, "durability": "semi_sync", "seed": wanted.seed}
+    examples = [*record.examples, *map(str, record.failed[:5]), *record.failed_writes[:5]]
+    return result_of(SCENARIO.summary, conditions, measured, outcome.demands(measured, _ZEROS), examples)
 
 
 SCENARIO: Final = Scenario(
@@ -77,13 +66,16 @@ SCENARIO: Final = Scenario(
 def _names(injector: Injector, roles: tuple[str, ...], *, one_each: bool) -> list[str]:
     """Return the servers to restart, in order; with ``one_each`` one of each role."""
     chosen = [role for role in _ORDER if not roles or role in roles]
-    by_role = [[name for name, each in injector.cluster.processes.items() if each is role] for role in chosen]
+    by_role = [injector.regions.named(role) for role in chosen]
     return [name for names in by_role for name in (names[:1] if one_each else names)]
 
 
-def _plan(names: list[str], injector: Injector, record: RunRecord) -> Iterator[Sequence[PlanStep]]:
+def _plan(
+    roles: tuple[str, ...], one_each: bool, injector: Injector, record: RunRecord
+) -> Iterator[Sequence[PlanStep]]:
+    names = _names(injector, roles, one_each=one_each)
     for number, name in enumerate(names):
-        record.done = 0.85 * number / len(names)
+        record.done = number / len(names)
         kind = f"restart of a {injector.cluster.processes[name]}"
         yield [PlanStep(kind, partial(_restarted, name=name), at_once)]
 
@@ -106,14 +98,14 @@ async def _restarted(injector: Injector, name: str) -> AsyncIterator[str]:
 
 async def _replace_master(injector: Injector, name: str) -> None:
     """Make another server the master where this one is."""
-    for database in injector.topology().databases:
+    for database in injector.regions.topology.databases:
         if database.servers[database.master_region].name == name:
             others = [region for region in database.servers if region != database.master_region]
             await _command(injector, "promote", database.name, "--to", others[0])
 
 
 async def _command(injector: Injector, *words: str) -> None:
-    status, errors = await operator_command(injector.cluster, *words)
+    status, errors = await operator_command(injector.regions, *words)
     if status:
         raise OperatorError(f"tao {' '.join(words)}: exit status {status}: {errors}")
 

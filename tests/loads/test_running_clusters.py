@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadtest.geo import GeoFigures
 from loadtest.published.run import SCHEMA
 from loadtest.scenario import SCHEMA as PLAIN_SCHEMA
 from tao.devcluster.cluster import DevCluster
@@ -92,9 +91,9 @@ async def test_two_regions_that_run_are_measured_as_far_apart_as_they_are(tmp_pa
             status, printed = await toy(name, *where, *(("--rtt-ms", "10") if name == "geo" else ()))
             assert status == 0, printed
         assert cluster.running == list(cluster.processes)
-    found = msgspec.json.decode((tmp_path / "geo.json").read_bytes(), type=GeoFigures)
-    assert set(found.read_ms) == {"remote_region", "remote_region_misses"}
-    assert found.write_ms["remote_region"].p50 >= found.rtt_ms == 10
+    found = msgspec.json.decode((tmp_path / "geo.json").read_bytes())
+    assert set(found["read_ms"]) == {"remote_region", "remote_region_misses"}
+    assert found["write_ms"]["remote_region"]["p50"] >= found["rtt_ms"] == 10
     whale = msgspec.json.decode((tmp_path / "whale.json").read_bytes())
     assert whale["wrong_answers"] == 0
     assert whale["after_without_database:ratio"] > 0.9

@@ -94,7 +94,16 @@ HERE, ACROSS = Whereabouts("east", "db1", "east"), Whereabouts("west", "db1", "e
 
 
 def failed(seconds: float, demand: str = "plain", where: Whereabouts = HERE, *, attached: bool = False) -> FailedRead:
-    return FailedRead.of(StaleRead(""), seconds, "object", demand, "east/tier-1", where, attached=attached)
+    return FailedRead(
+        seconds=seconds,
+        what="object",
+        demand=demand,
+        client="east/tier-1",
+        where=where,
+        attached=attached,
+        reason=StaleRead.reason,
+        message="",
+    )
 
 
 def explained(fault: Fault, read: FailedRead) -> bool:

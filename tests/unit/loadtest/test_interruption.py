@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from loadtest.__main__ import main
 from loadtest.results import ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, Registry, Scenario
+from loadtest.scenario import BenchSettings, Progress, Scenario
 from tao.devcluster.processes import to_the_end
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -40,10 +40,8 @@ def test_the_first_signal_stops_a_run_and_those_after_it_leave_the_clean_up_alon
     async def never(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
         raise AssertionError("the run was over")
 
-    registry = Registry(
-        [Scenario(name="first", summary="", run=endless), Scenario(name="second", summary="", run=never)]
-    )
-    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: registry)
+    both = [Scenario(name="first", summary="", run=endless), Scenario(name="second", summary="", run=never)]
+    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: {each.name: each for each in both})
     before = [signal.getsignal(each) for each in SIGNALS]
     try:
         outcome = CliRunner().invoke(main, ["bench"])

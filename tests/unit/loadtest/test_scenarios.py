@@ -1,6 +1,5 @@
 """Scenarios are found by name, settings are checked, and the report's JSON keeps its form."""
 
-import csv
 from io import StringIO
 from pathlib import Path
 
@@ -11,9 +10,8 @@ from rich.console import Console
 
 from loadtest.__main__ import main
 from loadtest.catalogue import bench_scenarios
-from loadtest.load import write_graph
 from loadtest.results import Figure, Goal, GoalVerdict, Measure, Quantity, Report, ScenarioResult, this_machine
-from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Registry, Scenario
+from loadtest.scenario import BenchSettings, PartOfProgress, Progress, Scenario
 from loadtest.table import print_report
 from tao.model.errors import OperatorError
 
@@ -48,12 +46,6 @@ def report() -> Report:
     return Report(machine=this_machine({"redis-server": "7.0"}), scenarios={"cached_reads": result})
 
 
-def test_scenarios_are_chosen_by_name_in_their_own_order() -> None:
-    registry = bench_scenarios()
-    assert [each.name for each in registry.choose(["load", "cached_reads"])] == ["cached_reads", "load"]
-    assert [each.name for each in registry.choose([])] == list(registry)
-
-
 def test_an_unknown_scenario_is_reported_with_the_known_ones() -> None:
     outcome = CliRunner().invoke(main, ["bench", "--only", "nonsense"])
     assert outcome.exit_code == 2
@@ -65,12 +57,6 @@ def test_arguments_of_a_scenario_that_cannot_be_are_refused_before_anything_star
         outcome = CliRunner().invoke(main, arguments)
         assert outcome.exit_code == 2
         assert "give a number" in outcome.stderr
-
-
-def test_two_scenarios_of_one_name_are_refused() -> None:
-    scenario = bench_scenarios()["load"]
-    with pytest.raises(OperatorError, match="one name"):
-        Registry([scenario, scenario])
 
 
 def test_list_names_every_scenario() -> None:
@@ -118,19 +104,6 @@ def test_a_part_of_the_progress_moves_within_its_share() -> None:
     assert told == [("half", 0.625)]
 
 
-def test_a_generated_graph_has_each_undirected_edge_once_and_few_long_lists(tmp_path: Path) -> None:
-    edges = write_graph(tmp_path / "objects.csv", tmp_path / "edges.csv", 2000, 8)
-    with (tmp_path / "edges.csv").open(newline="") as file:
-        pairs = [(int(low), int(high)) for low, high in list(csv.reader(file))[1:]]
-    assert edges == len(pairs) == len({frozenset(pair) for pair in pairs})
-    assert all(low < high for low, high in pairs)
-    degrees = [0] * 2000
-    for low, high in pairs:
-        degrees[low] += 1
-        degrees[high] += 1
-    assert max(degrees) > 10 * sorted(degrees)[1000]
-
-
 def test_a_scenario_that_fails_is_reported_and_the_others_keep_their_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,10 +114,8 @@ def test_a_scenario_that_fails_is_reported_and_the_others_keep_their_results(
         progress.step("working", 0.5)
         return report().scenarios["cached_reads"]
 
-    registry = Registry(
-        [Scenario(name="first", summary="", run=fail), Scenario(name="second", summary="", run=succeed)]
-    )
-    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: registry)
+    both = [Scenario(name="first", summary="", run=fail), Scenario(name="second", summary="", run=succeed)]
+    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: {each.name: each for each in both})
     json_file = tmp_path / "deep" / "bench.json"
     outcome = CliRunner().invoke(main, ["bench", "--json", str(json_file)])
     assert outcome.exit_code == 1
@@ -152,3 +123,16 @@ def test_a_scenario_that_fails_is_reported_and_the_others_keep_their_results(
     written = msgspec.json.decode(json_file.read_bytes(), type=Report)
     assert written.failures == {"first": "no redis-server on the PATH"}
     assert list(written.scenarios) == ["second"]
+
+
+def test_scenarios_are_chosen_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def succeed(settings: BenchSettings, progress: Progress, options: object) -> ScenarioResult:
+        return report().scenarios["cached_reads"]
+
+    some = [Scenario(name=name, summary="", run=succeed) for name in ("first", "second", "third")]
+    monkeypatch.setattr("loadtest.__main__.bench_scenarios", lambda: {each.name: each for each in some})
+    for chosen, expected in ((["third", "first"], ["first", "third"]), ([], ["first", "second", "third"])):
+        only = [part for name in chosen for part in ("--only", name)]
+        CliRunner().invoke(main, ["bench", "--json", str(tmp_path / "bench.json"), *only])
+        written = msgspec.json.decode((tmp_path / "bench.json").read_bytes(), type=Report)
+        assert list(written.scenarios) == expected

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.cold.counters import Counts
 from loadtest.cold.herd import HerdOptions
 from loadtest.cold.storm import (
     CounterSample,
@@ -19,7 +20,10 @@ from tao.model.errors import OperatorError
 
 def sample(at: float, hits: int, misses: int, *, leader: int = 0, selects: int | None = 0) -> CounterSample:
     return CounterSample(
-        at=at, followers={"a": (hits, misses)}, leaders={"leader": (leader, leader // 2)}, selects=selects
+        at=at,
+        followers={"a": Counts(hits, misses)},
+        leaders={"leader": Counts(0, leader, leader // 2)},
+        selects=selects,
     )
 
 
@@ -106,3 +110,8 @@ def test_a_storm_out_of_bounds_is_reported() -> None:
 def test_a_command_that_restarts_is_of_a_running_cluster() -> None:
     with pytest.raises(OperatorError, match="--topology"):
         StormOptions(restart_command="true")
+
+
+def test_at_toy_size_options_are_small_and_smaller_ones_stay() -> None:
+    small = StormOptions(rate=20.0).at_toy_size()
+    assert (small.rate, small.nodes, small.after_seconds, small.cache_share) == (20.0, 400, 5.0, 0.2)
