@@ -13,13 +13,14 @@ from typing import Final
 
 import msgspec
 
+from loadtest.cached_reads import FRAMES, PAGE_EDGES, page_of
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import LINK, TOY, Dataset, DatasetSize, Operation, Query, StoredList, write_dataset
 from loadtest.drivers import Batch, WrongAnswer, sessions, sessions_at_rate
 from loadtest.results import Figure, Goal, Measure, ScenarioResult, aims_of
-from loadtest.rounds import Comparison, Pace, Trial, compare_all
+from loadtest.rounds import Comparison, Drive, Pace, Trial, compare_all
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.tao_reads import GraphReads, Transport, open_graph, open_sessions
+from loadtest.tao_reads import TRANSPORTS, GraphReads, open_graph, open_sessions
 from loadtest.target import OneFollower, one_follower
 from tao.cache.packed import CORE
 from tao.model.edge_block import header
@@ -27,15 +28,11 @@ from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count
 from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
 
-FRAMES: Final = "frames"
-GRPC: Final = "gRPC stream"
 MIX: Final = "the paper's reads"
-_TRANSPORTS: Final[tuple[tuple[str, Transport], ...]] = ((FRAMES, "frames"), (GRPC, "grpc"))
 _BATCH: Final = 100
 _CONNECTIONS: Final = 4
 _RATE: Final = 100_000
 _TOY_RATE: Final = 2_000
-_PAGE_EDGES: Final = 20
 _PREPARED_BATCHES: Final = 100
 _TIMEOUT_SECONDS: Final = 30.0
 _SLOTS: Final = list(Operation)
@@ -105,41 +102,28 @@ class StreamJob(msgspec.Struct, frozen=True, kw_only=True):
             report("checking every answer, which warms the cache", 0.0)
             await GraphReads(graph).verify(data)
             opened: dict[str, list[Session]] = {}
-            for name, transport in _TRANSPORTS:
+            for name, transport in TRANSPORTS.items():
                 address = self.cluster.frames if transport == "frames" else self.cluster.grpc
                 opened[name] = await open_sessions(address, transport, self.connections, stack)
             ask, atype = opened[FRAMES][0].ask, graph.schema.atype(LINK).number
-            batches = {
-                shape: await checked(ask, _batches(queries, self.batch), atype, self.cluster.topology_version)
-                for shape, queries in _shapes(data).items()
-            }
-            comparisons = [_at_their_pace(self, opened, shape, of_shape) for shape, of_shape in batches.items()]
-            comparisons.append(_at_rate(self, opened, batches[MIX]))
+            version, batches_per_second = self.cluster.topology_version, self.queries_per_second / self.batch
+            comparisons, prepared = list[Comparison](), dict[str, list[Batch]]()
+            for shape, queries in _shapes(data).items():
+                batches = prepared[shape] = await checked(ask, _batches(queries, self.batch), atype, version)
+                # The cost of an operation is the same over both transports.
+                names = opened if shape == MIX else [FRAMES]
+                drives = {name: sessions(opened[name], batches, version) for name in names}
+                goals = (_CPU,) if shape == MIX else ()
+                comparisons.append(self._comparison(f"{shape}, batches of {self.batch}", drives, goals))
+            mix = prepared[MIX]
+            drives = {name: sessions_at_rate(each, mix, version, batches_per_second) for name, each in opened.items()}
+            comparisons.append(self._comparison(f"{MIX}, {self.queries_per_second:,.0f} queries/s", drives, (_P99,)))
             return await compare_all(comparisons, self.pace, report)
 
-
-def _at_their_pace(
-    job: StreamJob, opened: dict[str, list[Session]], shape: str, batches: Sequence[Batch]
-) -> Comparison:
-    trials = tuple(
-        Trial(name, sessions(each, batches, job.cluster.topology_version), (job.cluster.follower_pid,), job.batch)
-        for name, each in opened.items()
-        if name == FRAMES or shape == MIX  # what an operation costs is the same over both
-    )
-    return Comparison(f"{shape}, batches of {job.batch}", trials, aims={FRAMES: (_CPU,)} if shape == MIX else {})
-
-
-def _at_rate(job: StreamJob, opened: dict[str, list[Session]], batches: Sequence[Batch]) -> Comparison:
-    trials = tuple(
-        Trial(
-            name,
-            sessions_at_rate(each, batches, job.cluster.topology_version, job.queries_per_second / job.batch),
-            (job.cluster.follower_pid,),
-            job.batch,
-        )
-        for name, each in opened.items()
-    )
-    return Comparison(f"{MIX}, {job.queries_per_second:,.0f} queries/s", trials, aims={FRAMES: (_P99,)})
+    def _comparison(self, shape: str, drives: dict[str, Drive], goals: tuple[Goal, ...]) -> Comparison:
+        server = {"follower": self.cluster.follower_pid}
+        trials = tuple(Trial(name, drive, server, self.batch) for name, drive in drives.items())
+        return Comparison(shape, trials, aims={FRAMES: goals})
 
 
 def _shapes(data: Dataset) -> dict[str, list[Query]]:
@@ -148,22 +132,17 @@ def _shapes(data: Dataset) -> dict[str, list[Query]]:
     for operation in Operation:
         shapes[f"{operation} of the mix"] = [query for query in data.mix if query.operation is operation]
     full = data.pages
-    shapes["assoc_range, a page"] = [_page(stored) for stored in full]
+    shapes["assoc_range, a page"] = [page_of(stored, PAGE_EDGES) for stored in full]
     shapes["assoc_time_range, a page"] = [_window(stored) for stored in full]
     shapes["assoc_get, an edge"] = [_edge(stored, place) for place, stored in enumerate(full)]
     return {shape: queries for shape, queries in shapes.items() if queries}
 
 
-def _page(stored: StoredList) -> Query:
-    found = min(_PAGE_EDGES, len(stored.edges))
-    return Query(Operation.ASSOC_RANGE, stored.id1, limit=_PAGE_EDGES, expected=found)
-
-
 def _window(stored: StoredList) -> Query:
     """Query a window that begins at the sixth edge."""
-    edges = stored.edges[5 : 5 + _PAGE_EDGES]
+    edges = stored.edges[5 : 5 + PAGE_EDGES]
     high, low = edges[0][1], edges[-1][1]
-    return Query(Operation.ASSOC_TIME_RANGE, stored.id1, limit=_PAGE_EDGES, high=high, low=low, expected=len(edges))
+    return Query(Operation.ASSOC_TIME_RANGE, stored.id1, limit=PAGE_EDGES, high=high, low=low, expected=len(edges))
 
 
 def _edge(stored: StoredList, place: int) -> Query:

@@ -34,15 +34,7 @@ from loadtest.options import (
     WORKLOAD,
     Options,
 )
-from loadtest.peer_servers import (
-    REDIS_OWN_MB,
-    SMALLEST_MB,
-    PeerServer,
-    find_memcached,
-    find_redis_server,
-    private_memcached,
-    private_redis,
-)
+from loadtest.peer_servers import MEMCACHED_SERVER, REDIS_SERVER, PeerServer, private_server
 from loadtest.peers.arena import Rivals
 from loadtest.peers.figures import (
     ServerMemory,
@@ -78,6 +70,11 @@ SUMMARY: Final = "a published workload beside Redis and memcached in front of My
 MOST_SECONDS: Final = 1_800.0
 """The bound on the whole run, which takes some five minutes on an otherwise idle machine."""
 _CACHE_SERVERS: Final = 2
+SMALLEST_MB: Final = 4
+"""The smallest cache server of any contestant."""
+REDIS_OWN_MB: Final = 5
+"""Memory of Redis beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some
+27 kB for each of 128) into its bound, and the budget is for data."""
 _WARM_WINDOW: Final = 10
 """Requests per node in a window. With windows of one request per node, each would gain less than half a point of hit
 rate long before the caches are warm."""
@@ -140,9 +137,9 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
     if peers.seconds is not None:
         settings = replace(settings, seconds=peers.seconds)
     if REDIS in peers.contestants:
-        _, settings.versions["redis-server"] = find_redis_server()
+        settings.versions["redis-server"] = REDIS_SERVER.version()
     if MEMCACHED in peers.contestants:
-        _, settings.versions["memcached"] = find_memcached()
+        settings.versions["memcached"] = MEMCACHED_SERVER.version()
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
     cache_mb = max(SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
@@ -234,8 +231,8 @@ async def _cache_servers(
 
 def _cache_server(name: str, folder: Path, megabytes: int) -> AbstractAsyncContextManager[PeerServer]:
     if name == REDIS:
-        return private_redis(folder, megabytes + REDIS_OWN_MB)
-    return private_memcached(folder, megabytes)
+        return private_server(REDIS_SERVER, folder, megabytes + REDIS_OWN_MB)
+    return private_server(MEMCACHED_SERVER, folder, megabytes)
 
 
 class _Turns:

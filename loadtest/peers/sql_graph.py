@@ -7,9 +7,10 @@ of connections and autocommit for reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from time import time_ns
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiomysql
 import msgspec
@@ -25,6 +26,7 @@ MARK_TABLES: Final = ("mark", "marked_by")
 _DEADLOCK: Final = 1213
 _ATTEMPTS: Final = 5
 _BATCH: Final = 2000
+Result = TypeVar("Result")
 
 _AFTER_LINKS: Final = (
     "INSERT INTO linked_by (id1, id2, time, payload) SELECT id2, id1, time, payload FROM link ORDER BY id2, id1",
@@ -191,27 +193,36 @@ class SqlGraph:
     async def _transaction(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
         """Run statements in order in one transaction, and again after a deadlock; a statement may depend on those
         before it."""
-        attempts = 1
-        while True:
-            try:
-                await self._attempt(work)
-            except pymysql.err.OperationalError as error:
-                if error.args[0] != _DEADLOCK or attempts == _ATTEMPTS:
-                    raise
-                attempts += 1
-            else:
-                return
 
-    async def _attempt(self, work: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        async with self._pool.acquire() as connection, connection.cursor() as cursor:
-            await connection.begin()
-            try:
+        async def attempt() -> None:
+            async with self._pool.acquire() as connection, transaction(connection), connection.cursor() as cursor:
                 for statement, values in work:
                     await cursor.execute(statement, values)
-            except BaseException:
-                await connection.rollback()
+
+        await repeat_deadlocked(attempt)
+
+
+@asynccontextmanager
+async def transaction(connection: Any) -> AsyncIterator[None]:
+    """Commit what is done in this context, or roll it back. `Any`: aiomysql has no types."""
+    await connection.begin()
+    try:
+        yield
+    except BaseException:
+        await connection.rollback()
+        raise
+    await connection.commit()
+
+
+async def repeat_deadlocked(attempt: Callable[[], Awaitable[Result]]) -> Result:
+    """Attempt a transaction again, a few times, when it ended in a deadlock. Raises `pymysql.err.MySQLError`."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return await attempt()
+        except pymysql.err.OperationalError as error:
+            if error.args[0] != _DEADLOCK:
                 raise
-            await connection.commit()
+    return await attempt()
 
 
 def _tables() -> list[str]:
