@@ -21,7 +21,7 @@ from enum import IntEnum
 from itertools import chain, count
 from pathlib import Path
 from time import perf_counter, process_time
-from typing import Final, TypeVar
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -34,7 +34,6 @@ _AGAIN_SECONDS: Final = 0.25
 _MOST_AGAIN: Final = 20
 """Five seconds in all, after a round in which nothing was answered."""
 _SERVERS: Final = ProcessSettings()
-_Taken = TypeVar("_Taken")
 
 
 class Source(IntEnum):
@@ -73,6 +72,7 @@ operation, and return when the last is answered. Raises `loadtest.drivers.WrongA
 
 Counts = Mapping[str, float]
 """Counters by name."""
+Counters = Callable[[], Awaitable[Counts]]
 
 
 async def _no_counters() -> Counts:
@@ -100,7 +100,7 @@ class Trial:
     server_pids: Mapping[str, int]
     """The processes, by name, whose CPU time counts as the server's."""
     queries_per_operation: int = 1
-    counters: Callable[[], Awaitable[Counts]] = _no_counters
+    counters: Counters = _no_counters
     """Read before and after each turn, outside of what is measured; a round has the differences."""
     prepare: Callable[[float], Awaitable[None]] = _nothing_to_prepare
     """Called before each turn with the seconds that it will last."""
@@ -144,19 +144,9 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
 
 
-def _since(before: Counts, after: Counts) -> Counts:
+def since(before: Counts, after: Counts) -> Counts:
+    """Return what each counter grew by."""
     return {name: value - before[name] for name, value in after.items()}
-
-
-async def drive_until_answered(
-    drive: Callable[[float, _Taken], Awaitable[None]], until: float, taken: _Taken, answered: Callable[[_Taken], int]
-) -> None:
-    """Drive until the clock says ``until``, and then on, within bounds, for as long as nothing was ``answered``."""
-    await drive(until, taken)
-    for _ in range(_MOST_AGAIN):
-        if answered(taken):
-            return
-        await drive(perf_counter() + _AGAIN_SECONDS, taken)
 
 
 async def run_round(trial: Trial, seconds: float) -> Round:
@@ -182,9 +172,9 @@ async def run_round(trial: Trial, seconds: float) -> Round:
     elapsed, client, server = (
         perf_counter() - started,
         client_cpu() - client_before,
-        _since(server_before, server_cpu()),
+        since(server_before, server_cpu()),
     )
-    return Round(elapsed, samples, server, client, _since(counts, await trial.counters()))
+    return Round(elapsed, samples, server, client, since(counts, await trial.counters()))
 
 
 async def take_turns(comparison: Comparison, pace: Pace, on_round: Callable[[str], None]) -> Turns:

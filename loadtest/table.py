@@ -6,6 +6,7 @@ is None, or part of one, leaves its place empty.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from string import Formatter
 from typing import Any, Final
@@ -36,10 +37,8 @@ _TEXTS: Final = ("contestant", "aim", "unit", "verdict")
 
 class _Template(Formatter):
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        try:
-            return super().get_field(field_name, args, kwargs)
-        except TypeError:  # a part of None
-            return None, field_name
+        name = re.split(r"[.\[]", field_name, maxsplit=1)[0]
+        return (None, name) if kwargs.get(name, name) is None else super().get_field(field_name, args, kwargs)
 
     def format_field(self, value: Any, format_spec: str) -> str:
         return "" if value is None else str(super().format_field(value, format_spec))

@@ -8,12 +8,9 @@ graph.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
-from time import perf_counter
 from typing import Final
 
 import msgspec
@@ -34,23 +31,12 @@ from loadtest.options import (
     WORKLOAD,
     Options,
 )
-from loadtest.peer_servers import MEMCACHED_SERVER, REDIS_SERVER, PeerServer, private_server
-from loadtest.peers.arena import Rivals
-from loadtest.peers.figures import (
-    ServerMemory,
-    judged,
-    memory_listing,
-    memory_of,
-    of_contestants,
-    peers_win,
-    ratio_listing,
-    shape_listing,
-    shapes_of,
-    stale_listing,
-    warming_listing,
-)
-from loadtest.peers.jobs import READY, PairJob, PairResult, PeersJob, PeersResult
-from loadtest.peers.names import CONTESTANTS, MEMCACHED, MYSQL, PAIR, REDIS, SHAPES, TAO
+from loadtest.peer_servers import PeerServer, private_server
+from loadtest.peers.arena import CONTESTANTS, Rivals
+from loadtest.peers.caches import LOOKASIDES
+from loadtest.peers.contestants import MYSQL, TAO
+from loadtest.peers.figures import ServerMemory, judged, listings, memory_of, of_contestants, peers_win, shapes_of
+from loadtest.peers.jobs import SHAPES, PeersJob, PeersResult
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
 from loadtest.peers.warm_up import WarmBounds
@@ -58,7 +44,8 @@ from loadtest.published.jobs import Subject
 from loadtest.published.run import SCHEMA
 from loadtest.published.workload import workload_names
 from loadtest.results import ScenarioResult
-from loadtest.scenario import BenchSettings, Progress, ProgressListener, Scenario
+from loadtest.rounds import Pace
+from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.target import FOLLOWER, LEADER, OWN_TIER, versions_of
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
@@ -70,16 +57,11 @@ SUMMARY: Final = "a published workload beside Redis and memcached in front of My
 MOST_SECONDS: Final = 1_800.0
 """The bound on the whole run, which takes some five minutes on an otherwise idle machine."""
 _CACHE_SERVERS: Final = 2
-SMALLEST_MB: Final = 4
+_SMALLEST_MB: Final = 4
 """The smallest cache server of any contestant."""
-REDIS_OWN_MB: Final = 5
-"""Memory of Redis beyond its budget: Redis counts an empty server (a megabyte) and the buffers of its connections (some
-27 kB for each of 128) into its bound, and the budget is for data."""
 _WARM_WINDOW: Final = 10
 """Requests per node in a window. With windows of one request per node, each would gain less than half a point of hit
 rate long before the caches are warm."""
-_PROCESSES: Final = 2
-"""Load processes of the shape that has several."""
 _DATABASE: Final = "db-1"
 _STALE_NODES: Final = 2_000
 _NOTES: Final = [
@@ -100,7 +82,7 @@ class PeersOptions(Options):
     workload: str = WORKLOAD.default("tao_atc13", choices=workload_names())
     nodes: int = NODES.default(30_000)
     cache_share: float = CACHE_SHARE.default(0.2)
-    """The size of each of a contestant's two cache servers, `SMALLEST_MB` at least."""
+    """The size of each of a contestant's two cache servers, `_SMALLEST_MB` at least."""
     awaiters: int = AWAITERS.default(64)
     rate: float = RATE.default(4_000.0)
     """The same rate for all contestants, half of what the slower peers can do."""
@@ -136,27 +118,19 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
         peers = peers.at_toy_size()
     if peers.seconds is not None:
         settings = replace(settings, seconds=peers.seconds)
-    if REDIS in peers.contestants:
-        settings.versions["redis-server"] = REDIS_SERVER.version()
-    if MEMCACHED in peers.contestants:
-        settings.versions["memcached"] = MEMCACHED_SERVER.version()
+    for name in set(peers.contestants) & set(LOOKASIDES):
+        program = LOOKASIDES[name].program
+        settings.versions[program.name] = program.version()
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
-    cache_mb = max(SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
+    cache_mb = max(_SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
     async with AsyncExitStack() as stack:
-        servers = await _cache_servers(peers.contestants, cache_mb, settings.work_dir, stack)
-        turns = _Turns(settings, progress, peers, cache_mb, servers)
-        result, pair, memory = await turns.taken()
+        turns = _Turns(settings, progress, peers, cache_mb)
+        await turns.start_caches(stack)
+        result, memory = await turns.taken()
         stale = await turns.stale() if peers.stale else {}
-    shapes = shapes_of(result, pair, peers.contestants)
-    measured = of_contestants(shapes, stale, memory)
+    shapes = shapes_of(result.figures)
     aims = judged(shapes, stale.get(TAO, []))
-    drawn = {name: msgspec.to_builtins(found) for name, found in measured.items()} | {
-        "aims": msgspec.to_builtins(aims),
-        "peers_win": peers_win(shapes),
-        "warming": {**msgspec.to_builtins(result.warming), "requests_per_node": result.warming.requests / peers.nodes},
-        "figures": [msgspec.to_builtins(each) for of in shapes.values() for each in of.values()],
-    }
     return ScenarioResult(
         summary=f"{SUMMARY} ({peers.workload})",
         conditions={
@@ -171,23 +145,25 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
             "round_seconds": settings.round_seconds,
             "answers_checked_of_each": result.checked,
         },
-        listings=[
-            each
-            for each in (
-                warming_listing(result.warming, peers.nodes), shape_listing(shapes), ratio_listing(measured),
-                stale_listing(measured), memory_listing(memory),
-            )
-            if each.rows
-        ],
+        listings=listings(shapes, stale, memory),
         notes=[*_NOTES, *_reservations(peers, result, memory), *peers_win(shapes)],
         aims=aims,
-        measured=drawn,
+        measured={
+            **of_contestants(shapes, stale, memory),
+            "aims": msgspec.to_builtins(aims),
+            "peers_win": peers_win(shapes),
+            "warming": {
+                **msgspec.to_builtins(result.warming),
+                "requests_per_node": result.warming.requests / peers.nodes,
+            },
+            "figures": msgspec.to_builtins(result.figures),
+        },
         faults=[
             f"{each.stale} of {each.reads} reads of tao within one tier were stale"
             for each in stale.get(TAO, [])
             if each.stale and each.within == ONE_TIER
         ],
-    )  # fmt: skip
+    )
 
 
 SCENARIO: Final = Scenario(
@@ -213,63 +189,44 @@ def _reservations(
         yield f"More memory than its budget, by over a tenth: {', '.join(over)}."
 
 
-async def _cache_servers(
-    contestants: Sequence[str], cache_mb: int, folder: Path, stack: AsyncExitStack
-) -> dict[str, tuple[PeerServer, ...]]:
-    """Run the peers' cache servers until the stack ends; returns them by contestant. Raises `OperatorError`."""
-    return {
-        name: tuple(
-            [
-                await stack.enter_async_context(_cache_server(name, folder / f"{name}-{number}", cache_mb))
-                for number in range(_CACHE_SERVERS)
-            ]
-        )
-        for name in (REDIS, MEMCACHED)
-        if name in contestants
-    }
-
-
-def _cache_server(name: str, folder: Path, megabytes: int) -> AbstractAsyncContextManager[PeerServer]:
-    if name == REDIS:
-        return private_server(REDIS_SERVER, folder, megabytes + REDIS_OWN_MB)
-    return private_server(MEMCACHED_SERVER, folder, megabytes)
-
-
 class _Turns:
     """The clusters, and the load processes over them."""
 
-    def __init__(
-        self,
-        settings: BenchSettings,
-        progress: Progress,
-        peers: PeersOptions,
-        cache_mb: int,
-        servers: dict[str, tuple[PeerServer, ...]],
-    ) -> None:
-        """``servers`` are the peers' cache servers."""
+    def __init__(self, settings: BenchSettings, progress: Progress, peers: PeersOptions, cache_mb: int) -> None:
         self._settings = settings
         self._progress = progress
         self._peers = peers
         self._cache_mb = cache_mb
-        self._ports = {name: tuple(each.port for each in some) for name, some in servers.items()}
-        self._cache_pids = {name: tuple(each.pid for each in some) for name, some in servers.items()}
+        self._caches: dict[str, list[PeerServer]] = {}
 
-    async def taken(self) -> tuple[PeersResult, tuple[str, list[PairResult]] | None, dict[str, list[ServerMemory]]]:
-        """Return the turns of all shapes, with those of several load processes separate, and the memory of the caches
-        afterwards."""
+    async def start_caches(self, stack: AsyncExitStack) -> None:
+        """Run the peers' cache servers until the stack ends. Raises `OperatorError`."""
+        for name, kind in LOOKASIDES.items():
+            if name in self._peers.contestants:
+                megabytes = self._cache_mb + kind.own_mb
+                folders = [self._settings.work_dir / f"{name}-{number}" for number in range(_CACHE_SERVERS)]
+                self._caches[name] = [
+                    await stack.enter_async_context(private_server(kind.program, folder, megabytes))
+                    for folder in folders
+                ]
+
+    async def taken(self) -> tuple[PeersResult, dict[str, list[ServerMemory]]]:
+        """Return the figures of all shapes, and the memory of the caches afterwards."""
         settings, peers = self._settings, self._peers
         async with DevCluster(self._cluster("peers", tiers=1), self._progress.step) as cluster:
             settings.versions.update(versions_of(cluster.database(_DATABASE)))
-            rivals = self._rivals(cluster, peers.nodes)
             processes = (await cluster.status()).processes
             pids = {process.name: process.pid for process in processes}
-            cache_pids = {TAO: (pids[FOLLOWER], pids[LEADER]), **self._cache_pids}
-            server_pids = {name: (*cache_pids.get(name, ()), pids[_DATABASE]) for name in peers.contestants}
-            if TAO in server_pids:  # a tailer caches nothing, and works for every write
-                server_pids[TAO] += tuple(process.pid for process in processes if process.role is Role.TAILER)
+            # A tailer caches nothing, and works for every write.
+            of_tao = (FOLLOWER, LEADER, *(each.name for each in processes if each.role is Role.TAILER))
+            server_pids = {name: {_DATABASE: pids[_DATABASE]} for name in peers.contestants}
+            for name, servers in self._caches.items():
+                server_pids[name] |= {f"{name}-{number}": each.pid for number, each in enumerate(servers)}
+            if TAO in server_pids:
+                server_pids[TAO] |= {name: pids[name] for name in of_tao}
             admins = (cluster.admin(FOLLOWER), cluster.admin(LEADER))
             job = PeersJob(
-                rivals=rivals,
+                rivals=self._rivals(cluster, peers.nodes),
                 server_pids=server_pids,
                 admins=admins,
                 shapes=peers.kinds,
@@ -279,43 +236,20 @@ class _Turns:
                     most_requests=peers.warm_requests,
                     most_seconds=peers.warm_seconds,
                 ),
-                rounds=settings.rounds,
-                round_seconds=settings.round_seconds,
+                pace=Pace(settings.rounds, settings.round_seconds),
                 rate=peers.rate,
             )
             result = await run_job(job, self._progress, settings.work_dir / "peers.log", PeersResult)
-            pair = await self._pair(rivals, server_pids, admins) if PAIR in peers.kinds else None
             memory = await memory_of(
-                self._cache_mb << 20, admins if TAO in peers.contestants else (), self._ports, cache_pids
+                self._cache_mb << 20,
+                admins if TAO in peers.contestants else (),
+                self._ports(),
+                {TAO: [pids[FOLLOWER], pids[LEADER]], **{n: [e.pid for e in of] for n, of in self._caches.items()}},
             )
-        return result, pair, memory
+        return result, memory
 
-    async def _pair(
-        self, rivals: Rivals, server_pids: dict[str, tuple[int, ...]], admins: tuple[str, str]
-    ) -> tuple[str, list[PairResult]]:
-        settings, awaiters = self._settings, max(1, self._peers.awaiters // _PROCESSES)
-        start = settings.work_dir / "start"
-        listening = ProgressListener(self._progress, _Starter(start).heard)
-        jobs = [
-            PairJob(
-                rivals=rivals,
-                server_pids={} if process else server_pids,
-                admins=None if process else admins,
-                process=process,
-                awaiters=awaiters,
-                rounds=settings.rounds,
-                round_seconds=settings.round_seconds,
-                start_file=str(start),
-            )
-            for process in range(_PROCESSES)
-        ]
-        async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(run_job(job, listening, settings.work_dir / f"pair-{job.process}.log", PairResult))
-                for job in jobs
-            ]
-        shape = f"{self._peers.workload}, {_PROCESSES} client processes of {awaiters} awaiters each"
-        return shape, [task.result() for task in tasks]
+    def _ports(self) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(each.port for each in servers) for name, servers in self._caches.items()}
 
     async def stale(self) -> dict[str, list[StaleReads]]:
         """Look for stale reads; returns them by contestant."""
@@ -349,8 +283,7 @@ class _Turns:
             tier=OWN_TIER,
             subject=_subject(self._settings, self._peers, nodes),
             host=LOOPBACK,
-            redis_ports=self._ports.get(REDIS, ()),
-            memcached_ports=self._ports.get(MEMCACHED, ()),
+            cache_ports=self._ports(),
             sql=SqlAddress(
                 host=database.host, port=database.port, user=administrator.user, password=administrator.password
             ),
@@ -365,20 +298,3 @@ def _subject(settings: BenchSettings, peers: PeersOptions, nodes: int) -> Subjec
         shards=4 if settings.toy else 16,
         ids_file=str(settings.work_dir / "ids.bin"),
     )
-
-
-class _Starter:
-    """Lets the load processes begin together once all are ready."""
-
-    def __init__(self, start: Path) -> None:
-        self._start = start
-        self._ready = 0
-
-    def heard(self, step: str) -> None:
-        """Count a load process that is ready, and write the start when it is the last."""
-        if step == READY:
-            self._ready += 1
-            if self._ready == _PROCESSES:
-                whole = self._start.with_suffix(".whole")
-                whole.write_text(str(perf_counter()))
-                whole.rename(self._start)
