@@ -17,7 +17,7 @@ import msgspec
 from loadtest.client_process import StepReport, run_job
 from loadtest.dataset import ITEM, LINK, VALUE_BYTES
 from loadtest.drivers import WrongAnswer, closed
-from loadtest.results import Aim, ScenarioResult, at_most
+from loadtest.results import Figure, ScenarioResult, at_most
 from loadtest.rounds import (
     MICRO,
     Comparison,
@@ -95,24 +95,6 @@ _COLUMNS: Final = {
 }
 
 
-class MissFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one shape over all rounds; microseconds of CPU are for one query."""
-
-    queries: int
-    per_second: float
-    """The median of the rounds."""
-    follower_us: float
-    leader_us: float
-    database_us: float
-    client_us: float
-    p50_ms: float
-    """Latency of a call, which has as many queries as the shape's batch."""
-    p99_ms: float
-    follower_missed: float
-    """Misses of the follower for a query."""
-    leader_missed: float
-
-
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Write a graph, empty the caches, and ask for each key once. Raises `OperatorError`."""
     part = _TOY_PART if settings.toy else 1
@@ -130,18 +112,28 @@ async def run(settings: BenchSettings, progress: Progress, _options: object) -> 
             shapes=shapes,
             keys=keys,
         )
-        measured = await run_job(job, progress, settings.work_dir / "misses.log", dict[str, MissFigures])
+        measured = await run_job(job, progress, settings.work_dir / "misses.log", dict[str, dict[str, float]])
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={"value_bytes": VALUE_BYTES, "edges_of_a_list": _EDGES, "rounds": settings.rounds},
-        listings=[listing(_COLUMNS, ({"shape": name, **msgspec.structs.asdict(of)} for name, of in measured.items()))],
+        listings=[listing(_COLUMNS, ({"shape": name, **found} for name, found in measured.items()))],
         notes=["Every key is asked for once, after follower and leader were restarted; CPU is for one query."],
-        aims=[aim for shape in shapes for aim in _aims(shape, measured[shape.name])],
-        measured=msgspec.to_builtins(measured),
+        aims=[
+            at_most(
+                f"a miss takes at most {bound:g} µs of the {role}",
+                measured[shape.name][f"{role}_us"],
+                bound,
+                shape.name,
+            )
+            for shape in shapes
+            for role, bound in (("follower", shape.follower_aim_us), ("leader", shape.leader_aim_us))
+        ],
+        measured=dict(measured),
         faults=[
-            f"{name}: only {each.follower_missed:.0%} and {each.leader_missed:.0%} missed in follower and leader"
-            for name, each in measured.items()
-            if min(each.follower_missed, each.leader_missed) < _LEAST_MISSES
+            f"{name}: only {found[f'{role}_missed']:.0%} of the queries missed in the {role}"
+            for name, found in measured.items()
+            for role in job.admins
+            if found[f"{role}_missed"] < _LEAST_MISSES
         ],
     )
 
@@ -151,16 +143,6 @@ SCENARIO: Final = Scenario(
     summary="CPU of a follower and its leader per query that no cache has, by operation and in batches",
     run=run,
 )
-
-
-def _aims(shape: MissShape, found: MissFigures) -> list[Aim]:
-    return [
-        at_most(f"a miss takes at most {bound:g} µs of the {role}", value, bound, shape.name)
-        for role, value, bound in (
-            ("follower", found.follower_us, shape.follower_aim_us),
-            ("leader", found.leader_us, shape.leader_aim_us),
-        )
-    ]
 
 
 async def _write(
@@ -201,47 +183,35 @@ class MissJob(msgspec.Struct, frozen=True, kw_only=True):
     keys: list[list[list[int]]]
     """Ids by round and by shape."""
 
-    async def work(self, report: StepReport) -> dict[str, MissFigures]:
-        """Return the figures by shape. Raises `TaoError`."""
+    async def work(self, report: StepReport) -> dict[str, dict[str, float]]:
+        """Return the figures by shape; CPU and misses are for one query. Raises `TaoError`."""
         settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
         async with connect(self.topology_file, settings=settings) as graph:
-            trials = [
-                Trial(
-                    shape.name,
-                    _drive(graph, shape, iter([of_round[number] for of_round in self.keys])),
-                    self.pids,
-                    shape.batch,
-                    self._misses,
-                )
-                for number, shape in enumerate(self.shapes)
-            ]
+            trials = []
+            for number, shape in enumerate(self.shapes):
+                drive = _drive(graph, shape, iter([of_round[number] for of_round in self.keys]))
+                trials.append(Trial(shape.name, drive, self.pids, shape.batch, self._misses))
             comparison = Comparison("misses", tuple(trials))
             pace = Pace(len(self.keys) - 1, math.inf)
             (turns,) = await take_all_turns([comparison], pace, lambda step, done: report(step, 0.5 + done / 2))
-        figures = figures_of(comparison, turns)
+        return {each.contestant: self._figures(each, turns[each.contestant]) for each in figures_of(comparison, turns)}
+
+    def _figures(self, figure: Figure, rounds: Sequence[Round]) -> dict[str, float]:
+        queries = figure.operations * figure.queries_per_operation
+        cpu = {role: sum(each.server_cpu[role] for each in rounds) / queries for role in self.pids}
+        missed = {role: sum(each.counts[role] for each in rounds) / queries for role in self.admins}
         return {
-            figure.contestant: MissFigures(
-                queries=figure.operations * figure.queries_per_operation,
-                per_second=round(figure.per_second, 1),
-                **_per_query(turns[figure.contestant], figure.operations * figure.queries_per_operation),
-                client_us=round(figure.client_cpu_us, 1),
-                p50_ms=round(figure.p50_us / 1000, 3),
-                p99_ms=round(figure.p99_us / 1000, 3),
-            )
-            for figure in figures
+            "queries": queries,
+            "per_second": round(figure.per_second, 1),
+            **{f"{role}_us": round(MICRO * seconds, 1) for role, seconds in cpu.items()},
+            "client_us": round(figure.client_cpu_us, 1),
+            "p50_ms": round(figure.p50_us / 1000, 3),
+            "p99_ms": round(figure.p99_us / 1000, 3),
+            **{f"{role}_missed": share for role, share in missed.items()},
         }
 
     async def _misses(self) -> dict[str, float]:
         return {role: (await server_stats(admin))["misses"] for role, admin in self.admins.items()}
-
-
-def _per_query(rounds: Sequence[Round], queries: int) -> dict[str, float]:
-    """Return the CPU and the misses of each role for a query."""
-    cpu = {
-        f"{role}_us": round(MICRO * sum(each.server_cpu[role] for each in rounds) / queries, 1)
-        for role in rounds[0].server_cpu
-    }
-    return cpu | {f"{role}_missed": sum(each.counts[role] for each in rounds) / queries for role in rounds[0].counts}
 
 
 def _drive(graph: Graph, shape: MissShape, keys: Iterator[list[int]]) -> Drive:
@@ -257,17 +227,11 @@ def _drive(graph: Graph, shape: MissShape, keys: Iterator[list[int]]) -> Drive:
 
 
 def _asking(graph: Graph, shape: MissShape) -> Callable[[list[int]], Awaitable[Source]]:
-    """Return the call that asks for one batch of a shape and checks its answers."""
-    one: dict[Operation, Callable[[int], Awaitable[Any]]] = {
-        "obj_get": graph.obj_get,
-        "assoc_count": lambda id1: graph.assoc_count(id1, LINK),
-        "assoc_range": lambda id1: graph.assoc_range(id1, LINK, 0, _EDGES),
-    }
-    several: dict[Operation, Callable[[list[int]], Awaitable[Sequence[Any]]]] = {
-        "obj_get": graph.obj_get_many,
-        "assoc_count": lambda ids: graph.assoc_count_many([(id1, LINK) for id1 in ids]),
-        "assoc_range": lambda ids: graph.assoc_range_many([(id1, LINK, 0, _EDGES) for id1 in ids]),
-    }
+    """Return the call that asks for one batch of a shape, of one query or by the many-form, and checks its answers."""
+    rest: tuple[Any, ...] = {"obj_get": (), "assoc_count": (LINK,), "assoc_range": (LINK, 0, _EDGES)}[shape.operation]
+    # Any: the operations have different answers.
+    one: Callable[..., Awaitable[Any]] = getattr(graph, shape.operation)
+    many: Callable[..., Awaitable[Sequence[Any]]] = getattr(graph, f"{shape.operation}_many")
 
     def is_right(answer: Any) -> bool:
         if shape.operation == "obj_get":
@@ -275,8 +239,10 @@ def _asking(graph: Graph, shape: MissShape) -> Callable[[list[int]], Awaitable[S
         return (answer if isinstance(answer, int) else len(answer)) == _EDGES
 
     async def ask(ids: list[int]) -> Source:
-        single = shape.batch == 1
-        answers = [await one[shape.operation](ids[0])] if single else await several[shape.operation](ids)
+        if shape.batch == 1:
+            answers: Sequence[Any] = (await one(ids[0], *rest),)
+        else:
+            answers = await many([(id1, *rest) for id1 in ids] if rest else ids)
         if not all(map(is_right, answers)):
             raise WrongAnswer(f"a query for one of {ids[:3]} found something else than what was written")
         return Source.UNKNOWN

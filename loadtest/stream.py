@@ -24,7 +24,10 @@ from loadtest.tao_reads import TRANSPORTS, GraphReads, open_graph, open_sessions
 from loadtest.target import OneFollower, one_follower
 from tao.cache.packed import CORE
 from tao.model.edge_block import header
-from tao.model.graph import COUNT_VALUE_BYTES, MAX_TIME, decode_count
+from tao.model.graph import COUNT_VALUE_BYTES, decode_count
+from tao.model.queries import CountQuery, EdgesQuery, ObjectQuery, RangeQuery, TimeRangeQuery
+from tao.model.queries import Query as SentQuery
+from tao.wire.read_batch import encode_queries
 from tao.wire.session import Session
 from tao.wire.v1 import session_pb2 as pb
 
@@ -35,7 +38,6 @@ _RATE: Final = 100_000
 _TOY_RATE: Final = 2_000
 _PREPARED_BATCHES: Final = 100
 _TIMEOUT_SECONDS: Final = 30.0
-_SLOTS: Final = list(Operation)
 _CPU: Final = Goal(measure=Measure.SERVER_CPU, bound=3)
 _P99: Final = Goal(measure=Measure.P99, bound=1_000)
 _NOTES: Final = [
@@ -109,7 +111,7 @@ class StreamJob(msgspec.Struct, frozen=True, kw_only=True):
             version, batches_per_second = self.cluster.topology_version, self.queries_per_second / self.batch
             comparisons, prepared = list[Comparison](), dict[str, list[Batch]]()
             for shape, queries in _shapes(data).items():
-                batches = prepared[shape] = await checked(ask, _batches(queries, self.batch), atype, version)
+                batches = prepared[shape] = await checked(ask, self._batches(queries), atype, version)
                 # The cost of an operation is the same over both transports.
                 names = opened if shape == MIX else [FRAMES]
                 drives = {name: sessions(opened[name], batches, version) for name in names}
@@ -119,6 +121,10 @@ class StreamJob(msgspec.Struct, frozen=True, kw_only=True):
             drives = {name: sessions_at_rate(each, mix, version, batches_per_second) for name, each in opened.items()}
             comparisons.append(self._comparison(f"{MIX}, {self.queries_per_second:,.0f} queries/s", drives, (_P99,)))
             return await compare_all(comparisons, self.pace, report)
+
+    def _batches(self, queries: Sequence[Query]) -> Iterator[list[Query]]:
+        endless = itertools.cycle(queries)
+        return (list(itertools.islice(endless, self.batch)) for _ in range(_PREPARED_BATCHES))
 
     def _comparison(self, shape: str, drives: dict[str, Drive], goals: tuple[Goal, ...]) -> Comparison:
         server = {"follower": self.cluster.follower_pid}
@@ -149,29 +155,25 @@ def _edge(stored: StoredList, place: int) -> Query:
     return Query(Operation.ASSOC_GET, stored.id1, id2=stored.edges[place % len(stored.edges)][0])
 
 
-def _batches(queries: Sequence[Query], size: int) -> Iterator[list[Query]]:
-    endless = itertools.cycle(queries)
-    for _ in range(_PREPARED_BATCHES):
-        yield sorted(itertools.islice(endless, size), key=lambda query: _SLOTS.index(query.operation))
-
-
 async def checked(
     ask: Callable[[pb.Request, float], Awaitable[pb.Answer]],
     batches: Iterable[list[Query]],
     atype: int,
     topology_version: int,
 ) -> list[Batch]:
-    """Send each batch once and return it with the size of its answer. Queries are ordered by slot.
+    """Send each batch once and return it with the size of its answer.
 
     Raises `WrongAnswer` when an answer is wrong."""
     checked = []
     for queries in batches:
-        message = read_batch(queries, atype)
+        message = pb.ReadBatch()
+        order = encode_queries([(_as_sent(query, atype), 0) for query in queries], message)
+        message.for_fill = False  # a client asks, and no cache
         answer = await ask(pb.Request(topology_version=topology_version, read=message), _TIMEOUT_SECONDS)
         values = answer.read.values
         # By slot: what the follower has evicted meanwhile comes in a later part of the answer.
         by_slot = dict(zip(answer.read.slots or range(len(values)), values, strict=True))
-        for slot, query in enumerate(queries):
+        for slot, query in enumerate(queries[index] for index in order):
             found = _found(query, by_slot[slot]) if slot in by_slot else answer.read.errors
             if found != query.expected:
                 raise WrongAnswer(f"{query} is answered with {found}")
@@ -185,31 +187,15 @@ def _found(query: Query, value: bytes) -> int:
     return decode_count(value)[1] if len(value) == COUNT_VALUE_BYTES else header(value)[2]
 
 
-def read_batch(queries: Sequence[Query], atype: int) -> pb.ReadBatch:
-    """Return the message of queries that are ordered by slot."""
-    batch = pb.ReadBatch()
-    for query in queries:
-        if query.operation is Operation.OBJ_GET:
-            batch.obj_ids.append(query.id)
-        elif query.operation is Operation.ASSOC_COUNT:
-            batch.count_id1s.append(query.id)
-            batch.count_atypes.append(atype)
-        elif query.operation is Operation.ASSOC_RANGE:
-            batch.range_id1s.append(query.id)
-            batch.range_atypes.append(atype)
-            batch.range_positions.append(0)
-            batch.range_limits.append(query.limit)
-        elif query.operation is Operation.ASSOC_TIME_RANGE:
-            batch.time_range_id1s.append(query.id)
-            batch.time_range_atypes.append(atype)
-            batch.time_range_highs.append(query.high)
-            batch.time_range_lows.append(query.low)
-            batch.time_range_limits.append(query.limit)
-        else:
-            batch.get_id1s.append(query.id)
-            batch.get_atypes.append(atype)
-            batch.get_id2_counts.append(1)
-            batch.get_id2s.append(query.id2)
-            batch.get_highs.append(MAX_TIME)
-            batch.get_lows.append(0)
-    return batch
+def _as_sent(query: Query, atype: int) -> SentQuery:
+    match query.operation:
+        case Operation.OBJ_GET:
+            return ObjectQuery(query.id)
+        case Operation.ASSOC_COUNT:
+            return CountQuery(query.id, atype)
+        case Operation.ASSOC_RANGE:
+            return RangeQuery(query.id, atype, 0, query.limit)
+        case Operation.ASSOC_TIME_RANGE:
+            return TimeRangeQuery(query.id, atype, query.high, query.low, query.limit)
+        case Operation.ASSOC_GET:
+            return EdgesQuery(query.id, atype, (query.id2,))

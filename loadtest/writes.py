@@ -15,6 +15,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
@@ -41,15 +42,6 @@ ONE_BY_ONE: Final = "one by one"
 PEER: Final = "peer"
 _PEER_NUMBER: Final = 2
 """The number of that type in `schema.yaml`."""
-_SHARDS: Final = (8, 32)
-_WRITERS: Final = 64
-_IDS: Final = 32_000
-"""Ends of edges, over all shards: lists stay short, and two writers seldom want the same."""
-_BUFFER_POOL_MB: Final = 512
-_TOY_SHARDS: Final = (2,)
-_TOY_WRITERS: Final = 4
-_TOY_IDS: Final = 100
-_TOY_BUFFER_POOL_MB: Final = 64
 _GRAPH_IDS_MS: Final = 1_600_000_000_000
 _DIRECT_IDS_MS: Final = 1_650_000_000_000
 """The two sides' ids lie in different milliseconds, so that they share no row."""
@@ -62,6 +54,17 @@ _GOALS: Final = (
     Goal(measure=Measure.RATE, bound=1.5, against=ONE_BY_ONE),
 )
 
+
+@dataclass(frozen=True, slots=True)
+class _Size:
+    shards: tuple[int, ...] = (8, 32)
+    writers: int = 64
+    ids: int = 32_000
+    """Ends of edges, over all shards: lists stay short, and two writers seldom want the same."""
+    buffer_pool_mb: int = 512
+
+
+_TOY: Final = _Size((2,), 4, 100, 64)
 Pair = tuple[int, int]
 EdgeToWrite = tuple[int, int, int]
 """``(id1, id2, time)``."""
@@ -69,16 +72,16 @@ EdgeToWrite = tuple[int, int, int]
 
 async def run(settings: BenchSettings, progress: Progress, _options: object) -> ScenarioResult:
     """Measure the writers with few and with many shards. Raises `OperatorError`."""
-    figures: list[Figure] = []
-    shapes = _TOY_SHARDS if settings.toy else _SHARDS
-    for number, shards in enumerate(shapes):
-        part = PartOfProgress(progress, number / len(shapes), 1 / len(shapes))
-        figures += await _with_shards(shards, settings, part)
+    size = _TOY if settings.toy else _Size()
+    figures = list[Figure]()
+    for number, shards in enumerate(size.shards):
+        part = PartOfProgress(progress, number / len(size.shards), 1 / len(size.shards))
+        figures += await _with_shards(shards, size, settings, part)
     return ScenarioResult(
         summary=SCENARIO.summary,
         conditions={
-            "writers": _TOY_WRITERS if settings.toy else _WRITERS,
-            "buffer_pool_mb": _TOY_BUFFER_POOL_MB if settings.toy else _BUFFER_POOL_MB,
+            "writers": size.writers,
+            "buffer_pool_mb": size.buffer_pool_mb,
             "durability": "full",
             "rounds": settings.rounds,
             "round_seconds": settings.round_seconds,
@@ -95,12 +98,12 @@ SCENARIO: Final = Scenario(
 )
 
 
-async def _with_shards(shards: int, settings: BenchSettings, progress: Progress) -> list[Figure]:
+async def _with_shards(shards: int, size: _Size, settings: BenchSettings, progress: Progress) -> list[Figure]:
     cluster_settings = ClusterSettings(
         state_dir=settings.work_dir / f"writes-{shards}",
         shape=Shape(tiers=1, followers=1, leaders=1, databases=1, shards=shards),
         schema_file=SCHEMA,
-        buffer_pool_mb=_TOY_BUFFER_POOL_MB if settings.toy else _BUFFER_POOL_MB,
+        buffer_pool_mb=size.buffer_pool_mb,
         durability=Durability.FULL,
     )
     async with DevCluster(cluster_settings, progress.step) as cluster:
@@ -115,8 +118,8 @@ async def _with_shards(shards: int, settings: BenchSettings, progress: Progress)
             database_name=database_name,
             database=SqlAddress(host=database.host, port=database.port, user=account.user, password=account.password),
             shards=shards,
-            writers=_TOY_WRITERS if settings.toy else _WRITERS,
-            ids_per_shard=(_TOY_IDS if settings.toy else _IDS) // shards,
+            writers=size.writers,
+            ids_per_shard=size.ids // shards,
             pace=Pace(settings.rounds, settings.round_seconds),
         )
         return await run_job(job, progress, settings.work_dir / f"writes-{shards}.log", list[Figure])

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -39,22 +39,22 @@ _RATIOS: Final = {
 """What is compared, and the field of a figure that has it."""
 
 
-class CacheCounts(msgspec.Struct, frozen=True, kw_only=True):
+class CacheCounts(NamedTuple):
     """Counts of reads between two moments."""
 
-    hits: int = 0
+    hits: int
     """Reads answered without the database, and without waiting for another's fetch."""
-    joined: int = 0
+    joined: int
     """Reads that waited for another's fetch; for tao, in the follower."""
-    misses: int = 0
+    misses: int
     """Reads that asked the database."""
     in_follower: int = 0
     """Hits of tao from the follower's own memory."""
 
     @property
-    def reads(self) -> int:
-        """All reads."""
-        return self.hits + self.joined + self.misses
+    def hit_rate(self) -> float:
+        """The share of the hits."""
+        return self.hits / max(1, self.hits + self.joined + self.misses)
 
 
 def counts_of_tao(grown: Counts) -> CacheCounts:
@@ -63,7 +63,7 @@ def counts_of_tao(grown: Counts) -> CacheCounts:
     # Follower misses that did not become leader misses were either hits of the leader or joined one of its fetches.
     spared = max(0, misses - leader_misses)
     joined = min(int(grown["joined"]), spared)
-    return CacheCounts(hits=hits + spared - joined, joined=joined, misses=leader_misses, in_follower=hits)
+    return CacheCounts(hits + spared - joined, joined, leader_misses, hits)
 
 
 class PeerFigure(Figure, frozen=True, kw_only=True):
@@ -110,9 +110,8 @@ def peer_figures(kind: str, comparison: Comparison, turns: Turns) -> list[PeerFi
 def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigure:
     of_tao = figure.contestant == TAO
     counts = [counts_of_tao(each.counts) if of_tao else _counts(each) for each in rounds]
-    hits, joined, misses, in_follower = (
-        sum(getattr(each, name) for each in counts) for name in CacheCounts.__struct_fields__
-    )
+    whole = CacheCounts(*map(sum, zip(*counts, strict=True)))
+    hits, joined, misses, in_follower = whole
     reads, tells = max(1, hits + joined + misses), figure.contestant != MYSQL and figure.queries_per_operation == 1
     first_reads = [each.counts["first_reads"] for each in rounds if "first_reads" in each.counts]
     latencies = sorted(chain.from_iterable(each.samples.ordered() for each in rounds))
@@ -122,7 +121,7 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
     return PeerFigure(
         **msgspec.structs.asdict(figure),
         kind=kind,
-        rounds_hit_rate=[each.hits / max(1, each.reads) for each in counts] if tells else [],
+        rounds_hit_rate=[each.hit_rate for each in counts] if tells else [],
         rounds_p99_us=[percentile(each.samples.ordered(), 0.99) * MICRO for each in rounds],
         quantiles_ms={f"{each:g}": 1000 * percentile(latencies, each / 100) for each in _PERCENTS},
         total_cpu_us=figure.server_cpu_us + figure.client_cpu_us,
@@ -132,7 +131,7 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
         hits=hits,
         joined=joined,
         misses=misses,
-        hit_rate=hits / reads if tells else None,
+        hit_rate=whole.hit_rate if tells else None,
         joined_share=joined / reads if tells else None,
         follower_hit_rate=in_follower / reads if tells and of_tao else None,
         # Not every first read asks the database: a tao server that has a list's count knows when the list is empty.
@@ -143,8 +142,7 @@ def _peer_figure(kind: str, figure: Figure, rounds: Sequence[Round]) -> PeerFigu
 
 
 def _counts(turn: Round) -> CacheCounts:
-    hits, joined, misses, _ = map(len, turn.samples.by_source)
-    return CacheCounts(hits=hits, joined=joined, misses=misses)
+    return CacheCounts(*(len(turn.samples.by_source[how]) for how in (Source.HIT, Source.JOINED, Source.MISS)))
 
 
 def _summary(rounds: Sequence[Round], *sources: Source) -> LatencySummary | None:

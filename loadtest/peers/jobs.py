@@ -183,8 +183,7 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
             before = await self._tao_counters() if name == TAO else {}
             hows = await ask_all(peer, stream, requests)
             if name == TAO:
-                counted = counts_of_tao(since(before, await self._tao_counters()))
-                return counted.hits / max(1, counted.reads)
+                return counts_of_tao(since(before, await self._tao_counters())).hit_rate
             reads = sum(how is not Source.UNKNOWN for how in hows)
             return hows.count(Source.HIT) / max(1, reads) if name in CACHES else None
 

@@ -118,17 +118,14 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
         peers = peers.at_toy_size()
     if peers.seconds is not None:
         settings = replace(settings, seconds=peers.seconds)
-    for name in set(peers.contestants) & set(LOOKASIDES):
-        program = LOOKASIDES[name].program
-        settings.versions[program.name] = program.version()
     progress.step("planning the graph")
     data_bytes = _subject(settings, peers, peers.nodes).plan().payload_bytes
     cache_mb = max(_SMALLEST_MB, round(data_bytes * peers.cache_share) >> 20)
     async with AsyncExitStack() as stack:
-        turns = _Turns(settings, progress, peers, cache_mb)
-        await turns.start_caches(stack)
-        result, memory = await turns.taken()
-        stale = await turns.stale() if peers.stale else {}
+        caches = await _start_caches(settings, peers, cache_mb, stack)
+        run_of = _Clusters(settings, progress, peers, cache_mb, caches)
+        result, memory = await run_of.turns()
+        stale = await run_of.stale() if peers.stale else {}
     shapes = shapes_of(result.figures)
     aims = judged(shapes, stale.get(TAO, []))
     return ScenarioResult(
@@ -189,38 +186,41 @@ def _reservations(
         yield f"More memory than its budget, by over a tenth: {', '.join(over)}."
 
 
-class _Turns:
-    """The clusters, and the load processes over them."""
+async def _start_caches(
+    settings: BenchSettings, peers: PeersOptions, cache_mb: int, stack: AsyncExitStack
+) -> dict[str, list[PeerServer]]:
+    """Run the peers' cache servers until the stack ends. Raises `OperatorError`."""
+    caches: dict[str, list[PeerServer]] = {}
+    for name in (each for each in peers.contestants if each in LOOKASIDES):
+        kind = LOOKASIDES[name]
+        settings.versions[kind.program.name] = kind.program.version()
+        for number in range(_CACHE_SERVERS):
+            server = private_server(kind.program, settings.work_dir / f"{name}-{number}", cache_mb + kind.own_mb)
+            caches.setdefault(name, []).append(await stack.enter_async_context(server))
+    return caches
 
-    def __init__(self, settings: BenchSettings, progress: Progress, peers: PeersOptions, cache_mb: int) -> None:
-        self._settings = settings
-        self._progress = progress
-        self._peers = peers
-        self._cache_mb = cache_mb
-        self._caches: dict[str, list[PeerServer]] = {}
 
-    async def start_caches(self, stack: AsyncExitStack) -> None:
-        """Run the peers' cache servers until the stack ends. Raises `OperatorError`."""
-        for name, kind in LOOKASIDES.items():
-            if name in self._peers.contestants:
-                megabytes = self._cache_mb + kind.own_mb
-                folders = [self._settings.work_dir / f"{name}-{number}" for number in range(_CACHE_SERVERS)]
-                self._caches[name] = [
-                    await stack.enter_async_context(private_server(kind.program, folder, megabytes))
-                    for folder in folders
-                ]
+@dataclass(frozen=True, slots=True)
+class _Clusters:
+    """The clusters of a run, and the load processes over them."""
 
-    async def taken(self) -> tuple[PeersResult, dict[str, list[ServerMemory]]]:
+    settings: BenchSettings
+    progress: Progress
+    peers: PeersOptions
+    cache_mb: int
+    caches: dict[str, list[PeerServer]]
+
+    async def turns(self) -> tuple[PeersResult, dict[str, list[ServerMemory]]]:
         """Return the figures of all shapes, and the memory of the caches afterwards."""
-        settings, peers = self._settings, self._peers
-        async with DevCluster(self._cluster("peers", tiers=1), self._progress.step) as cluster:
+        settings, peers = self.settings, self.peers
+        async with self._cluster("peers", tiers=1) as cluster:
             settings.versions.update(versions_of(cluster.database(_DATABASE)))
             processes = (await cluster.status()).processes
             pids = {process.name: process.pid for process in processes}
             # A tailer caches nothing, and works for every write.
             of_tao = (FOLLOWER, LEADER, *(each.name for each in processes if each.role is Role.TAILER))
             server_pids = {name: {_DATABASE: pids[_DATABASE]} for name in peers.contestants}
-            for name, servers in self._caches.items():
+            for name, servers in self.caches.items():
                 server_pids[name] |= {f"{name}-{number}": each.pid for number, each in enumerate(servers)}
             if TAO in server_pids:
                 server_pids[TAO] |= {name: pids[name] for name in of_tao}
@@ -239,49 +239,47 @@ class _Turns:
                 pace=Pace(settings.rounds, settings.round_seconds),
                 rate=peers.rate,
             )
-            result = await run_job(job, self._progress, settings.work_dir / "peers.log", PeersResult)
+            result = await run_job(job, self.progress, settings.work_dir / "peers.log", PeersResult)
             memory = await memory_of(
-                self._cache_mb << 20,
+                self.cache_mb << 20,
                 admins if TAO in peers.contestants else (),
                 self._ports(),
-                {TAO: [pids[FOLLOWER], pids[LEADER]], **{n: [e.pid for e in of] for n, of in self._caches.items()}},
+                {TAO: [pids[FOLLOWER], pids[LEADER]], **{n: [e.pid for e in of] for n, of in self.caches.items()}},
             )
         return result, memory
 
     def _ports(self) -> dict[str, tuple[int, ...]]:
-        return {name: tuple(each.port for each in servers) for name, servers in self._caches.items()}
+        return {name: tuple(each.port for each in servers) for name, servers in self.caches.items()}
 
     async def stale(self) -> dict[str, list[StaleReads]]:
         """Look for stale reads; returns them by contestant."""
-        settings = self._settings
-        async with DevCluster(self._cluster("stale", tiers=2), self._progress.step) as cluster:
+        settings = self.settings
+        async with self._cluster("stale", tiers=2) as cluster:
             rivals = self._rivals(cluster, 400 if settings.toy else _STALE_NODES)
             job = StaleJob(rivals=rivals, seconds=0.5 if settings.toy else 5.0)
-            return (await run_job(job, self._progress, settings.work_dir / "stale.log", StaleResult)).found
+            return (await run_job(job, self.progress, settings.work_dir / "stale.log", StaleResult)).found
 
-    def _cluster(self, name: str, tiers: int) -> ClusterSettings:
-        return ClusterSettings(
-            state_dir=self._settings.work_dir / name,
-            shape=Shape(tiers=tiers, followers=1, leaders=1, databases=1, shards=self._shards),
+    def _cluster(self, name: str, tiers: int) -> DevCluster:
+        shards = _subject(self.settings, self.peers, 0).shards
+        own = ClusterSettings(
+            state_dir=self.settings.work_dir / name,
+            shape=Shape(tiers=tiers, followers=1, leaders=1, databases=1, shards=shards),
             schema_file=SCHEMA,
-            buffer_pool_mb=64 if self._settings.toy else 1024,
+            buffer_pool_mb=64 if self.settings.toy else 1024,
             durability=Durability.RELAXED,
-            cache_mb=self._cache_mb,
+            cache_mb=self.cache_mb,
             log_level="warning",
         )
-
-    @property
-    def _shards(self) -> int:
-        return _subject(self._settings, self._peers, 0).shards
+        return DevCluster(own, self.progress.step)
 
     def _rivals(self, cluster: DevCluster, nodes: int) -> Rivals:
         database = cluster.database(_DATABASE)
         administrator = service_accounts(cluster.record.passwords).administrator
         return Rivals(
-            contestants=self._peers.contestants,
+            contestants=self.peers.contestants,
             topology_file=str(cluster.topology_path),
             tier=OWN_TIER,
-            subject=_subject(self._settings, self._peers, nodes),
+            subject=_subject(self.settings, self.peers, nodes),
             host=LOOPBACK,
             cache_ports=self._ports(),
             sql=SqlAddress(

@@ -170,9 +170,9 @@ def test_of_tao_too_who_joins_a_fetch_has_not_hit() -> None:
     grown = {"hits": 90.0, "misses": 20.0, "joined": 3.0, "leader_misses": 12.0}
     found = counts_of_tao(grown)
     assert found == CacheCounts(hits=95, joined=3, misses=12, in_follower=90)
-    assert found.reads == 110
+    assert found.hit_rate == 95 / 110
     # More than the leader spared: those joined what went to the database.
-    assert counts_of_tao({**grown, "joined": 50.0}).reads == 110
+    assert counts_of_tao({**grown, "joined": 50.0}) == CacheCounts(hits=90, joined=8, misses=12, in_follower=90)
 
 
 async def test_a_turn_counts_hits_misses_failures_and_what_was_looked_at() -> None:
