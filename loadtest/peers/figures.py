@@ -7,7 +7,7 @@ round and not into all.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,12 +18,19 @@ from loadtest.peers.caches import LOOKASIDES, REDIS
 from loadtest.peers.contestants import MYSQL, TAO
 from loadtest.peers.staleness import ONE_TIER, StaleReads
 from loadtest.published.latencies import LatencySummary
-from loadtest.results import Aim, Figure, Listing
+from loadtest.results import Aim, Figure, Goal, Listing, Measure, at_most
 from loadtest.rounds import MICRO, Comparison, Counts, Round, Source, Turns, figures_of, percentile
 from loadtest.table import listing
 from tao.admin.server_stats import server_stats
 from tao.devcluster.ports import LOOPBACK
 
+MANY: Final = "many"
+OPEN: Final = "open"
+ONE: Final = "one"
+BATCHES: Final = "batches"
+PAIR: Final = "pair"
+SHAPES: Final = (MANY, OPEN, ONE, BATCHES, PAIR)
+"""Kinds of load, in the order in which they run."""
 PEERS: Final = (*LOOKASIDES, MYSQL)
 _PERCENTS: Final = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99, 99.5, 99.9, 100)
 _THROUGHPUT: Final = {REDIS: 3.0, MYSQL: 5.0}
@@ -71,7 +78,7 @@ class PeerFigure(Figure, frozen=True, kw_only=True):
     an operation is one request, of ``queries_per_operation`` queries."""
 
     kind: str
-    """The kind of load: one of `loadtest.peers.jobs.SHAPES`."""
+    """The kind of load: one of `SHAPES`."""
     rounds_hit_rate: list[float]
     """Share of the reads answered without the database, by round; empty where there is no ``hit_rate``."""
     rounds_p99_us: list[float]
@@ -249,30 +256,30 @@ def ratios(ours: PeerFigure, theirs: PeerFigure) -> dict[str, float]:
     return found
 
 
-def judged(shapes: Shapes, stale: Sequence[StaleReads]) -> list[Aim]:
-    """Return every aim that was measured. ``stale`` has tao's stale reads, and is empty when the run did not look for
-    them."""
-    with_tao = {shape: of for shape, of in shapes.items() if TAO in of}
-    throughputs, tails = list[Aim](), list[Aim]()
-    for shape, of in with_tao.items():
-        for name in (each for each in PEERS if each in of):
-            ratio, kind, bound = ratios(of[TAO], of[name]), of[TAO].kind, _THROUGHPUT.get(name)
-            if kind == "many" and bound is not None:
-                value, aim = ratio["throughput"], f"throughput at least {bound:g} × {name}"
-                throughputs.append(Aim(aim=aim, shape=shape, value=value, bound=bound, met=value >= bound))
-            if kind in ("many", "open"):
-                value, aim = ratio["p99"], f"p99 lower than {name}"
-                tails.append(Aim(aim=aim, shape=shape, value=value, bound=1.0, met=value > 1))
-    return [*throughputs, *tails, *_nothing_wrong(with_tao, stale)]
+def goals_of(kind: str, contestants: Collection[str]) -> dict[str, tuple[Goal, ...]]:
+    """Return tao's goals in a kind of load beside the contestants that take part: multiples of their throughput where
+    many awaiters ask, and lower tails there and at a constant rate."""
+    peers = [name for name in PEERS if name in contestants]
+    goals: list[Goal] = []
+    if kind == MANY:
+        goals += [
+            Goal(measure=Measure.RATE, bound=_THROUGHPUT[name], against=name) for name in peers if name in _THROUGHPUT
+        ]
+    if kind in (MANY, OPEN):
+        goals += [Goal(measure=Measure.P99, bound=1, against=name) for name in peers]
+    return {TAO: tuple(goals)} if TAO in contestants else {}
 
 
-def _nothing_wrong(with_tao: Shapes, stale: Sequence[StaleReads]) -> Iterator[Aim]:
+def nothing_wrong(shapes: Shapes, stale: Sequence[StaleReads]) -> Iterator[Aim]:
+    """Yield the aims that do not depend on speed. ``stale`` has tao's stale reads, and is empty when the run did not
+    look for them."""
     if stale:
-        within = sum(each.stale for each in stale if each.within == ONE_TIER)
-        yield Aim(aim="no stale read of tao within the tier", value=within, bound=0, met=not within)
-    if with_tao:
-        failed = sum(sum(of[TAO].failed.values()) for of in with_tao.values())
-        yield Aim(aim="no failed request of tao", value=failed, bound=0, met=not failed)
+        yield at_most(
+            "no stale read of tao within the tier", sum(each.stale for each in stale if each.within == ONE_TIER), 0
+        )
+    ours = [of[TAO] for of in shapes.values() if TAO in of]
+    if ours:
+        yield at_most("no failed request of tao", sum(sum(each.failed.values()) for each in ours), 0)
 
 
 def peers_win(shapes: Shapes) -> list[str]:
@@ -283,7 +290,7 @@ def peers_win(shapes: Shapes) -> list[str]:
             better = [
                 f"{what.replace('_', ' ').replace('cpu', 'CPU')} ({value:.2f} ×)"
                 for what, value in ratios(of[TAO], of[name]).items()
-                if 0 < value < 1 and not (what == "throughput" and of[name].kind == "open")
+                if 0 < value < 1 and not (what == "throughput" and of[name].kind == OPEN)
             ]
             if better:
                 found.append(f"{shape}: {name} is better in {', '.join(better)}")

@@ -26,7 +26,7 @@ from loadtest.client_process import StepReport, run_job
 from loadtest.drivers import at_rate, closed
 from loadtest.peers.arena import CACHES, OBJECTS_OF_A_BATCH, PeerGraph, Prepared, Rivals
 from loadtest.peers.contestants import TAO, Peer
-from loadtest.peers.figures import PeerFigure, counts_of_tao, peer_figures
+from loadtest.peers.figures import BATCHES, MANY, ONE, OPEN, PAIR, PeerFigure, counts_of_tao, goals_of, peer_figures
 from loadtest.peers.warm_up import WarmBounds, Warming, Window, ask_all, warmed
 from loadtest.rounds import (
     Comparison,
@@ -45,13 +45,6 @@ from tao.admin.server_stats import server_stats
 from tao.devcluster.ports import LOOPBACK
 from tao.model.errors import OperatorError, TaoError
 
-MANY: Final = "many"
-OPEN: Final = "open"
-ONE: Final = "one"
-BATCHES: Final = "batches"
-PAIR: Final = "pair"
-SHAPES: Final = (MANY, OPEN, ONE, BATCHES, PAIR)
-"""Kinds of load, in the order in which they run."""
 FAILURES: Final = (
     TaoError, pymysql.err.MySQLError, redis.exceptions.RedisError, aiomcache.ClientException, OSError, TimeoutError,
 )  # fmt: skip
@@ -145,8 +138,12 @@ class PeersJob(msgspec.Struct, frozen=True, kw_only=True):
             return plain if kind != PAIR or second is None else second.trial(plain, peer)
 
         trials = tuple(trial(name, peer) for name, peer in arena.peers.items())
-        stretch = _OPEN_LOOP_STRETCH if kind == OPEN else 1.0
-        return Comparison(f"{self.rivals.subject.workload}, {text}", trials, stretch=stretch)
+        return Comparison(
+            f"{self.rivals.subject.workload}, {text}",
+            trials,
+            aims=goals_of(kind, arena.peers),
+            stretch=_OPEN_LOOP_STRETCH if kind == OPEN else 1.0,
+        )
 
     def _counters(self, arena: PeerGraph, name: str, requests: Prepared, *, knows_all: bool) -> Counters:
         """Return what a contestant's counters are read by. ``knows_all``: whether this process has asked for every key

@@ -35,15 +35,24 @@ from loadtest.peer_servers import PeerServer, private_server
 from loadtest.peers.arena import CONTESTANTS, Rivals
 from loadtest.peers.caches import LOOKASIDES
 from loadtest.peers.contestants import MYSQL, TAO
-from loadtest.peers.figures import ServerMemory, judged, listings, memory_of, of_contestants, peers_win, shapes_of
-from loadtest.peers.jobs import SHAPES, PeersJob, PeersResult
+from loadtest.peers.figures import (
+    SHAPES,
+    ServerMemory,
+    listings,
+    memory_of,
+    nothing_wrong,
+    of_contestants,
+    peers_win,
+    shapes_of,
+)
+from loadtest.peers.jobs import PeersJob, PeersResult
 from loadtest.peers.sql_graph import SqlAddress
 from loadtest.peers.staleness import ONE_TIER, StaleJob, StaleReads, StaleResult
 from loadtest.peers.warm_up import WarmBounds
 from loadtest.published.jobs import Subject
 from loadtest.published.run import SCHEMA
 from loadtest.published.workload import workload_names
-from loadtest.results import ScenarioResult
+from loadtest.results import ScenarioResult, aims_of
 from loadtest.rounds import Pace
 from loadtest.scenario import BenchSettings, Progress, Scenario
 from loadtest.target import FOLLOWER, LEADER, OWN_TIER, versions_of
@@ -127,7 +136,7 @@ async def run(settings: BenchSettings, progress: Progress, peers: PeersOptions) 
         result, memory = await run_of.turns()
         stale = await run_of.stale() if peers.stale else {}
     shapes = shapes_of(result.figures)
-    aims = judged(shapes, stale.get(TAO, []))
+    aims = [*aims_of(result.figures), *nothing_wrong(shapes, stale.get(TAO, []))]
     return ScenarioResult(
         summary=f"{SUMMARY} ({peers.workload})",
         conditions={

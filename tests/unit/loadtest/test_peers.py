@@ -17,8 +17,9 @@ from loadtest.peers.figures import (
     CacheCounts,
     PeerFigure,
     counts_of_tao,
-    judged,
+    goals_of,
     listings,
+    nothing_wrong,
     of_contestants,
     peer_figures,
     peers_win,
@@ -238,21 +239,29 @@ def shape(kind: str, ours: float, contestants: tuple[str, ...] = CONTESTANTS) ->
     }
 
 
-def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_shape() -> None:
-    shapes = {"many": shape("many", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
-    shapes["one"][MEMCACHED] = figure("one", MEMCACHED, 400.0, 1_000.0)
-    shapes["one"][TAO] = figure("one", TAO, 310.0, 500.0, failed={"TimeoutError": 2})
+def test_aims_are_throughput_and_tails_beside_whoever_takes_part_and_nothing_wrong() -> None:
+    def texts(kind: str, *names: str) -> list[str]:
+        return [goal.describe() for goal in goals_of(kind, names).get(TAO, ())]
+
+    assert texts("many", *CONTESTANTS) == [
+        "≥ 3 × redis_lookaside", "≥ 5 × mysql", "≤ 1 × redis_lookaside", "≤ 1 × memcached_lookaside", "≤ 1 × mysql",
+    ]  # fmt: skip
+    assert texts("open", TAO, MYSQL) == ["≤ 1 × mysql"]
+    assert texts("one", *CONTESTANTS) == texts("many", MYSQL) == []
+    shapes = {"many": shape("many", 900.0), "one": shape("one", 500.0)}
     stale = [
         StaleReads(reads=10, stale=0, within="one tier", stale_by_kind={}),
         StaleReads(reads=10, stale=3, within="two tiers", stale_by_kind={}),
     ]
-    aims = {(each.aim, each.shape): each.met for each in judged(shapes, stale)}
-    assert aims["throughput at least 3 × redis_lookaside", "many"]
-    assert not aims["throughput at least 5 × mysql", "many"]
-    assert [met for (_, where), met in aims.items() if where == "many"][2:] == [True] * 3
-    assert [met for (_, where), met in aims.items() if where == "open"] == [False] * 3
-    assert aims["no stale read of tao within the tier", ""]
-    assert not aims["no failed request of tao", ""]
+    assert [each.met for each in nothing_wrong(shapes, stale)] == [True, True]
+    shapes["one"][TAO] = figure("one", TAO, 310.0, 500.0, failed={"TimeoutError": 2})
+    (aim,) = nothing_wrong(shapes, [])
+    assert (aim.aim, aim.value, aim.met) == ("no failed request of tao", 2, False)
+
+
+def test_a_peer_that_wins_is_named_in_any_shape() -> None:
+    shapes = {"many": shape("many", 900.0), "open": shape("open", 2_000.0), "one": shape("one", 500.0)}
+    shapes["one"][MEMCACHED] = figure("one", MEMCACHED, 400.0, 1_000.0)
     wins = peers_win(shapes)
     assert [each for each in wins if each.startswith("one")] == [
         "one: memcached_lookaside is better in throughput (0.78 ×)"
@@ -261,13 +270,11 @@ def test_every_aim_is_judged_in_both_loops_and_a_peer_that_wins_is_named_in_any_
 
 
 def test_of_some_contestants_and_shapes_what_can_be_compared_is() -> None:
-    with_tao = {"open": shape("open", 500.0, (TAO, MYSQL))}
-    assert [each.aim for each in judged(with_tao, [])] == ["p99 lower than mysql", "no failed request of tao"]
-    found = of_contestants(with_tao, {}, {})
+    found = of_contestants({"open": shape("open", 500.0, (TAO, MYSQL))}, {}, {})
     assert list(found) == [TAO, MYSQL]
     assert (found[MYSQL]["ratio"]["throughput"], found[MYSQL]["stale_reads"]) == (3.1, None)
     without = {"many": shape("many", 500.0, (MYSQL,))}
-    assert (judged(without, []), peers_win(without)) == ([], [])
+    assert (list(nothing_wrong(without, [])), peers_win(without)) == ([], [])
     assert of_contestants(without, {}, {})[MYSQL]["ratio"] == {}
 
 
