@@ -21,6 +21,8 @@ from tao.wire.v1 import session_pb2 as pb
 _TIMEOUT_SECONDS: Final = 10.0
 _MAX_UNDER_WAY: Final = 1_000
 """Messages unanswered at once at a constant rate; the rest begins late."""
+_UNKNOWN: Final = Source.UNKNOWN
+"""Looking up a member of an enumeration would cost every operation a tenth of a microsecond."""
 Item = TypeVar("Item")
 Ask = Callable[[Item], Awaitable[Source]]
 """Does one operation and looks at its answer. Returns the source of the answer."""
@@ -44,10 +46,11 @@ class Call(NamedTuple):
 
 
 async def _ask_call(call: Call) -> Source:
-    got = call.size(await call.function(*call.arguments))
-    if got != call.expected:
-        raise WrongAnswer(f"{call.function.__qualname__}{call.arguments!r:.200} answered {got}, not {call.expected}")
-    return Source.UNKNOWN
+    function, arguments, size, expected = call
+    got = size(await function(*arguments))
+    if got != expected:
+        raise WrongAnswer(f"{function.__qualname__}{arguments!r:.200} answered {got}, not {expected}")
+    return _UNKNOWN
 
 
 def closed(ask: Ask[Item], streams: Sequence[Iterator[Item]], failures: tuple[type[Exception], ...] = ()) -> Drive:

@@ -322,5 +322,7 @@ async def _second_process(job: PeersJob) -> AsyncIterator[SecondProcess]:
             writer.close()
             await running
         finally:
+            if connected.done():
+                connected.result()[1].close()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
