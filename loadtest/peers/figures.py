@@ -315,6 +315,10 @@ _IN_SHAPES: Final = {
     "first reads": "{first_read_share:.1%}",
     "failed": "{failures}",
 }
+_TO_PEERS: Final = {
+    "tao to": "{name}",
+    **{name.replace("_", " "): f"{{{name}:.2f}} ×" for name in _RATIOS},
+}
 _STALE: Final = {
     "contestant": "{name}, {within}",
     "reads after writes": "{reads:,}",
@@ -332,7 +336,12 @@ _MEMORY: Final = {
 def listings(
     shapes: Shapes, stale: Mapping[str, list[StaleReads]], memory: Mapping[str, list[ServerMemory]]
 ) -> list[Listing]:
-    """Return the tables of every contestant in every shape, of stale reads and of memory."""
+    """Return the tables of tao's ratios in the first shape, of every contestant in every shape, of stale reads and of
+    memory."""
+    first = next(iter(shapes.values()))
+    to_peers = [
+        {"name": name, **ratios(first[TAO], each)} for name, each in first.items() if TAO in first and name != TAO
+    ]
     in_shapes = [
         {
             **msgspec.structs.asdict(each),
@@ -364,5 +373,10 @@ def listings(
         for name, of_name in memory.items()
         for number, each in enumerate(of_name, 1)
     ]
-    tables = [listing(_IN_SHAPES, in_shapes), listing(_STALE, stale_reads), listing(_MEMORY, servers)]
+    tables = [
+        listing(_TO_PEERS, to_peers),
+        listing(_IN_SHAPES, in_shapes),
+        listing(_STALE, stale_reads),
+        listing(_MEMORY, servers),
+    ]
     return [each for each in tables if each.rows]

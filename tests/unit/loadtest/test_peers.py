@@ -287,6 +287,7 @@ def test_contestants_and_shapes_are_chosen_in_their_order() -> None:
 
 
 def test_tables_have_what_was_measured_and_leave_the_rest_empty() -> None:
-    (shapes,) = listings({"many": shape("many", 900.0, (TAO, MYSQL))}, {}, {})
+    to_peers, shapes = listings({"many": shape("many", 900.0, (TAO, MYSQL))}, {}, {})
+    assert [row[:2] for row in to_peers.rows] == [(MYSQL, "3.10 ×")]
     assert [row[2] for row in shapes.rows] == ["", "3.10"]
     assert [row[shapes.columns.index("first reads")] for row in shapes.rows] == ["", ""]
