@@ -38,21 +38,6 @@ PROFILED: Final = ("run", "peers", "geo", "herd", "storm", "capacity", "recovery
 _PROFILES: Final = Path(__file__).parent.parent / "profiles"
 _PROSE: Final = Path(__file__).parent / "prose"
 _MAX_BYTES: Final = 64 << 20
-NOT_REPRODUCED: Final = (
-    (
-        "**Production traffic.** Requests are drawn from published distributions; their repetition and the "
-        "length of the longest lists (one in a hundred of TAO's counts was above 512,000) were not published and are "
-        "assumed."
-    ),
-    "**The failed share over 90 days** and the shares of failover of section 8: a run takes minutes.",
-    (
-        "**Latencies of a loaded production network and of a PHP client**: all processes are on one "
-        "machine, over loopback, and "
-        "share its cores; hits and misses are compared in form, not in hardware."
-    ),
-    "**Figure 7's absolute rates**, of servers with sixteen cores: one follower process here has one core at most.",
-    "**Replication lag under production load**: the regions here are two, a delay line apart, with little load.",
-)
 
 
 def read_folder(folder: Path) -> Found:
@@ -116,7 +101,7 @@ def note(found: Found, remark: str = "") -> list[str]:
     others = {name: f"`{name}`" for name in found if name not in EXPECTED}
     for name, title in (_TITLES | others).items():
         lines += [f"## {title}", "", *_section(name, found)]
-    lines += ["## What was not reproduced, and why", "", *(f"- {each}" for each in NOT_REPRODUCED)]
+    lines += ["## What was not reproduced, and why", "", *_file_lines(_PROSE / "not_reproduced.md")[:-1]]
     lines += [f"- **`{name}`**: not measured; its JSON file was not there." for name in missing_of(found)]
     lines += [f"- **`{name}`**: its largest costs; nobody has profiled it." for name in PROFILED if not _profile(name)]
     return [*lines, "", *_conditions(found)]
