@@ -46,6 +46,8 @@ def _lines(axes: Axes, lines: Mapping[str, Points], style: str = "-", **axis: An
             axes.plot([at for at, _ in known], [value for _, value in known], style, label=name, lw=1, color=colour)
     axes.set(**axis)
     axes.tick_params(labelsize=_SMALL)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set_fontsize(_SMALL)
     axes.grid(visible=True, linewidth=_THIN)
     if len(axes.lines) > 1:
         axes.legend(fontsize=_SMALL)
