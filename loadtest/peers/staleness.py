@@ -47,15 +47,18 @@ class StaleJob(msgspec.Struct, frozen=True, kw_only=True):
             arena = PeerGraph(self.rivals, stack, 0)
             await arena.fill(report)
             await arena.enter()
-            # These lists are empty in the plan; the second half is for the second tier, or unused.
-            empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)][: 2 * _WATCHED]
+            # These lists are empty in the plan.
+            empty = [node for node in range(arena.plan.nodes) if not arena.plan.degree(node)]
             for name in self.rivals.contestants:
                 report(f"looking for stale answers of {name}", 1.0)
                 # The peers write to one set of tables, in turns, so each has lists of its own.
                 own = empty[CONTESTANTS.index(name) * _OF_A_PEER :][:_OF_A_PEER]
                 places = [("", TWO_CLIENTS, own)]
                 if name == TAO:
-                    places = [("", ONE_TIER, empty[:_WATCHED]), (_SECOND_TIER, TWO_TIERS, empty[_WATCHED:])]
+                    places = [
+                        ("", ONE_TIER, empty[:_WATCHED]),
+                        (_SECOND_TIER, TWO_TIERS, empty[_WATCHED : 2 * _WATCHED]),
+                    ]
                 found[name] = [
                     # The reader stands for another process: it has not seen what the writer has written.
                     await _watch(
