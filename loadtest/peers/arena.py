@@ -29,7 +29,9 @@ from loadtest.published.jobs import Subject
 from loadtest.published.requests import RequestStream, WorkloadRequest
 from loadtest.published.shapes import Popularity
 from loadtest.published.workload import READS, Kind, workload_named
+from loadtest.target import OWN_TIER
 from tao.client import ClientSettings, connect
+from tao.devcluster.ports import LOOPBACK
 
 CONTESTANTS: Final = (TAO, *LOOKASIDES, MYSQL)
 CACHES: Final = (TAO, *LOOKASIDES)
@@ -160,9 +162,7 @@ class Rivals(msgspec.Struct, frozen=True, kw_only=True):
 
     contestants: tuple[str, ...]
     topology_file: str
-    tier: str
     subject: Subject
-    host: str
     cache_ports: dict[str, tuple[int, ...]]
     """Ports of the cache servers, by contestant."""
     sql: SqlAddress
@@ -188,7 +188,7 @@ class PeerGraph:
     async def fill(self, report: Callable[[str, float], None]) -> None:
         """Write the same graph through tao's API and into the peers' tables, and its ids into the subject's file."""
         rivals, settings = self._rivals, ClientSettings(timeout_seconds=_FILL_TIMEOUT_SECONDS)
-        async with connect(rivals.topology_file, tier=rivals.tier, settings=settings) as graph:
+        async with connect(rivals.topology_file, tier=OWN_TIER, settings=settings) as graph:
             ids = await load_graph(graph, self.plan, self._payloads(0), rivals.subject.shards, report)
         report("writing the graph into the peers' tables", 0.0)
         sql = SqlGraph(await open_pool(rivals.sql, _SQL_CONNECTIONS))
@@ -202,17 +202,17 @@ class PeerGraph:
         for name in self._rivals.contestants:
             self.peers[name] = await self.peer(name)
 
-    async def peer(self, name: str, tier: str = "") -> TaoPeer | SqlPeer:
+    async def peer(self, name: str, tier: str = OWN_TIER) -> TaoPeer | SqlPeer:
         """Return a separate client of a contestant, like that of another web server; for tao, of this tier."""
         rivals = self._rivals
         if name == TAO:
             settings = ClientSettings(timeout_seconds=_TIMEOUT_SECONDS)
-            graph = connect(rivals.topology_file, tier=tier or rivals.tier, settings=settings)
+            graph = connect(rivals.topology_file, tier=tier, settings=settings)
             return TaoPeer(await self._stack.enter_async_context(graph), self.ids, self._payloads(2))
         pool = await open_pool(rivals.sql, _SQL_CONNECTIONS)
         store = SqlGraph(pool)
         if name in LOOKASIDES:
-            store = Lookaside(pool, LOOKASIDES[name].client(rivals.host, rivals.cache_ports[name], _CONNECTIONS))
+            store = Lookaside(pool, LOOKASIDES[name].client(LOOPBACK, rivals.cache_ports[name], _CONNECTIONS))
         self._stack.push_async_callback(store.close)
         return SqlPeer(store, self.ids, self._payloads(3))
 

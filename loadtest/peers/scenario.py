@@ -55,11 +55,10 @@ from loadtest.published.workload import workload_names
 from loadtest.results import ScenarioResult, aims_of
 from loadtest.rounds import Pace
 from loadtest.scenario import BenchSettings, Progress, Scenario
-from loadtest.target import FOLLOWER, LEADER, OWN_TIER, versions_of
+from loadtest.target import FOLLOWER, LEADER, versions_of
 from tao.devcluster.cluster import DevCluster
 from tao.devcluster.database_program import Durability
 from tao.devcluster.layout import ClusterSettings, Role, Shape
-from tao.devcluster.ports import LOOPBACK
 from tao.devcluster.state_folder import service_accounts
 
 SUMMARY: Final = "a published workload beside Redis and memcached in front of MySQL, and MySQL alone"
@@ -287,9 +286,7 @@ class _Clusters:
         return Rivals(
             contestants=self.peers.contestants,
             topology_file=str(cluster.topology_path),
-            tier=OWN_TIER,
             subject=_subject(self.settings, self.peers, nodes),
-            host=LOOPBACK,
             cache_ports=self._ports(),
             sql=SqlAddress(
                 host=database.host, port=database.port, user=administrator.user, password=administrator.password

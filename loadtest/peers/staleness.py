@@ -21,6 +21,7 @@ from loadtest.peers.arena import CONTESTANTS, PeerGraph, Rivals
 from loadtest.peers.contestants import TAO, Peer
 from loadtest.published.requests import WorkloadRequest
 from loadtest.published.workload import Kind
+from loadtest.target import OWN_TIER
 
 ONE_TIER: Final = "one tier"
 TWO_TIERS: Final = "two tiers"
@@ -53,10 +54,10 @@ class StaleJob(msgspec.Struct, frozen=True, kw_only=True):
                 report(f"looking for stale answers of {name}", 1.0)
                 # The peers write to one set of tables, in turns, so each has lists of its own.
                 own = empty[CONTESTANTS.index(name) * _OF_A_PEER :][:_OF_A_PEER]
-                places = [("", TWO_CLIENTS, own)]
+                places = [(OWN_TIER, TWO_CLIENTS, own)]
                 if name == TAO:
                     places = [
-                        ("", ONE_TIER, empty[:_WATCHED]),
+                        (OWN_TIER, ONE_TIER, empty[:_WATCHED]),
                         (_SECOND_TIER, TWO_TIERS, empty[_WATCHED : 2 * _WATCHED]),
                     ]
                 found[name] = [
